@@ -1,0 +1,60 @@
+-- reassert: a renewal with proof, for places that a renewal found gone. The score that Redis gave
+-- a place last is the proof: a lease end that has not come yet shows that Redis lost a permit which
+-- is in flight, so it is counted again, even past the limit; a ticket gives a place that waited its
+-- old turn in the queue, under a new id, however long the queue is.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   limit       integer >= 1, permits
+-- ARGV[2]   lease_ms    integer >= 1
+-- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[4]   node        the caller's
+-- ARGV[5..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
+--
+-- Returns   {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
+--           standing: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
+--           The standings are those from before the grants that this call made.
+-- Errors    none of its own
+-- Cost      about 8 commands, whatever the number of ids; O((ids + grants) * log n)
+-- Retry     safe: an id that is there keeps its place and gets its lease anew
+
+local key = KEYS[1]
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
+local counted, node = ARGV[3] == '1', ARGV[4]
+local ids, proofs = {}, {}
+for i = 5, #ARGV, 2 do
+  ids[#ids + 1] = ARGV[i]
+  proofs[#proofs + 1] = tonumber(ARGV[i + 1])
+end
+
+local _, now_ms = clock()
+local lease_end = now_ms + lease_ms
+sweep(key, now_ms)
+
+local members = { unpack(ids) }
+for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+local scores = redis.call('ZMSCORE', key, unpack(members))
+local standings, writes = {}, {}
+for i, id in ipairs(ids) do
+  local standing = 0
+  if scores[i] then
+    standing = tonumber(scores[#ids + i] or 1)
+  elseif proofs[i] >= TICKET then
+    standing = proofs[i]
+    writes[#writes + 1] = standing
+    writes[#writes + 1] = 'q' .. id
+  elseif proofs[i] > now_ms then
+    standing = 1
+  end
+  standings[i] = standing
+  if standing > 0 then
+    writes[#writes + 1] = lease_end
+    writes[#writes + 1] = id
+  end
+end
+if #writes > 0 then
+  redis.call('ZADD', key, unpack(writes))
+  backstop(key, lease_ms)
+end
+
+local own, in_use, waiting = promote(key, limit, now_ms, node, counted, count(key))
+return answer(key, lease_end, in_use, waiting, standings, own)

@@ -1,0 +1,47 @@
+-- renew: give the leases of places anew, whether they wait or hold. It is also the poll that makes
+-- a lost message good, and the sweep that replaces a dead holder.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   limit       integer >= 1, permits
+-- ARGV[2]   lease_ms    integer >= 1
+-- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[4]   node        the caller's
+-- ARGV[5..] id          one or many
+--
+-- Returns   {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
+--           standing: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
+--           The standings are those from before the grants that this call made.
+-- Errors    none of its own
+-- Cost      8 commands, whatever the number of ids; O((ids + grants) * log n)
+-- Retry     safe: the lease counts from the last call
+
+local key = KEYS[1]
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
+local counted, node = ARGV[3] == '1', ARGV[4]
+local ids = { unpack(ARGV, 5) }
+
+local _, now_ms = clock()
+local lease_end = now_ms + lease_ms
+-- First the dead, then the leases: a place that ended is not brought back by asking late.
+sweep(key, now_ms)
+
+local members = { unpack(ids) }
+for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+local scores = redis.call('ZMSCORE', key, unpack(members))
+local standings, writes = {}, {}
+for i, id in ipairs(ids) do
+  standings[i] = 0
+  if scores[i] then
+    standings[i] = tonumber(scores[#ids + i] or 1)
+    writes[#writes + 1] = lease_end
+    writes[#writes + 1] = id
+  end
+end
+if #writes > 0 then
+  -- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
+  redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
+  redis.call('ZADD', key, 'XX', unpack(writes))
+end
+
+local own, in_use, waiting = promote(key, limit, now_ms, node, counted, count(key))
+return answer(key, lease_end, in_use, waiting, standings, own)

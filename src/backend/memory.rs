@@ -1,0 +1,184 @@
+//! Permits counted in this process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use super::{Answer, Backend, Call, Lane, Listing, Mailbox, Op};
+use crate::error::BackendError;
+use crate::ledger::{Ask, Grant, Ledger, NodeId, Reply};
+
+/// The embedded backend: the [`Ledger`] behind a lock.
+///
+/// For one process, for tests and for docs. Clones count together: several [`Semaphore`]s on clones
+/// of one backend behave as several processes on one Redis do.
+///
+/// [`Semaphore`]: crate::Semaphore
+#[derive(Clone, Debug, Default)]
+pub struct MemoryBackend {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    began: Instant,
+    began_us: u64,
+}
+
+#[derive(Default)]
+struct State {
+    ledgers: HashMap<Arc<str>, Ledger>,
+    nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
+}
+
+/// Never opened: every call is answered at once.
+#[derive(Debug)]
+pub enum NoLane {}
+
+impl MemoryBackend {
+    /// A backend of its own, in which nobody holds anything.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many semaphores have a place, waiting or held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.state().ledgers.len()
+    }
+
+    /// Whether no semaphore has a place.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets every place, as a Redis does that is killed and started empty.
+    pub fn forget_all(&self) {
+        self.state().ledgers.clear();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // µs since 1970, from tokio's clock, so that a test may pause it.
+    fn now(&self) -> u64 {
+        self.shared.began_us + micros(self.shared.began.elapsed())
+    }
+}
+
+impl Backend for MemoryBackend {
+    type Lane = NoLane;
+
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        let mut state = self.state();
+        state.nodes.retain(|_, mailbox| mailbox.strong_count() > 0);
+        state.nodes.insert(node, mailbox);
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    fn is_immediate(&self) -> bool {
+        true
+    }
+
+    fn call_now(&self, call: &Call) -> Answer {
+        let now = self.now();
+        let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
+        let mut state = self.state();
+        let State { ledgers, nodes } = &mut *state;
+
+        if let Op::Inspect { most } = call.op {
+            return Answer::Listing(list(ledgers.get(&call.key), now, most));
+        }
+
+        let ask = Ask { now, limit: call.limit, node: call.node };
+        let post =
+            &mut |node: NodeId, grants: &[Grant]| match nodes.get(&node).and_then(Weak::upgrade) {
+                Some(mailbox) => {
+                    hints.push((mailbox, grants.to_vec()));
+                    true
+                }
+                None => false,
+            };
+        let ledger = match ledgers.get_mut(&call.key) {
+            Some(ledger) => ledger,
+            None => ledgers.entry(Arc::clone(&call.key)).or_default(),
+        };
+        let reply = match &call.op {
+            Op::Acquire { lease_ms, max_queue, ids } => {
+                ledger.acquire(ask, *lease_ms, *max_queue, ids, post)
+            }
+            Op::Release { ids } => ledger.release(ask, ids, post),
+            Op::Renew { lease_ms, ids } => ledger.renew(ask, *lease_ms, ids, post),
+            Op::Reassert { lease_ms, proofs } => ledger.reassert(ask, *lease_ms, proofs, post),
+            Op::Inspect { .. } => Reply::default(),
+        };
+        if ledger.is_empty() {
+            ledgers.remove(&call.key);
+        }
+        // Whoever is told may call at once: not under the lock.
+        drop(state);
+        for (mailbox, grants) in hints {
+            for grant in grants {
+                mailbox.hint(&call.key, grant.id.n, grant.lease_end);
+            }
+        }
+        Answer::Reply { reply, late: false }
+    }
+
+    async fn connect(&self) -> Result<NoLane, BackendError> {
+        Err(BackendError::connection("the embedded backend has no connections"))
+    }
+}
+
+impl Lane for NoLane {
+    fn is_deaf(&self) -> bool {
+        match *self {}
+    }
+
+    fn send(
+        &self,
+        _: Arc<[Call]>,
+    ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static {
+        match *self {}
+        #[expect(unreachable_code, reason = "names the type of a future that is never made")]
+        std::future::pending()
+    }
+}
+
+fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
+    let Some(ledger) = ledger else { return Listing { now, ..Listing::default() } };
+    let mut places: Vec<_> =
+        ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
+    places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
+    places.truncate(most as usize);
+    Listing { now, in_use: ledger.in_use(), waiting: ledger.waiting(), places }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { state: Mutex::default(), began: Instant::now(), began_us: micros(since_1970) }
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("semaphores", &self.ledgers.len())
+            .field("nodes", &self.nodes.len())
+            .finish()
+    }
+}

@@ -1,0 +1,171 @@
+//! Where permits are counted: in this process, or in Redis for a whole fleet.
+//!
+//! A [`Backend`] is what a [`Semaphore`] needs to know of it: calls in, [`Reply`]s out, and hints
+//! from elsewhere into a [`Mailbox`]. The meaning of the calls is that of the [`ledger`], written
+//! once.
+//!
+//! [`Semaphore`]: crate::Semaphore
+//! [`ledger`]: crate::ledger
+
+mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+pub use self::memory::MemoryBackend;
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisBackend, RedisBackendBuilder};
+
+use crate::error::BackendError;
+use crate::ledger::{Ids, NodeId, PlaceId, Reply};
+
+/// Counts permits.
+///
+/// This trait is the seam between the process and the place where permits are counted. It may
+/// change in any release before 1.0.
+pub trait Backend: Send + Sync + 'static {
+    /// One connection's life.
+    type Lane: Lane;
+
+    /// Says who will call, once, before anything else. Hints for `node` go to `mailbox`.
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>);
+
+    /// Where a semaphore of this name is kept.
+    fn key(&self, name: &str) -> Arc<str>;
+
+    /// Whether [`call_now`](Self::call_now) answers. If so, [`connect`](Self::connect) is never
+    /// called.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    /// Answers without waiting. Only called where [`is_immediate`](Self::is_immediate) says so.
+    fn call_now(&self, call: &Call) -> Answer {
+        let _ = call;
+        Answer::Failed(BackendError::call("this backend does not answer at once"))
+    }
+
+    /// Opens a connection over which calls are carried out in the order in which they are sent.
+    ///
+    /// Bounded in time by the backend itself. Dropping the future opens nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be reached or refuses.
+    fn connect(&self) -> impl Future<Output = Result<Self::Lane, BackendError>> + Send;
+
+    /// How long a call may go unanswered before its connection is given up.
+    fn response_timeout(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+}
+
+/// A connection to a backend, from its opening to its first failure.
+pub trait Lane: Send + Sync + 'static {
+    /// Whether hints do not arrive as long as this lane is used.
+    fn is_deaf(&self) -> bool;
+
+    /// Sends calls together, to be carried out in their order. One answer each.
+    ///
+    /// Batches are polled in the order in which they were sent. A batch whose future is dropped may
+    /// or may not be carried out.
+    ///
+    /// # Errors
+    ///
+    /// If the connection broke: any of the calls may or may not have been carried out.
+    fn send(
+        &self,
+        calls: Arc<[Call]>,
+    ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static;
+}
+
+/// One operation on one semaphore, for any number of places.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Where the semaphore is kept: see [`Backend::key`].
+    pub key: Arc<str>,
+    /// The calling node.
+    pub node: NodeId,
+    /// Permits of the semaphore, as the caller knows it.
+    pub limit: u32,
+    /// What to do.
+    pub op: Op,
+}
+
+/// An operation of the [`Ledger`](crate::ledger::Ledger).
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// Grant each place a permit, let it join the queue, or refuse it.
+    Acquire {
+        /// Length of the lease, ms.
+        lease_ms: u64,
+        /// How many may wait; `None`: these may not.
+        max_queue: Option<u32>,
+        /// The places.
+        ids: Ids,
+    },
+    /// Take places out, waiting or held.
+    Release {
+        /// The places.
+        ids: Ids,
+    },
+    /// Give leases anew.
+    Renew {
+        /// Length of the lease, ms.
+        lease_ms: u64,
+        /// The places.
+        ids: Ids,
+    },
+    /// Renew with proof.
+    Reassert {
+        /// Length of the lease, ms.
+        lease_ms: u64,
+        /// Places, each with its last lease end (ms) or ticket (µs).
+        proofs: Vec<(PlaceId, u64)>,
+    },
+    /// List who holds and who waits.
+    Inspect {
+        /// How many of each to list at the most.
+        most: u32,
+    },
+}
+
+/// What came back for a call.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// What the ledger answered.
+    Reply {
+        /// The answer.
+        reply: Reply,
+        /// Whether calls that were sent later may have been carried out before this one.
+        late: bool,
+    },
+    /// The answer to [`Op::Inspect`].
+    Listing(Listing),
+    /// This call failed; others may not have.
+    Failed(BackendError),
+}
+
+/// Who holds and who waits in a semaphore, at one moment of the backend's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The moment, µs since 1970.
+    pub now: u64,
+    /// How many hold.
+    pub in_use: u64,
+    /// How many wait.
+    pub waiting: u64,
+    /// Places with their lease ends (ms) and, where they wait, tickets (µs).
+    pub places: Vec<(PlaceId, u64, Option<u64>)>,
+}
+
+/// Takes hints: "this place was granted".
+pub trait Mailbox: Send + Sync {
+    /// A place of this node, in the semaphore `name`, was granted, with the lease end that it keeps (ms). Never blocks.
+    ///
+    /// A hint may come late, twice or never: the grant itself is data in the backend.
+    fn hint(&self, name: &str, n: u64, lease_end: u64);
+}

@@ -1,0 +1,43 @@
+//! Every name that this crate gives to something in Redis.
+
+use std::sync::Arc;
+
+use crate::error::ConfigError;
+use crate::ledger::NodeId;
+
+/// Longest prefix, in bytes.
+const PREFIX_MAX: usize = 40;
+
+/// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox.
+///
+/// Names come [encoded](crate::Name), so that nothing in them reaches this syntax; with the longest
+/// prefix and the longest name a key has 171 bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    prefix: Arc<str>,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Result<Self, ConfigError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if prefix.is_empty() || prefix.len() > PREFIX_MAX || !prefix.chars().all(allowed) {
+            return Err(ConfigError::new(format!(
+                "key prefix: {prefix:?} cannot be used; allowed: 1 to {PREFIX_MAX} of A-Z a-z 0-9 . _ -"
+            )));
+        }
+        Ok(Self { prefix: prefix.into() })
+    }
+
+    pub(super) fn semaphore(&self, name: &str) -> Arc<str> {
+        format!("{}:{{{name}}}", self.prefix).into()
+    }
+
+    /// The name in a semaphore's key.
+    pub(super) fn name<'a>(&self, key: &'a str) -> Option<&'a str> {
+        key.strip_prefix(&*self.prefix)?.strip_prefix(":{")?.strip_suffix('}')
+    }
+
+    pub(super) fn mailbox(&self, node: NodeId) -> String {
+        format!("{}:@{node}", self.prefix)
+    }
+}

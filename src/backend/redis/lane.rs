@@ -1,0 +1,98 @@
+//! One connection to Redis: calls one way, answers and hints the other.
+//!
+//! The mailbox's subscription rides on the same connection (RESP3), so that there is one socket to
+//! watch, and a lost one is noticed once.
+
+use std::sync::Arc;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{Pipeline, RedisError, ServerErrorKind, Value};
+
+use super::scripts;
+use crate::backend::{Answer, Call, Lane};
+use crate::error::BackendError;
+
+/// A connection to Redis.
+#[derive(Debug)]
+pub struct RedisLane {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) deaf: bool,
+}
+
+impl Lane for RedisLane {
+    fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+
+    fn send(
+        &self,
+        calls: Arc<[Call]>,
+    ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static {
+        let mut connection = self.connection.clone();
+        async move {
+            let mut values = send(&mut connection, calls.iter().map(scripts::evalsha)).await?;
+
+            // Scripts that this server does not know (any more) are sent whole. What was sent after
+            // them may have been carried out before them.
+            let unknown: Vec<usize> =
+                values.iter().enumerate().filter(|(_, v)| is_unknown(v)).map(|(i, _)| i).collect();
+            if !unknown.is_empty() {
+                let whole = unknown.iter().map(|i| scripts::eval(&calls[*i]));
+                let again = send(&mut connection, whole).await?;
+                for (i, value) in unknown.iter().zip(again) {
+                    values[*i] = value;
+                }
+            }
+
+            let mut answers = Vec::with_capacity(values.len());
+            for (i, (call, value)) in calls.iter().zip(values).enumerate() {
+                let mut answer = match value {
+                    Value::ServerError(error) => failure(error.into())?,
+                    value => scripts::decode(call, &value).unwrap_or_else(Answer::Failed),
+                };
+                if let Answer::Reply { late, .. } = &mut answer {
+                    *late = unknown.contains(&i);
+                }
+                answers.push(answer);
+            }
+            Ok(answers)
+        }
+    }
+}
+
+/// One write; one value for each command, errors of the server among them.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    commands: impl ExactSizeIterator<Item = deadpool_redis::redis::Cmd>,
+) -> Result<Vec<Value>, BackendError> {
+    let count = commands.len();
+    let mut pipeline = Pipeline::with_capacity(count);
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    let values = connection.send_packed_commands(&pipeline, 0, count).await.map_err(broken)?;
+    if values.len() == count {
+        Ok(values)
+    } else {
+        Err(BackendError::connection("Redis gave fewer answers than it was asked"))
+    }
+}
+
+fn is_unknown(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+/// An error of the server: of this call alone, or a sign that this server is of no use for now.
+fn failure(error: RedisError) -> Result<Answer, BackendError> {
+    const OF_NO_USE: [&str; 7] =
+        ["LOADING", "BUSY", "READONLY", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MISCONF"];
+    let text = format!("Redis refused: {error}");
+    if error.code().is_some_and(|code| OF_NO_USE.contains(&code)) {
+        return Err(BackendError::connection(text).with_source(error));
+    }
+    Ok(Answer::Failed(BackendError::call(text).with_source(error)))
+}
+
+pub(super) fn broken(error: RedisError) -> BackendError {
+    BackendError::connection(format!("the connection to Redis failed: {error}")).with_source(error)
+}

@@ -1,0 +1,219 @@
+//! Permits counted in Redis.
+
+mod keys;
+mod lane;
+mod scripts;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use deadpool_redis::redis::io::tcp::TcpSettings;
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind,
+    RedisError, ServerErrorKind, Value,
+};
+use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, Timeouts};
+
+use self::keys::Keys;
+use self::lane::RedisLane;
+use super::{Backend, Mailbox};
+use crate::error::{BackendError, ConfigError};
+use crate::ledger::NodeId;
+
+/// The backend for a fleet: each semaphore is one sorted set in Redis.
+///
+/// Redis 6.2 or later, or Valkey. Uses one connection, from a [`deadpool_redis::Pool`] of its own,
+/// with `TCP_NODELAY` and RESP3; hints arrive on it too. Every call is bounded in time.
+///
+/// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
+/// `+evalsha +eval +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
+/// +zrevrange +zrangebyscore +pttl +pexpire +hello`.
+pub struct RedisBackend {
+    pool: Pool,
+    keys: Keys,
+    response_timeout: Duration,
+    /// Who calls, and who is told: see [`Backend::attach`].
+    caller: Arc<OnceLock<Caller>>,
+}
+
+type Caller = (NodeId, Weak<dyn Mailbox>);
+
+/// Builds a [`RedisBackend`].
+#[derive(Clone)]
+#[must_use]
+pub struct RedisBackendBuilder {
+    url: String,
+    prefix: String,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+}
+
+impl RedisBackend {
+    /// How long opening a connection may take, unless said otherwise: 500 ms.
+    pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+    /// How long an answer may take, unless said otherwise: 500 ms.
+    pub const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+    /// For a URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS (feature `tls`),
+    /// `redis+unix:///path` for a socket.
+    pub fn builder(url: impl Into<String>) -> RedisBackendBuilder {
+        RedisBackendBuilder {
+            url: url.into(),
+            prefix: "semaphore".to_owned(),
+            connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
+            response_timeout: Self::DEFAULT_RESPONSE_TIMEOUT,
+        }
+    }
+}
+
+impl RedisBackendBuilder {
+    /// What all keys and channels begin with. `semaphore` unless set; 1 to 40 of
+    /// `A-Z a-z 0-9 . _ -`.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long opening a connection may take. 500 ms unless set; more than zero.
+    pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long an answer may take before the connection is given up and opened anew. 500 ms unless
+    /// set; more than zero. Should be well below the lease, so that a renewal can be repeated.
+    pub const fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// The backend. Does not connect yet.
+    ///
+    /// # Errors
+    ///
+    /// If the URL or the prefix cannot be used, or a timeout is zero.
+    pub fn build(self) -> Result<RedisBackend, ConfigError> {
+        let keys = Keys::new(&self.prefix)?;
+        for (name, timeout) in
+            [("connect timeout", self.connect_timeout), ("response timeout", self.response_timeout)]
+        {
+            if timeout.is_zero() {
+                return Err(ConfigError::new(format!("{name}: 0 cannot be used; allowed: more")));
+            }
+        }
+        let info = connection_info(&self.url)?;
+        let caller = Arc::new(OnceLock::new());
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout))
+            // The desk bounds the answers: it knows what to do about it.
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(1024)
+            .set_push_sender(deliver(Arc::clone(&caller), keys.clone()));
+        let manager = Manager::new_with_config(info, config).map_err(|error| bad_url(&error))?;
+        let pool = Pool::builder(manager)
+            .max_size(1)
+            .timeouts(Timeouts {
+                wait: Some(self.connect_timeout),
+                create: Some(self.connect_timeout),
+                recycle: Some(self.connect_timeout),
+            })
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| ConfigError::new(format!("connection pool: {error}")))?;
+        Ok(RedisBackend { pool, keys, response_timeout: self.response_timeout, caller })
+    }
+}
+
+impl Backend for RedisBackend {
+    type Lane = RedisLane;
+
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        let _ = self.caller.set((node, mailbox));
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        self.keys.semaphore(name)
+    }
+
+    async fn connect(&self) -> Result<RedisLane, BackendError> {
+        // Taken out of the pool for its life: going back would cost a round trip each time.
+        let connection = self.pool.get().await.map_err(unreachable)?;
+        let mut lane = RedisLane { connection: Connection::take(connection), deaf: true };
+        if let Some((node, _)) = self.caller.get() {
+            let subscribed = lane.connection.subscribe(self.keys.mailbox(*node));
+            match tokio::time::timeout(self.response_timeout, subscribed).await {
+                Ok(Ok(())) => lane.deaf = false,
+                Ok(Err(error)) if is_forbidden(&error) => {
+                    tracing::warn!(%error, "hints cannot be had, so waiting costs polling");
+                }
+                Ok(Err(error)) => return Err(lane::broken(error)),
+                Err(_) => return Err(BackendError::connection("Redis gave no answer in time")),
+            }
+        }
+        Ok(lane)
+    }
+
+    fn response_timeout(&self) -> Duration {
+        self.response_timeout
+    }
+}
+
+/// Runs on the connection's own task: passes hints on at once, and must not wait.
+fn deliver(
+    caller: Arc<OnceLock<Caller>>,
+    keys: Keys,
+) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+    move |push| {
+        let PushInfo { kind: PushKind::Message, data } = push else { return Ok(()) };
+        let [_, Value::BulkString(message)] = data.as_slice() else { return Ok(()) };
+        let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;
+        if let Some((key, hints)) = scripts::hints(message)
+            && let Some(name) = keys.name(key)
+        {
+            hints.for_each(|(n, lease_end)| mailbox.hint(name, n, lease_end));
+        }
+        Ok(())
+    }
+}
+
+fn connection_info(url: &str) -> Result<ConnectionInfo, ConfigError> {
+    let info = url.into_connection_info().map_err(|error| bad_url(&error))?;
+    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let tcp = TcpSettings::default().set_nodelay(true);
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
+}
+
+// Never shows the URL: it may hold a password.
+fn bad_url(error: &RedisError) -> ConfigError {
+    ConfigError::new(format!(
+        "Redis URL: cannot be used ({}); allowed: redis://[user:password@]host[:port][/db], \
+         rediss://... with the feature `tls`, redis+unix:///path",
+        error.category()
+    ))
+}
+
+fn is_forbidden(error: &RedisError) -> bool {
+    error.kind() == deadpool_redis::redis::ErrorKind::Server(ServerErrorKind::NoPerm)
+}
+
+fn unreachable(error: PoolError) -> BackendError {
+    let text = match &error {
+        PoolError::Timeout(_) => "Redis could not be reached in time".to_owned(),
+        PoolError::Backend(error) => format!("Redis could not be reached: {error}"),
+        error => format!("Redis could not be reached: {error}"),
+    };
+    BackendError::connection(text).with_source(error)
+}
+
+impl fmt::Debug for RedisBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RedisBackendBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackendBuilder").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,195 @@
+//! What can go wrong: while building, while acquiring, while talking to a backend.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A setting that cannot be used. Names the setting, the value and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    message: String,
+}
+
+impl ConfigError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for ConfigError {}
+
+/// The backend could not be asked, or gave no usable answer.
+///
+/// Cheap to clone: one failure answers every request that it struck.
+#[derive(Clone, Debug)]
+pub struct BackendError {
+    inner: Arc<BackendErrorInner>,
+}
+
+#[derive(Debug)]
+struct BackendErrorInner {
+    message: String,
+    fatal: bool,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl BackendError {
+    /// A failure of one call; the connection is good.
+    pub fn call(message: impl Into<String>) -> Self {
+        Self::build(message.into(), false, None)
+    }
+
+    /// A failure of the connection: nothing more will come through it.
+    pub fn connection(message: impl Into<String>) -> Self {
+        Self::build(message.into(), true, None)
+    }
+
+    /// Keeps what caused this one.
+    #[must_use]
+    pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::build(self.inner.message.clone(), self.inner.fatal, Some(source.into()))
+    }
+
+    /// Whether the connection is lost, so that what was on its way may or may not have been done.
+    #[must_use]
+    pub fn is_connection(&self) -> bool {
+        self.inner.fatal
+    }
+
+    fn build(message: String, fatal: bool, source: Option<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { inner: Arc::new(BackendErrorInner { message, fatal, source }) }
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.inner.message)
+    }
+}
+
+impl Error for BackendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.inner.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Why no permit was given.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// The semaphore is full: no permit for now.
+    Full(Full),
+    /// The backend could not be asked in time.
+    Unavailable(BackendError),
+    /// The semaphore was shut down.
+    Closed,
+}
+
+/// A semaphore that is full, as it was seen when it refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Full {
+    /// What stood in the way.
+    pub reason: FullReason,
+    /// The limit in force, permits.
+    pub limit: u32,
+    /// How many permits were out.
+    pub in_use: u64,
+    /// How many requests were waiting.
+    pub waiting: u64,
+    /// How long this one waited.
+    pub waited: Duration,
+}
+
+/// What stood in the way of a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FullReason {
+    /// All permits are out, or others wait for one, and this request may not wait.
+    Limit,
+    /// As many requests wait as may.
+    QueueFull,
+    /// No permit came free within the wait timeout.
+    QueueTimeout,
+}
+
+impl FullReason {
+    /// The reason as one lower-case word, as it stands in problem documents and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::QueueFull => "queue_full",
+            Self::QueueTimeout => "queue_timeout",
+        }
+    }
+}
+
+impl Full {
+    pub(crate) const fn new(
+        reason: FullReason,
+        limit: u32,
+        in_use: u64,
+        waiting: u64,
+        waited: Duration,
+    ) -> Self {
+        Self { reason, limit, in_use, waiting, waited }
+    }
+}
+
+impl fmt::Display for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full(full) => match full.reason {
+                FullReason::Limit => write!(f, "all {} permits are in use", full.limit),
+                FullReason::QueueFull => {
+                    write!(f, "the queue is full: {} requests are waiting", full.waiting)
+                }
+                FullReason::QueueTimeout => {
+                    write!(f, "none of {} permits came free in {:?}", full.limit, full.waited)
+                }
+            },
+            Self::Unavailable(error) => {
+                write!(f, "the semaphore's backend is unavailable: {error}")
+            }
+            Self::Closed => f.write_str("the semaphore was shut down"),
+        }
+    }
+}
+
+impl Error for AcquireError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unavailable(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// The lease of a permit was lost: another may hold it by now.
+///
+/// A response body ends with this error when its permit is lost and the layer aborts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseLost;
+
+impl LeaseLost {
+    pub(crate) const fn new() -> Self {
+        Self
+    }
+}
+
+impl fmt::Display for LeaseLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the lease of the request's permit was lost")
+    }
+}
+
+impl Error for LeaseLost {}

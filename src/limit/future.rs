@@ -1,0 +1,230 @@
+//! One request on its way: key, limit, permit, response.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::BoxError;
+use super::body::ResponseBody;
+use super::key::MissingKey;
+use super::layer::{HoldUntil, KeySource, LimitSource, OnLost, Settings};
+use super::refusal::{Refusal, RefusalReason};
+use crate::error::AcquireError;
+use crate::name::Name;
+use crate::semaphore::{Acquire, Limit, Permit};
+
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+pin_project! {
+    /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it at any time leaves nothing: neither a place in the queue nor a permit.
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+        settings: Arc<Settings>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, B, F> {
+        /// What to do is being found out, or the permit is being waited for.
+        Waiting { wait: Wait, call: Option<Call<S, B>> },
+        Calling { #[pin] future: F, permit: Option<Permit> },
+    }
+}
+
+enum Wait {
+    /// A verdict that needs no waiting.
+    Done(Option<Verdict>),
+    Key(BoxFuture<Option<Name>>),
+    Limit(Name, BoxFuture<Limit>),
+    Permit(Name, Acquire),
+}
+
+enum Verdict {
+    Pass(Option<Permit>),
+    Refuse(Refusal),
+}
+
+/// The call that is to be made.
+struct Call<S, B> {
+    service: S,
+    parts: Parts,
+    body: B,
+}
+
+impl<S, B> ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    pub(super) fn new(service: S, request: Request<B>, settings: Arc<Settings>) -> Self {
+        let (parts, body) = request.into_parts();
+        let wait = settings.begin(&parts);
+        let call = Some(Call { service, parts, body });
+        Self { state: State::Waiting { wait, call }, settings }
+    }
+}
+
+impl Settings {
+    /// The first step. The place in the queue is taken here already, if nothing must be waited for.
+    fn begin(&self, parts: &Parts) -> Wait {
+        if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+            return Wait::Done(Some(Verdict::Pass(None)));
+        }
+        match &self.key {
+            KeySource::Sync(extractor) => self.keyed(extractor.extract(parts), parts),
+            KeySource::Async(extract) => Wait::Key(extract(parts)),
+        }
+    }
+
+    fn keyed(&self, key: Option<Name>, parts: &Parts) -> Wait {
+        let key = match (key, self.missing_key) {
+            (Some(key), _) => key,
+            (None, MissingKey::Shared) => Name::missing(),
+            (None, MissingKey::Bypass) => return Wait::Done(Some(Verdict::Pass(None))),
+            (None, MissingKey::Reject(status)) => {
+                let refusal = Refusal::new(&self.name, None, status);
+                return Wait::Done(Some(Verdict::Refuse(refusal)));
+            }
+        };
+        match &self.limit {
+            LimitSource::Fixed(limit) => self.limited(key, *limit),
+            LimitSource::Sync(limit) => {
+                let limit = limit(&key, parts);
+                self.limited(key, limit)
+            }
+            LimitSource::Async(limit) => {
+                let limit = limit(&key, parts);
+                Wait::Limit(key, limit)
+            }
+        }
+    }
+
+    fn limited(&self, key: Name, limit: Limit) -> Wait {
+        let name = self.full_name.clone().join(&key);
+        let acquire = self.semaphore.acquire(name, &self.policy.with_limit(limit));
+        Wait::Permit(key, acquire)
+    }
+
+    fn refused(&self, key: Name, error: AcquireError) -> Refusal {
+        Refusal::from_error(&self.name, Some(key), self.full_status, error)
+            .retry_after(self.retry_after)
+    }
+
+    fn lease_lost(&self) -> Refusal {
+        let mut refusal = Refusal::new(&self.name, None, StatusCode::SERVICE_UNAVAILABLE);
+        refusal.reason = RefusalReason::LeaseLost;
+        refusal.retry_after(self.retry_after)
+    }
+
+    fn respond<B: Body>(&self, refusal: Refusal) -> Response<ResponseBody<B>> {
+        let mut response = self.response.response(&refusal).map(ResponseBody::refused);
+        response.extensions_mut().insert(refusal);
+        response
+    }
+}
+
+impl Wait {
+    fn poll(&mut self, settings: &Settings, parts: &Parts, cx: &mut Context<'_>) -> Poll<Verdict> {
+        loop {
+            *self = match self {
+                Self::Done(verdict) => match verdict.take() {
+                    Some(verdict) => return Poll::Ready(verdict),
+                    None => return Poll::Pending,
+                },
+                Self::Key(extract) => {
+                    let key = ready!(extract.as_mut().poll(cx));
+                    settings.keyed(key, parts)
+                }
+                Self::Limit(key, limit) => {
+                    let limit = ready!(limit.as_mut().poll(cx));
+                    let key = key.clone();
+                    settings.limited(key, limit)
+                }
+                Self::Permit(key, acquire) => {
+                    return Poll::Ready(match ready!(Pin::new(acquire).poll(cx)) {
+                        Ok(permit) => Verdict::Pass(Some(permit)),
+                        Err(error) => Verdict::Refuse(settings.refused(key.clone(), error)),
+                    });
+                }
+            };
+        }
+    }
+}
+
+impl<S, ReqBody, ResBody> Future for ResponseFuture<S, ReqBody>
+where
+    S: Service<Request<ReqBody>, Response = Response<ResBody>>,
+    ResBody: Body<Data = Bytes>,
+    ResBody::Error: Into<BoxError>,
+{
+    type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let settings = &**this.settings;
+        loop {
+            match this.state.as_mut().project() {
+                StateProj::Waiting { wait, call } => {
+                    let Some(waiting) = call else { return Poll::Pending };
+                    let permit = match ready!(wait.poll(settings, &waiting.parts, cx)) {
+                        Verdict::Pass(permit) => permit,
+                        Verdict::Refuse(refusal) => {
+                            *call = None;
+                            return Poll::Ready(Ok(settings.respond(refusal)));
+                        }
+                    };
+                    let Some(Call { mut service, mut parts, body }) = call.take() else {
+                        return Poll::Pending;
+                    };
+                    if let Some(permit) = &permit {
+                        parts.extensions.insert(permit.clone());
+                    }
+                    let future = service.call(Request::from_parts(parts, body));
+                    this.state.set(State::Calling { future, permit });
+                }
+                StateProj::Calling { future, permit } => {
+                    let abort = settings.on_lost == OnLost::Abort;
+                    if abort && permit.as_ref().is_some_and(|p| p.poll_lost(cx).is_ready()) {
+                        // Neither the handler nor a second answer comes after this.
+                        this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
+                        return Poll::Ready(Ok(settings.respond(settings.lease_lost())));
+                    }
+                    let response = ready!(future.poll(cx))?;
+                    let permit = match settings.hold_until {
+                        HoldUntil::BodyEnd => permit.take(),
+                        HoldUntil::ResponseHead => None,
+                    };
+                    let response = response.map(|body| ResponseBody::passed(body, permit, abort));
+                    this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
+                    return Poll::Ready(Ok(response));
+                }
+            }
+        }
+    }
+}
+
+impl<S, B> fmt::Debug for ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

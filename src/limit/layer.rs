@@ -1,0 +1,347 @@
+//! The layer, and how it is set up.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::future::BoxFuture;
+use super::key::{GlobalKey, KeyExtractor, MissingKey};
+use super::refusal::{Problem, RefusalResponse};
+use super::service::ConcurrencyLimit;
+use crate::error::ConfigError;
+use crate::name::Name;
+use crate::semaphore::{Limit, Policy, PolicyBuilder, Semaphore};
+
+/// Longest name of a layer, in bytes.
+const NAME_MAX: usize = 40;
+/// Longest pause that clients are told to make, before it is jittered.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Takes a permit for each request and holds it as long as the response.
+///
+/// Clones share everything, so one layer can be put on any number of routes: Axum puts a clone on
+/// each.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_semaphore::limit::HeaderKey;
+/// use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+///
+/// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+/// let semaphore = Semaphore::in_memory();
+/// let layer = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
+///     .key(HeaderKey::from_static("x-tenant"))
+///     .limit(5)
+///     .wait_timeout(Duration::from_secs(1))
+///     .build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ConcurrencyLimitLayer {
+    settings: Arc<Settings>,
+}
+
+/// How long a permit is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HoldUntil {
+    /// Until the response body ends, fails or is dropped: a stream counts as long as it flows.
+    #[default]
+    BodyEnd,
+    /// Until the head of the response is there: what streams after it does not count.
+    ResponseHead,
+}
+
+/// What becomes of a request whose permit was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLost {
+    /// It is cut off: before the head of the response with a refusal, after it with an error of the
+    /// body. So the cap holds even then.
+    #[default]
+    Abort,
+    /// It goes on, though another may have its permit by now.
+    Continue,
+}
+
+/// Builds a [`ConcurrencyLimitLayer`].
+#[must_use]
+pub struct ConcurrencyLimitBuilder {
+    semaphore: Semaphore,
+    name: String,
+    policy: PolicyBuilder,
+    key: KeySource,
+    missing_key: MissingKey,
+    limit: Option<LimitSource>,
+    skip: Option<Skip>,
+    hold_until: HoldUntil,
+    on_lost: OnLost,
+    full_status: StatusCode,
+    retry_after: Duration,
+    rate_limit_fields: bool,
+    response: Option<Arc<dyn RefusalResponse>>,
+}
+
+/// What a built layer goes by.
+pub(super) struct Settings {
+    pub(super) semaphore: Semaphore,
+    pub(super) name: Arc<str>,
+    pub(super) full_name: Name,
+    pub(super) policy: Policy,
+    pub(super) key: KeySource,
+    pub(super) missing_key: MissingKey,
+    pub(super) limit: LimitSource,
+    pub(super) skip: Option<Skip>,
+    pub(super) hold_until: HoldUntil,
+    pub(super) on_lost: OnLost,
+    pub(super) full_status: StatusCode,
+    pub(super) retry_after: Duration,
+    pub(super) response: Arc<dyn RefusalResponse>,
+}
+
+pub(super) enum KeySource {
+    Sync(Arc<dyn KeyExtractor>),
+    Async(Arc<dyn Fn(&Parts) -> BoxFuture<Option<Name>> + Send + Sync>),
+}
+
+pub(super) enum LimitSource {
+    Fixed(Limit),
+    Sync(Arc<dyn Fn(&Name, &Parts) -> Limit + Send + Sync>),
+    Async(Arc<dyn Fn(&Name, &Parts) -> BoxFuture<Limit> + Send + Sync>),
+}
+
+type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+
+impl ConcurrencyLimitLayer {
+    /// A layer that takes its permits from this semaphore.
+    ///
+    /// The name tells layers apart: permits are taken from `<name>`, or from `<name>:<key>` where
+    /// the key is not global, and `semaphore.acquire(name, ...)` shares them. Clients see it in a
+    /// refusal. 1 to 40 of `A-Z a-z 0-9 . _ -`.
+    pub fn builder(semaphore: &Semaphore, name: impl Into<String>) -> ConcurrencyLimitBuilder {
+        ConcurrencyLimitBuilder {
+            semaphore: semaphore.clone(),
+            name: name.into(),
+            policy: Policy::builder(Limit::Unlimited),
+            key: KeySource::Sync(Arc::new(GlobalKey)),
+            missing_key: MissingKey::Reject(StatusCode::BAD_REQUEST),
+            limit: None,
+            skip: None,
+            hold_until: HoldUntil::default(),
+            on_lost: OnLost::default(),
+            full_status: StatusCode::TOO_MANY_REQUESTS,
+            retry_after: Duration::from_secs(1),
+            rate_limit_fields: true,
+            response: None,
+        }
+    }
+}
+
+impl<S> Layer<S> for ConcurrencyLimitLayer {
+    type Service = ConcurrencyLimit<S>;
+
+    fn layer(&self, inner: S) -> ConcurrencyLimit<S> {
+        ConcurrencyLimit::new(inner, Arc::clone(&self.settings))
+    }
+}
+
+impl ConcurrencyLimitBuilder {
+    /// Whose permits a request takes. [`GlobalKey`] unless set.
+    pub fn key(mut self, extractor: impl KeyExtractor) -> Self {
+        self.key = KeySource::Sync(Arc::new(extractor));
+        self
+    }
+
+    /// Whose permits a request takes, where that must be looked up. The request waits for it, for as
+    /// long as it takes; `None`: it has no key.
+    ///
+    /// The future is dropped if the client leaves.
+    pub fn key_async<F, Fut, K>(mut self, extractor: F) -> Self
+    where
+        F: Fn(&Parts) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Option<K>> + Send + 'static,
+        K: Into<Name>,
+    {
+        self.key = KeySource::Async(Arc::new(move |parts| {
+            let key = extractor(parts);
+            Box::pin(async move { key.await.map(Into::into) })
+        }));
+        self
+    }
+
+    /// What becomes of a request without a key. Unless set it is refused with 400.
+    pub const fn on_missing_key(mut self, missing_key: MissingKey) -> Self {
+        self.missing_key = missing_key;
+        self
+    }
+
+    /// Permits of each key. 0: every request is refused.
+    pub fn limit(mut self, limit: impl Into<Limit>) -> Self {
+        self.limit = Some(LimitSource::Fixed(limit.into()));
+        self
+    }
+
+    /// Permits by key: called for each request, so it should be quick.
+    pub fn limit_by<F, L>(mut self, limit: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
+        L: Into<Limit>,
+    {
+        self.limit = Some(LimitSource::Sync(Arc::new(move |key, parts| limit(key, parts).into())));
+        self
+    }
+
+    /// Permits by key, where that must be looked up: called for each request, which waits for it.
+    pub fn limit_by_async<F, Fut, L>(mut self, limit: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = L> + Send + 'static,
+        L: Into<Limit>,
+    {
+        self.limit = Some(LimitSource::Async(Arc::new(move |key, parts| {
+            let limit = limit(key, parts);
+            Box::pin(async move { limit.await.into() })
+        })));
+        self
+    }
+
+    /// How long a request may wait for a permit. Zero: it is refused at once. See
+    /// [`PolicyBuilder::wait_timeout`].
+    pub const fn wait_timeout(mut self, timeout: Duration) -> Self {
+        self.policy = self.policy.wait_timeout(timeout);
+        self
+    }
+
+    /// How many may wait for one key, in the whole fleet. See [`PolicyBuilder::max_queue`].
+    pub const fn max_queue(mut self, places: u32) -> Self {
+        self.policy = self.policy.max_queue(places);
+        self
+    }
+
+    /// How long a permit outlives a process that dies. See [`PolicyBuilder::lease`].
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.policy = self.policy.lease(lease);
+        self
+    }
+
+    /// How long a permit is held. Until the body ends, unless set.
+    pub const fn hold_until(mut self, hold_until: HoldUntil) -> Self {
+        self.hold_until = hold_until;
+        self
+    }
+
+    /// What becomes of a request whose permit was lost. It is cut off, unless set.
+    pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = on_lost;
+        self
+    }
+
+    /// Requests for which this is true pass without a permit: health checks, say.
+    pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.skip = Some(Arc::new(skip));
+        self
+    }
+
+    /// The status for a semaphore that is full. 429 unless set, which blames the caller; 503 is
+    /// right for a pool that all callers share. A client or server error.
+    pub const fn full_status(mut self, status: StatusCode) -> Self {
+        self.full_status = status;
+        self
+    }
+
+    /// After about how long a refused client is told to come back (`Retry-After`): between this and
+    /// twice this, at random, in whole seconds. 1 s unless set; a day at the most.
+    pub const fn retry_after(mut self, pause: Duration) -> Self {
+        self.retry_after = pause;
+        self
+    }
+
+    /// Whether the ready refusal has the fields `RateLimit-Policy` and `RateLimit`
+    /// (draft-ietf-httpapi-ratelimit-headers-11). It has, unless set.
+    pub const fn rate_limit_fields(mut self, send: bool) -> Self {
+        self.rate_limit_fields = send;
+        self
+    }
+
+    /// The response to refused requests, instead of the ready one.
+    pub fn refusal(mut self, response: impl RefusalResponse) -> Self {
+        self.response = Some(Arc::new(response));
+        self
+    }
+
+    /// The layer.
+    ///
+    /// # Errors
+    ///
+    /// If no limit was set, or a value is out of its range.
+    pub fn build(self) -> Result<ConcurrencyLimitLayer, ConfigError> {
+        let Self { name, full_status, retry_after, .. } = &self;
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed) {
+            return Err(ConfigError::new(format!(
+                "layer name: {name:?} cannot be used; allowed: 1 to {NAME_MAX} of A-Z a-z 0-9 . _ -"
+            )));
+        }
+        if !full_status.is_client_error() && !full_status.is_server_error() {
+            return Err(ConfigError::new(format!(
+                "full status: {full_status} does not refuse anything; allowed: 400 to 599"
+            )));
+        }
+        if let MissingKey::Reject(status) = self.missing_key
+            && !status.is_client_error()
+            && !status.is_server_error()
+        {
+            return Err(ConfigError::new(format!(
+                "missing key: {status} does not refuse anything; allowed: 400 to 599"
+            )));
+        }
+        if *retry_after > RETRY_AFTER_MAX {
+            return Err(ConfigError::new(format!(
+                "retry after: {retry_after:?} is too long; allowed: 0 to {RETRY_AFTER_MAX:?}"
+            )));
+        }
+        let Some(limit) = self.limit else {
+            return Err(ConfigError::new(
+                "limit: not set; allowed: a number of permits, `Limit::Unlimited`, or a closure",
+            ));
+        };
+        let problem = Problem { rate_limit_fields: self.rate_limit_fields };
+        let settings = Settings {
+            policy: self.policy.build()?,
+            semaphore: self.semaphore,
+            full_name: Name::new(&self.name),
+            name: self.name.into(),
+            key: self.key,
+            missing_key: self.missing_key,
+            limit,
+            skip: self.skip,
+            hold_until: self.hold_until,
+            on_lost: self.on_lost,
+            full_status: self.full_status,
+            retry_after: self.retry_after,
+            response: self.response.unwrap_or_else(|| Arc::new(problem)),
+        };
+        Ok(ConcurrencyLimitLayer { settings: Arc::new(settings) })
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("name", &self.name)
+            .field("policy", &self.policy)
+            .field("missing_key", &self.missing_key)
+            .field("hold_until", &self.hold_until)
+            .field("on_lost", &self.on_lost)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ConcurrencyLimitBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConcurrencyLimitBuilder").field("name", &self.name).finish_non_exhaustive()
+    }
+}

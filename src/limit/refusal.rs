@@ -1,0 +1,302 @@
+//! Why not, and how that looks.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use serde_json::json;
+use sync_wrapper::SyncWrapper;
+
+use super::BoxError;
+use crate::error::{AcquireError, BackendError, FullReason};
+use crate::name::Name;
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// A request that was refused, with all that is known of it.
+///
+/// It stands in the extensions of every response that a layer refuses with, for layers around it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Refusal {
+    /// The layer's name.
+    pub policy: Arc<str>,
+    /// Whose permits were asked for; `None` if the request had no key.
+    pub key: Option<Name>,
+    /// What stood in the way.
+    pub reason: RefusalReason,
+    /// The status that the layer is set to answer this with.
+    pub status: StatusCode,
+    /// The limit in force, permits.
+    pub limit: u32,
+    /// How many permits were out, as far as is known.
+    pub in_use: u64,
+    /// How many requests were waiting, as far as is known.
+    pub waiting: u64,
+    /// How long this one waited.
+    pub waited: Duration,
+    /// When to try again, jittered: whole seconds, at least one. `None` where trying again as it is
+    /// makes no sense.
+    pub retry_after: Option<Duration>,
+    /// What the backend said, if it is to blame.
+    pub error: Option<BackendError>,
+}
+
+/// What stood in the way of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusalReason {
+    /// All permits are out, or others wait for one, and this request may not wait.
+    Limit,
+    /// As many requests wait as may.
+    QueueFull,
+    /// No permit came free within the wait timeout.
+    QueueTimeout,
+    /// The request has no key.
+    MissingKey,
+    /// The backend could not be asked, or the semaphore was shut down.
+    Unavailable,
+    /// The lease of the permit was lost before there was a response.
+    LeaseLost,
+}
+
+impl RefusalReason {
+    /// The reason as one lower-case word, as it stands in problem documents.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => FullReason::Limit.as_str(),
+            Self::QueueFull => FullReason::QueueFull.as_str(),
+            Self::QueueTimeout => FullReason::QueueTimeout.as_str(),
+            Self::MissingKey => "missing_key",
+            Self::Unavailable => "unavailable",
+            Self::LeaseLost => "lease_lost",
+        }
+    }
+
+    /// Whether the semaphore is full, rather than out of order or not asked.
+    #[must_use]
+    pub const fn is_full(self) -> bool {
+        matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout)
+    }
+}
+
+/// Makes the response to a refused request. Closures do.
+///
+/// ```
+/// use http::Response;
+/// use tower_semaphore::limit::{Refusal, RefusalResponse};
+///
+/// fn is_response(_: impl RefusalResponse) {}
+///
+/// is_response(|refusal: &Refusal| {
+///     let mut response = Response::new(format!("come back later: {}", refusal.reason.as_str()));
+///     *response.status_mut() = refusal.status;
+///     response
+/// });
+/// ```
+pub trait RefusalResponse: Send + Sync + 'static {
+    /// The response.
+    fn response(&self, refusal: &Refusal) -> Response<RefusalBody>;
+}
+
+impl<F, B> RefusalResponse for F
+where
+    F: Fn(&Refusal) -> Response<B> + Send + Sync + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn response(&self, refusal: &Refusal) -> Response<RefusalBody> {
+        self(refusal).map(RefusalBody::new)
+    }
+}
+
+/// The ready response: status, `Retry-After`, `Cache-Control`, `RateLimit` fields and a problem
+/// document.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Problem {
+    /// Whether to send `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-11).
+    pub(super) rate_limit_fields: bool,
+}
+
+impl RefusalResponse for Problem {
+    fn response(&self, refusal: &Refusal) -> Response<RefusalBody> {
+        let status = refusal.status;
+        let (kind, title) = match refusal.reason {
+            reason if !reason.is_full() => {
+                ("about:blank", status.canonical_reason().unwrap_or("Refused"))
+            }
+            _ if status == StatusCode::SERVICE_UNAVAILABLE => (
+                "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+                "Too many requests are in flight",
+            ),
+            _ => (
+                "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "Too many requests of yours are in flight",
+            ),
+        };
+        let mut problem = json!({
+            "type": kind,
+            "title": title,
+            "status": status.as_u16(),
+            "reason": refusal.reason.as_str(),
+        });
+        if refusal.reason.is_full() {
+            problem["violated-policies"] = json!([&*refusal.policy]);
+        }
+
+        let mut response = Response::new(RefusalBody::from(problem.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, PROBLEM);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(after) = refusal.retry_after {
+            headers.insert(RETRY_AFTER, after.as_secs().max(1).into());
+        }
+        if self.rate_limit_fields && refusal.reason.is_full() {
+            let Refusal { policy, limit, .. } = refusal;
+            let fields = [
+                (RATE_LIMIT_POLICY, format!("\"{policy}\";q={limit};qu=\"concurrent-requests\"")),
+                (RATE_LIMIT, format!("\"{policy}\";r=0")),
+            ];
+            for (name, value) in fields {
+                // The layer's name was checked when it was built: this always is a value.
+                if let Ok(value) = HeaderValue::try_from(value) {
+                    headers.insert(name, value);
+                }
+            }
+        }
+        response
+    }
+}
+
+impl Refusal {
+    pub(super) fn new(policy: &Arc<str>, key: Option<Name>, status: StatusCode) -> Self {
+        Self {
+            policy: Arc::clone(policy),
+            key,
+            reason: RefusalReason::MissingKey,
+            status,
+            limit: 0,
+            in_use: 0,
+            waiting: 0,
+            waited: Duration::ZERO,
+            retry_after: None,
+            error: None,
+        }
+    }
+
+    /// What an acquire failed with; `status` is for a semaphore that is full.
+    pub(super) fn from_error(
+        policy: &Arc<str>,
+        key: Option<Name>,
+        status: StatusCode,
+        error: AcquireError,
+    ) -> Self {
+        let mut refusal = Self::new(policy, key, status);
+        match error {
+            AcquireError::Full(full) => {
+                refusal.reason = match full.reason {
+                    FullReason::Limit => RefusalReason::Limit,
+                    FullReason::QueueFull => RefusalReason::QueueFull,
+                    FullReason::QueueTimeout => RefusalReason::QueueTimeout,
+                };
+                refusal.limit = full.limit;
+                refusal.in_use = full.in_use;
+                refusal.waiting = full.waiting;
+                refusal.waited = full.waited;
+            }
+            AcquireError::Unavailable(error) => {
+                refusal.reason = RefusalReason::Unavailable;
+                refusal.status = StatusCode::SERVICE_UNAVAILABLE;
+                refusal.error = Some(error);
+            }
+            AcquireError::Closed => {
+                refusal.reason = RefusalReason::Unavailable;
+                refusal.status = StatusCode::SERVICE_UNAVAILABLE;
+            }
+        }
+        refusal
+    }
+
+    /// To be tried again after about `base`, up to twice that: whoever was refused at one moment is
+    /// not to come back at one moment.
+    pub(super) fn retry_after(mut self, base: Duration) -> Self {
+        let seconds = (base.as_secs_f64() * (1.0 + fastrand::f64())).round().max(1.0);
+        self.retry_after = Duration::try_from_secs_f64(seconds).ok();
+        self
+    }
+}
+
+/// The body of a response to a refused request.
+pub struct RefusalBody {
+    inner: Inner,
+}
+
+enum Inner {
+    Text(Full<Bytes>),
+    Other(SyncWrapper<UnsyncBoxBody<Bytes, BoxError>>),
+}
+
+impl RefusalBody {
+    /// Any body.
+    pub fn new<B>(body: B) -> Self
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let body = body.map_err(Into::into).boxed_unsync();
+        Self { inner: Inner::Other(SyncWrapper::new(body)) }
+    }
+}
+
+impl From<String> for RefusalBody {
+    fn from(text: String) -> Self {
+        Self { inner: Inner::Text(Full::from(text)) }
+    }
+}
+
+impl Body for RefusalBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.inner {
+            Inner::Text(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Inner::Other(body) => Pin::new(body.get_mut()).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Text(body) => body.is_end_stream(),
+            Inner::Other(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Text(body) => body.size_hint(),
+            Inner::Other(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl fmt::Debug for RefusalBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RefusalBody").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,130 @@
+//! The one counter where all operations of a process meet, and go out together.
+//!
+//! Whatever came since the last time goes in one write: one call for each semaphore and operation.
+//! Nothing waits for the answer to the write before. When the connection breaks, what was not
+//! answered goes back to where it came from, and is asked for again on the next one.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::node::{Node, Sender};
+use crate::backend::{Backend, Call, Lane};
+use crate::error::BackendError;
+
+/// Writes that are not answered yet, at the most.
+const UNANSWERED_MAX: usize = 64;
+/// Pauses between attempts to connect: from the first to the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(400));
+
+/// What went out in one write.
+struct Batch {
+    calls: Arc<[Call]>,
+    senders: Vec<Sender>,
+    sent: Instant,
+}
+
+/// Keeps a connection and sends over it, until the node is closed and empty.
+pub(super) async fn run<B: Backend>(node: Arc<Node>, backend: Arc<B>) {
+    let mut backoff = BACKOFF.0;
+    loop {
+        match backend.connect().await {
+            Ok(lane) => {
+                let opened = Instant::now();
+                node.connected(lane.is_deaf());
+                let Err(error) = serve(&node, &lane, backend.response_timeout()).await else {
+                    break;
+                };
+                tracing::debug!(%error, "the connection to the backend is lost");
+                // Not yet a reason to turn anyone away; nor to wait, unless it happens all the time.
+                if opened.elapsed() > BACKOFF.1 {
+                    backoff = BACKOFF.0;
+                    continue;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the backend cannot be reached");
+                node.unreachable(&error);
+                // What is still to be given back then ends with its lease.
+                if node.is_closed() {
+                    break;
+                }
+            }
+        }
+        tokio::select! {
+            () = sleep(jittered(backoff)) => {}
+            () = closed(&node) => {}
+        }
+        backoff = (backoff * 2).min(BACKOFF.1);
+    }
+    node.forget();
+}
+
+/// Until the connection breaks, or nothing is left to do.
+async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<(), BackendError> {
+    let mut answers = FuturesOrdered::new();
+    let mut batches: VecDeque<Batch> = VecDeque::new();
+    let error = loop {
+        if batches.len() < UNANSWERED_MAX {
+            let sent = Instant::now();
+            let (calls, senders) = node.collect(sent);
+            if !calls.is_empty() {
+                let calls: Arc<[Call]> = calls.into();
+                answers.push_back(lane.send(Arc::clone(&calls)));
+                batches.push_back(Batch { calls, senders, sent });
+            }
+        }
+        if batches.is_empty() && node.is_finished() {
+            return Ok(());
+        }
+        let overdue = async {
+            match batches.front() {
+                Some(batch) => sleep_until(batch.sent + timeout).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            Some(answer) = answers.next() => match (answer, batches.pop_front()) {
+                (Ok(answers), Some(batch)) => {
+                    for ((call, to), answer) in batch.calls.iter().zip(batch.senders).zip(answers) {
+                        node.answered(call, to, answer, batch.sent);
+                    }
+                }
+                (Err(error), batch) => {
+                    batches.extend(batch);
+                    batches.rotate_right(1);
+                    break error;
+                }
+                (Ok(_), None) => {}
+            },
+            () = node.mail_came(), if batches.len() < UNANSWERED_MAX => {}
+            () = overdue => {
+                break BackendError::connection(format!("no answer within {timeout:?}"));
+            }
+        }
+    };
+    // Backwards, because each goes to the front of what is to be sent.
+    for batch in batches.into_iter().rev() {
+        for (call, to) in batch.calls.iter().zip(batch.senders).rev() {
+            Node::unanswered(call, to, &error);
+        }
+    }
+    Err(error)
+}
+
+async fn closed(node: &Node) {
+    while !node.is_closed() {
+        node.mail_came().await;
+    }
+}
+
+/// Between half of it and all of it, so that a fleet does not come back in step.
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + 0.5 * fastrand::f64())
+}

@@ -1,0 +1,256 @@
+//! Permits without HTTP.
+
+mod acquire;
+mod desk;
+mod node;
+mod permit;
+mod places;
+mod policy;
+mod watchdog;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::acquire::Acquire;
+use self::node::Node;
+pub use self::permit::Permit;
+pub use self::policy::{Limit, Policy, PolicyBuilder};
+#[cfg(feature = "redis")]
+use crate::backend::RedisBackend;
+use crate::backend::{Backend, MemoryBackend, Op};
+#[cfg(doc)]
+use crate::error::AcquireError;
+use crate::error::BackendError;
+#[cfg(feature = "redis")]
+use crate::error::ConfigError;
+use crate::ledger::NodeId;
+use crate::name::Name;
+
+/// How long a request waits for the backend's first answer, and for an acknowledgement.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many holders and waiters an inspection lists.
+const INSPECTED_MAX: u32 = 1000;
+
+/// Permits by name, counted together by all who use the same backend.
+///
+/// One is enough for a process: clones are cheap and share everything, and any number of names can
+/// be asked for. Each name is a semaphore of its own; it exists as long as someone holds or waits
+/// for a permit of it.
+///
+/// # Fairness
+///
+/// First come is first served, over all processes: permits are granted in the order in which
+/// requests reached the backend. While anyone waits, a newcomer queues too, or is refused if it may
+/// not wait. A permit that comes free goes to the head of the queue in the same step.
+///
+/// # Leases
+///
+/// Each place, waiting or held, has a lease, and two tasks of this process keep it alive. If the
+/// process dies, its permits come free when their leases end. See [`Permit::lost`] for what happens
+/// when a lease cannot be renewed.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_semaphore::{Policy, Semaphore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let semaphore = Semaphore::in_memory();
+/// let policy = Policy::builder(2).wait_timeout(Duration::from_secs(1)).build()?;
+///
+/// let permit = semaphore.acquire("openai", &policy).await?;
+/// // ... one of two requests in flight ...
+/// drop(permit);
+///
+/// semaphore.shutdown().await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    node: Arc<Node>,
+}
+
+impl Semaphore {
+    /// Permits counted in this process.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        Self::new(MemoryBackend::new())
+    }
+
+    /// Permits counted in a Redis, for all processes that use it with the same prefix.
+    ///
+    /// For a `redis://`, `rediss://` or `redis+unix://` URL, with the defaults of
+    /// [`RedisBackend::builder`]. Does not connect yet: that happens at the first use, and again
+    /// whenever the connection breaks.
+    ///
+    /// # Errors
+    ///
+    /// If the URL cannot be used.
+    #[cfg(feature = "redis")]
+    pub fn redis(url: &str) -> Result<Self, ConfigError> {
+        Ok(Self::new(RedisBackend::builder(url).build()?))
+    }
+
+    /// Permits counted by a backend.
+    #[must_use]
+    pub fn new(backend: impl Backend) -> Self {
+        let id = NodeId::new(rand_u64());
+        Self { handle: Arc::new(Handle { node: Node::new(id, backend) }) }
+    }
+
+    /// Waits for a permit of `name`, for as long as the policy lets it.
+    ///
+    /// Takes its place in the queue when it is called, not when it is first polled, and is `Unpin`.
+    /// With a wait timeout of zero it is [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Errors
+    ///
+    /// [`Full`](AcquireError::Full) if no permit came free in time, or the queue is full;
+    /// [`Unavailable`](AcquireError::Unavailable) if the backend gave no answer within a second;
+    /// [`Closed`](AcquireError::Closed) after a [`shutdown`](Self::shutdown).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing: see [`Acquire`].
+    pub fn acquire(&self, name: impl Into<Name>, policy: &Policy) -> Acquire {
+        Acquire::new(&self.handle.node, name.into().as_str(), policy)
+    }
+
+    /// Takes a permit of `name` if one is free and nobody waits for it. The policy's wait timeout
+    /// does not matter.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing: see [`Acquire`].
+    pub fn try_acquire(&self, name: impl Into<Name>, policy: &Policy) -> Acquire {
+        let policy = Policy { wait_timeout: Duration::ZERO, ..*policy };
+        self.acquire(name, &policy)
+    }
+
+    /// Who holds permits of `name`, and who waits: up to a thousand places.
+    ///
+    /// # Errors
+    ///
+    /// If the backend gave no answer within a second.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
+        let node = &self.handle.node;
+        let op = Op::Inspect { most: INSPECTED_MAX };
+        let listing = node.ask(name.into().as_str(), op).await?;
+        Ok(Inspection::new(listing, node.id()))
+    }
+
+    /// Gives everything back and ends the background tasks. Waiting requests are answered with
+    /// [`Closed`](AcquireError::Closed), and so are all that come later; permits that are still held
+    /// are lost to their holders.
+    ///
+    /// Takes two seconds at the most, if the backend does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, the tasks still end, but nobody waits for them.
+    pub async fn shutdown(&self) {
+        let node = &self.handle.node;
+        node.close();
+        node.give_back();
+        node.join().await;
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.node.abandon();
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").field("node", &self.handle.node.id()).finish_non_exhaustive()
+    }
+}
+
+/// Who holds and who waits, at one moment: the answer of [`Semaphore::inspect`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// How many permits are out.
+    pub in_use: u64,
+    /// How many requests wait.
+    pub waiting: u64,
+    /// Who holds, the one whose lease ends first in front.
+    pub holders: Vec<Holder>,
+    /// Who waits, the head of the queue in front.
+    pub waiters: Vec<Waiter>,
+}
+
+/// One that holds a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Its place.
+    pub id: String,
+    /// Whether it is one of this process.
+    pub is_own: bool,
+    /// When its lease ends, unless it is renewed.
+    pub lease_left: Duration,
+}
+
+/// One that waits for a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// Its place.
+    pub id: String,
+    /// Whether it is one of this process.
+    pub is_own: bool,
+    /// When its lease ends, unless it is renewed.
+    pub lease_left: Duration,
+    /// How long it has been waiting.
+    pub waited: Duration,
+}
+
+impl Inspection {
+    fn new(listing: crate::backend::Listing, own: NodeId) -> Self {
+        let now = listing.now;
+        let (mut holders, mut queue) = (Vec::new(), Vec::new());
+        for (id, lease_end, ticket) in listing.places {
+            let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
+            let is_own = id.node == own;
+            let id = id.to_string();
+            match ticket {
+                None => holders.push(Holder { id, is_own, lease_left }),
+                Some(ticket) => {
+                    let waited = Duration::from_micros(now.saturating_sub(ticket));
+                    queue.push((ticket, Waiter { id, is_own, lease_left, waited }));
+                }
+            }
+        }
+        queue.sort_by_key(|(ticket, _)| *ticket);
+        Self {
+            in_use: listing.in_use,
+            waiting: listing.waiting,
+            holders,
+            waiters: queue.into_iter().map(|(_, waiter)| waiter).collect(),
+        }
+    }
+}
+
+/// Random, and not to be guessed: whoever knows a node's id could release its places.
+fn rand_u64() -> u64 {
+    getrandom::u64().unwrap_or_else(|_| {
+        use std::hash::{BuildHasher, RandomState};
+        RandomState::new().hash_one(std::process::id())
+    })
+}

@@ -1,0 +1,573 @@
+//! One process's part of all semaphores: the record of each, and the queues of desk and watchdog.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::places::Places;
+use super::{desk, watchdog};
+use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op};
+use crate::error::BackendError;
+use crate::ledger::NodeId;
+
+/// One process's `Semaphore`.
+pub(crate) struct Node {
+    me: Weak<Self>,
+    id: NodeId,
+    port: Box<dyn Port>,
+    immediate: bool,
+    gates: Mutex<HashMap<Arc<str>, Arc<Gate>>>,
+    serial: AtomicU64,
+    /// Places in use, over all gates.
+    live: AtomicUsize,
+    link: Mutex<Link>,
+    closed: AtomicBool,
+    running: AtomicBool,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+
+    // The desk's queue.
+    mail: Mutex<Mail>,
+    mail_came: Notify,
+
+    // The watchdog's queue.
+    looks: Mutex<BinaryHeap<Look>>,
+    look_came: Notify,
+}
+
+/// One process's record of one semaphore.
+pub(crate) struct Gate {
+    node: Arc<Node>,
+    name: Arc<str>,
+    state: Mutex<GateState>,
+}
+
+struct GateState {
+    places: Places,
+    /// It stands in the desk's queue.
+    queued: bool,
+    /// Someone is carrying out its calls: see [`Node::post`].
+    flushing: bool,
+    /// It was taken out of the node's list: get a new one.
+    retired: bool,
+}
+
+/// What the desk is to send.
+#[derive(Default)]
+struct Mail {
+    gates: VecDeque<Arc<Gate>>,
+    asks: VecDeque<(Call, oneshot::Sender<Answer>)>,
+}
+
+/// Whom the answer to a call is for.
+pub(super) enum Sender {
+    Gate(Arc<Gate>),
+    Ask(oneshot::Sender<Answer>),
+}
+
+/// The connection, as requests see it.
+#[derive(Clone, Debug)]
+pub(super) enum Link {
+    /// There is one, or nobody knows yet.
+    Up { deaf: bool },
+    /// It could not be opened, so requests are not made to wait for it.
+    Down(BackendError),
+}
+
+/// When to look at a gate.
+struct Look {
+    at: Instant,
+    gate: Arc<Gate>,
+}
+
+/// A [`Backend`] of a type that need not be known.
+trait Port: Send + Sync {
+    fn key(&self, name: &str) -> Arc<str>;
+    fn call_now(&self, call: &Call) -> Answer;
+    fn desk(&self, node: Arc<Node>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+impl<B: Backend> Port for Arc<B> {
+    fn key(&self, name: &str) -> Arc<str> {
+        B::key(self, name)
+    }
+
+    fn call_now(&self, call: &Call) -> Answer {
+        B::call_now(self, call)
+    }
+
+    fn desk(&self, node: Arc<Node>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(desk::run(node, Arc::clone(self)))
+    }
+}
+
+impl Node {
+    pub(super) fn new(id: NodeId, backend: impl Backend) -> Arc<Self> {
+        let backend = Arc::new(backend);
+        let node = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            id,
+            immediate: backend.is_immediate(),
+            port: Box::new(Arc::clone(&backend)),
+            gates: Mutex::default(),
+            serial: AtomicU64::new(1),
+            live: AtomicUsize::new(0),
+            link: Mutex::new(Link::Up { deaf: false }),
+            closed: AtomicBool::new(false),
+            running: AtomicBool::new(false),
+            tasks: Mutex::default(),
+            mail: Mutex::default(),
+            mail_came: Notify::new(),
+            looks: Mutex::default(),
+            look_came: Notify::new(),
+        });
+        let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
+        backend.attach(id, mailbox);
+        node
+    }
+
+    pub(super) const fn id(&self) -> NodeId {
+        self.id
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Why the backend cannot be asked at present, if so.
+    pub(super) fn down(&self) -> Option<BackendError> {
+        if self.immediate {
+            return None;
+        }
+        match &*lock(&self.link) {
+            Link::Up { .. } => None,
+            Link::Down(error) => Some(error.clone()),
+        }
+    }
+
+    /// Starts the tasks, if they do not run: at first use, because only then is there a runtime, and
+    /// again if that runtime was shut down meanwhile.
+    pub(super) fn ensure_running(self: &Arc<Self>) -> Result<(), BackendError> {
+        if self.running.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let runtime = Handle::try_current().map_err(|_| {
+            BackendError::call("a semaphore needs a Tokio runtime; there is none here")
+        })?;
+        let mut tasks = lock(&self.tasks);
+        if self.running.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        tasks.retain(|task| !task.is_finished());
+        let running = Running(Arc::clone(self));
+        let node = Arc::clone(self);
+        tasks.push(runtime.spawn(async move {
+            let _running = running;
+            watchdog::run(node).await;
+        }));
+        if !self.immediate {
+            tasks.push(runtime.spawn(self.port.desk(Arc::clone(self))));
+        }
+        Ok(())
+    }
+
+    // ===== gates =====
+
+    /// Does something with the record of a semaphore, and posts what comes of it.
+    pub(super) fn with_gate<T>(
+        self: &Arc<Self>,
+        name: &str,
+        mut act: impl FnMut(&mut Places) -> T,
+    ) -> (Arc<Gate>, T) {
+        loop {
+            let gate = self.gate(name);
+            let mut state = gate.lock();
+            if !state.retired {
+                let result = act(&mut state.places);
+                self.post(&gate, state);
+                return (gate, result);
+            }
+        }
+    }
+
+    fn gate(self: &Arc<Self>, name: &str) -> Arc<Gate> {
+        let mut gates = lock(&self.gates);
+        if let Some(gate) = gates.get(name) {
+            return Arc::clone(gate);
+        }
+        let name: Arc<str> = name.into();
+        let deaf = matches!(*lock(&self.link), Link::Up { deaf: true });
+        let gate = Arc::new(Gate {
+            node: Arc::clone(self),
+            name: Arc::clone(&name),
+            state: Mutex::new(GateState {
+                places: Places::new(self.port.key(&name), self.id, deaf),
+                queued: false,
+                flushing: false,
+                retired: false,
+            }),
+        });
+        gates.insert(name, Arc::clone(&gate));
+        gate
+    }
+
+    fn all_gates(&self) -> Vec<Arc<Gate>> {
+        lock(&self.gates).values().cloned().collect()
+    }
+
+    pub(super) fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn place_taken(&self) {
+        self.live.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn place_left(&self) {
+        if self.live.fetch_sub(1, Ordering::AcqRel) == 1 && self.is_closed() {
+            self.wake_tasks();
+        }
+    }
+
+    // ===== calls =====
+
+    /// Sees to it that what the gate has to send is sent.
+    ///
+    /// Where the backend answers at once, that is done here; by one at a time for each gate, so
+    /// that its calls keep their order.
+    fn post<'a>(self: &Arc<Self>, gate: &'a Arc<Gate>, mut state: MutexGuard<'a, GateState>) {
+        if let Some(at) = state.places.rescheduled() {
+            self.look_at(gate, at);
+        }
+        if !state.places.has_mail() {
+            return;
+        }
+        if !self.immediate {
+            if !std::mem::replace(&mut state.queued, true) {
+                drop(state);
+                lock(&self.mail).gates.push_back(Arc::clone(gate));
+                self.mail_came.notify_one();
+            }
+            return;
+        }
+        if std::mem::replace(&mut state.flushing, true) {
+            return;
+        }
+        let mut calls: SmallVec<[Call; 2]> = SmallVec::new();
+        let mut wake = Vec::new();
+        loop {
+            let sent = Instant::now();
+            state.places.collect(sent, &mut calls);
+            if calls.is_empty() {
+                state.flushing = false;
+                if let Some(at) = state.places.rescheduled() {
+                    self.look_at(gate, at);
+                }
+                break;
+            }
+            drop(state);
+            let answers: SmallVec<[Answer; 2]> =
+                calls.iter().map(|call| self.port.call_now(call)).collect();
+            state = gate.lock();
+            for (call, answer) in calls.drain(..).zip(answers) {
+                let serial = &mut || self.next_serial();
+                state.places.answered(&call.op, answer, sent, sent, serial, &mut wake);
+            }
+        }
+        drop(state);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    /// All that is to be sent now, each call with whom its answer is for.
+    pub(super) fn collect(&self, now: Instant) -> (Vec<Call>, Vec<Sender>) {
+        let Mail { gates, asks } = std::mem::take(&mut *lock(&self.mail));
+        let (mut calls, mut senders) = (Vec::new(), Vec::new());
+        for gate in gates {
+            let mut state = gate.lock();
+            state.queued = false;
+            state.places.collect(now, &mut calls);
+            drop(state);
+            senders.resize_with(calls.len(), || Sender::Gate(Arc::clone(&gate)));
+        }
+        for (call, to) in asks {
+            calls.push(call);
+            senders.push(Sender::Ask(to));
+        }
+        (calls, senders)
+    }
+
+    pub(super) async fn mail_came(&self) {
+        self.mail_came.notified().await;
+    }
+
+    pub(super) fn answered(
+        self: &Arc<Self>,
+        call: &Call,
+        sender: Sender,
+        answer: Answer,
+        sent: Instant,
+    ) {
+        match sender {
+            Sender::Gate(gate) => gate.update(|places, wake| {
+                let serial = &mut || self.next_serial();
+                places.answered(&call.op, answer, sent, Instant::now(), serial, wake);
+            }),
+            Sender::Ask(to) => {
+                let _ = to.send(answer);
+            }
+        }
+    }
+
+    pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError) {
+        match sender {
+            Sender::Gate(gate) => {
+                gate.update(|places, _| places.unanswered(&call.op, Instant::now()));
+            }
+            Sender::Ask(to) => {
+                let _ = to.send(Answer::Failed(error.clone()));
+            }
+        }
+    }
+
+    /// A question that belongs to no place.
+    pub(super) async fn ask(self: &Arc<Self>, name: &str, op: Op) -> Result<Listing, BackendError> {
+        let call = Call { key: self.port.key(name), node: self.id, limit: 0, op };
+        let answer = if self.immediate {
+            self.port.call_now(&call)
+        } else {
+            self.ensure_running()?;
+            if let Some(error) = self.down() {
+                return Err(error);
+            }
+            let (to, answer) = oneshot::channel();
+            lock(&self.mail).asks.push_back((call, to));
+            self.mail_came.notify_one();
+            tokio::time::timeout(super::ANSWER_TIMEOUT, answer)
+                .await
+                .map_err(|_| no_answer())?
+                .map_err(|_| no_answer())?
+        };
+        match answer {
+            Answer::Listing(listing) => Ok(listing),
+            Answer::Failed(error) => Err(error),
+            Answer::Reply { .. } => Err(BackendError::call("an answer to another question")),
+        }
+    }
+
+    // ===== connection =====
+
+    /// There is a new connection; everything is asked for again.
+    pub(super) fn connected(self: &Arc<Self>, deaf: bool) {
+        *lock(&self.link) = Link::Up { deaf };
+        for gate in self.all_gates() {
+            gate.update(|places, _| places.connected(deaf));
+        }
+    }
+
+    /// There is none to be had for now.
+    pub(super) fn unreachable(self: &Arc<Self>, error: &BackendError) {
+        *lock(&self.link) = Link::Down(error.clone());
+        for (_, to) in std::mem::take(&mut lock(&self.mail).asks) {
+            let _ = to.send(Answer::Failed(error.clone()));
+        }
+        for gate in self.all_gates() {
+            gate.update(|places, wake| places.unreachable(error, Instant::now(), wake));
+        }
+    }
+
+    // ===== time =====
+
+    fn look_at(&self, gate: &Arc<Gate>, at: Instant) {
+        let mut looks = lock(&self.looks);
+        let first = looks.peek().is_none_or(|look| at < look.at);
+        looks.push(Look { at, gate: Arc::clone(gate) });
+        drop(looks);
+        if first {
+            self.look_came.notify_one();
+        }
+    }
+
+    pub(super) async fn look_came(&self) {
+        self.look_came.notified().await;
+    }
+
+    /// Looks at every gate that is due; says when the next one is.
+    pub(super) fn look(self: &Arc<Self>) -> Option<Instant> {
+        loop {
+            let now = Instant::now();
+            let mut looks = lock(&self.looks);
+            match looks.peek() {
+                Some(look) if look.at <= now => {}
+                next => return next.map(|look| look.at),
+            }
+            let Some(Look { at, gate }) = looks.pop() else { return None };
+            drop(looks);
+            // Only the last time that was asked for counts; the others are left over.
+            if gate.lock().places.wake_at() != Some(at) {
+                continue;
+            }
+            let mut next = None;
+            gate.update(|places, wake| next = places.tick(now, wake));
+            match next {
+                Some(at) => self.look_at(&gate, at),
+                None => self.retire(&gate),
+            }
+        }
+    }
+
+    /// Forgets a gate that nobody uses.
+    fn retire(&self, gate: &Arc<Gate>) {
+        let mut gates = lock(&self.gates);
+        let mut state = gate.lock();
+        if state.places.is_idle() && !state.queued {
+            state.retired = true;
+            gates.remove(&gate.name);
+        } else {
+            let at = Instant::now() + Duration::from_secs(1);
+            state.places.look_again(at);
+            drop(state);
+            drop(gates);
+            self.look_at(gate, at);
+        }
+    }
+
+    // ===== the end =====
+
+    /// No new places from here on. The tasks end when the last place is gone.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.wake_tasks();
+    }
+
+    /// Gives back all places.
+    pub(super) fn give_back(self: &Arc<Self>) {
+        for gate in self.all_gates() {
+            gate.update(|places, wake| places.close(Instant::now(), wake));
+        }
+    }
+
+    /// Whether nothing is left to do.
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_closed() && {
+            let gates = lock(&self.gates);
+            gates.values().all(|gate| !gate.lock().places.is_busy())
+        }
+    }
+
+    /// Waits for the tasks.
+    pub(super) async fn join(&self) {
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        for task in tasks {
+            let _ = task.await;
+        }
+    }
+
+    /// Nothing more can be done: takes the circle of node and gates apart.
+    pub(super) fn forget(&self) {
+        lock(&self.gates).clear();
+        lock(&self.looks).clear();
+        self.wake_tasks();
+    }
+
+    /// The last handle is gone. The tasks, if they run, see to what is left.
+    pub(super) fn abandon(&self) {
+        self.close();
+        if !self.running.load(Ordering::Acquire) {
+            self.forget();
+        }
+    }
+
+    fn wake_tasks(&self) {
+        self.mail_came.notify_one();
+        self.look_came.notify_one();
+    }
+}
+
+impl Mailbox for Node {
+    fn hint(&self, name: &str, n: u64, lease_end: u64) {
+        let Some(node) = self.me.upgrade() else { return };
+        node.gate(name).update(|places, wake| places.hint(n, lease_end, Instant::now(), wake));
+    }
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        lock(&self.state)
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Does something that may have to be sent, or may wake someone.
+    pub(super) fn update<T>(
+        self: &Arc<Self>,
+        act: impl FnOnce(&mut Places, &mut Vec<Waker>) -> T,
+    ) -> T {
+        let mut wake = Vec::new();
+        let mut state = self.lock();
+        let result = act(&mut state.places, &mut wake);
+        self.node.post(self, state);
+        wake.into_iter().for_each(Waker::wake);
+        result
+    }
+}
+
+/// Says that the tasks are gone, however they went.
+struct Running(Arc<Node>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.store(false, Ordering::Release);
+    }
+}
+
+fn no_answer() -> BackendError {
+    BackendError::call("the backend gave no answer in time")
+}
+
+/// No state behind these locks is left half changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PartialEq for Look {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Look {}
+
+impl PartialOrd for Look {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Look {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        // The earliest is the greatest, as a `BinaryHeap` wants it.
+        Reverse(self.at).cmp(&Reverse(other.at))
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,20 @@
+//! The one task that sees time pass: it renews what is due and says when a lease is lost.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::node::Node;
+
+/// Looks at every gate when its time comes, until the node is closed and empty.
+pub(super) async fn run(node: Arc<Node>) {
+    let far = std::time::Duration::from_secs(24 * 3600);
+    while !node.is_finished() {
+        let next = node.look().unwrap_or_else(|| Instant::now() + far);
+        tokio::select! {
+            () = sleep_until(next) => {}
+            () = node.look_came() => {}
+        }
+    }
+    node.forget();
+}

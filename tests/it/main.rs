@@ -1,0 +1,4 @@
+//! All integration tests, as one binary.
+
+mod conformance;
+mod support;

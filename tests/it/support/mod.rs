@@ -1,0 +1,19 @@
+//! What the tests share.
+
+pub mod redis;
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// Waits until something holds, for ten seconds at the most; looks every few ms.
+pub async fn eventually<F, Fut>(what: &str, mut holds: F)
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = bool>,
+{
+    let end = Instant::now() + Duration::from_secs(10);
+    while !holds().await {
+        assert!(Instant::now() < end, "not in ten seconds: {what}");
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}

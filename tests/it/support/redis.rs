@@ -1,0 +1,151 @@
+//! A Redis of a test's own.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use deadpool_redis::redis::{self, FromRedisValue};
+use tempfile::TempDir;
+use tower_semaphore::Semaphore;
+use tower_semaphore::backend::RedisBackend;
+
+/// A server on a free loopback port, in a directory of its own; killed when this is dropped.
+pub struct TestRedis {
+    server: Child,
+    port: u16,
+    dir: TempDir,
+    args: Vec<String>,
+}
+
+/// The server to test with: `TEST_REDIS_SERVER`, or what the PATH has.
+pub fn server_binary() -> String {
+    std::env::var("TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
+/// A loopback port that nobody listens on.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl TestRedis {
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub fn start_with(args: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        // Another process can take the port between the look and the start.
+        for _ in 0..5 {
+            let port = free_port();
+            let mut server = spawn(port, &dir, &args);
+            if is_ready(port, &mut server) {
+                return Self { server, port, dir, args };
+            }
+        }
+        panic!("{} did not start; is it installed?", server_binary());
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// One process's semaphore.
+    pub fn semaphore(&self) -> Semaphore {
+        Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
+    }
+
+    /// One command, on a connection of its own.
+    pub fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let client = redis::Client::open(self.url()).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let mut command = redis::cmd(words[0]);
+        for word in &words[1..] {
+            command.arg(*word);
+        }
+        command.query(&mut connection).unwrap()
+    }
+
+    pub fn keys(&self) -> u64 {
+        self.command(&["DBSIZE"])
+    }
+
+    /// How often a command was called since the start or the last `CONFIG RESETSTAT`.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats: String = self.command(&["INFO", "commandstats"]);
+        let prefix = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&*prefix));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    }
+
+    /// SIGKILL: nothing is saved.
+    pub fn kill(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+    }
+
+    /// On the same port again, empty.
+    pub fn restart(&mut self) {
+        self.kill();
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            self.server = spawn(self.port, &self.dir, &self.args);
+            if is_ready(self.port, &mut self.server) {
+                return;
+            }
+            assert!(Instant::now() < end, "the server does not come back");
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.server.id()
+    }
+}
+
+impl Drop for TestRedis {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn spawn(port: u16, dir: &TempDir, args: &[String]) -> Child {
+    let log = File::create(dir.path().join("log")).unwrap();
+    Command::new(server_binary())
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+        .args(args)
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {error}", server_binary()))
+}
+
+fn is_ready(port: u16, server: &mut Child) -> bool {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        if server.try_wait().unwrap().is_some() {
+            return false;
+        }
+        if let Ok(mut connection) = client.get_connection() {
+            let pid: redis::RedisResult<String> =
+                redis::cmd("INFO").arg("server").query(&mut connection);
+            // That it is this server, not another that took the port.
+            if pid.is_ok_and(|info| info.contains(&format!("process_id:{}", server.id()))) {
+                return true;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = server.kill();
+    let _ = server.wait();
+    false
+}
