@@ -21,6 +21,9 @@ use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
 
+/// When to look again at a gate that should be idle and is not.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// One process's `Semaphore`.
 pub(crate) struct Node {
     me: Weak<Self>,
@@ -432,13 +435,13 @@ impl Node {
         if state.places.is_idle() && !state.queued {
             state.retired = true;
             gates.remove(&gate.name);
-        } else {
-            let at = Instant::now() + Duration::from_secs(1);
-            state.places.look_again(at);
-            drop(state);
-            drop(gates);
-            self.look_at(gate, at);
+            return;
         }
+        // Something is still to be sent, or someone came just now: then he set a time himself.
+        let at = state.places.look_again(Instant::now() + LOOK_AGAIN);
+        drop(state);
+        drop(gates);
+        self.look_at(gate, at);
     }
 
     // ===== the end =====

@@ -850,9 +850,9 @@ impl Places {
         self.wake_at
     }
 
-    /// Looks again then, whatever else is to come.
-    pub(super) fn look_again(&mut self, at: Instant) {
-        self.wake_at = Some(at);
+    /// Sees to it that there is a next look: this one, unless there is one already.
+    pub(super) fn look_again(&mut self, at: Instant) -> Instant {
+        *self.wake_at.get_or_insert(at)
     }
 
     /// Whether nothing is here, nor on its way.

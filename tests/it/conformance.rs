@@ -2,11 +2,17 @@
 //!
 //! Each test gets a fleet: several semaphores, as of several processes, on one backend.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::{AcquireError, FullReason, Policy, Semaphore};
+use tower_semaphore::{AcquireError, Full, FullReason, Limit, Permit, Policy, Semaphore};
 
+use crate::support::eventually;
+#[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
 
 trait Fleet {
@@ -14,6 +20,8 @@ trait Fleet {
     fn node(&self) -> Semaphore;
     /// Whether nothing is stored.
     fn is_empty(&self) -> bool;
+    /// Forgets everything, as a server does that is killed and started empty.
+    fn wipe(&self);
 }
 
 impl Fleet for MemoryBackend {
@@ -24,8 +32,13 @@ impl Fleet for MemoryBackend {
     fn is_empty(&self) -> bool {
         Self::is_empty(self)
     }
+
+    fn wipe(&self) {
+        self.forget_all();
+    }
 }
 
+#[cfg(feature = "redis")]
 impl Fleet for TestRedis {
     fn node(&self) -> Semaphore {
         self.semaphore()
@@ -33,6 +46,10 @@ impl Fleet for TestRedis {
 
     fn is_empty(&self) -> bool {
         self.keys() == 0
+    }
+
+    fn wipe(&self) {
+        self.command::<()>(&["FLUSHALL"]);
     }
 }
 
@@ -44,6 +61,7 @@ macro_rules! conformance {
                 super::$name(&tower_semaphore::backend::MemoryBackend::new()).await;
             })*
         }
+        #[cfg(feature = "redis")]
         mod redis {
             $(#[tokio::test]
             async fn $name() {
@@ -56,14 +74,82 @@ macro_rules! conformance {
 conformance! {
     grants_up_to_the_limit_and_no_further
     hands_over_in_order
+    names_do_not_share
+    nobody_barges_while_someone_waits
+    a_limit_of_zero_refuses_and_unlimited_stores_nothing
+    a_waiter_gives_up_after_its_timeout
+    a_full_queue_refuses_at_once
+    waiters_that_give_up_cost_the_next_one_nothing
+    a_grant_that_nobody_came_for_is_given_back
+    a_permit_lives_as_long_as_its_last_clone
+    an_acknowledged_release_is_seen_by_all
+    a_process_reads_its_own_release
+    inspect_shows_who_holds_and_who_waits
+    a_permit_outlives_its_lease_while_its_process_lives
+    a_waiter_outlives_its_lease_while_its_process_lives
+    a_dead_process_loses_its_permits_with_their_lease
+    a_dead_waiter_is_passed_over
+    shutdown_gives_everything_back
+    dropping_the_semaphore_leaves_its_permits_alive
+    what_is_held_is_counted_again_after_a_loss_of_data
+    who_waits_keeps_his_turn_after_a_loss_of_data
+    a_crowd_never_passes_the_cap_and_leaves_nothing
+    cancelling_at_random_leaves_nothing
 }
 
 fn policy(limit: u32) -> Policy {
-    Policy::builder(limit).wait_timeout(Duration::from_secs(5)).build().unwrap()
+    Policy::builder(limit).wait_timeout(Duration::from_secs(20)).build().unwrap()
+}
+
+fn short_lease(limit: u32) -> Policy {
+    Policy::builder(limit)
+        .wait_timeout(Duration::from_secs(20))
+        .lease(Policy::MIN_LEASE)
+        .build()
+        .unwrap()
 }
 
 async fn empty(fleet: &impl Fleet) {
-    crate::support::eventually("nothing is stored", async || fleet.is_empty()).await;
+    eventually("nothing is stored", async || fleet.is_empty()).await;
+}
+
+async fn waiting(node: &Semaphore, name: &str, count: u64) {
+    eventually("so many wait", async || node.inspect(name).await.unwrap().waiting == count).await;
+}
+
+fn full(result: Result<Permit, AcquireError>) -> Full {
+    match result {
+        Err(AcquireError::Full(full)) => full,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// A process that dies: everything in it stops at once, and nothing is given back.
+fn die_holding(node: Semaphore, name: &'static str, policy: Policy, held: usize, waiting: usize) {
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            for _ in 0..held {
+                std::mem::forget(node.acquire(name, &policy).await.unwrap());
+            }
+            for _ in 0..waiting {
+                std::mem::forget(tokio::spawn(node.acquire(name, &policy)));
+            }
+            eventually("all are in", async || {
+                let seen = node.inspect(name).await.unwrap();
+                seen.in_use >= held as u64 && seen.waiting >= waiting as u64
+            })
+            .await;
+        });
+        runtime.shutdown_background();
+        std::mem::forget(node);
+    })
+    .join()
+    .unwrap();
 }
 
 async fn grants_up_to_the_limit_and_no_further(fleet: &impl Fleet) {
@@ -73,16 +159,13 @@ async fn grants_up_to_the_limit_and_no_further(fleet: &impl Fleet) {
     let two = b.try_acquire("x", &policy).await.unwrap();
     let three = a.try_acquire("x", &policy).await.unwrap();
     for node in [&a, &b] {
-        match node.try_acquire("x", &policy).await {
-            Err(AcquireError::Full(full)) => {
-                assert_eq!(full.reason, FullReason::Limit);
-                assert_eq!((full.limit, full.in_use, full.waiting), (3, 3, 0));
-            }
-            other => panic!("{other:?}"),
-        }
+        let full = full(node.try_acquire("x", &policy).await);
+        assert_eq!(full.reason, FullReason::Limit);
+        assert_eq!((full.limit, full.in_use, full.waiting), (3, 3, 0));
     }
     drop(two);
-    let four = a.try_acquire("x", &policy).await;
+    eventually("it is free", async || b.inspect("x").await.unwrap().in_use == 2).await;
+    let four = a.try_acquire("x", &policy).await.unwrap();
     drop((one, three, four));
     empty(fleet).await;
 }
@@ -92,23 +175,373 @@ async fn hands_over_in_order(fleet: &impl Fleet) {
     let policy = policy(1);
     let first = nodes[0].acquire("x", &policy).await.unwrap();
     let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
-    let mut tasks = Vec::new();
     for i in 0..30 {
-        let waiting = nodes[i % 3].acquire("x", &policy);
+        let acquire = nodes[i % 3].acquire("x", &policy);
         let done = done.clone();
-        tasks.push(tokio::spawn(async move {
-            let permit = waiting.await.unwrap();
+        tokio::spawn(async move {
+            let permit = acquire.await.unwrap();
             done.send(i).unwrap();
             drop(permit);
-        }));
-        crate::support::eventually("it waits", async || {
-            nodes[0].inspect("x").await.unwrap().waiting == i as u64 + 1
-        })
-        .await;
+        });
+        waiting(&nodes[0], "x", i as u64 + 1).await;
     }
     drop(first);
     for i in 0..30 {
         assert_eq!(order.recv().await, Some(i));
     }
+    empty(fleet).await;
+}
+
+async fn names_do_not_share(fleet: &impl Fleet) {
+    let node = fleet.node();
+    let policy = policy(1);
+    let names = ["a", "b", "a:b", "{a}", "a}", "", "%", "A"];
+    let mut permits = Vec::new();
+    for name in names {
+        permits.push(node.try_acquire(name, &policy).await.unwrap());
+    }
+    for name in names {
+        full(node.try_acquire(name, &policy).await);
+    }
+    drop(permits);
+    empty(fleet).await;
+}
+
+async fn nobody_barges_while_someone_waits(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let one = policy(1);
+    let first = a.acquire("x", &one).await.unwrap();
+    let second = tokio::spawn(b.acquire("x", &one));
+    waiting(&a, "x", 1).await;
+    // Even one who believes that there are more permits goes behind those who wait.
+    let seen = full(a.try_acquire("x", &one).await);
+    assert_eq!((seen.reason, seen.waiting), (FullReason::Limit, 1));
+    first.release().await.unwrap();
+    full(a.try_acquire("x", &one).await);
+    drop(second.await.unwrap().unwrap());
+    empty(fleet).await;
+}
+
+async fn a_limit_of_zero_refuses_and_unlimited_stores_nothing(fleet: &impl Fleet) {
+    let node = fleet.node();
+    let seen = full(node.acquire("x", &policy(0)).await);
+    assert_eq!((seen.reason, seen.limit), (FullReason::Limit, 0));
+    let unlimited = Policy::new(Limit::Unlimited);
+    let permit = node.acquire("x", &unlimited).await.unwrap();
+    assert!(!permit.is_lost());
+    assert!(fleet.is_empty());
+    permit.release().await.unwrap();
+}
+
+async fn a_waiter_gives_up_after_its_timeout(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let held = a.acquire("x", &policy(1)).await.unwrap();
+    let timeout = Duration::from_millis(80);
+    let brief = Policy::builder(1).wait_timeout(timeout).build().unwrap();
+    let seen = full(b.acquire("x", &brief).await);
+    assert_eq!((seen.reason, seen.limit), (FullReason::QueueTimeout, 1));
+    assert!(seen.waited >= timeout, "{:?}", seen.waited);
+    waiting(&a, "x", 0).await;
+    drop(held);
+    drop(b.acquire("x", &brief).await.unwrap());
+    empty(fleet).await;
+}
+
+async fn a_full_queue_refuses_at_once(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let narrow =
+        Policy::builder(1).wait_timeout(Duration::from_secs(20)).max_queue(2).build().unwrap();
+    let held = a.acquire("x", &narrow).await.unwrap();
+    let waiters = [tokio::spawn(a.acquire("x", &narrow)), tokio::spawn(b.acquire("x", &narrow))];
+    waiting(&a, "x", 2).await;
+    let seen = full(b.acquire("x", &narrow).await);
+    assert_eq!((seen.reason, seen.in_use, seen.waiting), (FullReason::QueueFull, 1, 2));
+    drop(held);
+    for waiter in waiters {
+        drop(waiter.await.unwrap().unwrap());
+    }
+    empty(fleet).await;
+}
+
+async fn waiters_that_give_up_cost_the_next_one_nothing(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = policy(1);
+    let held = a.acquire("x", &policy).await.unwrap();
+    let gone: Vec<_> = (0..20).map(|_| tokio::spawn(b.acquire("x", &policy))).collect();
+    waiting(&a, "x", 20).await;
+    let last = tokio::spawn(a.acquire("x", &policy));
+    waiting(&a, "x", 21).await;
+    for task in gone {
+        task.abort();
+    }
+    waiting(&a, "x", 1).await;
+    drop(held);
+    drop(last.await.unwrap().unwrap());
+    empty(fleet).await;
+}
+
+async fn a_grant_that_nobody_came_for_is_given_back(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = policy(1);
+    let held = a.acquire("x", &policy).await.unwrap();
+    // Queued when it is called, and never polled.
+    let unpolled = b.acquire("x", &policy);
+    waiting(&a, "x", 1).await;
+    drop(held);
+    eventually("it was handed over", async || {
+        let seen = a.inspect("x").await.unwrap();
+        (seen.in_use, seen.waiting) == (1, 0) && b.inspect("x").await.unwrap().holders[0].is_own
+    })
+    .await;
+    drop(unpolled);
+    empty(fleet).await;
+}
+
+async fn a_permit_lives_as_long_as_its_last_clone(fleet: &impl Fleet) {
+    let node = fleet.node();
+    let policy = policy(1);
+    let permit = node.acquire("x", &policy).await.unwrap();
+    let clone = permit.clone();
+    drop(permit);
+    full(node.try_acquire("x", &policy).await);
+    drop(clone);
+    drop(node.try_acquire("x", &policy).await.unwrap());
+    empty(fleet).await;
+}
+
+async fn an_acknowledged_release_is_seen_by_all(fleet: &impl Fleet) {
+    let nodes = [fleet.node(), fleet.node()];
+    let policy = policy(1);
+    for i in 0..50 {
+        let permit = nodes[i % 2].try_acquire("x", &policy).await.unwrap();
+        let clone = permit.clone();
+        permit.release().await.unwrap();
+        assert!(!clone.is_lost());
+        drop(clone);
+    }
+    assert!(fleet.is_empty());
+}
+
+async fn a_process_reads_its_own_release(fleet: &impl Fleet) {
+    let node = fleet.node();
+    let policy = policy(1);
+    for _ in 0..500 {
+        drop(node.try_acquire("x", &policy).await.unwrap());
+    }
+    empty(fleet).await;
+}
+
+async fn inspect_shows_who_holds_and_who_waits(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = policy(1);
+    let seen = a.inspect("x").await.unwrap();
+    assert_eq!((seen.in_use, seen.waiting), (0, 0));
+    assert!(seen.holders.is_empty() && seen.waiters.is_empty());
+    let held = a.acquire("x", &policy).await.unwrap();
+    let first = tokio::spawn(b.acquire("x", &policy));
+    waiting(&a, "x", 1).await;
+    let second = tokio::spawn(a.acquire("x", &policy));
+    waiting(&a, "x", 2).await;
+    let seen = b.inspect("x").await.unwrap();
+    let holders: Vec<_> = seen.holders.iter().map(|holder| holder.is_own).collect();
+    let waiters: Vec<_> = seen.waiters.iter().map(|waiter| waiter.is_own).collect();
+    assert_eq!((holders, waiters), (vec![false], vec![true, false]));
+    assert!(seen.waiters[0].waited >= seen.waiters[1].waited);
+    let lease = seen.holders[0].lease_left;
+    assert!(lease > Duration::from_secs(8) && lease <= Policy::DEFAULT_LEASE, "{lease:?}");
+    drop(held);
+    drop(first.await.unwrap().unwrap());
+    drop(second.await.unwrap().unwrap());
+    empty(fleet).await;
+}
+
+async fn a_permit_outlives_its_lease_while_its_process_lives(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = short_lease(1);
+    let held = a.acquire("x", &policy).await.unwrap();
+    let end = Instant::now() + 4 * Policy::MIN_LEASE;
+    while Instant::now() < end {
+        full(b.try_acquire("x", &policy).await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!held.is_lost());
+    drop(held);
+    empty(fleet).await;
+}
+
+async fn a_waiter_outlives_its_lease_while_its_process_lives(fleet: &impl Fleet) {
+    let (a, b, c) = (fleet.node(), fleet.node(), fleet.node());
+    let policy = short_lease(1);
+    let held = a.acquire("x", &policy).await.unwrap();
+    let first = tokio::spawn(b.acquire("x", &policy));
+    waiting(&a, "x", 1).await;
+    let second = tokio::spawn(c.acquire("x", &policy));
+    waiting(&a, "x", 2).await;
+    tokio::time::sleep(3 * Policy::MIN_LEASE).await;
+    assert_eq!(a.inspect("x").await.unwrap().waiting, 2);
+    drop(held);
+    let permit = first.await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    drop(permit);
+    drop(second.await.unwrap().unwrap());
+    empty(fleet).await;
+}
+
+async fn a_dead_process_loses_its_permits_with_their_lease(fleet: &impl Fleet) {
+    let policy = short_lease(2);
+    die_holding(fleet.node(), "x", policy, 2, 0);
+    let began = Instant::now();
+    let node = fleet.node();
+    let waiters: Vec<_> = (0..2).map(|_| tokio::spawn(node.acquire("x", &policy))).collect();
+    for waiter in waiters {
+        // Kept until both are there.
+        std::mem::forget(waiter.await.unwrap().unwrap());
+    }
+    let took = began.elapsed();
+    assert!(took < Policy::MIN_LEASE + Duration::from_millis(1000), "{took:?}");
+    node.shutdown().await;
+    empty(fleet).await;
+}
+
+async fn a_dead_waiter_is_passed_over(fleet: &impl Fleet) {
+    let policy = short_lease(1);
+    let node = fleet.node();
+    let held = node.acquire("x", &policy).await.unwrap();
+    die_holding(fleet.node(), "x", policy, 0, 5);
+    let last = tokio::spawn(node.acquire("x", &policy));
+    eventually("it waits", async || node.inspect("x").await.unwrap().waiting > 0).await;
+    let began = Instant::now();
+    drop(held);
+    drop(last.await.unwrap().unwrap());
+    let took = began.elapsed();
+    assert!(took < Policy::MIN_LEASE + Duration::from_millis(1000), "{took:?}");
+    empty(fleet).await;
+}
+
+async fn shutdown_gives_everything_back(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = policy(1);
+    let held = a.acquire("x", &policy).await.unwrap();
+    let waiter = tokio::spawn(a.acquire("x", &policy));
+    waiting(&b, "x", 1).await;
+    let other = tokio::spawn(b.acquire("x", &policy));
+    waiting(&b, "x", 2).await;
+    a.shutdown().await;
+    assert!(matches!(waiter.await.unwrap(), Err(AcquireError::Closed)));
+    held.lost().await;
+    assert!(held.is_lost());
+    drop(other.await.unwrap().unwrap());
+    assert!(matches!(a.acquire("x", &policy).await, Err(AcquireError::Closed)));
+    a.shutdown().await;
+    drop(held);
+    b.shutdown().await;
+    assert!(fleet.is_empty());
+}
+
+async fn dropping_the_semaphore_leaves_its_permits_alive(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = short_lease(1);
+    let held = a.acquire("x", &policy).await.unwrap();
+    drop(a);
+    tokio::time::sleep(2 * Policy::MIN_LEASE).await;
+    full(b.try_acquire("x", &policy).await);
+    assert!(!held.is_lost());
+    drop(held);
+    empty(fleet).await;
+}
+
+async fn what_is_held_is_counted_again_after_a_loss_of_data(fleet: &impl Fleet) {
+    let (a, b) = (fleet.node(), fleet.node());
+    let policy = short_lease(2);
+    let held = a.acquire("x", &policy).await.unwrap();
+    fleet.wipe();
+    // The next renewal finds it gone and shows its proof.
+    eventually("it is counted again", async || b.inspect("x").await.unwrap().in_use == 1).await;
+    assert!(!held.is_lost());
+    let other = b.try_acquire("x", &policy).await.unwrap();
+    full(b.try_acquire("x", &policy).await);
+    drop((held, other));
+    empty(fleet).await;
+}
+
+async fn who_waits_keeps_his_turn_after_a_loss_of_data(fleet: &impl Fleet) {
+    let nodes = [fleet.node(), fleet.node()];
+    let policy = short_lease(1);
+    let held = nodes[0].acquire("x", &policy).await.unwrap();
+    let mut waiters = VecDeque::new();
+    for i in 0..6 {
+        waiters.push_back(tokio::spawn(nodes[i % 2].acquire("x", &policy)));
+        waiting(&nodes[0], "x", i as u64 + 1).await;
+    }
+    fleet.wipe();
+    eventually("all are back", async || {
+        let seen = nodes[0].inspect("x").await.unwrap();
+        (seen.in_use, seen.waiting) == (1, 6)
+    })
+    .await;
+    drop(held);
+    while let Some(first) = waiters.pop_front() {
+        let permit = first.await.unwrap().unwrap();
+        assert!(waiters.iter().all(|other| !other.is_finished()));
+        drop(permit);
+    }
+    empty(fleet).await;
+}
+
+async fn a_crowd_never_passes_the_cap_and_leaves_nothing(fleet: &impl Fleet) {
+    let nodes: Vec<_> = (0..3).map(|_| fleet.node()).collect();
+    let names: Vec<_> = (0..4).map(|i| format!("crowd-{i}")).collect();
+    let in_flight: Arc<Vec<AtomicU32>> = Arc::new(names.iter().map(|_| 0.into()).collect());
+    let peak = Arc::new(AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for task in 0..60 {
+        let (node, which) = (nodes[task % 3].clone(), task % 4);
+        let name = names[which].clone();
+        let (in_flight, peak) = (Arc::clone(&in_flight), Arc::clone(&peak));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..20 {
+                let permit = node.acquire(&name, &policy(3)).await.unwrap();
+                let now = in_flight[which].fetch_add(1, Ordering::SeqCst) + 1;
+                peak.fetch_max(now, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                in_flight[which].fetch_sub(1, Ordering::SeqCst);
+                drop(permit);
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    // Never more; and not less, or it would not have been a crowd.
+    assert_eq!(peak.load(Ordering::SeqCst), 3);
+    empty(fleet).await;
+}
+
+async fn cancelling_at_random_leaves_nothing(fleet: &impl Fleet) {
+    let nodes: Vec<_> = (0..2).map(|_| fleet.node()).collect();
+    let policy = policy(2);
+    let mut tasks = Vec::new();
+    for task in 0..40u64 {
+        let node = nodes[(task % 2) as usize].clone();
+        tasks.push(tokio::spawn(async move {
+            for round in 0..25u64 {
+                // Between not at all and long enough to be granted.
+                let patience = Duration::from_micros((task * 37 + round * 101) % 3000);
+                let acquire = node.acquire("x", &policy);
+                if let Ok(permit) = tokio::time::timeout(patience, acquire).await {
+                    tokio::task::yield_now().await;
+                    drop(permit.unwrap());
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    empty(fleet).await;
+    // Nothing was lost on the way either: the cap can still be reached.
+    let one = nodes[0].try_acquire("x", &policy).await.unwrap();
+    let two = nodes[1].try_acquire("x", &policy).await.unwrap();
+    drop((one, two));
     empty(fleet).await;
 }

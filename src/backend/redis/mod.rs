@@ -27,7 +27,7 @@ use crate::ledger::NodeId;
 /// with `TCP_NODELAY` and RESP3; hints arrive on it too. Every call is bounded in time.
 ///
 /// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
-/// `+evalsha +eval +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
+/// `+evalsha +eval +script|load +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
 /// +zrevrange +zrangebyscore +pttl +pexpire +hello`.
 pub struct RedisBackend {
     pool: Pool,
@@ -139,19 +139,27 @@ impl Backend for RedisBackend {
     async fn connect(&self) -> Result<RedisLane, BackendError> {
         // Taken out of the pool for its life: going back would cost a round trip each time.
         let connection = self.pool.get().await.map_err(unreachable)?;
-        let mut lane = RedisLane { connection: Connection::take(connection), deaf: true };
-        if let Some((node, _)) = self.caller.get() {
-            let subscribed = lane.connection.subscribe(self.keys.mailbox(*node));
-            match tokio::time::timeout(self.response_timeout, subscribed).await {
-                Ok(Ok(())) => lane.deaf = false,
-                Ok(Err(error)) if is_forbidden(&error) => {
-                    tracing::warn!(%error, "hints cannot be had, so waiting costs polling");
+        let connection = Connection::take(connection);
+        let opened = async {
+            let mut lane = RedisLane { connection, deaf: true };
+            // Who may not load scripts sends them whole, once.
+            let scripts = scripts::load();
+            let count = scripts.len();
+            lane.connection.send_packed_commands(&scripts, 0, count).await.map_err(lane::broken)?;
+            if let Some((node, _)) = self.caller.get() {
+                match lane.connection.subscribe(self.keys.mailbox(*node)).await {
+                    Ok(()) => lane.deaf = false,
+                    Err(error) if is_forbidden(&error) => {
+                        tracing::warn!(%error, "hints cannot be had, so waiting costs polling");
+                    }
+                    Err(error) => return Err(lane::broken(error)),
                 }
-                Ok(Err(error)) => return Err(lane::broken(error)),
-                Err(_) => return Err(BackendError::connection("Redis gave no answer in time")),
             }
-        }
-        Ok(lane)
+            Ok(lane)
+        };
+        tokio::time::timeout(self.response_timeout, opened)
+            .await
+            .map_err(|_| BackendError::connection("Redis gave no answer in time"))?
     }
 
     fn response_timeout(&self) -> Duration {

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use deadpool_redis::redis::{Cmd, Script, Value, cmd};
+use deadpool_redis::redis::{Cmd, Pipeline, Script, Value, cmd};
 
 use crate::backend::{Answer, Call, Listing, Op};
 use crate::error::BackendError;
@@ -43,7 +43,16 @@ fn script(op: &Op) -> &'static Lua {
     }
 }
 
-/// The call by the script's hash; redis answers NOSCRIPT if it does not know that.
+/// Makes all scripts known, so that none has to be sent a second time, out of its turn.
+pub(super) fn load() -> Pipeline {
+    let mut pipeline = Pipeline::new();
+    for script in [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT] {
+        pipeline.cmd("SCRIPT").arg("LOAD").arg(script.text);
+    }
+    pipeline
+}
+
+/// The call by the script's hash; Redis answers NOSCRIPT if it does not know that.
 pub(super) fn evalsha(call: &Call) -> Cmd {
     let mut command = cmd("EVALSHA");
     command.arg(&*script(&call.op).hash);

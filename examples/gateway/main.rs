@@ -1,0 +1,132 @@
+//! A reverse proxy that takes a permit for each request before it goes on to an upstream: the
+//! layer as a sidecar, for services in any language.
+//!
+//! ```sh
+//! cargo run --release --example gateway -- \
+//!     --listen 127.0.0.1:8080 --upstream http://127.0.0.1:9000 \
+//!     --redis redis://127.0.0.1/ --key header:x-tenant --limit 5 --limit-for acme=20
+//! ```
+//!
+//! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
+//! SIGTERM or Ctrl-C drains: what is in flight ends, the permits are given back, the exit code is
+//! 0. A second signal ends it at once, with 1.
+
+#![allow(clippy::print_stdout, reason = "says where it listens")]
+
+mod args;
+mod proxy;
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+
+use axum::extract::{ConnectInfo, Request};
+use axum::serve::ListenerExt;
+use axum::{Router, middleware};
+use clap::Parser;
+use tokio::net::TcpListener;
+use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+
+use self::args::Args;
+use self::proxy::Proxy;
+
+fn main() -> io::Result<()> {
+    tracing_subscriber::fmt().with_writer(io::stderr).init();
+    let args = Args::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
+    { runtime }.build()?.block_on(serve(args))
+}
+
+async fn serve(args: Args) -> io::Result<()> {
+    let (semaphore, layer) = limiter(&args).unwrap_or_else(|error| args::exit(&error));
+    let proxy = Proxy::new(args.upstream, &args.name);
+    let app = Router::new()
+        .fallback(move |request| async move { proxy.forward(request).await })
+        .layer(layer)
+        .layer(middleware::map_request(with_peer))
+        .into_make_service_with_connect_info::<SocketAddr>();
+
+    let listener = TcpListener::bind(args.listen).await?;
+    let drain = first_signal()?;
+    println!("listening on http://{}", listener.local_addr()?);
+    io::stdout().flush()?;
+
+    let listener = listener.tap_io(|socket| {
+        // Without it, small frames of a stream are kept back. Fails on a dead socket only.
+        let _ = socket.set_nodelay(true);
+    });
+    axum::serve(listener, app).with_graceful_shutdown(drain).await?;
+    semaphore.shutdown().await;
+    Ok(())
+}
+
+/// The permits, and the layer that takes them.
+fn limiter(args: &Args) -> Result<(Semaphore, ConcurrencyLimitLayer), ConfigError> {
+    let semaphore = match &args.redis {
+        Some(url) => Semaphore::redis(url)?,
+        None => Semaphore::in_memory(),
+    };
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, &args.name)
+        .wait_timeout(args.wait)
+        .lease(args.lease)
+        .max_queue(args.max_queue)
+        .hold_until(args.hold.into())
+        .on_missing_key(args.missing_key.into())
+        .on_lost(args.on_lost.into());
+    let layer = args.limits(args.key.clone().extract(builder)).build()?;
+    Ok((semaphore, layer))
+}
+
+/// Puts the client's address where `PeerIpKey` looks for it.
+async fn with_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, mut request: Request) -> Request {
+    request.extensions_mut().insert(peer);
+    request
+}
+
+/// Ready at the first signal to stop; a second one then ends the process.
+fn first_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut signals = Signals::listen()?;
+    Ok(async move {
+        signals.next().await;
+        tracing::info!("draining; a second signal ends at once");
+        tokio::spawn(async move {
+            signals.next().await;
+            std::process::exit(1);
+        });
+    })
+}
+
+/// SIGTERM and Ctrl-C.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let terminate = signal(SignalKind::terminate())?;
+        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+#[cfg(not(unix))]
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {})
+    }
+
+    async fn next(&mut self) {
+        let _ = tokio::signal::ctrl_c().await;
+    }
+}
