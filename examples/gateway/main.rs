@@ -19,27 +19,35 @@ mod proxy;
 use std::future::Future;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request};
 use axum::serve::ListenerExt;
 use axum::{Router, middleware};
-use clap::Parser;
 use tokio::net::TcpListener;
 use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
 
 use self::args::Args;
 use self::proxy::Proxy;
 
-fn main() -> io::Result<()> {
+fn main() -> ExitCode {
+    let args = Args::read();
     tracing_subscriber::fmt().with_writer(io::stderr).init();
-    let args = Args::parse();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
-    { runtime }.build()?.block_on(serve(args))
+    let listen = args.listen;
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {listen}: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
+#[tokio::main(worker_threads = 2)]
 async fn serve(args: Args) -> io::Result<()> {
-    let (semaphore, layer) = limiter(&args).unwrap_or_else(|error| args::exit(&error));
-    let proxy = Proxy::new(args.upstream, &args.name);
+    let (semaphore, layer) = limiter(&args).unwrap_or_else(|error| args::refuse(error));
+    let proxy = Arc::new(Proxy::new(args.upstream, &args.name));
     let app = Router::new()
         .fallback(move |request| async move { proxy.forward(request).await })
         .layer(layer)
@@ -66,14 +74,7 @@ fn limiter(args: &Args) -> Result<(Semaphore, ConcurrencyLimitLayer), ConfigErro
         Some(url) => Semaphore::redis(url)?,
         None => Semaphore::in_memory(),
     };
-    let builder = ConcurrencyLimitLayer::builder(&semaphore, &args.name)
-        .wait_timeout(args.wait)
-        .lease(args.lease)
-        .max_queue(args.max_queue)
-        .hold_until(args.hold.into())
-        .on_missing_key(args.missing_key.into())
-        .on_lost(args.on_lost.into());
-    let layer = args.limits(args.key.clone().extract(builder)).build()?;
+    let layer = args.apply(ConcurrencyLimitLayer::builder(&semaphore, &args.name)).build()?;
     Ok((semaphore, layer))
 }
 

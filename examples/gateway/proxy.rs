@@ -36,7 +36,7 @@ pub(crate) struct Upstream {
     base: String,
 }
 
-#[derive(Clone)]
+/// The upstream's client.
 pub(crate) struct Proxy {
     client: Client<HttpConnector, Body>,
     upstream: Upstream,
@@ -49,9 +49,8 @@ impl Proxy {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .build(connector);
+        let client =
+            Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
         Self { client, upstream, name: name.into() }
     }
 

@@ -1,4 +1,7 @@
 //! All integration tests, as one binary.
 
 mod conformance;
+#[cfg(feature = "redis")]
+mod fleet;
+mod layer;
 mod support;

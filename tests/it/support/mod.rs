@@ -1,12 +1,15 @@
 //! What the tests share.
 
-pub mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod gateway;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 /// Waits until something holds, for ten seconds at the most; looks every few ms.
-pub async fn eventually<F, Fut>(what: &str, mut holds: F)
+pub(crate) async fn eventually<F, Fut>(what: &str, mut holds: F)
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = bool>,

@@ -11,7 +11,7 @@ use tower_semaphore::Semaphore;
 use tower_semaphore::backend::RedisBackend;
 
 /// A server on a free loopback port, in a directory of its own; killed when this is dropped.
-pub struct TestRedis {
+pub(crate) struct TestRedis {
     server: Child,
     port: u16,
     dir: TempDir,
@@ -19,21 +19,21 @@ pub struct TestRedis {
 }
 
 /// The server to test with: `TEST_REDIS_SERVER`, or what the PATH has.
-pub fn server_binary() -> String {
+pub(crate) fn server_binary() -> String {
     std::env::var("TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
 /// A loopback port that nobody listens on.
-pub fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl TestRedis {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::start_with(&[])
     }
 
-    pub fn start_with(args: &[&str]) -> Self {
+    pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = TempDir::new().unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         // Another process can take the port between the look and the start.
@@ -47,21 +47,21 @@ impl TestRedis {
         panic!("{} did not start; is it installed?", server_binary());
     }
 
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
     /// One process's semaphore.
-    pub fn semaphore(&self) -> Semaphore {
+    pub(crate) fn semaphore(&self) -> Semaphore {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
     /// One command, on a connection of its own.
-    pub fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub(crate) fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let client = redis::Client::open(self.url()).unwrap();
         let mut connection = client.get_connection().unwrap();
         let mut command = redis::cmd(words[0]);
@@ -71,12 +71,12 @@ impl TestRedis {
         command.query(&mut connection).unwrap()
     }
 
-    pub fn keys(&self) -> u64 {
+    pub(crate) fn keys(&self) -> u64 {
         self.command(&["DBSIZE"])
     }
 
     /// How often a command was called since the start or the last `CONFIG RESETSTAT`.
-    pub fn calls(&self, command: &str) -> u64 {
+    pub(crate) fn calls(&self, command: &str) -> u64 {
         let stats: String = self.command(&["INFO", "commandstats"]);
         let prefix = format!("cmdstat_{command}:calls=");
         let line = stats.lines().find_map(|line| line.strip_prefix(&*prefix));
@@ -84,13 +84,13 @@ impl TestRedis {
     }
 
     /// SIGKILL: nothing is saved.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.server.kill().unwrap();
         self.server.wait().unwrap();
     }
 
     /// On the same port again, empty.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.kill();
         let end = Instant::now() + Duration::from_secs(5);
         loop {
@@ -102,7 +102,7 @@ impl TestRedis {
         }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.server.id()
     }
 }

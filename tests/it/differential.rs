@@ -1,0 +1,736 @@
+//! Generated histories hold the scripts of `lua/` against the ledger: the same operations at the
+//! same times must give the same replies, the same messages and the same set.
+//!
+//! The scripts run on a real server. Only their clock is replaced, by two keys that the test sets,
+//! so that time can stand still, jump and go back. What the server answers is decoded here anew, not
+//! by the crate's own decoder.
+//!
+//! `TEST_HISTORIES` says how many histories to generate; 2000 unless set. A failure is printed as
+//! the shortest history that still fails.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use deadpool_redis::redis::{Cmd, Script, cmd};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use tower_semaphore::ledger::{Ask, Grant, Ledger, NodeId, PlaceId, Reply, Standing};
+
+use crate::support::redis::TestRedis;
+
+const KEY: &str = "t:{x}";
+const NODES: usize = 4;
+
+// --- histories ----------------------------------------------------------------------------------
+
+/// One semaphore's life.
+#[derive(Clone, Debug)]
+struct History {
+    /// Whether PUBLISH is taken at its word.
+    counted: bool,
+    limit: u32,
+    steps: Vec<Step>,
+}
+
+/// What numbers stand for is found when the step is taken, so that a history without some of its
+/// steps is a history too: that is what shrinking needs.
+#[derive(Clone, Debug)]
+enum Step {
+    Acquire { node: usize, deaf: bool, ids: usize, lease_ms: u64, max_queue: Option<u32> },
+    AcquireAgain { node: usize, picks: Vec<Pick>, lease_ms: u64, max_queue: Option<u32> },
+    Release { node: usize, picks: Vec<Pick> },
+    Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
+    Reassert { node: usize, proofs: Vec<(Pick, Proof)>, lease_ms: u64 },
+    Inspect { most: usize },
+    Limit(u32),
+    Time(Time),
+    Subscribe { node: usize, alive: bool },
+    Wipe,
+}
+
+/// A place's id.
+#[derive(Clone, Debug)]
+enum Pick {
+    /// One of those that are in the set.
+    Present(usize),
+    /// One of those that were ever made, there or not.
+    Known(usize),
+    /// One that was never sent before.
+    New { node: usize, deaf: bool },
+}
+
+/// What a place shows to be counted again.
+#[derive(Clone, Debug)]
+enum Proof {
+    /// The lease end that it was told last.
+    LeaseEnd,
+    /// The ticket that it was told last, or else that of another place.
+    Ticket(usize),
+    /// A lease end at this distance from now, ms.
+    Near(i64),
+}
+
+#[derive(Clone, Debug)]
+enum Time {
+    /// On, or back, by so many µs.
+    By(i64),
+    /// To the lease end of a place, and so many ms on.
+    LeaseEnd(usize, i64),
+}
+
+fn lease() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 1_000..30_000u64, 1 => 1..1_000u64, 1 => 30_000..86_400_000u64]
+}
+
+fn queue() -> impl Strategy<Value = Option<u32>> {
+    prop_oneof![
+        2 => Just(None),
+        2 => Just(Some(0)),
+        3 => (1..6u32).prop_map(Some),
+        6 => (10..20_000u32).prop_map(Some),
+        1 => Just(Some(u32::MAX)),
+    ]
+}
+
+fn limit() -> impl Strategy<Value = u32> {
+    prop_oneof![12 => 1..6u32, 2 => 6..40u32, 1 => 1..=u32::MAX]
+}
+
+fn pick() -> impl Strategy<Value = Pick> {
+    let any = any::<u16>().prop_map(usize::from);
+    prop_oneof![
+        7 => any.clone().prop_map(Pick::Present),
+        2 => any.prop_map(Pick::Known),
+        1 => (0..NODES, any::<bool>()).prop_map(|(node, deaf)| Pick::New { node, deaf }),
+    ]
+}
+
+fn proof() -> impl Strategy<Value = Proof> {
+    prop_oneof![
+        4 => Just(Proof::LeaseEnd),
+        3 => any::<u16>().prop_map(|i| Proof::Ticket(i.into())),
+        2 => (-2..=2i64).prop_map(Proof::Near),
+        1 => (-20_000..20_000i64).prop_map(Proof::Near),
+    ]
+}
+
+fn time() -> impl Strategy<Value = Time> {
+    let second = 1_000_000i64;
+    prop_oneof![
+        3 => (1..5_000i64).prop_map(Time::By),
+        4 => (0..3 * second).prop_map(Time::By),
+        2 => (0..40 * second).prop_map(Time::By),
+        2 => (-5 * second..0).prop_map(Time::By),
+        4 => (any::<u16>(), -1..=1i64).prop_map(|(i, ms)| Time::LeaseEnd(i.into(), ms)),
+    ]
+}
+
+fn step(batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
+    let most = *batch.end();
+    let picks = prop::collection::vec(pick(), batch.clone());
+    let proofs = prop::collection::vec((pick(), proof()), batch.clone());
+    let node = 0..NODES;
+    prop_oneof![
+        30 => (node.clone(), prop::bool::weighted(0.15), batch, lease(), queue()).prop_map(
+            |(node, deaf, ids, lease_ms, max_queue)| {
+                Step::Acquire { node, deaf, ids, lease_ms, max_queue }
+            }
+        ),
+        6 => (node.clone(), picks.clone(), lease(), queue()).prop_map(
+            |(node, picks, lease_ms, max_queue)| {
+                Step::AcquireAgain { node, picks, lease_ms, max_queue }
+            }
+        ),
+        18 => (node.clone(), picks.clone()).prop_map(|(node, picks)| Step::Release { node, picks }),
+        14 => (node.clone(), picks, lease())
+            .prop_map(|(node, picks, lease_ms)| Step::Renew { node, picks, lease_ms }),
+        8 => (node.clone(), proofs, lease())
+            .prop_map(|(node, proofs, lease_ms)| Step::Reassert { node, proofs, lease_ms }),
+        4 => (1..=4 * most).prop_map(|most| Step::Inspect { most }),
+        4 => limit().prop_map(Step::Limit),
+        16 => time().prop_map(Step::Time),
+        4 => (node, any::<bool>()).prop_map(|(node, alive)| Step::Subscribe { node, alive }),
+        1 => Just(Step::Wipe),
+    ]
+}
+
+fn history(
+    batch: RangeInclusive<usize>,
+    steps: RangeInclusive<usize>,
+) -> impl Strategy<Value = History> {
+    (prop::bool::weighted(0.8), limit(), prop::collection::vec(step(batch), steps))
+        .prop_map(|(counted, limit, steps)| History { counted, limit, steps })
+}
+
+// --- the ledger's side ----------------------------------------------------------------------------
+
+/// A message as it must come: channel, text.
+type Message = (String, String);
+
+/// What the server has to show after one operation.
+#[derive(Debug)]
+struct Expected {
+    /// Which step of the history this is, as it was carried out.
+    what: String,
+    reply: Vec<Item>,
+    messages: Vec<Message>,
+    set: Vec<(String, u64)>,
+    /// The longest of the leases in the set, ms, and the longest ever given.
+    longest: (u64, u64),
+}
+
+/// One history carried out by the ledger: the commands to send, and what must come back.
+#[derive(Default)]
+struct Script1 {
+    commands: Vec<u8>,
+    expected: Vec<Expected>,
+}
+
+struct Model<'a> {
+    lua: &'a Lua,
+    out: Script1,
+    ledger: Ledger,
+    counted: bool,
+    limit: u32,
+    now: u64,
+    alive: [bool; NODES],
+    next: u64,
+    known: Vec<PlaceId>,
+    lease_ends: HashMap<PlaceId, u64>,
+    tickets: HashMap<PlaceId, u64>,
+    leases: HashMap<PlaceId, u64>,
+    longest: u64,
+}
+
+fn node(i: usize) -> NodeId {
+    // Far apart, so that their texts differ from the first digit on.
+    NodeId::new(0x1357_9bdf_0246_8ace_u64.wrapping_mul(i as u64 * 2 + 1))
+}
+
+fn channel(node: NodeId) -> String {
+    format!("t:@{node}")
+}
+
+impl<'a> Model<'a> {
+    fn new(lua: &'a Lua, history: &History) -> Self {
+        Self {
+            lua,
+            out: Script1::default(),
+            ledger: Ledger::new(),
+            counted: history.counted,
+            limit: history.limit,
+            now: 1_795_169_853_126_543,
+            alive: [true; NODES],
+            // So that numbers of one and of two digits meet: they are ordered as texts.
+            next: 30,
+            known: Vec::new(),
+            lease_ends: HashMap::new(),
+            tickets: HashMap::new(),
+            leases: HashMap::new(),
+            longest: 0,
+        }
+    }
+
+    fn run(mut self, history: &History) -> Script1 {
+        self.send(cmd("DEL").arg(KEY));
+        self.send(&cmd("UNSUBSCRIBE"));
+        for i in 0..NODES {
+            self.send(cmd("SUBSCRIBE").arg(channel(node(i))));
+        }
+        for (i, step) in history.steps.iter().enumerate() {
+            self.take(i, step);
+        }
+        self.out
+    }
+
+    fn send(&mut self, command: &Cmd) {
+        self.out.commands.extend(command.get_packed_command());
+    }
+
+    fn take(&mut self, i: usize, step: &Step) {
+        match step {
+            Step::Acquire { node: at, deaf, ids, lease_ms, max_queue } => {
+                let ids: Vec<_> = (0..*ids).map(|_| self.new_id(*at, *deaf)).collect();
+                self.acquire(i, *at, &ids, *lease_ms, *max_queue);
+            }
+            Step::AcquireAgain { node, picks, lease_ms, max_queue } => {
+                let ids = self.pick_once(picks);
+                self.acquire(i, *node, &ids, *lease_ms, *max_queue);
+            }
+            Step::Release { node, picks } => {
+                let ids: Vec<_> = picks.iter().map(|pick| self.pick(pick)).collect();
+                self.release(i, *node, &ids);
+            }
+            Step::Renew { node, picks, lease_ms } => {
+                let ids = self.pick_once(picks);
+                self.renew(i, *node, &ids, *lease_ms);
+            }
+            Step::Reassert { node, proofs, lease_ms } => {
+                let picks: Vec<_> = proofs.iter().map(|(pick, _)| pick.clone()).collect();
+                let ids = self.pick_once(&picks);
+                let proofs: Vec<_> =
+                    ids.iter().zip(proofs).map(|(id, (_, p))| (*id, self.prove(*id, p))).collect();
+                self.reassert(i, *node, &proofs, *lease_ms);
+            }
+            Step::Inspect { most } => self.inspect(i, *most),
+            Step::Limit(limit) => self.limit = *limit,
+            Step::Time(Time::By(us)) => self.now = self.now.saturating_add_signed(*us),
+            Step::Time(Time::LeaseEnd(place, ms)) => {
+                let places = self.present();
+                if let Some((_, lease_end, _)) = places.get(place % places.len().max(1)) {
+                    let ms = lease_end.saturating_add_signed(*ms);
+                    self.now = ms * 1000 + self.now % 1000;
+                }
+            }
+            Step::Subscribe { node: at, alive } => {
+                self.alive[*at] = *alive;
+                let command = if *alive { "SUBSCRIBE" } else { "UNSUBSCRIBE" };
+                self.send(cmd(command).arg(channel(node(*at))));
+            }
+            Step::Wipe => {
+                self.ledger = Ledger::new();
+                self.send(cmd("DEL").arg(KEY));
+            }
+        }
+    }
+
+    fn new_id(&mut self, at: usize, deaf: bool) -> PlaceId {
+        let id = PlaceId { node: node(at), deaf, n: self.next };
+        self.next += 1;
+        self.known.push(id);
+        id
+    }
+
+    fn present(&self) -> Vec<(PlaceId, u64, Option<u64>)> {
+        let mut places: Vec<_> = self.ledger.places().collect();
+        places.sort_unstable();
+        places
+    }
+
+    fn pick(&mut self, pick: &Pick) -> PlaceId {
+        let present = self.present();
+        match pick {
+            Pick::Present(i) if !present.is_empty() => present[i % present.len()].0,
+            Pick::Present(i) | Pick::Known(i) if !self.known.is_empty() => {
+                self.known[i % self.known.len()]
+            }
+            Pick::Present(_) | Pick::Known(_) => self.new_id(0, false),
+            Pick::New { node, deaf } => self.new_id(*node, *deaf),
+        }
+    }
+
+    /// No process names a place twice in one call.
+    fn pick_once(&mut self, picks: &[Pick]) -> Vec<PlaceId> {
+        let mut seen = HashSet::new();
+        let mut ids = Vec::with_capacity(picks.len());
+        for pick in picks {
+            let mut id = self.pick(pick);
+            if !seen.insert(id) {
+                id = self.new_id(0, false);
+                seen.insert(id);
+            }
+            ids.push(id);
+        }
+        ids
+    }
+
+    fn prove(&self, id: PlaceId, proof: &Proof) -> u64 {
+        let near = |ms: i64| (self.now / 1000).saturating_add_signed(ms);
+        match proof {
+            Proof::LeaseEnd => self.lease_ends.get(&id).copied().unwrap_or_else(|| near(0)),
+            Proof::Ticket(i) => {
+                let mut all: Vec<u64> = self.tickets.values().copied().collect();
+                all.sort_unstable();
+                let other = all.get(i % all.len().max(1)).copied().unwrap_or(self.now);
+                self.tickets.get(&id).copied().unwrap_or(other)
+            }
+            Proof::Near(ms) => near(*ms),
+        }
+    }
+
+    /// Has the ledger do it, and the server asked to do the same.
+    fn operate(
+        &mut self,
+        what: String,
+        at: usize,
+        ids: &[PlaceId],
+        lease_ms: u64,
+        command: &Cmd,
+        run: impl FnOnce(&mut Ledger, Ask, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
+    ) {
+        let ask = Ask { now: self.now, limit: self.limit, node: node(at) };
+        let mut messages = Vec::new();
+        let (alive, counted) = (self.alive, self.counted);
+        let reply = run(&mut self.ledger, ask, &mut |to, grants| {
+            let listens = (0..NODES).any(|i| node(i) == to && alive[i]);
+            if listens {
+                let mut text = KEY.to_owned();
+                for grant in grants {
+                    let id = grant.id.to_string();
+                    let (_, n) = id.split_once(':').unwrap();
+                    text += &format!(" {n} {}", grant.lease_end);
+                }
+                messages.push((channel(to), text));
+            }
+            listens || !counted
+        });
+
+        for (id, standing) in ids.iter().zip(&reply.standings) {
+            if let Standing::Waits(ticket) = standing {
+                self.tickets.insert(*id, *ticket);
+            }
+            if matches!(standing, Standing::Waits(_) | Standing::Held) {
+                self.lease_ends.insert(*id, reply.lease_end);
+                self.leases.insert(*id, lease_ms);
+                self.longest = self.longest.max(lease_ms);
+            }
+        }
+
+        let mut items: Vec<Item> =
+            [reply.lease_end, reply.earliest, reply.in_use, reply.waiting].map(number).into();
+        items.extend(reply.standings.iter().map(|standing| match standing {
+            Standing::Gone => Item::Int(0),
+            Standing::Held => Item::Int(1),
+            Standing::NoPermit => Item::Int(-1),
+            Standing::QueueFull => Item::Int(-2),
+            Standing::Waits(ticket) => number(*ticket),
+        }));
+        for grant in &reply.granted {
+            items.push(Item::Text(grant.id.to_string()));
+            // As it stands in the set: a score comes as text.
+            items.push(Item::Text(grant.lease_end.to_string()));
+        }
+        self.expect(what, command, items, messages);
+    }
+
+    fn expect(
+        &mut self,
+        what: String,
+        command: &Cmd,
+        reply: Vec<Item>,
+        messages: Vec<Message>,
+    ) {
+        let (s, us) = (self.now / 1_000_000, self.now % 1_000_000);
+        self.send(cmd("MSET").arg("now:s").arg(s).arg("now:us").arg(us));
+        self.send(command);
+        self.send(cmd("ZRANGE").arg(KEY).arg(0).arg(-1).arg("WITHSCORES"));
+        self.send(cmd("PTTL").arg(KEY));
+
+        let mut set = Vec::new();
+        let mut longest = 0;
+        for (id, lease_end, ticket) in self.ledger.places() {
+            longest = longest.max(self.leases[&id]);
+            set.push((id.to_string(), lease_end));
+            if let Some(ticket) = ticket {
+                set.push((format!("q{id}"), ticket));
+            }
+        }
+        set.sort_unstable_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
+        let longest = (longest, self.longest);
+        self.out.expected.push(Expected { what, reply, messages, set, longest });
+    }
+
+    fn what(&self, i: usize, op: &str, at: usize, ids: &[PlaceId], more: &str) -> String {
+        let shown: Vec<_> = ids.iter().take(8).map(ToString::to_string).collect();
+        format!(
+            "step {i}: {op} by {} of {} ids {shown:?}, limit {}, now {}, {more}",
+            node(at),
+            ids.len(),
+            self.limit,
+            self.now
+        )
+    }
+
+    fn acquire(
+        &mut self,
+        i: usize,
+        at: usize,
+        ids: &[PlaceId],
+        lease_ms: u64,
+        max_queue: Option<u32>,
+    ) {
+        let what =
+            self.what(i, "acquire", at, ids, &format!("lease {lease_ms}, queue {max_queue:?}"));
+        let mut command = self.lua.call("acquire", self.limit);
+        command.arg(lease_ms).arg(max_queue.map_or(-1, i64::from));
+        command.arg(u8::from(self.counted)).arg(node(at).to_string()).arg(texts(ids));
+        self.operate(what, at, ids, lease_ms, &command, |ledger, ask, post| {
+            ledger.acquire(ask, lease_ms, max_queue, ids, post)
+        });
+    }
+
+    fn release(&mut self, i: usize, at: usize, ids: &[PlaceId]) {
+        let what = self.what(i, "release", at, ids, "");
+        let mut command = self.lua.call("release", self.limit);
+        command.arg(u8::from(self.counted)).arg(node(at).to_string()).arg(texts(ids));
+        self.operate(what, at, ids, 0, &command, |ledger, ask, post| {
+            ledger.release(ask, ids, post)
+        });
+    }
+
+    fn renew(&mut self, i: usize, at: usize, ids: &[PlaceId], lease_ms: u64) {
+        let what = self.what(i, "renew", at, ids, &format!("lease {lease_ms}"));
+        let mut command = self.lua.call("renew", self.limit);
+        command.arg(lease_ms).arg(u8::from(self.counted)).arg(node(at).to_string()).arg(texts(ids));
+        self.operate(what, at, ids, lease_ms, &command, |ledger, ask, post| {
+            ledger.renew(ask, lease_ms, ids, post)
+        });
+    }
+
+    fn reassert(&mut self, i: usize, at: usize, proofs: &[(PlaceId, u64)], lease_ms: u64) {
+        let ids: Vec<_> = proofs.iter().map(|(id, _)| *id).collect();
+        let shown: Vec<_> = proofs.iter().take(8).map(|(_, proof)| proof).collect();
+        let what =
+            self.what(i, "reassert", at, &ids, &format!("lease {lease_ms}, proofs {shown:?}"));
+        let mut command = self.lua.call("reassert", self.limit);
+        command.arg(lease_ms).arg(u8::from(self.counted)).arg(node(at).to_string());
+        for (id, proof) in proofs {
+            command.arg(id.to_string()).arg(*proof);
+        }
+        self.operate(what, at, &ids, lease_ms, &command, |ledger, ask, post| {
+            ledger.reassert(ask, lease_ms, proofs, post)
+        });
+    }
+
+    fn inspect(&mut self, i: usize, most: usize) {
+        let what = self.what(i, "inspect", 0, &[], &format!("most {most}"));
+        let command = self.lua.call("inspect", u32::try_from(most).unwrap());
+        let (mut leases, mut tickets) = (Vec::new(), Vec::new());
+        for (id, lease_end, ticket) in self.ledger.places() {
+            if lease_end > self.now / 1000 {
+                leases.push((lease_end, id.to_string()));
+            }
+            if let Some(ticket) = ticket {
+                tickets.push((ticket, format!("q{id}")));
+            }
+        }
+        leases.sort_unstable();
+        leases.truncate(most);
+        tickets.sort_unstable();
+        tickets.truncate(most);
+        let counts = [self.now, self.ledger.in_use(), self.ledger.waiting(), leases.len() as u64];
+        let mut items: Vec<Item> = counts.map(number).into();
+        for (score, member) in leases.into_iter().chain(tickets) {
+            items.push(Item::Text(member));
+            items.push(Item::Text(score.to_string()));
+        }
+        self.expect(what, &command, items, Vec::new());
+    }
+}
+
+fn texts(ids: &[PlaceId]) -> Vec<String> {
+    ids.iter().map(ToString::to_string).collect()
+}
+
+fn number(n: u64) -> Item {
+    Item::Int(i64::try_from(n).unwrap())
+}
+
+// --- the scripts' side ----------------------------------------------------------------------------
+
+const FILES: [(&str, &str); 5] = [
+    ("acquire", include_str!("../../lua/acquire.lua")),
+    ("release", include_str!("../../lua/release.lua")),
+    ("renew", include_str!("../../lua/renew.lua")),
+    ("reassert", include_str!("../../lua/reassert.lua")),
+    ("inspect", include_str!("../../lua/inspect.lua")),
+];
+const PRELUDE: &str = include_str!("../../lua/prelude.lua");
+
+/// The scripts, with the test's clock.
+struct Lua {
+    texts: HashMap<&'static str, String>,
+    hashes: HashMap<&'static str, String>,
+}
+
+impl Lua {
+    /// `change` may alter a file's text; it gets the file's name.
+    fn new(change: impl Fn(&str, &str) -> String) -> Self {
+        const CLOCK: &str = "redis.call('TIME')";
+        let prelude = change("prelude", PRELUDE);
+        assert_eq!(prelude.matches(CLOCK).count(), 1, "time is read in one place");
+        let prelude = prelude.replace(CLOCK, "redis.call('MGET', 'now:s', 'now:us')");
+        let mut lua = Self { texts: HashMap::new(), hashes: HashMap::new() };
+        for (name, body) in FILES {
+            let text = format!("{prelude}\n{}", change(name, body));
+            assert!(!text.contains("'TIME'"), "{name} reads the time by itself");
+            lua.hashes.insert(name, Script::new(&text).get_hash().to_owned());
+            lua.texts.insert(name, text);
+        }
+        lua
+    }
+
+    fn as_it_is() -> Self {
+        Self::new(|_, text| text.to_owned())
+    }
+
+    /// The beginning of every call: the first argument is a number.
+    fn call(&self, name: &str, first: u32) -> Cmd {
+        let mut command = cmd("EVALSHA");
+        command.arg(&self.hashes[name]).arg(1).arg(KEY).arg(first);
+        command
+    }
+}
+
+/// What comes from a server, as far as these tests meet it.
+#[derive(Clone, Debug, PartialEq)]
+enum Item {
+    Int(i64),
+    Text(String),
+    Double(f64),
+    Null,
+    Error(String),
+    List(Vec<Self>),
+    Push(Vec<Self>),
+}
+
+/// A connection that speaks RESP3: answers and messages in the order in which the server wrote them.
+struct Wire {
+    stream: BufReader<TcpStream>,
+    pushed: Vec<Message>,
+}
+
+impl Wire {
+    fn open(server: &TestRedis) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut wire = Self { stream: BufReader::new(stream), pushed: Vec::new() };
+        wire.write(&cmd("HELLO").arg(3).get_packed_command());
+        wire.reply();
+        wire
+    }
+
+    fn load(&mut self, lua: &Lua) {
+        for (name, text) in &lua.texts {
+            self.write(&cmd("SCRIPT").arg("LOAD").arg(text).get_packed_command());
+            assert_eq!(self.reply(), Item::Text(lua.hashes[name].clone()), "{name}");
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.stream.get_mut().write_all(bytes).unwrap();
+    }
+
+    /// The next answer; messages before it are kept.
+    fn reply(&mut self) -> Item {
+        loop {
+            match self.item() {
+                Item::Push(words) => match &*words {
+                    [Item::Text(kind), Item::Text(channel), Item::Text(text)]
+                        if kind == "message" =>
+                    {
+                        self.pushed.push((channel.clone(), text.clone()));
+                    }
+                    // That a channel is, or is not, subscribed now.
+                    _ => {}
+                },
+                item => return item,
+            }
+        }
+    }
+
+    fn item(&mut self) -> Item {
+        let mut line = String::new();
+        assert_ne!(self.stream.read_line(&mut line).unwrap(), 0, "the server closed");
+        let (kind, rest) = line.trim_end().split_at(1);
+        let size = || rest.parse::<usize>().unwrap();
+        match kind {
+            ":" => Item::Int(rest.parse().unwrap()),
+            "," => Item::Double(rest.parse().unwrap()),
+            "+" => Item::Text(rest.to_owned()),
+            "-" => Item::Error(rest.to_owned()),
+            "_" => Item::Null,
+            "$" => {
+                let mut text = vec![0; size() + 2];
+                self.stream.read_exact(&mut text).unwrap();
+                text.truncate(size());
+                Item::Text(String::from_utf8(text).unwrap())
+            }
+            "*" => Item::List((0..size()).map(|_| self.item()).collect()),
+            ">" => Item::Push((0..size()).map(|_| self.item()).collect()),
+            "%" => Item::List((0..2 * size()).map(|_| self.item()).collect()),
+            _ => panic!("not expected from the server: {line:?}"),
+        }
+    }
+
+    /// Carries a history out and compares; the number of operations, or the first difference.
+    fn check(&mut self, lua: &Lua, history: &History) -> Result<usize, String> {
+        let Script1 { commands, expected } = Model::new(lua, history).run(history);
+        // The keys' expiry counts in real time, and is one second at the least: a run that stood
+        // still for that long proves nothing.
+        for _ in 0..10 {
+            let began = Instant::now();
+            let differs = self.compare(&commands, &expected, began);
+            if began.elapsed() < Duration::from_millis(900) {
+                return differs.map(|()| expected.len());
+            }
+        }
+        panic!("this machine is too slow to compare anything");
+    }
+
+    fn compare(
+        &mut self,
+        commands: &[u8],
+        expected: &[Expected],
+        began: Instant,
+    ) -> Result<(), String> {
+        self.write(commands);
+        self.pushed.clear();
+        // Everything is read, whatever comes out, so that the next history finds the wire empty.
+        let mut outcome = Ok(());
+        let mut answers = self.commands_before_the_first(commands);
+        let mut shown = Vec::new();
+        for expected in expected {
+            let mut took = Vec::with_capacity(4);
+            for word in answers.by_ref() {
+                // The DEL of a wipe: not an operation.
+                let item = self.reply();
+                if word != "DEL" {
+                    took.push(item);
+                }
+                if word == "PTTL" {
+                    break;
+                }
+            }
+            shown.push((took, std::mem::take(&mut self.pushed), expected));
+        }
+        for _ in answers {
+            self.reply();
+        }
+        let slack = u64::try_from(began.elapsed().as_millis()).unwrap() + 2;
+        for (took, messages, expected) in shown {
+            if outcome.is_ok() {
+                outcome = differs(&took, &messages, expected, slack);
+            }
+        }
+        outcome
+    }
+
+    /// The names of the commands that get an answer, in order.
+    fn commands_before_the_first(
+        &self,
+        commands: &[u8],
+    ) -> impl Iterator<Item = String> + use<> {
+        let mut names = Vec::new();
+        let mut rest = commands;
+        while !rest.is_empty() {
+            let mut words = Vec::new();
+            let count = take_number(&mut rest, b'*');
+            for _ in 0..count {
+                let size = take_number(&mut rest, b'$');
+                words.push(&rest[..size]);
+                rest = &rest[size + 2..];
+            }
+            let name = String::from_utf8(words[0].to_vec()).unwrap();
+            if !name.ends_with("SUBSCRIBE") {
+                names.push(name);
+            }
+        }
+        names.into_iter()
+    }
+}

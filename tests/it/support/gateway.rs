@@ -1,0 +1,219 @@
+//! Real gateway processes, and the upstream behind them.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::any;
+use futures_util::StreamExt;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client as HyperClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+
+/// A process of the example `gateway`; killed when this is dropped.
+pub(crate) struct Gateway {
+    process: Child,
+    url: String,
+}
+
+impl Gateway {
+    /// With `--upstream` and whatever else; listens on a free port.
+    pub(crate) fn start(upstream: &str, args: &[&str]) -> Self {
+        let mut process = Command::new(binary())
+            .args(["--listen", "127.0.0.1:0", "--upstream", upstream])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").expect("the line it prints").to_owned();
+        Self { process, url }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// SIGKILL: nothing is given back.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    /// Waits for the process; its exit code.
+    pub(crate) async fn exit(mut self) -> Option<i32> {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < end, "the gateway does not end");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The example's binary, built with the features of this test.
+fn binary() -> &'static str {
+    static BINARY: OnceLock<String> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--example", "gateway"]);
+        if cfg!(feature = "axum") {
+            build.arg("--all-features");
+        }
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(build.status().unwrap().success(), "the gateway does not build");
+        let test = std::env::current_exe().unwrap();
+        let target = test.parent().unwrap().parent().unwrap();
+        target.join("examples/gateway").to_str().unwrap().to_owned()
+    })
+}
+
+/// A service that cannot take much: it counts what it has in flight.
+pub(crate) struct Upstream {
+    address: SocketAddr,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) in_flight: usize,
+    pub(crate) peak: usize,
+    /// The `x-number` of requests, in the order in which they came.
+    pub(crate) arrivals: Vec<u64>,
+    pub(crate) total: usize,
+}
+
+#[derive(Deserialize)]
+struct Work {
+    /// How long it works before it answers.
+    #[serde(default)]
+    ms: u64,
+    /// How long the body flows after the head; a chunk every 20 ms.
+    #[serde(default)]
+    stream_ms: u64,
+}
+
+struct InFlight(Arc<Mutex<Seen>>);
+
+impl InFlight {
+    fn new(seen: &Arc<Mutex<Seen>>, number: Option<u64>) -> Self {
+        let mut state = seen.lock().unwrap();
+        state.in_flight += 1;
+        state.total += 1;
+        state.peak = state.peak.max(state.in_flight);
+        state.arrivals.extend(number);
+        drop(state);
+        Self(Arc::clone(seen))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().in_flight -= 1;
+    }
+}
+
+impl Upstream {
+    pub(crate) async fn start() -> Self {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let app = Router::new().fallback(any(work)).with_state(Arc::clone(&seen));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { address, seen }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+async fn work(
+    State(seen): State<Arc<Mutex<Seen>>>,
+    Query(work): Query<Work>,
+    headers: HeaderMap,
+) -> Body {
+    let number = headers.get("x-number").and_then(|n| n.to_str().ok()?.parse().ok());
+    let in_flight = InFlight::new(&seen, number);
+    tokio::time::sleep(Duration::from_millis(work.ms)).await;
+    if work.stream_ms == 0 {
+        // Done before the answer is: what the client does next is not in flight together with it.
+        drop(in_flight);
+        return Body::from("done");
+    }
+    let chunks = futures_util::stream::iter(0..work.stream_ms / 20).then(move |_| {
+        let _holds = &in_flight;
+        async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Ok::<_, std::convert::Infallible>(Bytes::from_static(b"chunk\n"))
+        }
+    });
+    Body::from_stream(chunks)
+}
+
+/// An HTTP client that reads whole answers.
+#[derive(Clone)]
+pub(crate) struct Client {
+    inner: HyperClient<HttpConnector, Full<Bytes>>,
+}
+
+impl Client {
+    pub(crate) fn new() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        Self { inner: HyperClient::builder(TokioExecutor::new()).build(connector) }
+    }
+
+    pub(crate) async fn get(&self, url: &str) -> StatusCode {
+        self.send(http::Request::get(url)).await.0
+    }
+
+    pub(crate) async fn send(
+        &self,
+        request: http::request::Builder,
+    ) -> (StatusCode, Result<Bytes, hyper::Error>) {
+        let response = self.inner.request(request.body(Full::default()).unwrap()).await.unwrap();
+        let status = response.status();
+        (status, response.into_body().collect().await.map(|body| body.to_bytes()))
+    }
+
+    /// As [`get`](Self::get), where the server may die meanwhile.
+    pub(crate) async fn try_get(&self, url: &str) -> Option<StatusCode> {
+        let request = http::Request::get(url).body(Full::default()).unwrap();
+        self.inner.request(request).await.ok().map(|response| response.status())
+    }
+
+    /// The head only; the body is the caller's.
+    pub(crate) async fn open(&self, url: &str) -> http::Response<hyper::body::Incoming> {
+        let request = http::Request::get(url).body(Full::default()).unwrap();
+        self.inner.request(request).await.unwrap()
+    }
+}
