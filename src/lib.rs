@@ -1,4 +1,124 @@
-//! crate docs
+//! One fair semaphore for a whole fleet, worn as a Tower layer.
+//!
+//! [`ConcurrencyLimitLayer`] takes a permit for each request, keyed by route, tenant or anything
+//! else. The permits of a key are shared by every replica through Redis; who comes first is served
+//! first, across all replicas; whoever cannot wait gets a clean 429; the permit lives exactly as
+//! long as the response, its stream included.
+//!
+//! It is for services that run in several replicas and must not have more than N requests in flight
+//! with an API that has a concurrency quota (an LLM provider, a payment gateway), or must not let
+//! one tenant take more than its share. A limiter in each process multiplies the cap by the number
+//! of replicas; a counter in Redis leaks at every crash; a lock service polls.
+//!
+//! # Example
+//!
+//! ```
+//! use std::time::Duration;
+//! use http::{Request, Response, StatusCode};
+//! use tower_layer::Layer;
+//! use tower_semaphore::limit::HeaderKey;
+//! use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+//! use tower_service::Service;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // In production: Semaphore::redis("redis://redis.internal/")?
+//! let semaphore = Semaphore::in_memory();
+//!
+//! let layer = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
+//!     .key(HeaderKey::from_static("x-tenant"))
+//!     .limit(1)
+//!     .wait_timeout(Duration::from_millis(100))
+//!     .build()?;
+//!
+//! // With Axum: Router::new().route("/chat", post(chat)).layer(layer)
+//! # #[derive(Clone)]
+//! # struct Handler;
+//! # impl Service<Request<String>> for Handler {
+//! #     type Response = Response<String>;
+//! #     type Error = std::convert::Infallible;
+//! #     type Future = std::future::Ready<Result<Response<String>, Self::Error>>;
+//! #     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+//! #         std::task::Poll::Ready(Ok(()))
+//! #     }
+//! #     fn call(&mut self, _: Request<String>) -> Self::Future {
+//! #         std::future::ready(Ok(Response::new("hello".to_owned())))
+//! #     }
+//! # }
+//! let mut service = layer.layer(Handler);
+//! let request = |tenant| Request::builder().header("x-tenant", tenant).body(String::new());
+//!
+//! let first = service.call(request("acme")?).await?;
+//! assert_eq!(first.status(), StatusCode::OK);
+//!
+//! // The body of the first response is still there, and so is its permit.
+//! let second = service.call(request("acme")?).await?;
+//! assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+//!
+//! // Another tenant has permits of its own; and when the response ends, its permit is free.
+//! assert_eq!(service.call(request("globex")?).await?.status(), StatusCode::OK);
+//! drop(first);
+//! assert_eq!(service.call(request("acme")?).await?.status(), StatusCode::OK);
+//! # Ok(()) }
+//! ```
+//!
+//! # What is promised
+//!
+//! * **The cap holds.** At no instant does the backend count more than `limit` unexpired permits for
+//!   a key. A process knows by its own clock from when on it may no longer rely on a permit
+//!   ([`Permit::lost`]), and the layer then cuts the request off.
+//! * **First come, first served**, over all processes. While anyone waits, nobody passes.
+//! * **A freed permit goes to the head of the queue** in the very step that frees it. A lost message
+//!   costs at most a second, a dead process its lease, a dead waiter nothing.
+//! * **Nothing leaks.** Dropping any future or body, at any await point, gives back what it had. When
+//!   the last request is gone, nothing is stored.
+//! * **Every request is answered in bounded time**, whatever the backend does: if it cannot be asked,
+//!   with 503.
+//! * **Nothing else changes**: the error type of the service inside, extensions, trailers, sizes, HEAD,
+//!   upgrades. Under the cap the layer costs one round trip before the handler and none after.
+//!
+//! Exceptions, each bounded: a Redis that loses its data (until the next renewals, well under a
+//! lease, newcomers can be let in beside those that hold), and a process that stands still past its
+//! lease (until it wakes).
+//!
+//! # A permit and its response
+//!
+//! The permit is taken before the handler is called, moves into the response body, and is given back
+//! at the last frame, at an error, or when the body is dropped; or at the head, with
+//! [`HoldUntil::ResponseHead`](limit::HoldUntil::ResponseHead). It also stands in the request's
+//! extensions: a handler that keeps a clone keeps the permit. A WebSocket or a background task needs
+//! just that, because its response ends (with 101 or 202) before its work does:
+//!
+//! ```
+//! # use tower_semaphore::Permit;
+//! # fn handler(request: http::Request<()>) {
+//! let permit = request.extensions().get::<Permit>().cloned();
+//! tokio::spawn(async move {
+//!     let _permit = permit;
+//!     // ... the permit is held until this task ends ...
+//! });
+//! # }
+//! ```
+//!
+//! # Where the layer goes
+//!
+//! On an Axum router, a single route, a tonic server or a client of `hyper-util`: wherever a
+//! `Service<http::Request<_>>` answers with `http::Response<impl Body<Data = Bytes>>`. Put it inside
+//! of what limits a request's size or time, and inside of authentication; outside of what works
+//! hard. In Axum, `Router::layer` also runs for what no route matches; `route_layer` does not.
+//!
+//! Tower has a layer of the same name, for one process: if you need both, import one of them `as`
+//! something else.
+//!
+//! # Features
+//!
+//! | name    | what                                                        | default |
+//! |---------|-------------------------------------------------------------|---------|
+//! | `redis` | permits shared through Redis, over `deadpool-redis`          | yes     |
+//! | `tls`   | `rediss://` URLs, with rustls                                | no      |
+//! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor | no |
+//!
+//! Without `redis` there is the embedded backend alone.
 
 pub mod backend;
 mod error;
@@ -13,3 +133,8 @@ pub use self::name::Name;
 pub use self::semaphore::{
     Acquire, Holder, Inspection, Limit, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
 };
+
+/// The examples of the README run as well.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -104,15 +104,18 @@ pub(super) struct Settings {
 
 pub(super) enum KeySource {
     Sync(Arc<dyn KeyExtractor>),
-    Async(Arc<dyn Fn(&Parts) -> BoxFuture<Option<Name>> + Send + Sync>),
+    Async(Arc<KeyLookup>),
 }
 
 pub(super) enum LimitSource {
     Fixed(Limit),
-    Sync(Arc<dyn Fn(&Name, &Parts) -> Limit + Send + Sync>),
-    Async(Arc<dyn Fn(&Name, &Parts) -> BoxFuture<Limit> + Send + Sync>),
+    Sync(Arc<LimitOf>),
+    Async(Arc<LimitLookup>),
 }
 
+type KeyLookup = dyn Fn(&Parts) -> BoxFuture<Option<Name>> + Send + Sync;
+type LimitOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
+type LimitLookup = dyn Fn(&Name, &Parts) -> BoxFuture<Limit> + Send + Sync;
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl ConcurrencyLimitLayer {

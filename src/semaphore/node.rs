@@ -110,7 +110,7 @@ impl<B: Backend> Port for Arc<B> {
     }
 
     fn desk(&self, node: Arc<Node>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(desk::run(node, Arc::clone(self)))
+        Box::pin(desk::run(node, Self::clone(self)))
     }
 }
 
@@ -413,7 +413,7 @@ impl Node {
                 Some(look) if look.at <= now => {}
                 next => return next.map(|look| look.at),
             }
-            let Some(Look { at, gate }) = looks.pop() else { return None };
+            let Look { at, gate } = looks.pop()?;
             drop(looks);
             // Only the last time that was asked for counts; the others are left over.
             if gate.lock().places.wake_at() != Some(at) {

@@ -903,8 +903,8 @@ const fn number(serial: u64, index: usize) -> u64 {
     ((serial << SLOT_BITS) | index as u64) % (1 << 56)
 }
 
-const fn slot_index(n: u64) -> usize {
-    (n & (SLOTS_MAX as u64 - 1)) as usize
+fn slot_index(n: u64) -> usize {
+    usize::try_from(n & (SLOTS_MAX as u64 - 1)).unwrap_or(usize::MAX)
 }
 
 const fn slot_id(node: NodeId, slot: &Slot) -> PlaceId {

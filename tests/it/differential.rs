@@ -101,10 +101,10 @@ fn limit() -> impl Strategy<Value = u32> {
 }
 
 fn pick() -> impl Strategy<Value = Pick> {
-    let any = any::<u16>().prop_map(usize::from);
+    let index = || any::<u16>().prop_map(usize::from);
     prop_oneof![
-        7 => any.clone().prop_map(Pick::Present),
-        2 => any.prop_map(Pick::Known),
+        7 => index().prop_map(Pick::Present),
+        2 => index().prop_map(Pick::Known),
         1 => (0..NODES, any::<bool>()).prop_map(|(node, deaf)| Pick::New { node, deaf }),
     ]
 }
@@ -131,7 +131,8 @@ fn time() -> impl Strategy<Value = Time> {
 
 fn step(batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     let most = *batch.end();
-    let picks = prop::collection::vec(pick(), batch.clone());
+    let sizes = batch.clone();
+    let picks = move || prop::collection::vec(pick(), sizes.clone());
     let proofs = prop::collection::vec((pick(), proof()), batch.clone());
     let node = 0..NODES;
     prop_oneof![
@@ -140,13 +141,13 @@ fn step(batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
                 Step::Acquire { node, deaf, ids, lease_ms, max_queue }
             }
         ),
-        6 => (node.clone(), picks.clone(), lease(), queue()).prop_map(
+        6 => (node.clone(), picks(), lease(), queue()).prop_map(
             |(node, picks, lease_ms, max_queue)| {
                 Step::AcquireAgain { node, picks, lease_ms, max_queue }
             }
         ),
-        18 => (node.clone(), picks.clone()).prop_map(|(node, picks)| Step::Release { node, picks }),
-        14 => (node.clone(), picks, lease())
+        18 => (node.clone(), picks()).prop_map(|(node, picks)| Step::Release { node, picks }),
+        14 => (node.clone(), picks(), lease())
             .prop_map(|(node, picks, lease_ms)| Step::Renew { node, picks, lease_ms }),
         8 => (node.clone(), proofs, lease())
             .prop_map(|(node, proofs, lease_ms)| Step::Reassert { node, proofs, lease_ms }),
@@ -176,6 +177,8 @@ type Message = (String, String);
 struct Expected {
     /// Which step of the history this is, as it was carried out.
     what: String,
+    /// Answers that come before and are of no operation.
+    before: usize,
     reply: Vec<Item>,
     messages: Vec<Message>,
     set: Vec<(String, u64)>,
@@ -185,14 +188,16 @@ struct Expected {
 
 /// One history carried out by the ledger: the commands to send, and what must come back.
 #[derive(Default)]
-struct Script1 {
+struct Plan {
     commands: Vec<u8>,
     expected: Vec<Expected>,
+    /// Answers to come that are of no operation.
+    asides: usize,
 }
 
 struct Model<'a> {
     lua: &'a Lua,
-    out: Script1,
+    out: Plan,
     ledger: Ledger,
     counted: bool,
     limit: u32,
@@ -219,7 +224,7 @@ impl<'a> Model<'a> {
     fn new(lua: &'a Lua, history: &History) -> Self {
         Self {
             lua,
-            out: Script1::default(),
+            out: Plan::default(),
             ledger: Ledger::new(),
             counted: history.counted,
             limit: history.limit,
@@ -235,8 +240,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn run(mut self, history: &History) -> Script1 {
-        self.send(cmd("DEL").arg(KEY));
+    fn run(mut self, history: &History) -> Plan {
+        self.wipe();
         self.send(&cmd("UNSUBSCRIBE"));
         for i in 0..NODES {
             self.send(cmd("SUBSCRIBE").arg(channel(node(i))));
@@ -291,11 +296,14 @@ impl<'a> Model<'a> {
                 let command = if *alive { "SUBSCRIBE" } else { "UNSUBSCRIBE" };
                 self.send(cmd(command).arg(channel(node(*at))));
             }
-            Step::Wipe => {
-                self.ledger = Ledger::new();
-                self.send(cmd("DEL").arg(KEY));
-            }
+            Step::Wipe => self.wipe(),
         }
+    }
+
+    fn wipe(&mut self) {
+        self.ledger = Ledger::new();
+        self.send(cmd("DEL").arg(KEY));
+        self.out.asides += 1;
     }
 
     fn new_id(&mut self, at: usize, deaf: bool) -> PlaceId {
@@ -407,13 +415,7 @@ impl<'a> Model<'a> {
         self.expect(what, command, items, messages);
     }
 
-    fn expect(
-        &mut self,
-        what: String,
-        command: &Cmd,
-        reply: Vec<Item>,
-        messages: Vec<Message>,
-    ) {
+    fn expect(&mut self, what: String, command: &Cmd, reply: Vec<Item>, messages: Vec<Message>) {
         let (s, us) = (self.now / 1_000_000, self.now % 1_000_000);
         self.send(cmd("MSET").arg("now:s").arg(s).arg("now:us").arg(us));
         self.send(command);
@@ -431,7 +433,8 @@ impl<'a> Model<'a> {
         }
         set.sort_unstable_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
         let longest = (longest, self.longest);
-        self.out.expected.push(Expected { what, reply, messages, set, longest });
+        let before = std::mem::take(&mut self.out.asides);
+        self.out.expected.push(Expected { what, before, reply, messages, set, longest });
     }
 
     fn what(&self, i: usize, op: &str, at: usize, ids: &[PlaceId], more: &str) -> String {
@@ -660,77 +663,261 @@ impl Wire {
 
     /// Carries a history out and compares; the number of operations, or the first difference.
     fn check(&mut self, lua: &Lua, history: &History) -> Result<usize, String> {
-        let Script1 { commands, expected } = Model::new(lua, history).run(history);
-        // The keys' expiry counts in real time, and is one second at the least: a run that stood
+        let plan = Model::new(lua, history).run(history);
+        // The key's expiry counts in real time, and is one second at the least: a run that stood
         // still for that long proves nothing.
         for _ in 0..10 {
             let began = Instant::now();
-            let differs = self.compare(&commands, &expected, began);
+            let differs = self.compare(&plan, began);
             if began.elapsed() < Duration::from_millis(900) {
-                return differs.map(|()| expected.len());
+                return differs.map(|()| plan.expected.len());
             }
         }
         panic!("this machine is too slow to compare anything");
     }
 
-    fn compare(
-        &mut self,
-        commands: &[u8],
-        expected: &[Expected],
-        began: Instant,
-    ) -> Result<(), String> {
-        self.write(commands);
-        self.pushed.clear();
+    fn compare(&mut self, plan: &Plan, began: Instant) -> Result<(), String> {
+        self.write(&plan.commands);
         // Everything is read, whatever comes out, so that the next history finds the wire empty.
-        let mut outcome = Ok(());
-        let mut answers = self.commands_before_the_first(commands);
-        let mut shown = Vec::new();
-        for expected in expected {
-            let mut took = Vec::with_capacity(4);
-            for word in answers.by_ref() {
-                // The DEL of a wipe: not an operation.
-                let item = self.reply();
-                if word != "DEL" {
-                    took.push(item);
-                }
-                if word == "PTTL" {
-                    break;
-                }
+        let mut shown = Vec::with_capacity(plan.expected.len());
+        for expected in &plan.expected {
+            for _ in 0..expected.before {
+                self.reply();
             }
-            shown.push((took, std::mem::take(&mut self.pushed), expected));
+            let took = [self.reply(), self.reply(), self.reply(), self.reply()];
+            shown.push((took, std::mem::take(&mut self.pushed)));
         }
-        for _ in answers {
+        for _ in 0..plan.asides {
             self.reply();
         }
         let slack = u64::try_from(began.elapsed().as_millis()).unwrap() + 2;
-        for (took, messages, expected) in shown {
-            if outcome.is_ok() {
-                outcome = differs(&took, &messages, expected, slack);
-            }
+        for (expected, ([_, reply, set, ttl], messages)) in plan.expected.iter().zip(shown) {
+            expected
+                .holds(&reply, &messages, &set, &ttl, slack)
+                .map_err(|difference| format!("{}\n{difference}", expected.what))?;
         }
-        outcome
+        Ok(())
     }
+}
 
-    /// The names of the commands that get an answer, in order.
-    fn commands_before_the_first(
+impl Expected {
+    /// `slack`: how much of a lease can have gone by in real time, ms.
+    fn holds(
         &self,
-        commands: &[u8],
-    ) -> impl Iterator<Item = String> + use<> {
-        let mut names = Vec::new();
-        let mut rest = commands;
-        while !rest.is_empty() {
-            let mut words = Vec::new();
-            let count = take_number(&mut rest, b'*');
-            for _ in 0..count {
-                let size = take_number(&mut rest, b'$');
-                words.push(&rest[..size]);
-                rest = &rest[size + 2..];
+        reply: &Item,
+        messages: &[Message],
+        set: &Item,
+        ttl: &Item,
+        slack: u64,
+    ) -> Result<(), String> {
+        same("reply", &Item::List(self.reply.clone()), reply)?;
+        same("messages", &*self.messages, messages)?;
+        same("set", &self.set, &members(set))?;
+        let Item::Int(ttl) = *ttl else { return Err(format!("PTTL: {ttl:?}")) };
+        let (longest, ever) = self.longest;
+        let good = if self.set.is_empty() {
+            ttl == -2
+        } else {
+            u64::try_from(ttl).is_ok_and(|ttl| ttl + slack >= longest && ttl <= 3 * ever + 1000)
+        };
+        if good { Ok(()) } else { Err(format!("expiry: {ttl} ms, leases {longest}, {ever} ms")) }
+    }
+}
+
+fn same<T: std::fmt::Debug + PartialEq + ?Sized>(
+    what: &str,
+    ledger: &T,
+    lua: &T,
+) -> Result<(), String> {
+    if ledger == lua {
+        return Ok(());
+    }
+    Err(format!("{what}\n  of the ledger: {ledger:?}\n  of the script: {lua:?}"))
+}
+
+/// RESP3 gives members and scores in pairs.
+fn members(set: &Item) -> Vec<(String, u64)> {
+    let Item::List(pairs) = set else { panic!("not a set: {set:?}") };
+    let pair = |item: &Item| match item {
+        Item::List(pair) => match &**pair {
+            [Item::Text(member), Item::Double(score)] => {
+                assert!(score.fract() == 0.0 && *score > 0.0, "{member}: {score}");
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                let score = *score as u64;
+                (member.clone(), score)
             }
-            let name = String::from_utf8(words[0].to_vec()).unwrap();
-            if !name.ends_with("SUBSCRIBE") {
-                names.push(name);
+            other => panic!("not a member and a score: {other:?}"),
+        },
+        other => panic!("not a pair: {other:?}"),
+    };
+    pairs.iter().map(pair).collect()
+}
+
+// --- the tests ------------------------------------------------------------------------------------
+
+fn histories() -> u32 {
+    std::env::var("TEST_HISTORIES").map_or(2000, |n| n.parse().expect("TEST_HISTORIES: a number"))
+}
+
+/// Generates histories until one differs, which is then made as short as can be.
+fn run(
+    lua: &Lua,
+    cases: u32,
+    shrink: u32,
+    histories: &impl Strategy<Value = History>,
+) -> Result<usize, String> {
+    let server = TestRedis::start();
+    let wire = RefCell::new(Wire::open(&server));
+    wire.borrow_mut().load(lua);
+    let operations = Cell::new(0);
+    let config =
+        Config { cases, max_shrink_iters: shrink, failure_persistence: None, ..Config::default() };
+    let outcome = TestRunner::new(config).run(histories, |history| {
+        let count = wire.borrow_mut().check(lua, &history).map_err(TestCaseError::fail)?;
+        operations.set(operations.get() + count);
+        Ok(())
+    });
+    match outcome {
+        Ok(()) => Ok(operations.get()),
+        Err(TestError::Fail(why, history)) => Err(format!("{why}\n{history:#?}")),
+        Err(TestError::Abort(why)) => panic!("{why}"),
+    }
+}
+
+#[test]
+fn the_scripts_do_what_the_ledger_does() {
+    let cases = histories();
+    let operations = run(&Lua::as_it_is(), cases, 4000, &history(1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(operations >= 50 * cases as usize, "only {operations} operations were compared");
+}
+
+#[test]
+fn they_do_so_with_hundreds_of_places_too() {
+    let cases = histories().div_ceil(50);
+    run(&Lua::as_it_is(), cases, 200, &history(1..=512, 10..=30))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+}
+
+fn acquire(node: usize, lease_ms: u64) -> Step {
+    Step::Acquire { node, deaf: false, ids: 512, lease_ms, max_queue: Some(20_000) }
+}
+
+/// One history, told here.
+fn told(limit: u32, steps: Vec<Step>) -> Vec<Expected> {
+    let server = TestRedis::start();
+    let lua = Lua::as_it_is();
+    let mut wire = Wire::open(&server);
+    wire.load(&lua);
+    let history = History { counted: true, limit, steps };
+    wire.check(&lua, &history).unwrap_or_else(|difference| panic!("{difference}"));
+    Model::new(&lua, &history).run(&history).expected
+}
+
+fn number_of(expected: &Expected, at: usize) -> i64 {
+    let Item::Int(number) = expected.reply[at] else { panic!("{:?}", expected.reply) };
+    number
+}
+
+#[test]
+fn a_sweep_of_more_dead_than_one_call_takes_out_goes_on_with_the_next() {
+    let mut steps: Vec<_> = (0..NODES).map(|node| acquire(node, 5_000)).collect();
+    steps.extend([acquire(0, 60_000), Step::Time(Time::By(6_000_000))]);
+    // 1536 hold and 512 wait, all of them dead by now; another 512 wait and live.
+    for _ in 0..4 {
+        steps.push(Step::Renew {
+            node: 1,
+            picks: vec![Pick::New { node: 1, deaf: false }],
+            lease_ms: 5_000,
+        });
+    }
+    let expected = told(1536, steps);
+    assert_eq!((number_of(&expected[4], 2), number_of(&expected[4], 3)), (1536, 1024));
+    let swept: Vec<_> = expected[5..].iter().map(|e| e.set.len()).collect();
+    // Three thousand and more members, then one thousand places fewer, then only those that live.
+    assert!(swept[0] > 1024 && swept[3] == 512, "{swept:?}");
+}
+
+#[test]
+fn hundreds_are_granted_at_once_across_nodes() {
+    let mut steps: Vec<_> = (0..NODES).map(|node| acquire(node, 60_000)).collect();
+    steps.extend([
+        Step::Subscribe { node: 2, alive: false },
+        Step::Limit(1_900),
+        Step::Release { node: 3, picks: vec![Pick::Known(0)] },
+    ]);
+    let expected = told(1, steps);
+    let last = expected.last().unwrap();
+    // Nobody listens for node 2 any more: its 512 are taken out, and everyone else is in.
+    assert_eq!((number_of(last, 2), number_of(last, 3)), (3 * 512 - 1, 0));
+    assert_eq!(last.messages.len(), 2, "one message for each node that listens");
+}
+
+#[test]
+fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
+    let mut steps = vec![acquire(0, 60_000)];
+    steps.extend((0..5).map(|i| acquire(1 + i % 3, 5_000)));
+    steps.extend([
+        acquire(3, 60_000),
+        Step::Time(Time::By(6_000_000)),
+        Step::Release { node: 0, picks: (0..512).map(Pick::Known).collect() },
+    ]);
+    let expected = told(512, steps);
+    let last = expected.last().unwrap();
+    assert_eq!((number_of(last, 2), number_of(last, 3)), (512, 0));
+}
+
+/// Ways to write the scripts wrongly: file, text, what stands there instead.
+const MUTANTS: [(&str, &str, &str); 36] = [
+    ("acquire", "if waiting == 0 and in_use + #ids", "if in_use + #ids"),
+    ("acquire", "#ids <= limit then", "#ids <= limit + 1 then"),
+    ("acquire", "waiting >= max_queue", "waiting > max_queue"),
+    ("acquire", "max_queue < 0", "max_queue <= 0"),
+    ("acquire", "math.max(now, ticket + 1)", "now"),
+    ("acquire", "math.max(now, ticket + 1)", "ticket + 1"),
+    ("acquire", "ticket == 0 then", "ticket < 0 then"),
+    ("acquire", "if sweep(key, now_ms) then in_use, waiting = count(key) end", ""),
+    ("acquire", "      in_use = in_use + 1\n", ""),
+    ("acquire", "      waiting = waiting + 1\n", ""),
+    ("acquire", "tonumber(scores[#ids + i] or 1)", "1"),
+    ("acquire", "own, in_use, waiting = promote(", "promote("),
+    ("acquire", "then backstop(key, lease_ms) end", "then end"),
+    ("release", "if sweep(key, now_ms) then in_use, waiting = count(key) end", ""),
+    ("release", "if waiting > 0 then", "if waiting > 1 then"),
+    ("release", "'q' .. members[i]", "members[i]"),
+    ("renew", "sweep(key, now_ms)\n", "\n"),
+    ("renew", "tonumber(scores[#ids + i] or 1)", "1"),
+    ("renew", "math.max(redis.call('PTTL', key), 3 * lease_ms + 1000)", "3 * lease_ms + 1000"),
+    ("renew", "promote(key, limit, now_ms, node, counted, count(key))", "{}, count(key)"),
+    ("reassert", "sweep(key, now_ms)\n", "\n"),
+    ("reassert", "proofs[i] > now_ms", "proofs[i] >= now_ms"),
+    ("reassert", "proofs[i] > now_ms", "proofs[i] > 0"),
+    ("reassert", "standing = proofs[i]", "standing = now_ms * 1000"),
+    ("reassert", "  backstop(key, lease_ms)\n", ""),
+    ("prelude", "'-inf', now_ms, 'LIMIT'", "'-inf', now_ms - 1, 'LIMIT'"),
+    ("prelude", "dead[#dead + 1] = 'q' .. dead[i]", "dead[#dead + 1] = dead[i]"),
+    ("prelude", "if heard == 0 and counted then", "if heard == 0 then"),
+    ("prelude", "if heard == 0 and counted then", "if false then"),
+    ("prelude", "elseif deaf == '' then", "else"),
+    ("prelude", "elseif to == node then", "elseif false then"),
+    ("prelude", "and in_use < limit do", "and in_use <= limit do"),
+    ("prelude", "math.min(limit - in_use, GRANT_MAX)", "1"),
+    ("prelude", "in_use + #heads - #dead", "in_use + #heads"),
+    ("prelude", "if waiting > 0 and lease_end > 0 then", "if waiting > 0 then"),
+    ("prelude", "if ttl < lease_ms + 1000 then", "if true then"),
+];
+
+#[test]
+fn a_script_that_does_otherwise_is_found_out() {
+    for (file, text, instead) in MUTANTS {
+        let lua = Lua::new(|name, body| {
+            if name != file {
+                return body.to_owned();
             }
-        }
-        names.into_iter()
+            assert!(body.contains(text), "{file} has no {text:?} any more");
+            body.replacen(text, instead, 1)
+        });
+        let found = run(&lua, 500, 0, &history(1..=4, 50..=90));
+        assert!(found.is_err(), "not found out: {file}, {instead:?} for {text:?}");
     }
 }

@@ -18,7 +18,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full};
-use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
@@ -551,7 +551,10 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    bench.layer(1).layer(answers(response)).oneshot(request()).await.unwrap()
+    let service = bench.layer(1).layer(answers(response));
+    let response = service.oneshot(request()).await.unwrap();
+    assert!(response.extensions().get::<Refusal>().is_none());
+    response
 }
 
 #[tokio::test]
@@ -670,6 +673,7 @@ async fn size_and_end_are_those_of_the_body_inside() {
     let steps = || Script::new([]);
     let outer = respond(&bench, move || Response::new(steps())).await.into_body();
     assert!(!outer.is_end_stream());
+    drop(outer);
     let unsized_body = || full("x").into_body().map_frame(|frame| frame);
     assert_eq!(unsized_body().size_hint().exact(), None);
     let outer = respond(&bench, move || Response::new(unsized_body())).await.into_body();

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "redis")]
 pub(crate) mod gateway;
+#[cfg(feature = "axum")]
+pub(crate) mod http;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
