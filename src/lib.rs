@@ -131,7 +131,8 @@ pub use self::error::{AcquireError, BackendError, ConfigError, Full, FullReason,
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::semaphore::{
-    Acquire, Holder, Inspection, Limit, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
+    Acquire, Health, Holder, Inspection, Limit, LinkState, OnUnavailable, Permit, Policy,
+    PolicyBuilder, Semaphore, Waiter,
 };
 
 /// The examples of the README run as well.

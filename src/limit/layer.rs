@@ -15,7 +15,7 @@ use super::refusal::{Problem, RefusalResponse};
 use super::service::ConcurrencyLimit;
 use crate::error::ConfigError;
 use crate::name::Name;
-use crate::semaphore::{Limit, Policy, PolicyBuilder, Semaphore};
+use crate::semaphore::{Limit, OnUnavailable, Policy, PolicyBuilder, Semaphore};
 
 /// Longest name of a layer, in bytes.
 const NAME_MAX: usize = 40;
@@ -239,6 +239,13 @@ impl ConcurrencyLimitBuilder {
     /// What becomes of a request whose permit was lost. It is cut off, unless set.
     pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.on_lost = on_lost;
+        self
+    }
+
+    /// What becomes of a request while the backend cannot be asked. It is refused with 503, unless
+    /// set. See [`PolicyBuilder::on_unavailable`].
+    pub const fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
+        self.policy = self.policy.on_unavailable(on_unavailable);
         self
     }
 

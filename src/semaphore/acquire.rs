@@ -114,16 +114,7 @@ impl Future for Acquire {
                 }
             };
             if now >= until {
-                // A grant that comes from here on is given back.
-                let error = place.overdue();
-                let error = match error {
-                    Some(error) => AcquireError::Unavailable(error),
-                    None => {
-                        let (in_use, waiting) = place.seen();
-                        this.full(FullReason::QueueTimeout, in_use, waiting)
-                    }
-                };
-                this.state = State::Answered(Some(Err(error)));
+                place.overdue(now);
                 continue;
             }
             match &mut this.alarm {
@@ -147,12 +138,10 @@ impl Place {
         now: Instant,
     ) -> Result<Self, BackendError> {
         node.ensure_running()?;
-        if let Some(error) = node.down() {
-            return Err(error);
-        }
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
-        let terms = Terms { lease: policy.lease, max_queue };
-        let serial = node.next_serial();
+        let on_unavailable = policy.on_unavailable;
+        let terms = Terms { lease: policy.lease, max_queue, on_unavailable };
+        let serial = &mut || node.next_serial();
         let (gate, index) = node.with_gate(name, |places| places.join(serial, limit, terms, now));
         let index = index?;
         node.place_taken();
@@ -163,19 +152,9 @@ impl Place {
         self.gate.update(|places, _| places.progress(self.index, now, cx))
     }
 
-    /// What the whole semaphore had when last heard of.
-    fn seen(&self) -> (u64, u64) {
-        self.gate.update(|places, _| places.seen())
-    }
-
-    /// Whether the backend is to blame for a request that waited too long.
-    fn overdue(&self) -> Option<BackendError> {
-        if let Some(error) = self.gate.node().down() {
-            return Some(error);
-        }
-        self.gate
-            .update(|places, _| places.is_joining(self.index))
-            .then(|| BackendError::call("the backend gave no answer in time"))
+    fn overdue(&self, now: Instant) {
+        let serial = &mut || self.gate.node().next_serial();
+        self.gate.update(|places, wake| places.overdue(self.index, now, serial, wake));
     }
 
     pub(super) fn name(&self) -> &str {
@@ -201,7 +180,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.gate.update(|places, _| places.leave(self.index, Instant::now()));
-        self.gate.node().place_left();
+        let node = self.gate.node();
+        let serial = &mut || node.next_serial();
+        self.gate.update(|places, wake| places.leave(self.index, Instant::now(), serial, wake));
+        node.place_left();
     }
 }

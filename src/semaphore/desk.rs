@@ -40,7 +40,7 @@ pub(super) async fn run<B: Backend>(node: Arc<Node>, backend: Arc<B>) {
                 let Err(error) = serve(&node, &lane, backend.response_timeout()).await else {
                     break;
                 };
-                tracing::debug!(%error, "the connection to the backend is lost");
+                node.disconnected(&error);
                 // Not yet a reason to turn anyone away; nor to wait, unless it happens all the time.
                 if opened.elapsed() > BACKOFF.1 {
                     backoff = BACKOFF.0;
@@ -48,7 +48,6 @@ pub(super) async fn run<B: Backend>(node: Arc<Node>, backend: Arc<B>) {
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, "the backend cannot be reached");
                 node.unreachable(&error);
                 // What is still to be given back then ends with its lease.
                 if node.is_closed() {

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod desk;
+mod health;
 mod node;
 mod permit;
 mod places;
@@ -13,9 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
+pub use self::health::{Health, LinkState};
 use self::node::Node;
 pub use self::permit::Permit;
-pub use self::policy::{Limit, Policy, PolicyBuilder};
+pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 #[cfg(feature = "redis")]
 use crate::backend::RedisBackend;
 use crate::backend::{Backend, MemoryBackend, Op};
@@ -150,6 +152,12 @@ impl Semaphore {
         let op = Op::Inspect { most: INSPECTED_MAX };
         let listing = node.ask(name.into().as_str(), op).await?;
         Ok(Inspection::new(listing, node.id()))
+    }
+
+    /// Whether the backend can be asked, and how often the policy answered in its place.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.handle.node.health()
     }
 
     /// Gives everything back and ends the background tasks. Waiting requests are answered with

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::health::{Counts, Health, LinkState};
 use super::places::Places;
 use super::{desk, watchdog};
 use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op};
@@ -35,6 +36,7 @@ pub(crate) struct Node {
     /// Places in use, over all gates.
     live: AtomicUsize,
     link: Mutex<Link>,
+    counts: Arc<Counts>,
     closed: AtomicBool,
     running: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -80,11 +82,17 @@ pub(super) enum Sender {
 
 /// The connection, as requests see it.
 #[derive(Clone, Debug)]
-pub(super) enum Link {
-    /// There is one, or nobody knows yet.
-    Up { deaf: bool },
+enum Link {
+    /// There is none yet, or it was lost just now: requests wait for it.
+    Connecting,
+    Up {
+        deaf: bool,
+    },
     /// It could not be opened, so requests are not made to wait for it.
-    Down(BackendError),
+    Down {
+        error: BackendError,
+        since: Instant,
+    },
 }
 
 /// When to look at a gate.
@@ -125,7 +133,8 @@ impl Node {
             gates: Mutex::default(),
             serial: AtomicU64::new(1),
             live: AtomicUsize::new(0),
-            link: Mutex::new(Link::Up { deaf: false }),
+            link: Mutex::new(Link::Connecting),
+            counts: Arc::default(),
             closed: AtomicBool::new(false),
             running: AtomicBool::new(false),
             tasks: Mutex::default(),
@@ -153,9 +162,21 @@ impl Node {
             return None;
         }
         match &*lock(&self.link) {
-            Link::Up { .. } => None,
-            Link::Down(error) => Some(error.clone()),
+            Link::Connecting | Link::Up { .. } => None,
+            Link::Down { error, .. } => Some(error.clone()),
         }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        let link = match &*lock(&self.link) {
+            _ if self.immediate => LinkState::Embedded,
+            Link::Connecting => LinkState::Connecting,
+            Link::Up { .. } => LinkState::Up,
+            Link::Down { error, since } => {
+                LinkState::Down { error: error.clone(), since: *since }
+            }
+        };
+        self.counts.health(link)
     }
 
     /// Starts the tasks, if they do not run: at first use, because only then is there a runtime, and
@@ -209,12 +230,17 @@ impl Node {
             return Arc::clone(gate);
         }
         let name: Arc<str> = name.into();
-        let deaf = matches!(*lock(&self.link), Link::Up { deaf: true });
+        let (deaf, away) = match &*lock(&self.link) {
+            Link::Connecting => (false, None),
+            Link::Up { deaf } => (*deaf, None),
+            Link::Down { error, .. } => (false, Some(error.clone())),
+        };
+        let counts = Arc::clone(&self.counts);
         let gate = Arc::new(Gate {
             node: Arc::clone(self),
             name: Arc::clone(&name),
             state: Mutex::new(GateState {
-                places: Places::new(self.port.key(&name), self.id, deaf),
+                places: Places::new(self.port.key(&name), self.id, deaf, away, counts),
                 queued: false,
                 flushing: false,
                 retired: false,
@@ -371,20 +397,40 @@ impl Node {
 
     /// There is a new connection; everything is asked for again.
     pub(super) fn connected(self: &Arc<Self>, deaf: bool) {
-        *lock(&self.link) = Link::Up { deaf };
+        let before = std::mem::replace(&mut *lock(&self.link), Link::Up { deaf });
+        if let Link::Down { since, .. } = before {
+            tracing::info!(after = ?since.elapsed(), "the semaphore's backend is back");
+        }
         for gate in self.all_gates() {
             gate.update(|places, _| places.connected(deaf));
         }
     }
 
-    /// There is none to be had for now.
+    /// The connection broke. That is no reason yet to turn anyone away.
+    pub(super) fn disconnected(&self, error: &BackendError) {
+        tracing::debug!(%error, "the connection to the semaphore's backend is lost");
+        self.counts.disconnected();
+        *lock(&self.link) = Link::Connecting;
+    }
+
+    /// There is none to be had for now: the policy answers.
     pub(super) fn unreachable(self: &Arc<Self>, error: &BackendError) {
-        *lock(&self.link) = Link::Down(error.clone());
+        let mut link = lock(&self.link);
+        let since = match &*link {
+            Link::Down { since, .. } => *since,
+            Link::Connecting | Link::Up { .. } => {
+                tracing::warn!(%error, "the semaphore's backend is away: the policy answers");
+                Instant::now()
+            }
+        };
+        *link = Link::Down { error: error.clone(), since };
+        drop(link);
         for (_, to) in std::mem::take(&mut lock(&self.mail).asks) {
             let _ = to.send(Answer::Failed(error.clone()));
         }
         for gate in self.all_gates() {
-            gate.update(|places, wake| places.unreachable(error, Instant::now(), wake));
+            let serial = &mut || self.next_serial();
+            gate.update(|places, wake| places.unreachable(error, Instant::now(), serial, wake));
         }
     }
 

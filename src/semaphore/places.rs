@@ -28,8 +28,10 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::backend::{Answer, Call, Op};
+use super::health::Counts;
+use super::policy::OnUnavailable;
 use crate::error::{BackendError, FullReason};
-use crate::ledger::{Ids, NodeId, PlaceId, Reply, Standing};
+use crate::ledger::{Ids, NodeId, PlaceId, Reply, Standing, TICKET_MIN};
 
 /// Places of one process in one semaphore, at the most.
 const SLOTS_MAX: usize = 1 << 20;
@@ -42,6 +44,8 @@ const WAITING_RENEWAL: Duration = Duration::from_secs(1);
 const DEAF_RENEWAL: Duration = Duration::from_millis(100);
 /// How far behind the earliest lease end the next renewal comes.
 const AFTER_LEASE_END: Duration = Duration::from_millis(2);
+/// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
+const NEVER_ENDS: u64 = TICKET_MIN - 1;
 /// How long the record of an unused semaphore is kept.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -51,6 +55,9 @@ pub(super) struct Places {
     key: Arc<str>,
     node: NodeId,
     deaf: bool,
+    /// Why the backend cannot be asked, while it cannot.
+    away: Option<BackendError>,
+    counts: Arc<Counts>,
     limit: u32,
     slots: Slab<Slot>,
 
@@ -98,6 +105,7 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     /// How many may wait; `None`: this one may not.
     pub(super) max_queue: Option<u32>,
+    pub(super) on_unavailable: OnUnavailable,
 }
 
 #[derive(Debug)]
@@ -112,6 +120,9 @@ enum State {
         ticket: Option<u64>,
     },
     Held,
+    /// In flight by policy, because the backend was away: to be counted when it is back.
+    /// `announced`: the backend may know it.
+    Admitted { announced: bool },
     Refused(FullReason, u64, u64),
     Failed(BackendError),
     Closed,
@@ -151,16 +162,43 @@ impl Slot {
     }
 
     fn is_live(&self) -> bool {
-        matches!(self.state, State::Waiting { .. } | State::Held)
+        matches!(self.state, State::Waiting { .. } | State::Held | State::Admitted { .. })
+    }
+
+    fn is_joining(&self) -> bool {
+        matches!(self.state, State::Joining { .. })
+    }
+
+    /// Whether the backend may know it.
+    fn is_there(&self) -> bool {
+        match self.state {
+            // One that was never sent stands in `joins` still, and is passed over there.
+            State::Joining { sent, .. } => sent,
+            State::Admitted { announced } => announced,
+            State::Waiting { .. } | State::Held => true,
+            _ => false,
+        }
+    }
+
+    fn is_in_flight(&self) -> bool {
+        matches!(self.state, State::Held | State::Admitted { .. })
     }
 }
 
 impl Places {
-    pub(super) fn new(key: Arc<str>, node: NodeId, deaf: bool) -> Self {
+    pub(super) fn new(
+        key: Arc<str>,
+        node: NodeId,
+        deaf: bool,
+        away: Option<BackendError>,
+        counts: Arc<Counts>,
+    ) -> Self {
         Self {
             key,
             node,
             deaf,
+            away,
+            counts,
             limit: 0,
             slots: Slab::new(),
             joins: VecDeque::new(),
@@ -178,10 +216,10 @@ impl Places {
 
     // ===== requests =====
 
-    /// A request comes. `serial` was never given before in this process.
+    /// A request comes. `serial` gives a number that was never given before in this process.
     pub(super) fn join(
         &mut self,
-        serial: u64,
+        serial: &mut dyn FnMut() -> u64,
         limit: u32,
         terms: Terms,
         now: Instant,
@@ -194,7 +232,7 @@ impl Places {
         self.limit = limit;
         let entry = self.slots.vacant_entry();
         let index = entry.key();
-        let n = number(serial, index);
+        let n = number(serial(), index);
         entry.insert(Slot {
             n,
             deaf: self.deaf,
@@ -211,16 +249,22 @@ impl Places {
         if self.wake_at.is_none() {
             self.want(now + IDLE);
         }
+        if let Some(error) = self.away.clone() {
+            self.turned_away(index, &error, now, serial, &mut Vec::new());
+        }
         Ok(index)
     }
 
     /// How far the request has come. Whoever is not done is woken by `cx` when that changes.
     pub(super) fn progress(&mut self, index: usize, now: Instant, cx: &Context<'_>) -> Progress {
         let Some(slot) = self.slots.get_mut(index) else { return Progress::Closed };
+        let local = self.away.is_some() && matches!(slot.terms.on_unavailable, OnUnavailable::Local(_));
         let progress = match &slot.state {
+            State::Joining { .. } if local => Progress::Waiting,
             State::Joining { .. } => Progress::Joining,
             State::Waiting { .. } => Progress::Waiting,
             State::Held if now < slot.deadline() => return Progress::Held,
+            State::Admitted { .. } => return Progress::Held,
             // Granted, but the request came for it too late: ask first.
             State::Held => {
                 slot.state = State::Waiting { ticket: None };
@@ -240,16 +284,25 @@ impl Places {
     }
 
     /// The request is gone, whatever it had; its permit is given back.
-    pub(super) fn leave(&mut self, index: usize, now: Instant) {
+    pub(super) fn leave(
+        &mut self,
+        index: usize,
+        now: Instant,
+        serial: &mut dyn FnMut() -> u64,
+        wake: &mut Vec<Waker>,
+    ) {
         if let Some(slot) = self.slots.try_remove(index) {
             self.give_back(&slot, now);
+            if slot.is_in_flight() {
+                self.admit_next(now, serial, wake);
+            }
         }
     }
 
     /// As [`leave`](Self::leave), for someone who waits for the acknowledgement.
     pub(super) fn leave_slowly(&mut self, index: usize, now: Instant) {
         let Some(slot) = self.slots.get_mut(index) else { return };
-        let held = matches!(slot.state, State::Held);
+        let held = matches!(slot.state, State::Held | State::Admitted { announced: true });
         slot.state = if held { State::Releasing } else { State::Released(Ok(())) };
         if held {
             let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
@@ -292,13 +345,38 @@ impl Places {
         }
     }
 
-    /// Whether nothing was heard of the request yet.
-    pub(super) fn is_joining(&self, index: usize) -> bool {
-        self.slots.get(index).is_some_and(|slot| matches!(slot.state, State::Joining { .. }))
-    }
-
-    pub(super) const fn seen(&self) -> (u64, u64) {
-        self.seen
+    /// The request has waited as long as it may. What comes for it from here on is too late.
+    pub(super) fn overdue(
+        &mut self,
+        index: usize,
+        now: Instant,
+        serial: &mut dyn FnMut() -> u64,
+        wake: &mut Vec<Waker>,
+    ) {
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        let local = matches!(slot.terms.on_unavailable, OnUnavailable::Local(_));
+        match (&slot.state, self.away.clone()) {
+            (State::Joining { .. }, Some(_)) if local => {
+                let in_use = self.in_flight();
+                self.refuse(index, FullReason::QueueTimeout, in_use, wake);
+            }
+            (State::Joining { .. }, away) => {
+                let error = away.unwrap_or_else(|| {
+                    BackendError::call("the backend gave no answer in time")
+                });
+                self.turned_away(index, &error, now, serial, wake);
+            }
+            (State::Waiting { .. }, Some(error)) => {
+                self.turned_away(index, &error, now, serial, wake);
+            }
+            (State::Waiting { .. }, None) => {
+                let (in_use, waiting) = self.seen;
+                let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
+                slot.state = State::Refused(FullReason::QueueTimeout, in_use, waiting);
+                self.releases.push_back((id, now + lease));
+            }
+            _ => {}
+        }
     }
 
     // ===== calls out =====
@@ -344,9 +422,13 @@ impl Places {
         let mut groups: Vec<(u64, Vec<(PlaceId, u64)>)> = Vec::new();
         for n in std::mem::take(&mut self.reasserts) {
             let Some(slot) = find(&mut self.slots, n) else { continue };
-            let proof = match slot.state {
-                State::Waiting { ticket: Some(ticket) } => ticket,
+            let proof = match &mut slot.state {
+                State::Waiting { ticket: Some(ticket) } => *ticket,
                 State::Held => slot.lease_end,
+                State::Admitted { announced } => {
+                    *announced = true;
+                    NEVER_ENDS
+                }
                 _ => continue,
             };
             let item = (slot_id(self.node, slot), proof);
@@ -430,7 +512,7 @@ impl Places {
             Answer::Reply { reply, late } => {
                 self.replied(op, &reply, late, sent, now, serial, wake);
             }
-            Answer::Failed(error) => self.failed(op, &error, now, wake),
+            Answer::Failed(error) => self.failed(op, &error, now, serial, wake),
             Answer::Listing(_) => {}
         }
         self.end_resync();
@@ -601,7 +683,7 @@ impl Places {
         let Some(slot) = find(&mut self.slots, n) else { return };
         let interval = slot.interval();
         match (&mut slot.state, standing) {
-            (State::Waiting { .. }, Standing::Held) => {
+            (State::Waiting { .. } | State::Admitted { .. }, Standing::Held) => {
                 slot.lease_end = lease_end;
                 slot.acked = sent;
                 self.grant(n, now, wake);
@@ -666,6 +748,7 @@ impl Places {
     fn lose(&mut self, index: usize, now: Instant, wake: &mut Vec<Waker>) {
         let Some(slot) = self.slots.get_mut(index) else { return };
         slot.state = State::Lost;
+        self.counts.lost();
         wake.append(&mut slot.lost_wakers);
         let id = slot_id(self.node, slot);
         let lease = slot.terms.lease;
@@ -681,11 +764,20 @@ impl Places {
         }
     }
 
-    fn failed(&mut self, op: &Op, error: &BackendError, now: Instant, wake: &mut Vec<Waker>) {
+    fn failed(
+        &mut self,
+        op: &Op,
+        error: &BackendError,
+        now: Instant,
+        serial: &mut dyn FnMut() -> u64,
+        wake: &mut Vec<Waker>,
+    ) {
         match op {
             Op::Acquire { ids, .. } => {
                 for id in ids {
-                    self.fail(slot_index(id.n), id.n, error, now, wake);
+                    if find(&mut self.slots, id.n).is_some() {
+                        self.turned_away(slot_index(id.n), error, now, serial, wake);
+                    }
                 }
             }
             Op::Release { ids } => {
@@ -698,25 +790,100 @@ impl Places {
         }
     }
 
-    fn fail(
+    // ===== while the backend is away =====
+
+    /// The backend cannot be asked for this place: the policy answers.
+    fn turned_away(
         &mut self,
         index: usize,
-        n: u64,
         error: &BackendError,
         now: Instant,
+        serial: &mut dyn FnMut() -> u64,
+        wake: &mut Vec<Waker>,
+    ) {
+        let in_flight = self.in_flight();
+        let Some(slot) = self.slots.get(index) else { return };
+        if !matches!(slot.state, State::Joining { .. } | State::Waiting { .. }) {
+            return;
+        }
+        match (slot.terms.on_unavailable, slot.terms.max_queue) {
+            (OnUnavailable::Admit, _) => self.admit(index, now, serial, wake),
+            (OnUnavailable::Local(share), _) if in_flight < u64::from(share) => {
+                self.admit(index, now, serial, wake);
+            }
+            (OnUnavailable::Local(_), None) => {
+                self.refuse(index, FullReason::Limit, in_flight, wake);
+            }
+            // Waits until one of this process's own is free, or the backend is back.
+            (OnUnavailable::Local(_), Some(max)) if self.away.is_some() => {
+                let waiting = self.slots.iter().filter(|(_, slot)| slot.is_joining()).count();
+                if waiting > max as usize {
+                    self.refuse(index, FullReason::QueueFull, in_flight, wake);
+                }
+            }
+            _ => {
+                let slot = &mut self.slots[index];
+                let there = slot.is_there();
+                slot.state = State::Failed(error.clone());
+                wake.extend(slot.waker.take());
+                self.counts.refused();
+                if there {
+                    let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
+                    self.releases.push_back((id, now + lease));
+                }
+            }
+        }
+    }
+
+    /// In flight without the backend: under a new id, because the old one may stand there as
+    /// waiting.
+    fn admit(
+        &mut self,
+        index: usize,
+        now: Instant,
+        serial: &mut dyn FnMut() -> u64,
         wake: &mut Vec<Waker>,
     ) {
         let Some(slot) = self.slots.get_mut(index) else { return };
-        let State::Joining { sent, .. } = slot.state else { return };
-        if slot.n != n {
-            return;
+        if slot.is_there() {
+            self.releases.push_back((slot_id(self.node, slot), now + slot.terms.lease));
         }
-        slot.state = State::Failed(error.clone());
+        slot.n = number(serial(), index);
+        slot.deaf = self.deaf;
+        slot.state = State::Admitted { announced: false };
+        slot.held_at = now;
         wake.extend(slot.waker.take());
-        if sent {
-            let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
-            self.releases.push_back((id, now + lease));
+        self.counts.admitted();
+        if self.away.is_none() {
+            // Only this call failed: the backend can be told at once.
+            let n = slot.n;
+            self.reasserts.push(n);
         }
+    }
+
+    fn refuse(&mut self, index: usize, reason: FullReason, in_use: u64, wake: &mut Vec<Waker>) {
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        slot.state = State::Refused(reason, in_use, 0);
+        wake.extend(slot.waker.take());
+        self.counts.refused();
+    }
+
+    /// One of this process's own came free while the backend is away: the next one has it.
+    fn admit_next(
+        &mut self,
+        now: Instant,
+        serial: &mut dyn FnMut() -> u64,
+        wake: &mut Vec<Waker>,
+    ) {
+        let Some(error) = self.away.clone() else { return };
+        let next = self.slots.iter().filter(|(_, slot)| slot.is_joining());
+        if let Some((index, _)) = next.min_by_key(|(_, slot)| slot.n >> SLOT_BITS) {
+            self.turned_away(index, &error, now, serial, wake);
+        }
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.slots.iter().filter(|(_, slot)| slot.is_in_flight()).count() as u64
     }
 
     // ===== connection and time =====
@@ -741,8 +908,11 @@ impl Places {
     /// There is a new connection: ask for everything again, in the order of rule 5.
     pub(super) fn connected(&mut self, deaf: bool) {
         self.deaf = deaf;
+        self.away = None;
         self.renewing = 0;
-        self.reasserts.clear();
+        let admitted =
+            self.slots.iter().filter(|(_, slot)| matches!(slot.state, State::Admitted { .. }));
+        self.reasserts = admitted.map(|(_, slot)| slot.n).collect();
         let mut joins: Vec<u64> = self
             .slots
             .iter()
@@ -755,17 +925,27 @@ impl Places {
         self.renew = self.resync;
     }
 
-    /// The backend cannot be reached: who has no place yet, or waits for an acknowledgement, is
-    /// told so. Who waits in the queue goes on waiting.
+    /// The backend cannot be reached: for who has no place yet the policy answers, and who waits for
+    /// an acknowledgement is told. Who waits in the queue goes on waiting, unless the policy lets
+    /// him pass.
     pub(super) fn unreachable(
         &mut self,
         error: &BackendError,
         now: Instant,
+        serial: &mut dyn FnMut() -> u64,
         wake: &mut Vec<Waker>,
     ) {
-        let slots: Vec<_> = self.slots.iter().map(|(index, slot)| (index, slot.n)).collect();
-        for (index, n) in slots {
-            self.fail(index, n, error, now, wake);
+        self.away = Some(error.clone());
+        let mut slots: Vec<_> = self.slots.iter().map(|(index, slot)| (slot.n, index)).collect();
+        slots.sort_unstable_by_key(|(n, _)| n >> SLOT_BITS);
+        for (n, index) in slots {
+            let slot = &self.slots[index];
+            let waits = matches!(slot.state, State::Waiting { .. });
+            if slot.is_joining()
+                || (waits && slot.terms.on_unavailable == OnUnavailable::Admit)
+            {
+                self.turned_away(index, error, now, serial, wake);
+            }
             self.released(n, &Err(error.clone()), wake);
         }
     }
@@ -776,20 +956,14 @@ impl Places {
         for index in indexes {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             match slot.state {
-                State::Held => self.lose(index, now, wake),
-                State::Joining { sent, .. } => {
-                    slot.state = State::Closed;
-                    wake.extend(slot.waker.take());
-                    if sent {
+                State::Held | State::Admitted { .. } => self.lose(index, now, wake),
+                State::Joining { .. } | State::Waiting { .. } => {
+                    if slot.is_there() {
                         let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
                         self.releases.push_back((id, now + lease));
                     }
-                }
-                State::Waiting { .. } => {
                     slot.state = State::Closed;
                     wake.extend(slot.waker.take());
-                    let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
-                    self.releases.push_back((id, now + lease));
                 }
                 _ => {}
             }
@@ -813,6 +987,7 @@ impl Places {
                 }
                 State::Held => want(slot.deadline()),
                 State::Waiting { .. } => waits = true,
+                // Admitted ones are known to no one who could forget them.
                 _ => {
                     want(now + IDLE);
                     continue;
@@ -883,13 +1058,7 @@ impl Places {
     }
 
     fn give_back(&mut self, slot: &Slot, now: Instant) {
-        let there = match slot.state {
-            // One that was never sent stands in `joins` still, and is passed over there.
-            State::Joining { sent, .. } => sent,
-            State::Waiting { .. } | State::Held => true,
-            _ => false,
-        };
-        if there {
+        if slot.is_there() {
             self.releases.push_back((slot_id(self.node, slot), now + slot.terms.lease));
         }
     }

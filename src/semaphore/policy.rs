@@ -42,6 +42,20 @@ pub struct Policy {
     pub(crate) wait_timeout: Duration,
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
+    pub(crate) on_unavailable: OnUnavailable,
+}
+
+/// What becomes of a request while the backend cannot be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnUnavailable {
+    /// It is refused. The default: the cap holds.
+    #[default]
+    Refuse,
+    /// It passes, whatever is in flight: there is no cap until the backend is back.
+    Admit,
+    /// It takes one of so many permits of this process's own, and waits for one as it would
+    /// otherwise. With the limit divided by the number of processes, the fleet keeps the cap.
+    Local(u32),
 }
 
 /// Builds a [`Policy`].
@@ -73,6 +87,7 @@ impl Policy {
             wait_timeout: Self::DEFAULT_WAIT_TIMEOUT,
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
+            on_unavailable: OnUnavailable::default(),
         }
     }
 
@@ -119,6 +134,15 @@ impl PolicyBuilder {
     /// 10 000 unless set.
     pub const fn max_queue(mut self, places: u32) -> Self {
         self.policy.max_queue = places;
+        self
+    }
+
+    /// What becomes of a request while the backend cannot be asked. It is refused, unless set.
+    ///
+    /// What passed by this is counted by the backend as soon as it is back, as far as it is still
+    /// in flight.
+    pub const fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
+        self.policy.on_unavailable = on_unavailable;
         self
     }
 

@@ -86,7 +86,15 @@ fn is_unknown(value: &Value) -> bool {
 fn failure(error: RedisError) -> Result<Answer, BackendError> {
     const OF_NO_USE: [&str; 7] =
         ["LOADING", "BUSY", "READONLY", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MISCONF"];
-    let text = format!("Redis refused: {error}");
+    let shown = error.to_string();
+    let advice = if shown.contains("Unknown Redis command") || shown.contains("nknown command") {
+        "; Redis 6.2 or later is needed"
+    } else if shown.contains("NOPERM") || shown.contains("can't run this command") {
+        "; see RedisBackend for what its user must be allowed to do"
+    } else {
+        ""
+    };
+    let text = format!("Redis refused: {shown}{advice}");
     if error.code().is_some_and(|code| OF_NO_USE.contains(&code)) {
         return Err(BackendError::connection(text).with_source(error));
     }

@@ -17,9 +17,9 @@ use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, Timeouts};
 
 use self::keys::Keys;
 use self::lane::RedisLane;
-use super::{Backend, Mailbox};
+use super::{Answer, Backend, Call, Lane, Mailbox, Op};
 use crate::error::{BackendError, ConfigError};
-use crate::ledger::NodeId;
+use crate::ledger::{Ids, NodeId, PlaceId};
 
 /// The backend for a fleet: each semaphore is one sorted set in Redis.
 ///
@@ -147,6 +147,7 @@ impl Backend for RedisBackend {
             let count = scripts.len();
             lane.connection.send_packed_commands(&scripts, 0, count).await.map_err(lane::broken)?;
             if let Some((node, _)) = self.caller.get() {
+                self.probe(&lane, *node).await?;
                 match lane.connection.subscribe(self.keys.mailbox(*node)).await {
                     Ok(()) => lane.deaf = false,
                     Err(error) if is_forbidden(&error) => {
@@ -164,6 +165,28 @@ impl Backend for RedisBackend {
 
     fn response_timeout(&self) -> Duration {
         self.response_timeout
+    }
+}
+
+impl RedisBackend {
+    /// Whether this server can be used: it is not a replica, is not loading, lets this user run what
+    /// the scripts run, and knows it. Leaves nothing.
+    async fn probe(&self, lane: &RedisLane, node: NodeId) -> Result<(), BackendError> {
+        let ids = Ids::from_elem(PlaceId { node, deaf: true, n: 0 }, 1);
+        let acquire = Op::Acquire { lease_ms: 1, max_queue: None, ids: ids.clone() };
+        let calls = [acquire, Op::Release { ids }].map(|op| Call {
+            // No name is encoded so.
+            key: self.keys.semaphore("!probe"),
+            node,
+            limit: 0,
+            op,
+        });
+        for answer in lane.send(Arc::from(calls)).await? {
+            if let Answer::Failed(error) = answer {
+                return Err(BackendError::connection(error.to_string()).with_source(error));
+            }
+        }
+        Ok(())
     }
 }
 
