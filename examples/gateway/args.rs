@@ -8,10 +8,11 @@ use std::time::Duration;
 use axum::http::{HeaderName, StatusCode};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum};
+use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{Limit, Name, Policy};
+use tower_semaphore::{ConfigError, Limit, Name, OnUnavailable, Policy, Semaphore};
 
 use super::proxy::Upstream;
 
@@ -71,6 +72,18 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "abort")]
     on_lost: Lost,
 
+    /// What becomes of a request while Redis cannot be asked; local takes --local-limit
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "reject")]
+    on_unavailable: Unavailable,
+
+    /// Permits of each key in this gateway alone, for --on-unavailable local
+    #[arg(long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
+    local_limit: Option<u32>,
+
+    /// What happens after Redis may have lost data: grants go on, or are held back for one lease
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "continue")]
+    after_loss: Loss,
+
     /// The name of the limit: gateways with the same one share their permits
     #[arg(long, default_value = "gateway")]
     pub(crate) name: String,
@@ -103,6 +116,19 @@ enum Lost {
     Continue,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Unavailable {
+    Reject,
+    Admit,
+    Local,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Loss {
+    Continue,
+    Quarantine,
+}
+
 impl Args {
     /// The command line of this process. One that cannot be used ends it.
     pub(crate) fn read() -> Self {
@@ -114,7 +140,21 @@ impl Args {
         if let Some((key, _)) = args.limit_for.iter().find(|(key, _)| !seen.insert(key)) {
             refuse(format!("--limit-for: {key} is given twice; allowed: once for each key"));
         }
+        let local = args.on_unavailable == Unavailable::Local;
+        if local != args.local_limit.is_some() {
+            refuse("--local-limit: allowed with --on-unavailable local, and needed there");
+        }
         args
+    }
+
+    /// Where permits are counted.
+    pub(crate) fn semaphore(&self) -> Result<Semaphore, ConfigError> {
+        let Some(url) = &self.redis else { return Ok(Semaphore::in_memory()) };
+        let after_loss = match self.after_loss {
+            Loss::Continue => AfterLoss::Continue,
+            Loss::Quarantine => AfterLoss::Quarantine,
+        };
+        Ok(Semaphore::new(RedisBackend::builder(url).after_loss(after_loss).build()?))
     }
 
     /// Sets the layer up as was said.
@@ -140,6 +180,11 @@ impl Args {
                 Missing::Reject => MissingKey::Reject(StatusCode::BAD_REQUEST),
                 Missing::Bypass => MissingKey::Bypass,
                 Missing::Shared => MissingKey::Shared,
+            })
+            .on_unavailable(match (self.on_unavailable, self.local_limit) {
+                (Unavailable::Admit, _) => OnUnavailable::Admit,
+                (Unavailable::Local, Some(share)) => OnUnavailable::Local(share),
+                (Unavailable::Reject | Unavailable::Local, _) => OnUnavailable::Refuse,
             })
             .on_lost(match self.on_lost {
                 Lost::Abort => OnLost::Abort,

@@ -70,10 +70,7 @@ async fn serve(args: Args) -> io::Result<()> {
 
 /// The permits, and the layer that takes them.
 fn limiter(args: &Args) -> Result<(Semaphore, ConcurrencyLimitLayer), ConfigError> {
-    let semaphore = match &args.redis {
-        Some(url) => Semaphore::redis(url)?,
-        None => Semaphore::in_memory(),
-    };
+    let semaphore = args.semaphore()?;
     let layer = args.apply(ConcurrencyLimitLayer::builder(&semaphore, &args.name)).build()?;
     Ok((semaphore, layer))
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use self::memory::MemoryBackend;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisBackend, RedisBackendBuilder};
+pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
 
 use crate::error::BackendError;
 use crate::ledger::{Ids, NodeId, PlaceId, Reply};
@@ -57,6 +57,11 @@ pub trait Backend: Send + Sync + 'static {
     /// If the backend cannot be reached or refuses.
     fn connect(&self) -> impl Future<Output = Result<Self::Lane, BackendError>> + Send;
 
+    /// Whether nothing is to be granted for one lease after data may have been lost.
+    fn quarantines(&self) -> bool {
+        false
+    }
+
     /// How long a call may go unanswered before its connection is given up.
     fn response_timeout(&self) -> Duration {
         Duration::from_millis(500)
@@ -65,8 +70,8 @@ pub trait Backend: Send + Sync + 'static {
 
 /// A connection to a backend, from its opening to its first failure.
 pub trait Lane: Send + Sync + 'static {
-    /// Whether hints do not arrive as long as this lane is used.
-    fn is_deaf(&self) -> bool;
+    /// What is at the other end.
+    fn server(&self) -> &Server;
 
     /// Sends calls together, to be carried out in their order. One answer each.
     ///
@@ -80,6 +85,20 @@ pub trait Lane: Send + Sync + 'static {
         &self,
         calls: Arc<[Call]>,
     ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static;
+}
+
+/// What a connection leads to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Server {
+    /// Hints do not arrive as long as this connection is used.
+    pub deaf: bool,
+    /// Names the data behind the connection: another name means that some of it may have been lost.
+    /// `None`: that cannot be found out.
+    pub data: Option<String>,
+    /// How long the server has been running.
+    pub age: Option<Duration>,
+    /// What its operator should know.
+    pub warning: Option<String>,
 }
 
 /// One operation on one semaphore, for any number of places.

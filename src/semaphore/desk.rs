@@ -36,7 +36,7 @@ pub(super) async fn run<B: Backend>(node: Arc<Node>, backend: Arc<B>) {
         match backend.connect().await {
             Ok(lane) => {
                 let opened = Instant::now();
-                node.connected(lane.is_deaf());
+                node.connected(lane.server());
                 let Err(error) = serve(&node, &lane, backend.response_timeout()).await else {
                     break;
                 };

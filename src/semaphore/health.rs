@@ -1,6 +1,7 @@
 //! Whether the backend can be asked, and what was answered in its place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tokio::time::Instant;
 
@@ -22,6 +23,8 @@ pub struct Health {
     pub lost: u64,
     /// How often the connection to the backend was lost.
     pub disconnects: u64,
+    /// What the backend's operator should know, such as an eviction policy that loses semaphores.
+    pub warning: Option<String>,
 }
 
 /// Whether the backend can be asked.
@@ -49,6 +52,7 @@ pub(super) struct Counts {
     refused: AtomicU64,
     lost: AtomicU64,
     disconnects: AtomicU64,
+    warning: Mutex<Option<String>>,
 }
 
 impl Counts {
@@ -68,6 +72,10 @@ impl Counts {
         self.disconnects.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn warn(&self, warning: Option<String>) {
+        *self.warning.lock().unwrap_or_else(PoisonError::into_inner) = warning;
+    }
+
     pub(super) fn health(&self, link: LinkState) -> Health {
         Health {
             link,
@@ -75,6 +83,7 @@ impl Counts {
             refused_by_policy: self.refused.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
             disconnects: self.disconnects.load(Ordering::Relaxed),
+            warning: self.warning.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }

@@ -16,9 +16,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::health::{Counts, Health, LinkState};
-use super::places::Places;
+use super::places::{Places, Quarantine};
 use super::{desk, watchdog};
-use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op};
+use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
 
@@ -37,6 +37,8 @@ pub(crate) struct Node {
     live: AtomicUsize,
     link: Mutex<Link>,
     counts: Arc<Counts>,
+    quarantines: bool,
+    met: Mutex<Option<Met>>,
     closed: AtomicBool,
     running: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -95,6 +97,14 @@ enum Link {
     },
 }
 
+/// The server that was there last.
+struct Met {
+    /// See [`Server::data`].
+    data: Option<String>,
+    /// When data was lost before that, if it may matter still.
+    lost_at: Option<Instant>,
+}
+
 /// When to look at a gate.
 struct Look {
     at: Instant,
@@ -135,6 +145,8 @@ impl Node {
             live: AtomicUsize::new(0),
             link: Mutex::new(Link::Connecting),
             counts: Arc::default(),
+            quarantines: backend.quarantines(),
+            met: Mutex::default(),
             closed: AtomicBool::new(false),
             running: AtomicBool::new(false),
             tasks: Mutex::default(),
@@ -172,9 +184,7 @@ impl Node {
             _ if self.immediate => LinkState::Embedded,
             Link::Connecting => LinkState::Connecting,
             Link::Up { .. } => LinkState::Up,
-            Link::Down { error, since } => {
-                LinkState::Down { error: error.clone(), since: *since }
-            }
+            Link::Down { error, since } => LinkState::Down { error: error.clone(), since: *since },
         };
         self.counts.health(link)
     }
@@ -236,11 +246,13 @@ impl Node {
             Link::Down { error, .. } => (false, Some(error.clone())),
         };
         let counts = Arc::clone(&self.counts);
+        let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
+        let quarantine = Quarantine { is_on: self.quarantines, lost_at };
         let gate = Arc::new(Gate {
             node: Arc::clone(self),
             name: Arc::clone(&name),
             state: Mutex::new(GateState {
-                places: Places::new(self.port.key(&name), self.id, deaf, away, counts),
+                places: Places::new(self.port.key(&name), self.id, deaf, away, counts, quarantine),
                 queued: false,
                 flushing: false,
                 retired: false,
@@ -396,14 +408,39 @@ impl Node {
     // ===== connection =====
 
     /// There is a new connection; everything is asked for again.
-    pub(super) fn connected(self: &Arc<Self>, deaf: bool) {
+    pub(super) fn connected(self: &Arc<Self>, server: &Server) {
+        let deaf = server.deaf;
+        let lost_at = self.meet(server);
         let before = std::mem::replace(&mut *lock(&self.link), Link::Up { deaf });
         if let Link::Down { since, .. } = before {
             tracing::info!(after = ?since.elapsed(), "the semaphore's backend is back");
         }
         for gate in self.all_gates() {
-            gate.update(|places, _| places.connected(deaf));
+            gate.update(|places, _| places.connected(deaf, lost_at));
         }
+    }
+
+    /// When data was lost, as far as this server shows, if that matters.
+    fn meet(&self, server: &Server) -> Option<Instant> {
+        if let Some(warning) = &server.warning {
+            tracing::warn!("{warning}");
+        }
+        self.counts.warn(server.warning.clone());
+        if !self.quarantines {
+            return None;
+        }
+        let now = Instant::now();
+        let mut met = lock(&self.met);
+        let lost_at = match &*met {
+            // A process that is new here knows the server's age, and no more.
+            None => server.age.and_then(|age| now.checked_sub(age)),
+            Some(Met { data: Some(data), lost_at }) if Some(data) == server.data.as_ref() => {
+                *lost_at
+            }
+            Some(_) => Some(now),
+        };
+        *met = Some(Met { data: server.data.clone(), lost_at });
+        lost_at
     }
 
     /// The connection broke. That is no reason yet to turn anyone away.

@@ -27,9 +27,9 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::time::Instant;
 
-use crate::backend::{Answer, Call, Op};
 use super::health::Counts;
 use super::policy::OnUnavailable;
+use crate::backend::{Answer, Call, Op};
 use crate::error::{BackendError, FullReason};
 use crate::ledger::{Ids, NodeId, PlaceId, Reply, Standing, TICKET_MIN};
 
@@ -58,7 +58,10 @@ pub(super) struct Places {
     /// Why the backend cannot be asked, while it cannot.
     away: Option<BackendError>,
     counts: Arc<Counts>,
+    quarantine: Quarantine,
     limit: u32,
+    /// The lease of whoever came last.
+    lease: Duration,
     slots: Slab<Slot>,
 
     // What is to be sent.
@@ -99,6 +102,14 @@ struct Slot {
     lost_wakers: Vec<Waker>,
 }
 
+/// After data was lost nothing is granted for one lease, where that is asked for: all calls of
+/// this process say that there are no permits, so newcomers queue and nobody is promoted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Quarantine {
+    pub(super) is_on: bool,
+    pub(super) lost_at: Option<Instant>,
+}
+
 /// What a place asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
@@ -122,7 +133,9 @@ enum State {
     Held,
     /// In flight by policy, because the backend was away: to be counted when it is back.
     /// `announced`: the backend may know it.
-    Admitted { announced: bool },
+    Admitted {
+        announced: bool,
+    },
     Refused(FullReason, u64, u64),
     Failed(BackendError),
     Closed,
@@ -192,6 +205,7 @@ impl Places {
         deaf: bool,
         away: Option<BackendError>,
         counts: Arc<Counts>,
+        quarantine: Quarantine,
     ) -> Self {
         Self {
             key,
@@ -199,7 +213,9 @@ impl Places {
             deaf,
             away,
             counts,
+            quarantine,
             limit: 0,
+            lease: Duration::ZERO,
             slots: Slab::new(),
             joins: VecDeque::new(),
             releases: VecDeque::new(),
@@ -230,6 +246,7 @@ impl Places {
             )));
         }
         self.limit = limit;
+        self.lease = terms.lease;
         let entry = self.slots.vacant_entry();
         let index = entry.key();
         let n = number(serial(), index);
@@ -258,7 +275,8 @@ impl Places {
     /// How far the request has come. Whoever is not done is woken by `cx` when that changes.
     pub(super) fn progress(&mut self, index: usize, now: Instant, cx: &Context<'_>) -> Progress {
         let Some(slot) = self.slots.get_mut(index) else { return Progress::Closed };
-        let local = self.away.is_some() && matches!(slot.terms.on_unavailable, OnUnavailable::Local(_));
+        let local =
+            self.away.is_some() && matches!(slot.terms.on_unavailable, OnUnavailable::Local(_));
         let progress = match &slot.state {
             State::Joining { .. } if local => Progress::Waiting,
             State::Joining { .. } => Progress::Joining,
@@ -361,9 +379,8 @@ impl Places {
                 self.refuse(index, FullReason::QueueTimeout, in_use, wake);
             }
             (State::Joining { .. }, away) => {
-                let error = away.unwrap_or_else(|| {
-                    BackendError::call("the backend gave no answer in time")
-                });
+                let error = away
+                    .unwrap_or_else(|| BackendError::call("the backend gave no answer in time"));
                 self.turned_away(index, &error, now, serial, wake);
             }
             (State::Waiting { .. }, Some(error)) => {
@@ -392,13 +409,13 @@ impl Places {
     /// What is to be sent, in this order: releases first, so that a process always reads its own.
     pub(super) fn collect(&mut self, now: Instant, out: &mut impl Extend<Call>) {
         self.collect_releases(now, out);
-        self.collect_reasserts(out);
+        self.collect_reasserts(now, out);
         if self.renew && self.renewing == 0 {
             self.collect_renewals(now, out);
         }
         self.end_resync();
         if !self.resync {
-            self.collect_joins(out);
+            self.collect_joins(now, out);
         }
     }
 
@@ -413,12 +430,12 @@ impl Places {
                 .map(|r| r.0)
                 .collect();
             if !ids.is_empty() {
-                out.extend([self.call(Op::Release { ids })]);
+                out.extend([self.call(Op::Release { ids }, now)]);
             }
         }
     }
 
-    fn collect_reasserts(&mut self, out: &mut impl Extend<Call>) {
+    fn collect_reasserts(&mut self, now: Instant, out: &mut impl Extend<Call>) {
         let mut groups: Vec<(u64, Vec<(PlaceId, u64)>)> = Vec::new();
         for n in std::mem::take(&mut self.reasserts) {
             let Some(slot) = find(&mut self.slots, n) else { continue };
@@ -437,7 +454,7 @@ impl Places {
         for (lease_ms, proofs) in groups {
             for chunk in proofs.chunks(BATCH_MAX) {
                 self.renewing += 1;
-                out.extend([self.call(Op::Reassert { lease_ms, proofs: chunk.to_vec() })]);
+                out.extend([self.call(Op::Reassert { lease_ms, proofs: chunk.to_vec() }, now)]);
             }
         }
     }
@@ -461,12 +478,12 @@ impl Places {
         for (lease_ms, ids) in groups {
             for chunk in ids.chunks(BATCH_MAX) {
                 self.renewing += 1;
-                out.extend([self.call(Op::Renew { lease_ms, ids: chunk.into() })]);
+                out.extend([self.call(Op::Renew { lease_ms, ids: chunk.into() }, now)]);
             }
         }
     }
 
-    fn collect_joins(&mut self, out: &mut impl Extend<Call>) {
+    fn collect_joins(&mut self, now: Instant, out: &mut impl Extend<Call>) {
         let mut batch: Option<(Terms, Ids)> = None;
         while let Some(n) = self.joins.pop_front() {
             let Some(slot) = find(&mut self.slots, n) else { continue };
@@ -477,20 +494,39 @@ impl Places {
                 Some((same, ids)) if *same == terms && ids.len() < BATCH_MAX => ids.push(id),
                 _ => {
                     let full = batch.replace((terms, Ids::from_elem(id, 1)));
-                    out.extend(full.map(|full| self.acquire(full)));
+                    out.extend(full.map(|full| self.acquire(full, now)));
                 }
             }
         }
-        out.extend(batch.map(|batch| self.acquire(batch)));
+        out.extend(batch.map(|batch| self.acquire(batch, now)));
     }
 
-    fn acquire(&self, (terms, ids): (Terms, Ids)) -> Call {
+    fn acquire(&self, (terms, ids): (Terms, Ids), now: Instant) -> Call {
         let lease_ms = u64::try_from(terms.lease.as_millis()).unwrap_or(u64::MAX);
-        self.call(Op::Acquire { lease_ms, max_queue: terms.max_queue, ids })
+        self.call(Op::Acquire { lease_ms, max_queue: terms.max_queue, ids }, now)
     }
 
-    fn call(&self, op: Op) -> Call {
-        Call { key: Arc::clone(&self.key), node: self.node, limit: self.limit, op }
+    fn call(&self, op: Op, now: Instant) -> Call {
+        let limit = match self.quarantined_until() {
+            Some(end) if now < end => 0,
+            _ => self.limit,
+        };
+        Call { key: Arc::clone(&self.key), node: self.node, limit, op }
+    }
+
+    fn quarantined_until(&self) -> Option<Instant> {
+        let lost_at = self.quarantine.lost_at.filter(|_| self.quarantine.is_on)?;
+        Some(lost_at + self.lease.max(self.longest_lease()))
+    }
+
+    /// The backend forgot a place that was held, or may have.
+    fn data_was_lost(&mut self, at: Instant) {
+        if self.quarantine.is_on {
+            self.quarantine.lost_at = Some(at);
+            if let Some(end) = self.quarantined_until() {
+                self.want(end);
+            }
+        }
     }
 
     // ===== answers and hints in =====
@@ -602,7 +638,8 @@ impl Places {
                 if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
                     self.grant(id.n, now, wake);
                 } else {
-                    self.want(at);
+                    let quarantined = self.quarantined_until().filter(|end| now < *end);
+                    self.want(quarantined.map_or(at, |end| at.min(end)));
                 }
             }
             Standing::NoPermit | Standing::QueueFull => {
@@ -634,7 +671,10 @@ impl Places {
                 slot.doubt = true;
                 self.renew = true;
             }
-            (State::Held, Standing::Gone) => self.reasserts.push(n),
+            (State::Held, Standing::Gone) => {
+                self.reasserts.push(n);
+                self.data_was_lost(now);
+            }
             (State::Waiting { ticket }, Standing::Gone) => {
                 // Back under a new id: what still names the old one must not reach this stay.
                 let ticket = *ticket;
@@ -869,12 +909,7 @@ impl Places {
     }
 
     /// One of this process's own came free while the backend is away: the next one has it.
-    fn admit_next(
-        &mut self,
-        now: Instant,
-        serial: &mut dyn FnMut() -> u64,
-        wake: &mut Vec<Waker>,
-    ) {
+    fn admit_next(&mut self, now: Instant, serial: &mut dyn FnMut() -> u64, wake: &mut Vec<Waker>) {
         let Some(error) = self.away.clone() else { return };
         let next = self.slots.iter().filter(|(_, slot)| slot.is_joining());
         if let Some((index, _)) = next.min_by_key(|(_, slot)| slot.n >> SLOT_BITS) {
@@ -906,8 +941,11 @@ impl Places {
     }
 
     /// There is a new connection: ask for everything again, in the order of rule 5.
-    pub(super) fn connected(&mut self, deaf: bool) {
+    pub(super) fn connected(&mut self, deaf: bool, lost_at: Option<Instant>) {
         self.deaf = deaf;
+        if let Some(at) = lost_at {
+            self.data_was_lost(at);
+        }
         self.away = None;
         self.renewing = 0;
         let admitted =
@@ -941,9 +979,7 @@ impl Places {
         for (n, index) in slots {
             let slot = &self.slots[index];
             let waits = matches!(slot.state, State::Waiting { .. });
-            if slot.is_joining()
-                || (waits && slot.terms.on_unavailable == OnUnavailable::Admit)
-            {
+            if slot.is_joining() || (waits && slot.terms.on_unavailable == OnUnavailable::Admit) {
                 self.turned_away(index, error, now, serial, wake);
             }
             self.released(n, &Err(error.clone()), wake);
@@ -999,6 +1035,15 @@ impl Places {
             } else {
                 want(due);
             }
+        }
+        match self.quarantined_until() {
+            Some(end) if now < end => want(end),
+            // No script runs by itself: the renewals of those who wait start the grants.
+            Some(_) => {
+                self.quarantine.lost_at = None;
+                self.renew |= waits;
+            }
+            None => {}
         }
         match self.ask_at {
             Some(at) if waits && now < at => want(at),

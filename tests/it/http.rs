@@ -18,7 +18,7 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 use tower::ServiceBuilder;
@@ -151,8 +151,13 @@ fn streaming() -> (MethodRouter, mpsc::UnboundedReceiver<Tap>) {
 }
 
 fn body_of(frames: mpsc::UnboundedReceiver<&'static str>) -> Body {
-    Body::from_stream(stream::unfold(frames, async |mut frames| {
-        frames.recv().await.map(|frame| (Ok::<_, Infallible>(frame), frames))
+    body_with(frames, ())
+}
+
+/// A body that keeps something as long as it lives.
+fn body_with<T: Send + 'static>(frames: mpsc::UnboundedReceiver<&'static str>, kept: T) -> Body {
+    Body::from_stream(stream::unfold((frames, kept), async |(mut frames, kept)| {
+        frames.recv().await.map(|frame| (Ok::<_, Infallible>(frame), (frames, kept)))
     }))
 }
 
@@ -723,14 +728,20 @@ impl Lost {
         let (open, taps) = mpsc::unbounded_channel();
         let (tell, lost) = mpsc::unbounded_channel();
         let route = get(async move |permit: Permit| {
+            // The permit is kept as long as the body, and not longer.
+            let (alive, ended) = oneshot::channel::<Infallible>();
             tokio::spawn(async move {
-                permit.lost().await;
-                assert!(permit.is_lost());
-                let _ = tell.send(());
+                tokio::select! {
+                    () = permit.lost() => {
+                        assert!(permit.is_lost());
+                        let _ = tell.send(());
+                    }
+                    _ = ended => {}
+                }
             });
             let (tap, frames) = mpsc::unbounded_channel();
             open.send(tap).unwrap();
-            body_of(frames)
+            body_with(frames, alive)
         });
         let layer = ConcurrencyLimitLayer::builder(&redis.semaphore(), NAME)
             .limit(1)
@@ -743,17 +754,13 @@ impl Lost {
         Self { redis, server, taps, lost }
     }
 
-    /// Once Redis goes on: it serves, and nothing of before is left.
-    async fn assert_recovered(&mut self) {
+    /// Once Redis goes on: it serves, and nothing is left.
+    async fn assert_recovered(&self) {
         eventually("it serves again", async || {
-            let response = self.server.get("/").await;
-            response.status() == StatusCode::OK
+            self.server.get("/").await.status() == StatusCode::OK
         })
         .await;
-        // The handlers of these hold a permit each, until it is lost; so drop the server's part.
-        while let Ok(tap) = self.taps.try_recv() {
-            drop(tap);
-        }
+        eventually("nothing is stored", async || self.redis.keys() == 0).await;
     }
 }
 

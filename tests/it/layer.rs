@@ -70,15 +70,21 @@ fn full(text: &'static str) -> Response<Full<Bytes>> {
     Response::new(Full::from(text))
 }
 
+/// What is known of a service that answers at once.
+trait Answers<B>:
+    Service<Request<()>, Response = Response<B>, Error = Infallible, Future = Answer<B>> + Clone
+{
+}
+
+type Answer<B> = Ready<Result<Response<B>, Infallible>>;
+
+impl<S, B> Answers<B> for S where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible, Future = Answer<B>> + Clone
+{
+}
+
 /// A service that answers every request so.
-fn answers<B>(
-    response: impl Fn() -> Response<B> + Clone,
-) -> impl Service<
-    Request<()>,
-    Response = Response<B>,
-    Error = Infallible,
-    Future = Ready<Result<Response<B>, Infallible>>,
-> + Clone {
+fn answers<B>(response: impl Fn() -> Response<B> + Clone) -> impl Answers<B> {
     service_fn(move |_| ready(Ok(response())))
 }
 
@@ -1000,15 +1006,7 @@ async fn without_a_key_a_request_is_let_pass_or_shares_one_if_so_set() {
 // ===== the permit, as handlers see it =====
 
 /// Keeps each request's permit.
-fn keeper(
-    kept: &Arc<Mutex<Vec<Permit>>>,
-) -> impl Service<
-    Request<()>,
-    Response = Response<Full<Bytes>>,
-    Error = Infallible,
-    Future = Ready<Result<Response<Full<Bytes>>, Infallible>>,
-> + Clone
-+ use<> {
+fn keeper(kept: &Arc<Mutex<Vec<Permit>>>) -> impl Answers<Full<Bytes>> + use<> {
     let kept = Arc::clone(kept);
     service_fn(move |mut request: Request<()>| {
         let permit = request.extensions_mut().remove::<Permit>().expect("a permit");

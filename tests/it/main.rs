@@ -1,5 +1,6 @@
 //! All integration tests, as one binary.
 
+mod auto_traits;
 mod conformance;
 #[cfg(feature = "redis")]
 mod differential;
@@ -7,7 +8,12 @@ mod differential;
 mod fleet;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod http;
+#[cfg(all(feature = "axum", feature = "redis"))]
+mod keys;
 mod layer;
+mod model;
+#[cfg(feature = "redis")]
+mod outage;
 #[cfg(feature = "axum")]
 mod refusals;
 mod support;

@@ -9,19 +9,19 @@ use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{Pipeline, RedisError, ServerErrorKind, Value};
 
 use super::scripts;
-use crate::backend::{Answer, Call, Lane};
+use crate::backend::{Answer, Call, Lane, Server};
 use crate::error::BackendError;
 
 /// A connection to Redis.
 #[derive(Debug)]
 pub struct RedisLane {
     pub(super) connection: MultiplexedConnection,
-    pub(super) deaf: bool,
+    pub(super) server: Server,
 }
 
 impl Lane for RedisLane {
-    fn is_deaf(&self) -> bool {
-        self.deaf
+    fn server(&self) -> &Server {
+        &self.server
     }
 
     fn send(

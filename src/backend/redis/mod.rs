@@ -1,5 +1,6 @@
 //! Permits counted in Redis.
 
+mod info;
 mod keys;
 mod lane;
 mod scripts;
@@ -28,16 +29,32 @@ use crate::ledger::{Ids, NodeId, PlaceId};
 ///
 /// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
 /// `+evalsha +eval +script|load +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
-/// +zrevrange +zrangebyscore +pttl +pexpire +hello`.
+/// +zrevrange +zrangebyscore +pttl +pexpire +hello`; and `+info`, to see a restart and an eviction
+/// policy that loses semaphores.
 pub struct RedisBackend {
     pool: Pool,
     keys: Keys,
     response_timeout: Duration,
+    after_loss: AfterLoss,
     /// Who calls, and who is told: see [`Backend::attach`].
     caller: Arc<OnceLock<Caller>>,
 }
 
 type Caller = (NodeId, Weak<dyn Mailbox>);
+
+/// What happens after Redis may have lost data: it was restarted, or another server answers.
+///
+/// What is in flight is counted again in any case, as soon as its process has noticed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterLoss {
+    /// Permits are granted at once. Until all processes have renewed what they hold, within a third
+    /// of a lease, there can be up to twice as many in flight as may.
+    #[default]
+    Continue,
+    /// Nothing is granted for one lease; requests wait meanwhile, or are refused if they may not.
+    /// So the cap holds through the loss.
+    Quarantine,
+}
 
 /// Builds a [`RedisBackend`].
 #[derive(Clone)]
@@ -47,6 +64,7 @@ pub struct RedisBackendBuilder {
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
+    after_loss: AfterLoss,
 }
 
 impl RedisBackend {
@@ -63,6 +81,7 @@ impl RedisBackend {
             prefix: "semaphore".to_owned(),
             connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
             response_timeout: Self::DEFAULT_RESPONSE_TIMEOUT,
+            after_loss: AfterLoss::default(),
         }
     }
 }
@@ -85,6 +104,12 @@ impl RedisBackendBuilder {
     /// set; more than zero. Should be well below the lease, so that a renewal can be repeated.
     pub const fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;
+        self
+    }
+
+    /// What happens after Redis may have lost data. Grants go on, unless set.
+    pub const fn after_loss(mut self, after_loss: AfterLoss) -> Self {
+        self.after_loss = after_loss;
         self
     }
 
@@ -121,7 +146,13 @@ impl RedisBackendBuilder {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| ConfigError::new(format!("connection pool: {error}")))?;
-        Ok(RedisBackend { pool, keys, response_timeout: self.response_timeout, caller })
+        Ok(RedisBackend {
+            pool,
+            keys,
+            response_timeout: self.response_timeout,
+            after_loss: self.after_loss,
+            caller,
+        })
     }
 }
 
@@ -139,9 +170,10 @@ impl Backend for RedisBackend {
     async fn connect(&self) -> Result<RedisLane, BackendError> {
         // Taken out of the pool for its life: going back would cost a round trip each time.
         let connection = self.pool.get().await.map_err(unreachable)?;
-        let connection = Connection::take(connection);
+        let mut connection = Connection::take(connection);
         let opened = async {
-            let mut lane = RedisLane { connection, deaf: true };
+            let server = info::ask(&mut connection).await?;
+            let mut lane = RedisLane { connection, server };
             // Who may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();
@@ -149,7 +181,7 @@ impl Backend for RedisBackend {
             if let Some((node, _)) = self.caller.get() {
                 self.probe(&lane, *node).await?;
                 match lane.connection.subscribe(self.keys.mailbox(*node)).await {
-                    Ok(()) => lane.deaf = false,
+                    Ok(()) => lane.server.deaf = false,
                     Err(error) if is_forbidden(&error) => {
                         tracing::warn!(%error, "hints cannot be had, so waiting costs polling");
                     }
@@ -161,6 +193,10 @@ impl Backend for RedisBackend {
         tokio::time::timeout(self.response_timeout, opened)
             .await
             .map_err(|_| BackendError::connection("Redis gave no answer in time"))?
+    }
+
+    fn quarantines(&self) -> bool {
+        self.after_loss == AfterLoss::Quarantine
     }
 
     fn response_timeout(&self) -> Duration {

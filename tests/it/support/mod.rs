@@ -3,6 +3,7 @@
 #[cfg(feature = "redis")]
 pub(crate) mod gateway;
 #[cfg(feature = "axum")]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "most of it is for tests with Redis"))]
 pub(crate) mod http;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;

@@ -105,6 +105,12 @@ impl TestRedis {
     pub(crate) fn pid(&self) -> u32 {
         self.server.id()
     }
+
+    /// STOP, CONT, ...
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.server.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
 }
 
 impl Drop for TestRedis {

@@ -1,0 +1,49 @@
+//! What Redis says of itself when a connection opens.
+
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{Pipeline, Value};
+
+use super::lane;
+use crate::backend::Server;
+use crate::error::BackendError;
+
+/// Asks for run, replication and memory. A user who may not ask gets an answer that knows nothing.
+pub(super) async fn ask(connection: &mut MultiplexedConnection) -> Result<Server, BackendError> {
+    let mut pipeline = Pipeline::new();
+    for section in ["server", "replication", "memory"] {
+        pipeline.cmd("INFO").arg(section);
+    }
+    let count = pipeline.len();
+    let values =
+        connection.send_packed_commands(&pipeline, 0, count).await.map_err(lane::broken)?;
+    Ok(read(&values.iter().filter_map(text).collect::<Vec<_>>().join("\n")))
+}
+
+fn read(info: &str) -> Server {
+    let field = |name: &str| {
+        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    // A restart changes the first, a promotion the second.
+    let data =
+        field("run_id").zip(field("master_replid")).map(|(run, data)| format!("{run}/{data}"));
+    let age = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
+    let evicts = field("maxmemory_policy").filter(|policy| *policy != "noeviction");
+    let bounded = field("maxmemory").is_some_and(|bytes| bytes != "0");
+    let warning = evicts.filter(|_| bounded).map(|policy| {
+        format!(
+            "Redis may evict semaphores, and with them forget who holds permits: its \
+             maxmemory-policy is {policy}, and should be noeviction"
+        )
+    });
+    Server { deaf: true, data, age: age.map(Duration::from_secs), warning }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(text).ok(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,187 @@
+//! What can be sent, shared, cloned and moved: promises that a private field can break.
+//!
+//! Nothing is run here; that it compiles is the test.
+
+use std::error::Error;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use http::Request;
+use http_body::Body;
+use http_body_util::Full;
+use http_body_util::combinators::UnsyncBoxBody;
+use tower::util::BoxCloneService;
+use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::limit::{
+    BoxError, ConcurrencyLimitBuilder, ExtensionKey, GlobalKey, HeaderKey, HoldUntil, MissingKey,
+    OnLost, PathKey, PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
+};
+use tower_semaphore::{
+    Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
+    Full as FullError, FullReason, Holder, Inspection, LeaseLost, Limit, Name, Permit, Policy,
+    PolicyBuilder, Semaphore, Waiter,
+};
+
+fn is_send<T: Send>() {}
+fn is_sync<T: Sync>() {}
+fn is_unpin<T: Unpin>() {}
+fn is_static<T: 'static>() {}
+fn is_clone<T: Clone>() {}
+fn is_copy<T: Copy>() {}
+fn is_error<T: Error + Send + Sync + Unpin + 'static>() {}
+
+/// Can be had anywhere and kept for ever.
+fn is_free<T: Send + Sync + Unpin + 'static>() {}
+
+/// A service that is `Send` and `Clone`, but not `Sync`.
+type Boxed = BoxCloneService<Request<()>, http::Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>;
+
+#[test]
+fn handles_can_be_sent_shared_and_cloned() {
+    is_free::<Semaphore>();
+    is_clone::<Semaphore>();
+    is_free::<Permit>();
+    is_clone::<Permit>();
+    is_free::<MemoryBackend>();
+    is_clone::<MemoryBackend>();
+    is_free::<ConcurrencyLimitLayer>();
+    is_clone::<ConcurrencyLimitLayer>();
+    is_send::<ConcurrencyLimitBuilder>();
+    is_static::<ConcurrencyLimitBuilder>();
+}
+
+#[test]
+fn values_can_be_copied_or_cloned() {
+    is_free::<Policy>();
+    is_copy::<Policy>();
+    is_copy::<PolicyBuilder>();
+    is_copy::<Limit>();
+    is_copy::<FullError>();
+    is_copy::<FullReason>();
+    is_copy::<RefusalReason>();
+    is_copy::<HoldUntil>();
+    is_copy::<OnLost>();
+    is_copy::<MissingKey>();
+    is_copy::<GlobalKey>();
+    is_copy::<PathKey>();
+    is_copy::<PeerIpKey>();
+    is_clone::<HeaderKey>();
+    is_free::<HeaderKey>();
+    is_free::<Name>();
+    is_clone::<Name>();
+    is_free::<Inspection>();
+    is_clone::<Inspection>();
+    is_clone::<Holder>();
+    is_clone::<Waiter>();
+    // Stands in extensions, which asks for all of this.
+    is_free::<Refusal>();
+    is_clone::<Refusal>();
+}
+
+#[test]
+fn an_extension_key_is_free_whatever_it_names() {
+    is_free::<ExtensionKey<std::rc::Rc<str>>>();
+    is_copy::<ExtensionKey<String>>();
+}
+
+#[test]
+fn a_service_is_as_free_as_the_one_inside() {
+    is_free::<ConcurrencyLimit<tower::util::BoxService<(), (), ()>>>();
+    is_free::<ConcurrencyLimit<()>>();
+    is_clone::<ConcurrencyLimit<()>>();
+    is_send::<ConcurrencyLimit<Boxed>>();
+    is_clone::<ConcurrencyLimit<Boxed>>();
+    is_static::<ConcurrencyLimit<Boxed>>();
+}
+
+#[test]
+fn a_response_future_can_be_sent_if_the_service_can() {
+    is_send::<ResponseFuture<Boxed, ()>>();
+    is_static::<ResponseFuture<Boxed, ()>>();
+    is_unpin::<ResponseFuture<Boxed, ()>>();
+}
+
+#[test]
+fn a_body_is_as_free_as_the_one_inside() {
+    is_free::<ResponseBody<Full<Bytes>>>();
+    is_send::<ResponseBody<UnsyncBoxBody<Bytes, BoxError>>>();
+    is_unpin::<ResponseBody<UnsyncBoxBody<Bytes, BoxError>>>();
+    is_free::<RefusalBody>();
+    // A response of its own may have a body that cannot be shared.
+    let _: RefusalBody = RefusalBody::new(UnsyncBoxBody::new(Full::new(Bytes::new())));
+}
+
+#[test]
+fn waiting_can_be_polled_without_pinning() {
+    is_send::<Acquire>();
+    is_sync::<Acquire>();
+    is_unpin::<Acquire>();
+    is_static::<Acquire>();
+}
+
+#[test]
+fn errors_are_errors_that_can_be_boxed() {
+    is_error::<AcquireError>();
+    is_clone::<AcquireError>();
+    is_error::<BackendError>();
+    is_clone::<BackendError>();
+    is_error::<ConfigError>();
+    is_clone::<ConfigError>();
+    is_error::<LeaseLost>();
+    is_copy::<LeaseLost>();
+    let _: fn(AcquireError) -> BoxError = Into::into;
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_redis_backend_can_be_sent_and_shared() {
+    use tower_semaphore::backend::{RedisBackend, RedisBackendBuilder};
+
+    is_free::<RedisBackend>();
+    is_free::<RedisBackendBuilder>();
+    is_clone::<RedisBackendBuilder>();
+}
+
+#[cfg(feature = "axum")]
+#[test]
+fn what_axum_needs_is_there() {
+    use axum::body::Body as AxumBody;
+    use axum::response::IntoResponse;
+    use axum::routing::Route;
+    use tower_semaphore::limit::{MatchedPathKey, PermitMissing};
+
+    fn is_response<T: IntoResponse>() {}
+    is_response::<http::Response<ResponseBody<AxumBody>>>();
+    is_response::<PermitMissing>();
+    is_error::<PermitMissing>();
+    is_copy::<MatchedPathKey>();
+    is_free::<ConcurrencyLimit<Route>>();
+    is_send::<ResponseFuture<Route, AxumBody>>();
+}
+
+#[test]
+fn the_futures_of_all_methods_can_be_sent() {
+    fn future<F: Future + Send>(_: impl FnOnce() -> F) {}
+    let _ = || {
+        let semaphore = Semaphore::in_memory();
+        let policy = Policy::new(1);
+        future(|| semaphore.acquire("x", &policy));
+        future(|| semaphore.try_acquire("x", &policy));
+        future(|| semaphore.inspect("x"));
+        future(|| semaphore.shutdown());
+    };
+    let _ = |permit: Permit| {
+        future(|| permit.lost());
+        future(|| permit.clone().release());
+    };
+}
+
+#[test]
+fn bodies_can_be_boxed() {
+    type Boxed = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send + Sync>>;
+    fn boxed<B: Body<Data = Bytes, Error = BoxError> + Send + Sync + 'static>() {
+        let _: fn(Pin<Box<B>>) -> Boxed = |body| body;
+    }
+    boxed::<ResponseBody<Full<Bytes>>>();
+    boxed::<RefusalBody>();
+}

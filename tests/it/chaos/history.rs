@@ -1,0 +1,180 @@
+//! What happened in a run: every request and every fault, on one monotonic clock.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// A point in time, in µs since the run began.
+pub(crate) type At = u64;
+
+/// A run, as the checker reads it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Run {
+    pub(crate) rules: Rules,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) faults: Vec<Fault>,
+    /// Every process that ever was, by its number.
+    pub(crate) gateways: Vec<Life>,
+    /// When this machine did not let even the test go on.
+    pub(crate) stalls: Vec<(At, At)>,
+    /// When no key was left in Redis, after the last request had ended.
+    pub(crate) empty: Option<At>,
+    /// What the upstream still had in flight then.
+    pub(crate) in_flight_left: usize,
+}
+
+/// What the gateways were told.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Rules {
+    /// The limit of each key.
+    pub(crate) limits: Vec<usize>,
+    pub(crate) wait: At,
+    pub(crate) lease: At,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Request {
+    pub(crate) key: usize,
+    /// The process it was sent to.
+    pub(crate) gateway: usize,
+    pub(crate) kind: Kind,
+    /// How long the upstream works before its head.
+    pub(crate) work: At,
+    /// How long its body flows.
+    pub(crate) stream: At,
+    pub(crate) sent: At,
+    /// Its stays in the upstream. One, unless something is wrong.
+    pub(crate) stays: Vec<Stay>,
+    pub(crate) head: Option<(At, u16)>,
+    /// When the last bytes of the body came.
+    pub(crate) last_frame: Option<At>,
+    pub(crate) end: Option<(At, End)>,
+}
+
+/// What a client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum Kind {
+    Short,
+    Stream,
+    Post,
+    /// Leaves before the head came.
+    Impatient,
+    /// Leaves in the middle of the body.
+    Leaving,
+    /// Reads one byte a second, and then leaves.
+    Slow,
+}
+
+/// From a request's coming to the upstream until its end there.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Stay {
+    pub(crate) from: At,
+    pub(crate) to: Option<At>,
+    /// It was not cut off.
+    pub(crate) whole: bool,
+}
+
+/// How a request ended for its client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum End {
+    /// With all of its body.
+    Whole,
+    /// With an end that looks as it should, but parts of the body are missing.
+    Short,
+    /// With an error in the body.
+    Cut,
+    /// The client left.
+    Left,
+    /// The connection broke before there was a head.
+    Broken,
+    /// The client gave up: there was no answer, or no end of it.
+    Unanswered,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) enum What {
+    KillGateway,
+    FreezeGateway,
+    FreezeRedis,
+    RestartRedis,
+    KillPubsub,
+    KillNormal,
+    ScriptFlush,
+    FlushAll,
+    DebugSleep,
+    Delay,
+    Stall,
+    StallCut,
+    Cut,
+    HalfClose,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Fault {
+    pub(crate) what: What,
+    /// The process it befell; `None`: all of them.
+    pub(crate) gateway: Option<usize>,
+    /// The process that took its place.
+    pub(crate) heir: Option<usize>,
+    pub(crate) begin: At,
+    pub(crate) end: At,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Life {
+    pub(crate) born: At,
+    pub(crate) died: Option<At>,
+}
+
+/// Writes the history.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    began: Instant,
+    run: Mutex<Run>,
+}
+
+impl Recorder {
+    pub(crate) fn new(rules: Rules) -> Self {
+        Self { began: Instant::now(), run: Mutex::new(Run { rules, ..Run::default() }) }
+    }
+
+    pub(crate) fn now(&self) -> At {
+        us(self.began.elapsed())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Run> {
+        self.run.lock().unwrap()
+    }
+
+    /// A request is about to be sent; its number.
+    pub(crate) fn sent(&self, mut request: Request) -> usize {
+        let mut run = self.lock();
+        request.sent = self.now();
+        run.requests.push(request);
+        run.requests.len() - 1
+    }
+
+    pub(crate) fn update(&self, number: usize, act: impl FnOnce(&mut Request, At)) {
+        let mut run = self.lock();
+        let now = self.now();
+        act(&mut run.requests[number], now);
+    }
+
+    pub(crate) fn born(&self) -> usize {
+        let mut run = self.lock();
+        run.gateways.push(Life { born: self.now(), died: None });
+        run.gateways.len() - 1
+    }
+}
+
+pub(crate) fn us(time: Duration) -> At {
+    u64::try_from(time.as_micros()).unwrap()
+}
+
+impl What {
+    /// Whether it makes Redis forget.
+    pub(crate) const fn is_loss(self) -> bool {
+        matches!(self, Self::FlushAll | Self::RestartRedis)
+    }
+}

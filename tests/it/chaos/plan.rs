@@ -1,0 +1,103 @@
+//! Which fault comes when: decided beforehand, by the seed alone.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::history::What;
+
+/// How many gateways there are at a time.
+pub(crate) const SLOTS: usize = 3;
+/// How long one half of a round takes; see [`plan`].
+const HALF: Duration = Duration::from_secs(4);
+
+/// A fault to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Planned {
+    pub(crate) at: Duration,
+    pub(crate) what: What,
+    /// Whose gateway, or whose link; `None`: it befalls Redis, and so all.
+    pub(crate) slot: Option<usize>,
+    /// How long it lasts, if it does.
+    pub(crate) lasts: Duration,
+    /// Its strength, where that has a meaning: of a delay in ms, of a half-close which half.
+    pub(crate) strength: u64,
+}
+
+/// A fault every 200 to 700 ms, in rounds of two halves. In the first, one gateway of the three is
+/// spared: what must hold for a process that nothing befell is seen there. In the second, everything
+/// can happen.
+pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
+    const LOCAL: [What; 8] = [
+        What::KillGateway,
+        What::FreezeGateway,
+        What::Delay,
+        What::Stall,
+        What::StallCut,
+        What::Cut,
+        What::HalfClose,
+        What::ScriptFlush,
+    ];
+    const GLOBAL: [What; 6] = [
+        What::FreezeRedis,
+        What::RestartRedis,
+        What::KillPubsub,
+        What::KillNormal,
+        What::FlushAll,
+        What::DebugSleep,
+    ];
+    let mut rng = Rng::with_seed(seed);
+    let mut plan = Vec::new();
+    let mut at = Duration::from_millis(500);
+    let mut spared = 0;
+    let mut round = 0;
+    while at < length {
+        let halves = at.as_millis() / HALF.as_millis();
+        if halves / 2 >= round {
+            spared = rng.usize(..SLOTS);
+            round = halves / 2 + 1;
+        }
+        let calm = halves % 2 == 0;
+        let all = if calm { 0 } else { GLOBAL.len() };
+        let what = match rng.usize(..LOCAL.len() + all) {
+            i if i < LOCAL.len() => LOCAL[i],
+            i => GLOBAL[i - LOCAL.len()],
+        };
+        let slot = match what {
+            What::ScriptFlush => None,
+            _ if GLOBAL.contains(&what) => None,
+            _ if calm => Some((spared + rng.usize(1..SLOTS)) % SLOTS),
+            _ => Some(rng.usize(..SLOTS)),
+        };
+        let lasts = match what {
+            What::KillGateway => rng.u64(50..400),
+            // Longer than the lease of 1 s.
+            What::FreezeGateway => rng.u64(1200..2500),
+            What::FreezeRedis => rng.u64(200..2000),
+            What::RestartRedis => rng.u64(50..1000),
+            What::DebugSleep => rng.u64(200..800),
+            What::Delay | What::Stall | What::StallCut => rng.u64(200..2000),
+            _ => 0,
+        };
+        let strength = match what {
+            What::Delay => rng.u64(5..=200),
+            _ => rng.u64(..2),
+        };
+        plan.push(Planned { at, what, slot, lasts: Duration::from_millis(lasts), strength });
+        at += Duration::from_millis(rng.u64(200..700));
+    }
+    plan
+}
+
+#[test]
+fn a_seed_decides_the_schedule() {
+    let length = Duration::from_secs(60);
+    assert_eq!(plan(7, length), plan(7, length));
+    assert_ne!(plan(7, length), plan(8, length));
+    for seed in 0..20 {
+        let faults = plan(seed, length);
+        assert!((85..300).contains(&faults.len()), "{} faults", faults.len());
+        let kinds: std::collections::BTreeSet<_> = faults.iter().map(|fault| fault.what).collect();
+        assert_eq!(kinds.len(), 14, "seed {seed}: {kinds:?}");
+    }
+}

@@ -1,0 +1,386 @@
+//! The scripts' headers against their bodies, and what the docs say that they need and cost.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use deadpool_redis::redis::{self, FromRedisValue, Script, Value};
+use tower_semaphore::backend::RedisBackend;
+use tower_semaphore::{AcquireError, Policy, Semaphore};
+
+use crate::support::eventually;
+use crate::support::redis::TestRedis;
+
+const PRELUDE: &str = include_str!("../../lua/prelude.lua");
+const SCRIPTS: [(&str, &str); 5] = [
+    ("acquire", include_str!("../../lua/acquire.lua")),
+    ("release", include_str!("../../lua/release.lua")),
+    ("renew", include_str!("../../lua/renew.lua")),
+    ("reassert", include_str!("../../lua/reassert.lua")),
+    ("inspect", include_str!("../../lua/inspect.lua")),
+];
+const DOCS: &str = include_str!("../../src/backend/redis/mod.rs");
+
+// --- the texts --------------------------------------------------------------------------------
+
+/// The comment at the top, without its dashes.
+fn header(text: &str) -> Vec<&str> {
+    let lines = text.lines().map_while(|line| line.strip_prefix("--"));
+    lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect()
+}
+
+/// The code, without comments.
+fn code(text: &str) -> String {
+    text.lines().map(|line| line.split("--").next().unwrap().trim_end().to_owned() + "\n").collect()
+}
+
+/// What stands between `open` and `close`, wherever that is.
+fn between<'a>(text: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(open).skip(1).map(move |rest| rest.split(close).next().unwrap())
+}
+
+/// Indexes, and the one from which on there may be any number.
+type Indexes = (BTreeSet<usize>, Option<usize>);
+
+fn told(text: &str, list: &str) -> Indexes {
+    let (mut fixed, mut from) = (BTreeSet::new(), None);
+    for line in header(text) {
+        let Some(index) = line.strip_prefix(list).and_then(|rest| rest.strip_prefix('[')) else {
+            continue;
+        };
+        let index = index.split(']').next().unwrap();
+        match index.strip_suffix("..") {
+            Some(first) => assert_eq!(from.replace(first.parse().unwrap()), None),
+            None => assert!(fixed.insert(index.parse().unwrap()), "{list}[{index}] twice"),
+        }
+    }
+    (fixed, from)
+}
+
+fn read(text: &str, list: &str) -> Indexes {
+    let code = code(text);
+    let fixed =
+        between(&code, &format!("{list}["), "]").filter_map(|index| index.parse().ok()).collect();
+    let (unpacked, counted) = (format!("unpack({list}, "), format!(", #{list},"));
+    let from = between(&code, &unpacked, ")").next().or_else(|| {
+        let (before, _) = code.split_once(&counted)?;
+        before.rsplit("= ").next()
+    });
+    (fixed, from.map(|index| index.parse().unwrap()))
+}
+
+#[test]
+fn every_header_tells_the_same_things_in_the_same_order() {
+    for (name, text) in SCRIPTS {
+        let header = header(text);
+        let purpose = header[0].strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
+        assert!(purpose.is_some_and(|purpose| purpose.len() > 20), "{name}: {}", header[0]);
+        let words = ["KEYS", "ARGV", "Returns", "Errors", "Cost", "Retry"];
+        let mut found: Vec<_> = header
+            .iter()
+            .filter_map(|line| words.into_iter().find(|word| line.starts_with(word)))
+            .collect();
+        found.dedup();
+        assert_eq!(found, words, "{name}");
+        for word in words {
+            let line = header.iter().find(|line| line.starts_with(word)).unwrap();
+            assert!(line.split_whitespace().count() > 1, "{name}: {word} says nothing");
+        }
+    }
+}
+
+#[test]
+fn headers_list_the_keys_and_arguments_that_bodies_read() {
+    for (name, text) in SCRIPTS {
+        for list in ["KEYS", "ARGV"] {
+            let (told, read) = (told(text, list), read(text, list));
+            assert_eq!(told, read, "{name}: {list}");
+            let (fixed, from) = told;
+            let count = fixed.len();
+            assert!(fixed.into_iter().eq(1..=count), "{name}: {list} has a gap");
+            assert!(from.is_none_or(|from| from == count + 1), "{name}: {list} has a gap");
+        }
+    }
+    assert!(!code(PRELUDE).contains("KEYS[") && !code(PRELUDE).contains("ARGV["));
+}
+
+/// `tostring` and `..` round a time in µs to 14 digits.
+#[test]
+fn no_number_becomes_text_inaccurately() {
+    let mut joins = Vec::new();
+    for (name, text) in [("prelude", PRELUDE)].into_iter().chain(SCRIPTS) {
+        let code = code(text);
+        assert!(!code.contains("tostring"), "{name}");
+        for line in code.lines().filter(|line| line.contains("..")) {
+            joins.push(format!("{name}: {}", line.trim()));
+        }
+    }
+    // Each joins texts only: ids, nodes, or a number that was formatted exactly.
+    let known = [
+        "prelude: for i = 1, #dead do dead[#dead + 1] = 'q' .. dead[i] end",
+        "prelude: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "acquire: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
+        "acquire: writes[#writes + 1] = 'q' .. id",
+        "release: for i = 1, #members do members[#members + 1] = 'q' .. members[i] end",
+        "renew: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
+        "reassert: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
+        "reassert: writes[#writes + 1] = 'q' .. id",
+        "inspect: local leases = redis.call('ZRANGEBYSCORE', key, '(' .. string.format('%.0f', \
+         now_ms), TICKET, 'WITHSCORES', 'LIMIT', 0, most)",
+    ];
+    assert_eq!(joins, known, "look at each new one, then list it here");
+}
+
+/// The commands that a script calls, and what it names first.
+fn calls(text: &str) -> Vec<(String, String)> {
+    let code = code(text);
+    let calls = between(&code, "redis.call(", "\n").map(|call| {
+        let (command, rest) = call.strip_prefix('\'').unwrap().split_once('\'').unwrap();
+        let first = rest.trim_start_matches(", ").split([',', ')']).next().unwrap();
+        (command.to_owned(), first.to_owned())
+    });
+    calls.collect()
+}
+
+#[test]
+fn only_the_one_key_is_touched() {
+    for (name, text) in SCRIPTS {
+        let code = code(text);
+        assert!(
+            code.trim_start().starts_with("local key") && code.contains(" = KEYS[1]"),
+            "{name}"
+        );
+        assert_eq!(code.matches("KEYS").count(), 1, "{name}");
+        assert_eq!(
+            code.matches("key =").count() + code.matches("key, most =").count(),
+            1,
+            "{name}"
+        );
+    }
+    for (name, text) in [("prelude", PRELUDE)].into_iter().chain(SCRIPTS) {
+        assert!(!text.contains("pcall") && !code(text).contains("redis.call ("), "{name}");
+        for (command, first) in calls(text) {
+            let expected = match &*command {
+                "TIME" => "",
+                "PUBLISH" => "channel",
+                _ => "key",
+            };
+            assert_eq!(first, expected, "{name}: {command}");
+        }
+    }
+}
+
+// --- access control ---------------------------------------------------------------------------
+
+/// The rules that the docs of `RedisBackend` tell: `~...`, `&...`, `+...`.
+fn rules() -> Vec<String> {
+    let (_, rest) = DOCS.split_once("A user with an ACL needs").expect("the docs tell the ACL");
+    let paragraph =
+        rest.lines().take_while(|line| !line.ends_with("///") && !line.contains("pub "));
+    let text: String = paragraph.map(|line| line.replace("///", " ")).collect();
+    text.split(|c: char| c.is_whitespace() || c == '`')
+        .filter(|word| word.starts_with(['~', '&', '+']))
+        .map(|word| word.trim_end_matches(['.', ',']).to_owned())
+        .collect()
+}
+
+#[test]
+fn the_docs_list_the_commands_that_are_used() {
+    let mut used = BTreeSet::new();
+    for text in [PRELUDE].into_iter().chain(SCRIPTS.map(|(_, text)| text)) {
+        for (command, _) in calls(text) {
+            assert_eq!(command, command.to_uppercase());
+            used.insert(format!("+{}", command.to_lowercase()));
+        }
+    }
+    // What the process itself sends.
+    used.extend(
+        ["+evalsha", "+eval", "+script|load", "+subscribe", "+hello", "+info"].map(str::to_owned),
+    );
+    let listed: BTreeSet<_> = rules().into_iter().filter(|rule| rule.starts_with('+')).collect();
+    assert_eq!(listed, used);
+}
+
+/// A user with the rules of the docs, but for those that `without` tells.
+fn user(server: &TestRedis, without: &[&str]) {
+    let rules = rules();
+    assert!(without.iter().all(|rule| rules.iter().any(|listed| listed.starts_with(rule))));
+    let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", "resetchannels"];
+    words.extend(
+        rules
+            .iter()
+            .map(|rule| &**rule)
+            .filter(|rule| !without.iter().any(|w| rule.starts_with(w))),
+    );
+    let done: String = server.command(&words);
+    assert_eq!(done, "OK");
+}
+
+fn as_user(server: &TestRedis) -> Semaphore {
+    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
+    Semaphore::new(RedisBackend::builder(url).build().unwrap())
+}
+
+/// What was refused to anyone, but for what the Redis client says of itself on every connection.
+fn refused(server: &TestRedis) -> Vec<String> {
+    let log: Vec<Value> = server.command(&["ACL", "LOG"]);
+    let object = |entry: &Value| {
+        let entry = std::collections::HashMap::<String, Value>::from_redis_value(entry.clone());
+        String::from_redis_value(entry.unwrap()["object"].clone()).unwrap()
+    };
+    log.iter().map(object).filter(|object| !object.starts_with("client")).collect()
+}
+
+/// A grant, a renewal, a loss of all data, a wait, a hand-over, a release.
+async fn cycle(server: &TestRedis) {
+    let (a, b) = (as_user(server), as_user(server));
+    let lease = Duration::from_millis(600);
+    let policy =
+        Policy::builder(1).lease(lease).wait_timeout(Duration::from_secs(10)).build().unwrap();
+    let first = a.acquire("x", &policy).await.unwrap();
+    tokio::time::sleep(lease * 2).await;
+    assert!(!first.is_lost());
+    let _: String = server.command(&["FLUSHALL"]);
+    eventually("the permit is counted again", async || a.inspect("x").await.unwrap().in_use == 1)
+        .await;
+    let waiting = tokio::spawn(b.acquire("x", &policy));
+    eventually("it waits", async || a.inspect("x").await.unwrap().waiting == 1).await;
+    assert!(matches!(a.try_acquire("x", &policy).await, Err(AcquireError::Full(_))));
+    first.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(server.keys(), 0);
+}
+
+#[tokio::test]
+async fn the_rules_of_the_docs_are_enough() {
+    let server = TestRedis::start();
+    user(&server, &[]);
+    cycle(&server).await;
+    assert_eq!(refused(&server), Vec::<String>::new());
+    assert_eq!(server.calls("publish"), 1, "the hand-over came as a message");
+}
+
+#[tokio::test]
+async fn a_user_that_may_not_subscribe_is_served_all_the_same() {
+    let server = TestRedis::start();
+    for without in [&["+subscribe"][..], &["&"], &["+subscribe", "+publish", "&"]] {
+        user(&server, without);
+        cycle(&server).await;
+    }
+    assert_eq!(server.calls("publish"), 0, "nobody listens");
+}
+
+#[tokio::test]
+async fn a_user_that_may_not_call_the_scripts_is_told_what_is_missing() {
+    let server = TestRedis::start();
+    user(&server, &["+evalsha"]);
+    let error = as_user(&server).try_acquire("x", &Policy::new(1)).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Unavailable(_)), "{error}");
+    assert!(error.to_string().contains("evalsha"), "{error}");
+}
+
+#[tokio::test]
+async fn a_user_that_lacks_a_command_of_the_scripts_is_told_so() {
+    let server = TestRedis::start();
+    for missing in ["+zadd", "+time", "+pexpire"] {
+        user(&server, &[missing]);
+        let error = as_user(&server).try_acquire("x", &Policy::new(1)).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Unavailable(_)), "{error}");
+        // Redis does not say which command it was, only that one was not allowed.
+        let text = error.to_string();
+        assert!(text.contains("can't run this command"), "{missing}: {text}");
+        assert_eq!(refused(&server)[0], missing[1..], "the server's own log names it");
+        // The commands before it were carried out: take back what they wrote.
+        let _: String = server.command(&["FLUSHALL"]);
+    }
+}
+
+// --- on the server ----------------------------------------------------------------------------
+
+fn script(name: &str) -> Script {
+    let (_, body) = SCRIPTS.into_iter().find(|(script, _)| *script == name).unwrap();
+    Script::new(&format!("{PRELUDE}\n{body}"))
+}
+
+#[test]
+fn all_scripts_load() {
+    let server = TestRedis::start();
+    for (name, _) in SCRIPTS {
+        let script = script(name);
+        let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        assert_eq!(script.load(&mut connection).unwrap(), script.get_hash(), "{name}");
+    }
+}
+
+/// How many commands the header says that a call costs.
+fn cost(name: &str) -> u64 {
+    let (_, text) = SCRIPTS.into_iter().find(|(script, _)| *script == name).unwrap();
+    let line = header(text).into_iter().find(|line| line.starts_with("Cost")).unwrap();
+    line.split_whitespace().find_map(|word| word.parse().ok()).unwrap()
+}
+
+/// How many commands a call makes.
+fn commands(server: &TestRedis, name: &str, arguments: &[&str]) -> u64 {
+    let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    let script = script(name);
+    script.load(&mut connection).unwrap();
+    let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query(&mut connection).unwrap();
+    let mut call = script.prepare_invoke();
+    call.key("semaphore:{x}");
+    for argument in arguments {
+        call.arg(*argument);
+    }
+    let _: Value = call.invoke(&mut connection).unwrap();
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+    stats
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
+        .filter(|(command, _)| !["evalsha", "info", "config|resetstat", "config"].contains(command))
+        .map(|(_, rest)| rest.split(',').next().unwrap().parse::<u64>().unwrap())
+        .sum()
+}
+
+#[test]
+fn calls_cost_what_the_headers_say() {
+    let server = TestRedis::start();
+    let node = "00000000001";
+    let id = |n: &str| format!("{node}:{n}");
+    let (one, two, three) = (id("1"), id("2"), id("3"));
+    let acquire = |ids: &[&str]| {
+        let arguments = [&["10", "5000", "100", "1", node][..], ids].concat();
+        commands(&server, "acquire", &arguments)
+    };
+    assert_eq!(cost("acquire"), 5);
+    assert_eq!(acquire(&[&one]), 5, "the first");
+    assert_eq!(acquire(&[&two, &three]), 5, "two more");
+    assert_eq!(commands(&server, "renew", &["10", "5000", "1", node, &one, &two]), cost("renew"));
+    let reassert = commands(&server, "reassert", &["10", "5000", "1", node, &one, "1"]);
+    assert!(reassert.abs_diff(cost("reassert")) <= 1, "{reassert}");
+    assert_eq!(commands(&server, "inspect", &["10"]), cost("inspect"));
+    assert_eq!(commands(&server, "release", &["10", "1", node, &one]), cost("release"));
+    let last = commands(&server, "release", &["10", "1", node, &two, &three]);
+    assert!(last <= cost("release"), "{last}");
+    assert_eq!(server.keys(), 0);
+}
+
+#[tokio::test]
+async fn scripts_that_the_server_forgot_are_sent_again() {
+    let server = TestRedis::start();
+    let (a, b) = (server.semaphore(), server.semaphore());
+    let policy = Policy::builder(1).wait_timeout(Duration::from_secs(10)).build().unwrap();
+    let flush = || {
+        let _: String = server.command(&["SCRIPT", "FLUSH"]);
+    };
+    for _ in 0..20 {
+        flush();
+        let first = a.acquire("x", &policy).await.unwrap();
+        flush();
+        let waiting = tokio::spawn(b.acquire("x", &policy));
+        eventually("it waits", async || a.inspect("x").await.unwrap().waiting == 1).await;
+        flush();
+        first.release().await.unwrap();
+        let second = waiting.await.unwrap().unwrap();
+        flush();
+        drop(second);
+        eventually("nothing is left", async || server.keys() == 0).await;
+    }
+}

@@ -1,0 +1,264 @@
+//! Redis goes away, or loses its data, and comes back.
+
+use std::time::{Duration, Instant};
+
+use tower_semaphore::backend::{AfterLoss, RedisBackend};
+use tower_semaphore::{AcquireError, FullReason, LinkState, OnUnavailable, Policy, Semaphore};
+
+use crate::support::eventually;
+use crate::support::redis::TestRedis;
+
+fn policy(limit: u32, on_unavailable: OnUnavailable) -> Policy {
+    Policy::builder(limit)
+        .wait_timeout(Duration::from_secs(10))
+        .lease(Duration::from_secs(2))
+        .on_unavailable(on_unavailable)
+        .build()
+        .unwrap()
+}
+
+/// A semaphore that has been in use.
+async fn used(redis: &TestRedis) -> Semaphore {
+    let semaphore = redis.semaphore();
+    drop(semaphore.acquire("warm", &Policy::new(1)).await.unwrap());
+    semaphore
+}
+
+async fn down(semaphore: &Semaphore) {
+    eventually("it is down", async || matches!(semaphore.health().link, LinkState::Down { .. }))
+        .await;
+}
+
+async fn up(semaphore: &Semaphore) {
+    eventually("it is up", async || matches!(semaphore.health().link, LinkState::Up)).await;
+}
+
+async fn empty(redis: &TestRedis) {
+    eventually("nothing is left", async || redis.keys() == 0).await;
+}
+
+#[tokio::test]
+async fn refuses_at_once_while_redis_is_down_and_serves_again_soon_after() {
+    let mut redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let policy = policy(1, OnUnavailable::Refuse);
+    redis.kill();
+    down(&semaphore).await;
+    for _ in 0..100 {
+        let began = Instant::now();
+        let error = semaphore.acquire("x", &policy).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Unavailable(_)), "{error}");
+        assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
+    }
+    assert!(semaphore.health().refused_by_policy >= 100);
+    redis.restart();
+    let back = Instant::now();
+    up(&semaphore).await;
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn a_frozen_redis_is_answered_for_within_a_bound() {
+    let redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let policy = policy(1, OnUnavailable::Refuse);
+    redis.signal("STOP");
+    let began = Instant::now();
+    let error = semaphore.acquire("x", &policy).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Unavailable(_)), "{error}");
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    down(&semaphore).await;
+    redis.signal("CONT");
+    let back = Instant::now();
+    up(&semaphore).await;
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    assert!(back.elapsed() < Duration::from_millis(1500), "{:?}", back.elapsed());
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn admits_what_comes_and_has_it_counted_afterwards() {
+    let mut redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let admit = policy(2, OnUnavailable::Admit);
+    redis.kill();
+    down(&semaphore).await;
+    let mut permits = Vec::new();
+    for _ in 0..5 {
+        permits.push(semaphore.acquire("x", &admit).await.unwrap());
+    }
+    assert_eq!(semaphore.health().admitted_by_policy, 5);
+    drop(permits.pop());
+    redis.restart();
+    // Those that are still in flight, and more than may be.
+    eventually("they are counted", async || {
+        semaphore.inspect("x").await.is_ok_and(|seen| seen.in_use == 4)
+    })
+    .await;
+    let refused = semaphore.try_acquire("x", &admit).await;
+    assert!(matches!(refused, Err(AcquireError::Full(_))));
+    // And they live as others do, past the lease.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert!(permits.iter().all(|permit| !permit.is_lost()));
+    assert_eq!(semaphore.inspect("x").await.unwrap().in_use, 4);
+    drop(permits);
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn a_local_share_is_a_cap_of_its_own_with_a_queue() {
+    let mut redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let local = policy(10, OnUnavailable::Local(2));
+    redis.kill();
+    down(&semaphore).await;
+    let one = semaphore.acquire("x", &local).await.unwrap();
+    let two = semaphore.acquire("x", &local).await.unwrap();
+    let full = match semaphore.try_acquire("x", &local).await {
+        Err(AcquireError::Full(full)) => full,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((full.reason, full.in_use), (FullReason::Limit, 2));
+    let mut third = tokio::spawn(semaphore.acquire("x", &local));
+    let mut fourth = tokio::spawn(semaphore.acquire("x", &local));
+    tokio::task::yield_now().await;
+    assert!(!third.is_finished());
+    drop(one);
+    let three = (&mut third).await.unwrap().unwrap();
+    assert!(!fourth.is_finished());
+    // The rest of the queue is Redis' when it is back.
+    redis.restart();
+    let four = (&mut fourth).await.unwrap().unwrap();
+    eventually("all are counted", async || {
+        semaphore.inspect("x").await.is_ok_and(|seen| seen.in_use == 3)
+    })
+    .await;
+    drop((two, three, four));
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn a_local_wait_ends_with_its_timeout() {
+    let mut redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let local = Policy::builder(10)
+        .wait_timeout(Duration::from_millis(100))
+        .on_unavailable(OnUnavailable::Local(1))
+        .build()
+        .unwrap();
+    redis.kill();
+    down(&semaphore).await;
+    let held = semaphore.acquire("x", &local).await.unwrap();
+    match semaphore.acquire("x", &local).await {
+        Err(AcquireError::Full(full)) => assert_eq!(full.reason, FullReason::QueueTimeout),
+        other => panic!("{other:?}"),
+    }
+    drop(held);
+    drop(semaphore.acquire("x", &local).await.unwrap());
+}
+
+#[tokio::test]
+async fn who_waits_keeps_his_turn_through_an_outage() {
+    let mut redis = TestRedis::start();
+    let (a, b) = (used(&redis).await, used(&redis).await);
+    let policy = policy(1, OnUnavailable::Refuse);
+    let held = a.acquire("x", &policy).await.unwrap();
+    let first = tokio::spawn(b.acquire("x", &policy));
+    eventually("one waits", async || a.inspect("x").await.unwrap().waiting == 1).await;
+    let second = tokio::spawn(a.acquire("x", &policy));
+    eventually("two wait", async || a.inspect("x").await.unwrap().waiting == 2).await;
+    // Empty, too.
+    redis.kill();
+    down(&a).await;
+    redis.restart();
+    eventually("all are back", async || {
+        a.inspect("x").await.is_ok_and(|seen| (seen.in_use, seen.waiting) == (1, 2))
+    })
+    .await;
+    assert!(!held.is_lost());
+    drop(held);
+    let permit = first.await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    drop(permit);
+    drop(second.await.unwrap().unwrap());
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn a_lost_permit_is_said_to_be_lost_though_nothing_answers() {
+    let redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let lease = Duration::from_millis(600);
+    let policy = Policy::builder(1).lease(lease).build().unwrap();
+    let began = Instant::now();
+    let permit = semaphore.acquire("x", &policy).await.unwrap();
+    redis.signal("STOP");
+    permit.lost().await;
+    let took = began.elapsed();
+    redis.signal("CONT");
+    assert!(permit.is_lost());
+    // One renewal may have been answered before.
+    assert!(took >= lease && took < 2 * lease + Duration::from_millis(300), "{took:?}");
+    assert_eq!(semaphore.health().lost, 1);
+    // It is not revived by what Redis answers now.
+    up(&semaphore).await;
+    assert!(permit.is_lost());
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn quarantine_keeps_the_cap_through_a_loss_of_data() {
+    let mut redis = TestRedis::start();
+    let node = |redis: &TestRedis| {
+        let backend =
+            RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine).build().unwrap();
+        Semaphore::new(backend)
+    };
+    let lease = Duration::from_millis(1500);
+    let policy =
+        Policy::builder(1).lease(lease).wait_timeout(Duration::from_secs(10)).build().unwrap();
+    let a = node(&redis);
+    // The server is young: it may have lost data before we came.
+    let held = a.acquire("x", &policy).await.unwrap();
+    let mut dead = None;
+    for loss in 0..2 {
+        redis.restart();
+        let lost = Instant::now();
+        // One process that was there before, one that is new.
+        let b = node(&redis);
+        let waits = tokio::spawn(b.acquire("x", &policy));
+        let permit = if loss == 0 {
+            // The holder lives and is counted again: the newcomer waits for it.
+            tokio::time::sleep(lease + Duration::from_millis(700)).await;
+            assert!(!held.is_lost());
+            assert!(!waits.is_finished());
+            waits.abort();
+            None
+        } else {
+            // The holder's process says nothing any more, so its lease is waited for.
+            Some(waits.await.unwrap().unwrap())
+        };
+        if permit.is_some() {
+            assert!(lost.elapsed() >= lease - Duration::from_millis(1000));
+        }
+        dead = permit.or(dead);
+        if loss == 0 {
+            held.clone().release().await.unwrap();
+        }
+    }
+    drop(dead);
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn an_eviction_policy_that_loses_semaphores_is_reported() {
+    let redis =
+        TestRedis::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let semaphore = used(&redis).await;
+    let warning = semaphore.health().warning.unwrap();
+    assert!(warning.contains("allkeys-lru") && warning.contains("noeviction"), "{warning}");
+    let redis = TestRedis::start();
+    assert_eq!(used(&redis).await.health().warning, None);
+}
