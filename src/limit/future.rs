@@ -16,13 +16,11 @@ use tower_service::Service;
 use super::BoxError;
 use super::body::ResponseBody;
 use super::key::MissingKey;
-use super::layer::{HoldUntil, KeySource, LimitSource, OnLost, Settings};
 use super::refusal::{Refusal, RefusalReason};
+use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
 use crate::error::AcquireError;
 use crate::name::Name;
 use crate::semaphore::{Acquire, Limit, Permit};
-
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).

@@ -8,6 +8,7 @@ mod key;
 mod layer;
 mod refusal;
 mod service;
+mod settings;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
@@ -16,9 +17,10 @@ pub use self::future::ResponseFuture;
 pub use self::key::{
     ExtensionKey, GlobalKey, HeaderKey, KeyExtractor, MissingKey, PathKey, PeerIpKey,
 };
-pub use self::layer::{ConcurrencyLimitBuilder, ConcurrencyLimitLayer, HoldUntil, OnLost};
+pub use self::layer::{ConcurrencyLimitBuilder, ConcurrencyLimitLayer};
 pub use self::refusal::{Refusal, RefusalBody, RefusalReason, RefusalResponse};
 pub use self::service::ConcurrencyLimit;
+pub use self::settings::{HoldUntil, OnLost};
 
 /// What a body of ours can end with: an error of the body inside, or [`LeaseLost`](crate::LeaseLost).
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

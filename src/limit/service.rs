@@ -11,7 +11,7 @@ use tower_service::Service;
 use super::BoxError;
 use super::body::ResponseBody;
 use super::future::ResponseFuture;
-use super::layer::Settings;
+use super::settings::Settings;
 
 /// Takes a permit for each request and holds it as long as the response.
 ///

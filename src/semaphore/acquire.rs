@@ -9,11 +9,12 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ANSWER_TIMEOUT;
-use super::node::{Gate, Node};
+use super::node::Node;
 use super::permit::Permit;
-use super::places::{Progress, Terms};
+use super::place::Place;
+use super::places::Progress;
 use super::policy::{Limit, Policy};
-use crate::error::{AcquireError, BackendError, Full, FullReason};
+use crate::error::{AcquireError, Full, FullReason};
 
 /// The future of [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
@@ -36,13 +37,6 @@ pub struct Acquire {
 enum State {
     Answered(Option<Result<Permit, AcquireError>>),
     Asking(Place),
-}
-
-/// A place in a gate; left when it is dropped.
-#[derive(Debug)]
-pub(super) struct Place {
-    gate: Arc<Gate>,
-    index: usize,
 }
 
 impl Acquire {
@@ -126,63 +120,5 @@ impl Future for Acquire {
                 ready!(alarm.as_mut().poll(cx));
             }
         }
-    }
-}
-
-impl Place {
-    fn take(
-        node: &Arc<Node>,
-        name: &str,
-        limit: u32,
-        policy: &Policy,
-        now: Instant,
-    ) -> Result<Self, BackendError> {
-        node.ensure_running()?;
-        let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
-        let on_unavailable = policy.on_unavailable;
-        let terms = Terms { lease: policy.lease, max_queue, on_unavailable };
-        let serial = &mut || node.next_serial();
-        let (gate, index) = node.with_gate(name, |places| places.join(serial, limit, terms, now));
-        let index = index?;
-        node.place_taken();
-        Ok(Self { gate, index })
-    }
-
-    fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
-        self.gate.update(|places, _| places.progress(self.index, now, cx))
-    }
-
-    fn overdue(&self, now: Instant) {
-        let serial = &mut || self.gate.node().next_serial();
-        self.gate.update(|places, wake| places.overdue(self.index, now, serial, wake));
-    }
-
-    pub(super) fn name(&self) -> &str {
-        self.gate.name()
-    }
-
-    pub(super) fn is_lost(&self, cx: Option<&Context<'_>>) -> bool {
-        self.gate.update(|places, _| places.is_lost(self.index, Instant::now(), cx))
-    }
-
-    /// Gives the permit back; what is left is to wait for the acknowledgement.
-    pub(super) fn leave_slowly(&self) {
-        self.gate.update(|places, _| places.leave_slowly(self.index, Instant::now()));
-    }
-
-    pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
-        match self.gate.update(|places, _| places.poll_released(self.index, cx)) {
-            Some(result) => Poll::Ready(result),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let node = self.gate.node();
-        let serial = &mut || node.next_serial();
-        self.gate.update(|places, wake| places.leave(self.index, Instant::now(), serial, wake));
-        node.place_left();
     }
 }

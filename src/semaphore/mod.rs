@@ -5,6 +5,7 @@ mod desk;
 mod health;
 mod node;
 mod permit;
+mod place;
 mod places;
 mod policy;
 mod watchdog;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 pub use self::acquire::Acquire;
 pub use self::health::{Health, LinkState};
-use self::node::Node;
+use self::node::{Node, Task};
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 #[cfg(feature = "redis")]
@@ -101,8 +102,18 @@ impl Semaphore {
     /// Permits counted by a backend.
     #[must_use]
     pub fn new(backend: impl Backend) -> Self {
-        let id = NodeId::new(rand_u64());
-        Self { handle: Arc::new(Handle { node: Node::new(id, backend) }) }
+        let backend = Arc::new(backend);
+        let immediate = backend.is_immediate();
+        let counter = Arc::clone(&backend);
+        let workers = move |node: Arc<Node>| -> Vec<Task> {
+            let mut workers: Vec<Task> = vec![Box::pin(watchdog::run(Arc::clone(&node)))];
+            if !immediate {
+                workers.push(Box::pin(desk::run(node, Arc::clone(&counter))));
+            }
+            workers
+        };
+        let node = Node::new(NodeId::new(rand_u64()), &backend, workers);
+        Self { handle: Arc::new(Handle { node }) }
     }
 
     /// Waits for a permit of `name`, for as long as the policy lets it.

@@ -16,8 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::health::{Counts, Health, LinkState};
-use super::places::{Places, Quarantine};
-use super::{desk, watchdog};
+use super::places::{Conditions, Places, Quarantine};
 use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
@@ -29,10 +28,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct Node {
     me: Weak<Self>,
     id: NodeId,
-    port: Box<dyn Port>,
+    port: Arc<dyn Port>,
     immediate: bool,
+    /// Makes the tasks that carry out what is posted here.
+    workers: Box<dyn Fn(Arc<Self>) -> Vec<Task> + Send + Sync>,
     gates: Mutex<HashMap<Arc<str>, Arc<Gate>>>,
-    serial: AtomicU64,
+    serial: Arc<AtomicU64>,
     /// Places in use, over all gates.
     live: AtomicUsize,
     link: Mutex<Link>,
@@ -111,14 +112,13 @@ struct Look {
     gate: Arc<Gate>,
 }
 
-/// A [`Backend`] of a type that need not be known.
+/// What a node needs of a [`Backend`], whose type need not be known here.
 trait Port: Send + Sync {
     fn key(&self, name: &str) -> Arc<str>;
     fn call_now(&self, call: &Call) -> Answer;
-    fn desk(&self, node: Arc<Node>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-impl<B: Backend> Port for Arc<B> {
+impl<B: Backend> Port for B {
     fn key(&self, name: &str) -> Arc<str> {
         B::key(self, name)
     }
@@ -126,22 +126,25 @@ impl<B: Backend> Port for Arc<B> {
     fn call_now(&self, call: &Call) -> Answer {
         B::call_now(self, call)
     }
-
-    fn desk(&self, node: Arc<Node>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(desk::run(node, Self::clone(self)))
-    }
 }
 
+/// A task of a node's, still to be started.
+pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 impl Node {
-    pub(super) fn new(id: NodeId, backend: impl Backend) -> Arc<Self> {
-        let backend = Arc::new(backend);
+    pub(super) fn new<B: Backend>(
+        id: NodeId,
+        backend: &Arc<B>,
+        workers: impl Fn(Arc<Self>) -> Vec<Task> + Send + Sync + 'static,
+    ) -> Arc<Self> {
         let node = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             id,
             immediate: backend.is_immediate(),
-            port: Box::new(Arc::clone(&backend)),
+            port: Arc::clone(backend) as _,
+            workers: Box::new(workers),
             gates: Mutex::default(),
-            serial: AtomicU64::new(1),
+            serial: Arc::new(AtomicU64::new(1)),
             live: AtomicUsize::new(0),
             link: Mutex::new(Link::Connecting),
             counts: Arc::default(),
@@ -202,15 +205,14 @@ impl Node {
         if self.running.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        tasks.retain(|task| !task.is_finished());
-        let running = Running(Arc::clone(self));
-        let node = Arc::clone(self);
-        tasks.push(runtime.spawn(async move {
-            let _running = running;
-            watchdog::run(node).await;
-        }));
-        if !self.immediate {
-            tasks.push(runtime.spawn(self.port.desk(Arc::clone(self))));
+        tasks.drain(..).for_each(|task| task.abort());
+        for worker in (self.workers)(Arc::clone(self)) {
+            // Whichever ends before its time, all are started anew.
+            let running = Running(Arc::clone(self));
+            tasks.push(runtime.spawn(async move {
+                let _running = running;
+                worker.await;
+            }));
         }
         Ok(())
     }
@@ -240,19 +242,13 @@ impl Node {
             return Arc::clone(gate);
         }
         let name: Arc<str> = name.into();
-        let (deaf, away) = match &*lock(&self.link) {
-            Link::Connecting => (false, None),
-            Link::Up { deaf } => (*deaf, None),
-            Link::Down { error, .. } => (false, Some(error.clone())),
-        };
-        let counts = Arc::clone(&self.counts);
-        let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
-        let quarantine = Quarantine { is_on: self.quarantines, lost_at };
+        let (serial, counts) = (Arc::clone(&self.serial), Arc::clone(&self.counts));
+        let key = self.port.key(&name);
         let gate = Arc::new(Gate {
             node: Arc::clone(self),
             name: Arc::clone(&name),
             state: Mutex::new(GateState {
-                places: Places::new(self.port.key(&name), self.id, deaf, away, counts, quarantine),
+                places: Places::new(key, self.id, serial, counts, self.conditions()),
                 queued: false,
                 flushing: false,
                 retired: false,
@@ -262,12 +258,18 @@ impl Node {
         gate
     }
 
-    fn all_gates(&self) -> Vec<Arc<Gate>> {
-        lock(&self.gates).values().cloned().collect()
+    fn conditions(&self) -> Conditions {
+        let (deaf, away) = match &*lock(&self.link) {
+            Link::Connecting => (false, None),
+            Link::Up { deaf } => (*deaf, None),
+            Link::Down { error, .. } => (false, Some(error.clone())),
+        };
+        let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
+        Conditions { deaf, away, quarantine: Quarantine { is_on: self.quarantines, lost_at } }
     }
 
-    pub(super) fn next_serial(&self) -> u64 {
-        self.serial.fetch_add(1, Ordering::Relaxed)
+    fn all_gates(&self) -> Vec<Arc<Gate>> {
+        lock(&self.gates).values().cloned().collect()
     }
 
     pub(super) fn place_taken(&self) {
@@ -305,7 +307,6 @@ impl Node {
             return;
         }
         let mut calls: SmallVec<[Call; 2]> = SmallVec::new();
-        let mut wake = Vec::new();
         loop {
             let sent = Instant::now();
             state.places.collect(sent, &mut calls);
@@ -321,12 +322,12 @@ impl Node {
                 calls.iter().map(|call| self.port.call_now(call)).collect();
             state = gate.lock();
             for (call, answer) in calls.drain(..).zip(answers) {
-                let serial = &mut || self.next_serial();
-                state.places.answered(&call.op, answer, sent, sent, serial, &mut wake);
+                state.places.answered(&call.op, answer, sent, sent);
             }
         }
+        let woken = state.places.take_woken();
         drop(state);
-        wake.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// All that is to be sent now, each call with whom its answer is for.
@@ -359,9 +360,8 @@ impl Node {
         sent: Instant,
     ) {
         match sender {
-            Sender::Gate(gate) => gate.update(|places, wake| {
-                let serial = &mut || self.next_serial();
-                places.answered(&call.op, answer, sent, Instant::now(), serial, wake);
+            Sender::Gate(gate) => gate.update(|places| {
+                places.answered(&call.op, answer, sent, Instant::now());
             }),
             Sender::Ask(to) => {
                 let _ = to.send(answer);
@@ -372,7 +372,7 @@ impl Node {
     pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError) {
         match sender {
             Sender::Gate(gate) => {
-                gate.update(|places, _| places.unanswered(&call.op, Instant::now()));
+                gate.update(|places| places.unanswered(&call.op, Instant::now()));
             }
             Sender::Ask(to) => {
                 let _ = to.send(Answer::Failed(error.clone()));
@@ -416,7 +416,7 @@ impl Node {
             tracing::info!(after = ?since.elapsed(), "the semaphore's backend is back");
         }
         for gate in self.all_gates() {
-            gate.update(|places, _| places.connected(deaf, lost_at));
+            gate.update(|places| places.connected(deaf, lost_at));
         }
     }
 
@@ -466,8 +466,7 @@ impl Node {
             let _ = to.send(Answer::Failed(error.clone()));
         }
         for gate in self.all_gates() {
-            let serial = &mut || self.next_serial();
-            gate.update(|places, wake| places.unreachable(error, Instant::now(), serial, wake));
+            gate.update(|places| places.unreachable(error, Instant::now()));
         }
     }
 
@@ -503,7 +502,7 @@ impl Node {
                 continue;
             }
             let mut next = None;
-            gate.update(|places, wake| next = places.tick(now, wake));
+            gate.update(|places| next = places.tick(now));
             match next {
                 Some(at) => self.look_at(&gate, at),
                 None => self.retire(&gate),
@@ -538,7 +537,7 @@ impl Node {
     /// Gives back all places.
     pub(super) fn give_back(self: &Arc<Self>) {
         for gate in self.all_gates() {
-            gate.update(|places, wake| places.close(Instant::now(), wake));
+            gate.update(|places| places.close(Instant::now()));
         }
     }
 
@@ -582,7 +581,7 @@ impl Node {
 impl Mailbox for Node {
     fn hint(&self, name: &str, n: u64, lease_end: u64) {
         let Some(node) = self.me.upgrade() else { return };
-        node.gate(name).update(|places, wake| places.hint(n, lease_end, Instant::now(), wake));
+        node.gate(name).update(|places| places.hint(n, lease_end, Instant::now()));
     }
 }
 
@@ -600,15 +599,12 @@ impl Gate {
     }
 
     /// Does something that may have to be sent, or may wake someone.
-    pub(super) fn update<T>(
-        self: &Arc<Self>,
-        act: impl FnOnce(&mut Places, &mut Vec<Waker>) -> T,
-    ) -> T {
-        let mut wake = Vec::new();
+    pub(super) fn update<T>(self: &Arc<Self>, act: impl FnOnce(&mut Places) -> T) -> T {
         let mut state = self.lock();
-        let result = act(&mut state.places, &mut wake);
+        let result = act(&mut state.places);
+        let woken = state.places.take_woken();
         self.node.post(self, state);
-        wake.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(Waker::wake);
         result
     }
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::ANSWER_TIMEOUT;
-use super::acquire::Place;
+use super::place::Place;
 use crate::error::BackendError;
 
 /// A permit of a [`Semaphore`](crate::Semaphore): as long as it or a clone of it lives, one request

@@ -1,6 +1,8 @@
 //! All integration tests, as one binary.
 
 mod auto_traits;
+#[cfg(feature = "redis")]
+mod chaos;
 mod conformance;
 #[cfg(feature = "redis")]
 mod differential;
@@ -11,6 +13,9 @@ mod http;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod keys;
 mod layer;
+mod ledger;
+#[cfg(feature = "redis")]
+mod lua;
 mod model;
 #[cfg(feature = "redis")]
 mod outage;

@@ -108,30 +108,37 @@ async fn work(
         return Body::empty();
     }
     sleep(Duration::from_millis(work.ms)).await;
-    let frames = if work.bytes > 0 { work.bytes / (64 << 10) } else { usize::try_from(work.frames).unwrap() };
+    let frames = if work.bytes > 0 {
+        work.bytes / (64 << 10)
+    } else {
+        usize::try_from(work.frames).unwrap()
+    };
     if frames == 0 {
         in_flight.done();
         return Body::from(TEXT);
     }
     let much = work.bytes > 0;
     let state = (Some(in_flight), 0);
-    Body::from_stream(futures_util::stream::unfold(state, move |(mut in_flight, sent)| async move {
-        if sent == frames {
-            return None;
-        }
-        let frame = if much {
-            Bytes::from_static(&[b'x'; 64 << 10])
-        } else {
-            sleep(FRAME).await;
-            Bytes::from_static(TEXT)
-        };
-        if sent + 1 == frames
-            && let Some(in_flight) = in_flight.take()
-        {
-            in_flight.done();
-        }
-        Some((Ok::<_, std::convert::Infallible>(frame), (in_flight, sent + 1)))
-    }))
+    Body::from_stream(futures_util::stream::unfold(
+        state,
+        move |(mut in_flight, sent)| async move {
+            if sent == frames {
+                return None;
+            }
+            let frame = if much {
+                Bytes::from_static(&[b'x'; 64 << 10])
+            } else {
+                sleep(FRAME).await;
+                Bytes::from_static(TEXT)
+            };
+            if sent + 1 == frames
+                && let Some(in_flight) = in_flight.take()
+            {
+                in_flight.done();
+            }
+            Some((Ok::<_, std::convert::Infallible>(frame), (in_flight, sent + 1)))
+        },
+    ))
 }
 
 // ===== clients =====

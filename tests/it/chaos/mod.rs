@@ -103,9 +103,7 @@ impl World {
     /// What the fault befalls: taken in the order of the schedule, one fault at a time.
     async fn victim(&self, planned: &Planned) -> Victim {
         match planned.slot {
-            Some(slot) => {
-                Victim::Gateway(Arc::clone(&self.slots[slot].gateway).lock_owned().await)
-            }
+            Some(slot) => Victim::Gateway(Arc::clone(&self.slots[slot].gateway).lock_owned().await),
             None => Victim::Redis(Arc::clone(&self.redis).lock_owned().await),
         }
     }
@@ -257,7 +255,7 @@ async fn run(seed: u64, length: Duration) -> Run {
         let number = "0";
         recorder.sent(warm_up());
         let request = http::Request::get(format!("http://{address}/"));
-        client.send(request.header("x-key", KEYS[ONE]).header("x-number", number)).await;
+        let _ = client.send(request.header("x-key", KEYS[ONE]).header("x-number", number)).await;
     }
     recorder.lock().requests.clear();
     let stalls = tokio::spawn(watch_stalls(Arc::clone(&recorder)));

@@ -10,6 +10,8 @@ use super::history::What;
 pub(crate) const SLOTS: usize = 3;
 /// How long one half of a round takes; see [`plan`].
 const HALF: Duration = Duration::from_secs(4);
+/// Between two faults that befall the same: to start a process takes some time.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A fault to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
     let mut at = Duration::from_millis(500);
     let mut spared = 0;
     let mut round = 0;
+    // Until when each gateway is busy with a fault, and Redis, by this plan.
+    let mut busy = [Duration::ZERO; SLOTS + 1];
     while at < length {
         let halves = at.as_millis() / HALF.as_millis();
         if halves / 2 >= round {
@@ -63,11 +67,17 @@ pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
             i if i < LOCAL.len() => LOCAL[i],
             i => GLOBAL[i - LOCAL.len()],
         };
-        let slot = match what {
-            What::ScriptFlush => None,
-            _ if GLOBAL.contains(&what) => None,
-            _ if calm => Some((spared + rng.usize(1..SLOTS)) % SLOTS),
-            _ => Some(rng.usize(..SLOTS)),
+        let befalls_all = what == What::ScriptFlush || GLOBAL.contains(&what);
+        let mut free: Vec<_> = (0..SLOTS)
+            .filter(|slot| busy[*slot] <= at && !(calm && *slot == spared))
+            .map(Some)
+            .collect();
+        if befalls_all {
+            free = if busy[SLOTS] <= at { vec![None] } else { Vec::new() };
+        }
+        let Some(slot) = rng.choice(free) else {
+            at += Duration::from_millis(50);
+            continue;
         };
         let lasts = match what {
             What::KillGateway => rng.u64(50..400),
@@ -76,14 +86,16 @@ pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
             What::FreezeRedis => rng.u64(200..2000),
             What::RestartRedis => rng.u64(50..1000),
             What::DebugSleep => rng.u64(200..800),
-            What::Delay | What::Stall | What::StallCut => rng.u64(200..2000),
+            What::Delay | What::Stall | What::StallCut => rng.u64(200..1500),
             _ => 0,
         };
         let strength = match what {
             What::Delay => rng.u64(5..=200),
             _ => rng.u64(..2),
         };
-        plan.push(Planned { at, what, slot, lasts: Duration::from_millis(lasts), strength });
+        let lasts = Duration::from_millis(lasts);
+        busy[slot.unwrap_or(SLOTS)] = at + lasts + PAUSE;
+        plan.push(Planned { at, what, slot, lasts, strength });
         at += Duration::from_millis(rng.u64(200..700));
     }
     plan

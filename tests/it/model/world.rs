@@ -215,7 +215,7 @@ impl Model for World {
         }
         let left = &s.left;
         for (process, p) in s.processes.iter().enumerate() {
-            if !p.wire.is_empty() && !p.frozen {
+            if !p.wire.is_empty() {
                 actions.push(Action::Execute { process });
             }
             if p.dead {
@@ -326,6 +326,7 @@ impl Model for World {
                 let mut notes = Notes::default();
                 s.processes[usize::from(process)].promoted(n, end, now, self.bug(), &mut notes);
                 self.note(&mut s, process, &notes);
+                self.watch(&mut s, usize::from(process));
             }
             Action::LoseHint(i) => {
                 let hint = s.mail.remove(i);
@@ -479,6 +480,8 @@ impl World {
         s.processes[process].answered(&call, &reply, now, self.bug(), &mut notes);
         let me = s.processes[process].me;
         self.note(s, me, &notes);
+        // What came late may be due already.
+        self.watch(s, process);
     }
 
     fn watch(&self, s: &mut Snapshot, process: usize) {
@@ -536,7 +539,8 @@ impl World {
         s.lost_at = now;
         let after = stored(&s.server.0);
         for place in &before {
-            let kept = after.iter().any(|p| p.id == place.id && p.ticket.is_none());
+            let kept =
+                after.iter().any(|p| p.id == place.id && p.ticket.is_none() && p.end >= place.end);
             if place.ticket.is_none() && place.end > now && !kept {
                 s.ghost.forgotten.insert(place.id);
             }

@@ -1,0 +1,83 @@
+//! What a layer goes by, once it is built.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::request::Parts;
+
+use super::key::{KeyExtractor, MissingKey};
+use super::refusal::RefusalResponse;
+use crate::name::Name;
+use crate::semaphore::{Limit, Policy, Semaphore};
+
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// How long a permit is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HoldUntil {
+    /// Until the response body ends, fails or is dropped: a stream counts as long as it flows.
+    #[default]
+    BodyEnd,
+    /// Until the head of the response is there: what streams after it does not count.
+    ResponseHead,
+}
+
+/// What becomes of a request whose permit was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLost {
+    /// It is cut off: before the head of the response with a refusal, after it with an error of the
+    /// body. So the cap holds even then.
+    #[default]
+    Abort,
+    /// It goes on, though another may have its permit by now.
+    Continue,
+}
+
+/// What a built layer goes by.
+pub(super) struct Settings {
+    pub(super) semaphore: Semaphore,
+    pub(super) name: Arc<str>,
+    pub(super) full_name: Name,
+    pub(super) policy: Policy,
+    pub(super) key: KeySource,
+    pub(super) missing_key: MissingKey,
+    pub(super) limit: LimitSource,
+    pub(super) skip: Option<Skip>,
+    pub(super) hold_until: HoldUntil,
+    pub(super) on_lost: OnLost,
+    pub(super) full_status: StatusCode,
+    pub(super) retry_after: Duration,
+    pub(super) response: Arc<dyn RefusalResponse>,
+}
+
+pub(super) enum KeySource {
+    Sync(Arc<dyn KeyExtractor>),
+    Async(Arc<KeyLookup>),
+}
+
+pub(super) enum LimitSource {
+    Fixed(Limit),
+    Sync(Arc<LimitOf>),
+    Async(Arc<LimitLookup>),
+}
+
+type KeyLookup = dyn Fn(&Parts) -> BoxFuture<Option<Name>> + Send + Sync;
+type LimitOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
+type LimitLookup = dyn Fn(&Name, &Parts) -> BoxFuture<Limit> + Send + Sync;
+pub(super) type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("name", &self.name)
+            .field("policy", &self.policy)
+            .field("missing_key", &self.missing_key)
+            .field("hold_until", &self.hold_until)
+            .field("on_lost", &self.on_lost)
+            .finish_non_exhaustive()
+    }
+}

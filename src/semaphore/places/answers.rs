@@ -1,0 +1,304 @@
+//! What comes in: answers to calls, and hints.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{AFTER_LEASE_END, IDLE, Places, State, find, number, slot_id, slot_index};
+use crate::backend::{Answer, Op};
+use crate::error::{BackendError, FullReason};
+use crate::ledger::{PlaceId, Reply, Standing};
+
+impl Places {
+    /// An answer came for a call that was sent at `sent`.
+    pub(in crate::semaphore) fn answered(
+        &mut self,
+        op: &Op,
+        answer: Answer,
+        sent: Instant,
+        now: Instant,
+    ) {
+        if matches!(op, Op::Renew { .. } | Op::Reassert { .. }) {
+            self.renewing = self.renewing.saturating_sub(1);
+        }
+        match answer {
+            Answer::Reply { reply, late } => {
+                self.replied(op, &reply, late, sent, now);
+            }
+            Answer::Failed(error) => self.failed(op, &error, now),
+            Answer::Listing(_) => {}
+        }
+        self.end_resync();
+    }
+
+    fn replied(&mut self, op: &Op, reply: &Reply, late: bool, sent: Instant, now: Instant) {
+        self.seen = (reply.in_use, reply.waiting);
+        match op {
+            Op::Acquire { ids, .. } => {
+                for (id, standing) in ids.iter().zip(&reply.standings) {
+                    self.joined(*id, *standing, reply, late, sent, now);
+                }
+            }
+            Op::Renew { ids, .. } => {
+                for (id, standing) in ids.iter().zip(&reply.standings) {
+                    self.renewed(id.n, *standing, reply.lease_end, sent, now);
+                }
+            }
+            Op::Reassert { proofs, .. } => {
+                for ((id, _), standing) in proofs.iter().zip(&reply.standings) {
+                    self.reasserted(id.n, *standing, reply.lease_end, sent, now);
+                }
+            }
+            Op::Release { ids } => {
+                for id in ids {
+                    self.released(id.n, &Ok(()));
+                }
+            }
+            Op::Inspect { .. } => {}
+        }
+        for grant in &reply.granted {
+            self.promoted(grant.id, grant.lease_end, now);
+        }
+        if reply.earliest > 0 {
+            let server_now = reply.lease_end.saturating_sub(lease_ms_of(op));
+            let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
+            let at = now + left + AFTER_LEASE_END;
+            self.ask_at = Some(at);
+            if self.slots.iter().any(|(_, slot)| matches!(slot.state, State::Waiting { .. })) {
+                self.want(at);
+            }
+        }
+    }
+
+    fn joined(
+        &mut self,
+        id: PlaceId,
+        standing: Standing,
+        reply: &Reply,
+        late: bool,
+        sent: Instant,
+        now: Instant,
+    ) {
+        let Some(slot) = find(&mut self.slots, id.n) else {
+            // Its release was sent after it; but only if nothing was resent does that mean that it
+            // was carried out after it.
+            if late && matches!(standing, Standing::Held | Standing::Waits(_)) {
+                self.releases.push_back((id, now + IDLE));
+            }
+            return;
+        };
+        let State::Joining { hint, .. } = slot.state else { return };
+        match standing {
+            Standing::Held => {
+                slot.lease_end = reply.lease_end;
+                slot.acked = sent;
+                self.grant(id.n, now);
+            }
+            Standing::Waits(ticket) => {
+                slot.lease_end = reply.lease_end;
+                slot.acked = sent;
+                slot.state = State::Waiting { ticket: Some(ticket) };
+                self.woken.extend(slot.waker.take());
+                let at = slot.acked + slot.interval();
+                if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
+                    self.grant(id.n, now);
+                } else {
+                    let quarantined = self.quarantined_until().filter(|end| now < *end);
+                    self.want(quarantined.map_or(at, |end| at.min(end)));
+                }
+            }
+            Standing::NoPermit | Standing::QueueFull => {
+                let reason = match standing {
+                    Standing::NoPermit => FullReason::Limit,
+                    _ => FullReason::QueueFull,
+                };
+                slot.state = State::Refused(reason, reply.in_use, reply.waiting);
+                self.woken.extend(slot.waker.take());
+            }
+            Standing::Gone => {}
+        }
+    }
+
+    fn renewed(&mut self, n: u64, standing: Standing, lease_end: u64, sent: Instant, now: Instant) {
+        let Some(slot) = find(&mut self.slots, n) else { return };
+        match (&slot.state, standing) {
+            (State::Held, Standing::Gone) if slot.held_at > sent => {
+                slot.doubt = true;
+                self.renew = true;
+            }
+            (State::Held, Standing::Gone) => {
+                self.reasserts.push(n);
+                self.data_was_lost(now);
+            }
+            (State::Waiting { ticket }, Standing::Gone) => {
+                // Back under a new id: what still names the old one must not reach this stay.
+                let ticket = *ticket;
+                let index = slot_index(n);
+                slot.n = number(&self.serial, index);
+                slot.deaf = self.deaf;
+                let n = slot.n;
+                if ticket.is_some() {
+                    self.reasserts.push(n);
+                } else {
+                    slot.state = State::Joining { sent: false, hint: None };
+                    self.joins.push_back(n);
+                }
+            }
+            _ => self.confirmed(n, standing, lease_end, sent, now),
+        }
+    }
+
+    fn reasserted(
+        &mut self,
+        n: u64,
+        standing: Standing,
+        lease_end: u64,
+        sent: Instant,
+        now: Instant,
+    ) {
+        let Some(slot) = find(&mut self.slots, n) else { return };
+        match (&slot.state, standing) {
+            (State::Held, Standing::Gone) => self.lose(slot_index(n), now),
+            (State::Waiting { .. }, Standing::Gone) => self.renew = true,
+            _ => self.confirmed(n, standing, lease_end, sent, now),
+        }
+    }
+
+    /// A renewal found the place.
+    fn confirmed(
+        &mut self,
+        n: u64,
+        standing: Standing,
+        lease_end: u64,
+        sent: Instant,
+        now: Instant,
+    ) {
+        let Some(slot) = find(&mut self.slots, n) else { return };
+        let interval = slot.interval();
+        match (&mut slot.state, standing) {
+            (State::Waiting { .. } | State::Admitted { .. }, Standing::Held) => {
+                slot.lease_end = lease_end;
+                slot.acked = sent;
+                self.grant(n, now);
+            }
+            (State::Waiting { ticket }, Standing::Waits(number)) => {
+                *ticket = Some(number);
+                slot.lease_end = lease_end;
+                slot.acked = sent;
+                self.want(sent + interval);
+            }
+            (State::Held, Standing::Held) => {
+                if now >= slot.deadline() {
+                    self.lose(slot_index(n), now);
+                } else {
+                    slot.lease_end = lease_end;
+                    slot.acked = sent;
+                    self.want(sent + interval);
+                }
+            }
+            (State::Held, Standing::Waits(_)) => {
+                slot.doubt = true;
+                self.renew = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// A hint, or a promotion in the answer to a call of this node's own.
+    pub(in crate::semaphore) fn hint(&mut self, n: u64, lease_end: u64, now: Instant) {
+        self.promoted(PlaceId { node: self.node, deaf: false, n }, lease_end, now);
+    }
+
+    fn promoted(&mut self, id: PlaceId, lease_end: u64, now: Instant) {
+        let Some(slot) = find(&mut self.slots, id.n) else {
+            self.releases.push_back((id, now + IDLE));
+            return;
+        };
+        match &mut slot.state {
+            State::Joining { hint, .. } => *hint = Some(lease_end),
+            State::Waiting { .. } if lease_end >= slot.lease_end => self.grant(id.n, now),
+            _ => {}
+        }
+    }
+
+    /// The place has a permit; if that is news too old to believe, asks first.
+    fn grant(&mut self, n: u64, now: Instant) {
+        let Some(slot) = find(&mut self.slots, n) else { return };
+        if now >= slot.deadline() {
+            if !matches!(slot.state, State::Waiting { .. }) {
+                slot.state = State::Waiting { ticket: None };
+            }
+            self.renew = true;
+            return;
+        }
+        slot.state = State::Held;
+        slot.held_at = now;
+        self.woken.extend(slot.waker.take());
+        let at = slot.acked + slot.interval();
+        self.want(at);
+    }
+
+    pub(super) fn lose(&mut self, index: usize, now: Instant) {
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        slot.state = State::Lost;
+        self.counts.lost();
+        self.woken.append(&mut slot.lost_wakers);
+        let id = slot_id(self.node, slot);
+        let lease = slot.terms.lease;
+        self.releases.push_back((id, now + lease));
+    }
+
+    pub(super) fn released(&mut self, n: u64, result: &Result<(), BackendError>) {
+        if let Some(slot) = find(&mut self.slots, n)
+            && matches!(slot.state, State::Releasing)
+        {
+            slot.state = State::Released(result.clone());
+            self.woken.extend(slot.waker.take());
+        }
+    }
+
+    fn failed(&mut self, op: &Op, error: &BackendError, now: Instant) {
+        match op {
+            Op::Acquire { ids, .. } => {
+                for id in ids {
+                    if find(&mut self.slots, id.n).is_some() {
+                        self.turned_away(slot_index(id.n), error, now);
+                    }
+                }
+            }
+            Op::Release { ids } => {
+                for id in ids {
+                    self.released(id.n, &Err(error.clone()));
+                }
+            }
+            // Due again at the next look, well before the lease ends.
+            _ => {}
+        }
+    }
+
+    /// A connection broke with this call unanswered: it may or may not have been carried out.
+    pub(in crate::semaphore) fn unanswered(&mut self, op: &Op, now: Instant) {
+        match op {
+            Op::Release { ids } => {
+                let until = now + self.longest_lease();
+                for id in ids.iter().rev() {
+                    self.releases.push_front((*id, until));
+                }
+            }
+            Op::Renew { .. } | Op::Reassert { .. } => {
+                self.renewing = self.renewing.saturating_sub(1);
+            }
+            // Taken up again from the slots, when there is a connection.
+            Op::Acquire { .. } | Op::Inspect { .. } => {}
+        }
+    }
+}
+
+const fn lease_ms_of(op: &Op) -> u64 {
+    match op {
+        Op::Acquire { lease_ms, .. }
+        | Op::Renew { lease_ms, .. }
+        | Op::Reassert { lease_ms, .. } => *lease_ms,
+        Op::Release { .. } | Op::Inspect { .. } => 0,
+    }
+}

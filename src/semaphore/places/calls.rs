@@ -1,0 +1,135 @@
+//! What goes out.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{BATCH_MAX, NEVER_ENDS, Places, State, Terms, find, slot_id};
+use crate::backend::{Call, Op};
+use crate::ledger::{Ids, PlaceId};
+
+impl Places {
+    /// Whether there is anything to send.
+    pub(in crate::semaphore) fn has_mail(&self) -> bool {
+        !self.releases.is_empty()
+            || !self.reasserts.is_empty()
+            || (self.renew && self.renewing == 0)
+            || (!self.joins.is_empty() && !self.resync)
+    }
+
+    /// What is to be sent, in this order: releases first, so that a process always reads its own.
+    pub(in crate::semaphore) fn collect(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+        self.collect_releases(now, out);
+        self.collect_reasserts(now, out);
+        if self.renew && self.renewing == 0 {
+            self.collect_renewals(now, out);
+        }
+        self.end_resync();
+        if !self.resync {
+            self.collect_joins(now, out);
+        }
+    }
+
+    fn collect_releases(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+        while !self.releases.is_empty() {
+            let batch = self.releases.len().min(BATCH_MAX);
+            // What its lease has ended is gone by itself.
+            let ids: Ids = self
+                .releases
+                .drain(..batch)
+                .filter(|(_, until)| now < *until)
+                .map(|r| r.0)
+                .collect();
+            if !ids.is_empty() {
+                out.extend([self.call(Op::Release { ids }, now)]);
+            }
+        }
+    }
+
+    fn collect_reasserts(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+        let mut groups: Vec<(u64, Vec<(PlaceId, u64)>)> = Vec::new();
+        for n in std::mem::take(&mut self.reasserts) {
+            let Some(slot) = find(&mut self.slots, n) else { continue };
+            let proof = match &mut slot.state {
+                State::Waiting { ticket: Some(ticket) } => *ticket,
+                State::Held => slot.lease_end,
+                State::Admitted { announced } => {
+                    *announced = true;
+                    NEVER_ENDS
+                }
+                _ => continue,
+            };
+            let item = (slot_id(self.node, slot), proof);
+            group(&mut groups, slot.lease_ms()).push(item);
+        }
+        for (lease_ms, proofs) in groups {
+            for chunk in proofs.chunks(BATCH_MAX) {
+                self.renewing += 1;
+                out.extend([self.call(Op::Reassert { lease_ms, proofs: chunk.to_vec() }, now)]);
+            }
+        }
+    }
+
+    fn collect_renewals(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+        self.renew = false;
+        let mut groups: Vec<(u64, Vec<PlaceId>)> = Vec::new();
+        for (_, slot) in &mut self.slots {
+            // Held places go along once half of their time to the next renewal is over: so all
+            // places of a process come to be renewed by one call.
+            let due = match slot.state {
+                State::Waiting { .. } => true,
+                State::Held => self.resync || slot.doubt || now >= slot.acked + slot.interval() / 2,
+                _ => false,
+            };
+            if due {
+                slot.doubt = false;
+                group(&mut groups, slot.lease_ms()).push(slot_id(self.node, slot));
+            }
+        }
+        for (lease_ms, ids) in groups {
+            for chunk in ids.chunks(BATCH_MAX) {
+                self.renewing += 1;
+                out.extend([self.call(Op::Renew { lease_ms, ids: chunk.into() }, now)]);
+            }
+        }
+    }
+
+    pub(super) fn collect_joins(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+        let mut batch: Option<(Terms, Ids)> = None;
+        while let Some(n) = self.joins.pop_front() {
+            let Some(slot) = find(&mut self.slots, n) else { continue };
+            let State::Joining { sent, .. } = &mut slot.state else { continue };
+            *sent = true;
+            let (terms, id) = (slot.terms, slot_id(self.node, slot));
+            match &mut batch {
+                Some((same, ids)) if *same == terms && ids.len() < BATCH_MAX => ids.push(id),
+                _ => {
+                    let full = batch.replace((terms, Ids::from_elem(id, 1)));
+                    out.extend(full.map(|full| self.acquire(full, now)));
+                }
+            }
+        }
+        out.extend(batch.map(|batch| self.acquire(batch, now)));
+    }
+
+    fn acquire(&self, (terms, ids): (Terms, Ids), now: Instant) -> Call {
+        let lease_ms = u64::try_from(terms.lease.as_millis()).unwrap_or(u64::MAX);
+        self.call(Op::Acquire { lease_ms, max_queue: terms.max_queue, ids }, now)
+    }
+
+    fn call(&self, op: Op, now: Instant) -> Call {
+        let limit = match self.quarantined_until() {
+            Some(end) if now < end => 0,
+            _ => self.limit,
+        };
+        Call { key: Arc::clone(&self.key), node: self.node, limit, op }
+    }
+}
+
+fn group<T>(groups: &mut Vec<(u64, Vec<T>)>, key: u64) -> &mut Vec<T> {
+    let at = groups.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+        groups.push((key, Vec::new()));
+        groups.len() - 1
+    });
+    &mut groups[at].1
+}

@@ -1,0 +1,694 @@
+//! Reads the history of a run, and says what was wrong with it.
+//!
+//! What is checked, and what is let pass:
+//!
+//! * **cap**: whenever a request comes to the upstream, no more than `limit` of its key are in flight
+//!   with it. A request counts from its coming to its going; but not
+//!   - after its client left: its permit is free from then on, and the connection to the upstream is
+//!     cut behind it;
+//!   - for the last [`TAIL`] before it was cut off, if it was: to the upstream a stream whose lease
+//!     was lost ends that much later;
+//!   - while its gateway is frozen, and [`TAIL`] longer, if it came before.
+//!
+//!   More than the limit may come only after Redis lost its data: from the loss until one lease and
+//!   [`TAIL`] after Redis is there again. By then every holder was counted again or had lost its
+//!   lease; so whoever comes later and finds the cap passed is one too many. Never more than once
+//!   the limit for each loss, and once for what was there before.
+//! * **order**: of two requests for one key, the later comes to the upstream first, or comes to it at
+//!   all while the earlier waits in vain. Compared are those sent [`GAP`] and more apart; where more than one
+//!   permit is there, two that are granted at once may overtake each other by [`GAP`] on their way.
+//!   The earlier must be clean: no fault of its gateway, link or Redis from its sending to its turn,
+//!   nor in the [`SETTLE`] before. (Whoever loses its subscription can be passed over; a wipe forgets the queue;
+//!   a frozen Redis takes its sockets in any order.) `SCRIPT FLUSH` is no excuse, nor are faults that befall other gateways.
+//! * **idle**: a clean request waits, and all the time for [`IDLE`] its key has permits to spare.
+//! * **answer**: each request has its head within wait + its work + [`MARGIN`], and its body in the
+//!   time that it flows + [`MARGIN`]; the time that its gateway was frozen is added. Redis is no
+//!   excuse.
+//! * **status**: 200, 429 only after the whole wait, 503 only if unclean, nothing else. No broken
+//!   connection unless its gateway was killed. No body without its end that does not end with an error. No request
+//!   twice at the upstream.
+//! * **wake**: a gateway that was frozen for longer than its lease passes not one more frame of what it had in
+//!   flight before, and leaves the upstream within [`WAKE`].
+//! * **recovery**: [`RECOVERY`] after each fault at the latest, every gateway that it befell serves
+//!   again; the time in which other faults befell it is added.
+//! * **rest**: in the end nothing is in flight, and no key is in Redis one lease and 1 s after the
+//!   last request has ended.
+//!
+//! Where this machine stood still even for the test, all times are longer by that.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::history::{At, End, Kind, Request, Run, What};
+
+const MS: At = 1000;
+/// How long it may take until the upstream sees that it was cut off.
+const TAIL: At = 250 * MS;
+/// How far apart requests must be sent for their order to be known.
+const GAP: At = 100 * MS;
+/// How long after a fault's end a gateway may still be busy with its consequences.
+const SETTLE: At = 1200 * MS;
+const IDLE: At = 2500 * MS;
+const MARGIN: At = 1500 * MS;
+const WAKE: At = 400 * MS;
+const RECOVERY: At = 3000 * MS;
+
+/// What came out.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) requests: usize,
+    pub(crate) granted: usize,
+    pub(crate) statuses: BTreeMap<u16, usize>,
+    pub(crate) ends: BTreeMap<String, usize>,
+    /// Requests whose order was checked.
+    pub(crate) compared: usize,
+    pub(crate) faults: BTreeMap<What, Kindred>,
+    /// Most in flight at once, by key; as the upstream saw it.
+    pub(crate) peaks: Vec<usize>,
+    /// Time over the cap as the upstream saw it, whatever the reason.
+    pub(crate) over_ms: f64,
+    /// The part of it that a loss of data is to blame for.
+    pub(crate) over_after_loss_ms: f64,
+    /// From a loss to the last request that came over the cap, at most.
+    pub(crate) last_over_after_loss_ms: f64,
+    /// From sending to head, of what was granted.
+    pub(crate) head_ms_p50: f64,
+    pub(crate) head_ms_p99: f64,
+    pub(crate) head_ms_max: f64,
+    pub(crate) empty_after_ms: Option<f64>,
+    pub(crate) stalled_ms: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Violation {
+    pub(crate) rule: &'static str,
+    pub(crate) at: At,
+    pub(crate) key: Option<usize>,
+    pub(crate) text: String,
+}
+
+/// The faults of one kind.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Kindred {
+    pub(crate) count: usize,
+    /// From the end of the fault to the first success after it, for the slowest gateway.
+    pub(crate) recovery_ms: Vec<f64>,
+}
+
+pub(crate) fn check(run: &Run) -> Report {
+    let mut check = Check { run, report: Report::default() };
+    check.figures();
+    for key in 0..run.rules.limits.len() {
+        check.cap(key);
+        check.order(key);
+        check.idle(key);
+    }
+    for (number, request) in run.requests.iter().enumerate() {
+        check.answer(number, request);
+        check.status(number, request);
+        check.wake(number, request);
+    }
+    check.recovery();
+    check.rest();
+    check.report.violations.sort_by_key(|violation| violation.at);
+    check.report
+}
+
+struct Check<'a> {
+    run: &'a Run,
+    report: Report,
+}
+
+impl Run {
+    /// How long this machine stood still in this time.
+    fn stalled(&self, from: At, to: At) -> At {
+        self.stalls.iter().map(|stall| overlap(*stall, (from, to))).sum()
+    }
+
+    /// When a gateway was frozen.
+    fn frozen(&self, gateway: usize) -> impl Iterator<Item = (At, At)> {
+        let of_it = move |what, whose| what == What::FreezeGateway && whose == Some(gateway);
+        self.faults.iter().filter(move |f| of_it(f.what, f.gateway)).map(|f| (f.begin, f.end))
+    }
+
+    /// Whether nothing befell the gateway or Redis in this time, nor shortly before.
+    fn is_clean(&self, gateway: usize, from: At, to: At) -> bool {
+        let life = &self.gateways[gateway];
+        // From its birth it has no connection; before the run there was time to get one.
+        let is_young = self.is_heir(gateway) && life.born + SETTLE > from;
+        !is_young
+            && life.died.is_none_or(|died| died > to)
+            && !self.faults.iter().any(|fault| {
+                fault.what != What::ScriptFlush
+                    && fault.gateway.is_none_or(|whose| whose == gateway)
+                    && overlap((fault.begin, fault.end.saturating_add(SETTLE)), (from, to + 1)) > 0
+            })
+    }
+
+    fn is_heir(&self, gateway: usize) -> bool {
+        self.faults.iter().any(|fault| fault.heir == Some(gateway))
+    }
+
+    fn died(&self, gateway: usize, until: At) -> bool {
+        self.gateways[gateway].died.is_some_and(|died| died <= until)
+    }
+}
+
+fn overlap(a: (At, At), b: (At, At)) -> At {
+    a.1.min(b.1).saturating_sub(a.0.max(b.0))
+}
+
+fn ms(time: At) -> f64 {
+    (time as f64) / 1000.0
+}
+
+impl Request {
+    fn came(&self) -> Option<At> {
+        self.stays.first().map(|stay| stay.from)
+    }
+
+    /// When it is known whose turn it was: at its coming, or when it was refused after its wait.
+    fn turn(&self) -> Option<At> {
+        self.came().or(match self.head {
+            Some((at, 429)) => Some(at),
+            _ => None,
+        })
+    }
+}
+
+impl Check<'_> {
+    fn flag(&mut self, rule: &'static str, at: At, key: impl Into<Option<usize>>, text: String) {
+        self.report.violations.push(Violation { rule, at, key: key.into(), text });
+    }
+
+    fn of_key(&self, key: usize) -> impl Iterator<Item = (usize, &Request)> {
+        self.run.requests.iter().enumerate().filter(move |(_, request)| request.key == key)
+    }
+
+    fn figures(&mut self) {
+        let report = &mut self.report;
+        let mut heads = Vec::new();
+        for request in &self.run.requests {
+            report.requests += 1;
+            report.granted += usize::from(!request.stays.is_empty());
+            if let Some((at, status)) = request.head {
+                *report.statuses.entry(status).or_default() += 1;
+                if status == 200 {
+                    heads.push(at - request.sent);
+                }
+            }
+            let end = request.end.as_ref().map(|(_, end)| format!("{end:?}"));
+            *report.ends.entry(end.unwrap_or_default()).or_default() += 1;
+        }
+        heads.sort_unstable();
+        if let Some(last) = heads.len().checked_sub(1) {
+            report.head_ms_p50 = ms(heads[last / 2]);
+            report.head_ms_p99 = ms(heads[last * 99 / 100]);
+            report.head_ms_max = ms(heads[last]);
+        }
+        for fault in &self.run.faults {
+            report.faults.entry(fault.what).or_default().count += 1;
+        }
+        report.stalled_ms = ms(self.run.stalled(0, At::MAX));
+    }
+
+    // ===== cap =====
+
+    /// From when to when a stay of a request counts; up to a time in which it does not, there may
+    /// be more than one.
+    fn counted(&self, request: &Request, stay: usize) -> Vec<(At, At)> {
+        let stay = &request.stays[stay];
+        let mut to = stay.to.unwrap_or(At::MAX);
+        match request.end {
+            Some((left, End::Left | End::Unanswered)) => to = to.min(left),
+            _ if !stay.whole => to = to.saturating_sub(TAIL),
+            _ => {}
+        }
+        let mut spans = vec![(stay.from, to.max(stay.from + 1))];
+        for (begin, end) in self.run.frozen(request.gateway) {
+            // What it still had on its way when it was stopped came from before.
+            if stay.from <= begin + TAIL / 5 {
+                let awake = end.saturating_add(TAIL);
+                spans = spans
+                    .into_iter()
+                    .flat_map(|(from, to)| [(from, to.min(begin)), (from.max(awake), to)])
+                    .filter(|(from, to)| from < to)
+                    .collect();
+            }
+        }
+        spans
+    }
+
+    fn cap(&mut self, key: usize) {
+        let limit = self.run.rules.limits[key];
+        // Time, whether it comes, which request, whether the upstream sees it so or it counts so.
+        let mut seen = Vec::new();
+        let mut steps = Vec::new();
+        for (number, request) in self.of_key(key) {
+            for (index, stay) in request.stays.iter().enumerate() {
+                seen.push((stay.from, true));
+                seen.push((stay.to.unwrap_or(At::MAX), false));
+                for (from, to) in self.counted(request, index) {
+                    steps.push((from, true, number, from == stay.from));
+                    steps.push((to, false, number, false));
+                }
+            }
+        }
+        seen.sort_unstable();
+        let (over, peak) = over(&seen, limit);
+        self.report.over_ms += ms(over);
+        self.report.peaks.push(peak);
+
+        steps.sort_unstable();
+        let counted: Vec<_> = steps.iter().map(|(at, comes, ..)| (*at, *comes)).collect();
+        self.report.over_after_loss_ms += ms(self::over(&counted, limit).0);
+
+        let losses: Vec<_> = self.run.faults.iter().filter(|fault| fault.what.is_loss()).collect();
+        let mut in_flight: BTreeMap<usize, At> = BTreeMap::new();
+        for (at, comes, number, is_new) in steps {
+            if !comes {
+                in_flight.remove(&number);
+                continue;
+            }
+            in_flight.insert(number, at);
+            if !is_new || in_flight.len() <= limit {
+                continue;
+            }
+            let end = |end: At| end.saturating_add(self.run.rules.lease + TAIL);
+            let excuse = losses.iter().find(|loss| {
+                loss.begin <= at && at <= end(loss.end) + self.run.stalled(loss.begin, at)
+            });
+            let oldest = in_flight.keys().filter_map(|n| self.run.requests[*n].came()).min();
+            let since = losses.iter().filter(|loss| {
+                loss.begin <= at && oldest.is_some_and(|oldest| end(loss.end) >= oldest)
+            });
+            let most = limit * (1 + since.count());
+            let Some(loss) = excuse else {
+                let text = format!(
+                    "request {number} came as number {} of {limit}, with {:?} in flight",
+                    in_flight.len(),
+                    in_flight.keys().collect::<Vec<_>>()
+                );
+                self.flag("cap", at, key, text);
+                continue;
+            };
+            let after = ms(at.saturating_sub(loss.begin));
+            let last = &mut self.report.last_over_after_loss_ms;
+            *last = last.max(after);
+            if in_flight.len() > most {
+                let text = format!(
+                    "request {number} came as number {} of {limit} {after} ms after a loss of data, {most} at most",
+                    in_flight.len()
+                );
+                self.flag("cap", at, key, text);
+            }
+        }
+    }
+
+    // ===== order =====
+
+    fn order(&mut self, key: usize) {
+        // Two that are granted at once may be swapped on their way, but one alone may not.
+        let slack = if self.run.rules.limits[key] == 1 { 0 } else { GAP };
+        let mut requests: Vec<_> = self.of_key(key).collect();
+        requests.sort_by_key(|(_, request)| request.sent);
+        // The earliest coming of this one and all that were sent after it, and whose it was.
+        let mut earliest = vec![(At::MAX, 0); requests.len() + 1];
+        for (i, (number, request)) in requests.iter().enumerate().rev() {
+            let own = (request.came().unwrap_or(At::MAX), *number);
+            earliest[i] = earliest[i + 1].min(own);
+        }
+        let (mut compared, mut flags) = (0, Vec::new());
+        for (number, request) in &requests {
+            let Some(turn) = request.turn() else { continue };
+            if !self.run.is_clean(request.gateway, request.sent, turn) {
+                continue;
+            }
+            compared += 1;
+            let stalled = self.run.stalled(request.sent, turn);
+            let later = request.sent + GAP + stalled;
+            let i = requests.partition_point(|(_, other)| other.sent < later);
+            let (came, other) = earliest[i];
+            if came < turn.saturating_sub(slack + stalled) {
+                let what = if request.stays.is_empty() { "was refused" } else { "came" };
+                let after = ms(self.run.requests[other].sent - request.sent);
+                flags.push((turn, format!(
+                    "request {number} {what} {} ms after {other}, which was sent {after} ms after it",
+                    ms(turn - came)
+                )));
+            }
+        }
+        self.report.compared += compared;
+        for (at, text) in flags {
+            self.flag("order", at, key, text);
+        }
+    }
+
+    // ===== idle =====
+
+    fn idle(&mut self, key: usize) {
+        let limit = self.run.rules.limits[key];
+        let mut seen = Vec::new();
+        for (_, request) in self.of_key(key) {
+            for stay in &request.stays {
+                seen.push((stay.from, true));
+                seen.push((stay.to.unwrap_or(At::MAX), false));
+            }
+        }
+        seen.sort_unstable();
+        // The times in which there is room.
+        let (mut room, mut since, mut in_flight) = (Vec::new(), Some(0), 0);
+        for (at, comes) in seen {
+            if comes {
+                in_flight += 1
+            } else {
+                in_flight -= 1
+            }
+            match since {
+                Some(from) if in_flight >= limit => {
+                    room.push((from, at));
+                    since = None;
+                }
+                None if in_flight < limit => since = Some(at),
+                _ => {}
+            }
+        }
+        room.extend(since.map(|from| (from, At::MAX)));
+        room.retain(|(from, to)| to - from >= IDLE);
+        let mut flags = Vec::new();
+        for (number, request) in self.of_key(key) {
+            let Some(turn) = request.turn() else { continue };
+            let waited = (request.sent, turn);
+            let idle = room.iter().map(|room| overlap(*room, waited)).max().unwrap_or(0);
+            if idle >= IDLE + self.run.stalled(waited.0, waited.1)
+                && self.run.is_clean(request.gateway, request.sent, turn)
+            {
+                flags.push((
+                    turn,
+                    format!("request {number} waited {} ms beside a free permit", ms(idle)),
+                ));
+            }
+        }
+        for (at, text) in flags {
+            self.flag("idle", at, key, text);
+        }
+    }
+
+    // ===== answers =====
+
+    fn answer(&mut self, number: usize, request: &Request) {
+        let gateway = request.gateway;
+        let late = |from: At, allowed: At, to: At| {
+            let frozen: At =
+                self.run.frozen(gateway).map(|frozen| overlap(frozen, (from, to))).sum();
+            let all = allowed + frozen + self.run.stalled(from, to);
+            to - from > all
+        };
+        let Some((end_at, end)) = &request.end else {
+            let text = format!("request {number}: its client never came to an end");
+            return self.flag("answer", request.sent, request.key, text);
+        };
+        let to = request.head.map_or(*end_at, |(at, _)| at);
+        let left = request.head.is_none() && *end == End::Left;
+        let killed = self.run.died(gateway, *end_at);
+        let bound = self.run.rules.wait + request.work + MARGIN;
+        if !left && !killed && late(request.sent, bound, to) {
+            let text = format!("request {number} had no head for {} ms", ms(to - request.sent));
+            return self.flag("answer", to, request.key, text);
+        }
+        if let Some((head, _)) = request.head
+            && request.kind != Kind::Slow
+            && !killed
+            && late(head, request.stream + request.stream / 2 + MARGIN, *end_at)
+        {
+            let text = format!("request {number} had no end for {} ms", ms(end_at - head));
+            self.flag("answer", *end_at, request.key, text);
+        }
+    }
+
+    fn status(&mut self, number: usize, request: &Request) {
+        let key = request.key;
+        if request.stays.len() > 1 {
+            let text = format!("request {number} came {} times", request.stays.len());
+            self.flag("status", request.stays[1].from, key, text);
+        }
+        let wait = self.run.rules.wait;
+        if let Some((at, status)) = request.head {
+            let waited = at - request.sent;
+            match status {
+                200 => {}
+                429 if waited + 20 * MS >= wait => {}
+                429 => {
+                    let text = format!("request {number} was refused after {} ms", ms(waited));
+                    self.flag("status", at, key, text);
+                }
+                503 if self.run.is_clean(request.gateway, request.sent, at) => {
+                    let text = format!(
+                        "request {number}: 503, with nothing wrong, after {} ms",
+                        ms(waited)
+                    );
+                    self.flag("status", at, key, text);
+                }
+                503 => {}
+                _ => self.flag("status", at, key, format!("request {number}: {status}")),
+            }
+        }
+        let Some((at, end)) = &request.end else { return };
+        let killed = self.run.died(request.gateway, at + 100 * MS);
+        match end {
+            End::Broken if !killed => {
+                self.flag("status", *at, key, format!("request {number}: the connection broke"));
+            }
+            End::Cut if !killed && self.run.is_clean(request.gateway, request.sent, *at) => {
+                self.flag("status", *at, key, format!("request {number}: cut, with nothing wrong"));
+            }
+            End::Short => {
+                let text = format!("request {number}: a body that lacks its end came to an end");
+                self.flag("status", *at, key, text);
+            }
+            _ => {}
+        }
+    }
+
+    fn wake(&mut self, number: usize, request: &Request) {
+        for (begin, end) in self.run.frozen(request.gateway) {
+            if end == At::MAX || end - begin < self.run.rules.lease + TAIL {
+                continue;
+            }
+            for stay in &request.stays {
+                let to = stay.to.unwrap_or(At::MAX);
+                if stay.from > begin || to < end {
+                    continue;
+                }
+                if to > end + WAKE + self.run.stalled(end, end + WAKE)
+                    && !self.run.died(request.gateway, to)
+                {
+                    let after = ms(to.min(end + 60_000 * MS) - end);
+                    let text = format!(
+                        "request {number} was in flight {after} ms after its gateway woke past its lease"
+                    );
+                    self.flag("wake", end, request.key, text);
+                }
+                if let Some(last) = request.last_frame
+                    && last > end
+                    && request.kind != Kind::Slow
+                    && self.run.stalled(begin, last) == 0
+                {
+                    let text = format!(
+                        "request {number} had a frame {} ms after its gateway woke past its lease",
+                        ms(last - end)
+                    );
+                    self.flag("wake", last, request.key, text);
+                }
+            }
+        }
+    }
+
+    // ===== recovery and rest =====
+
+    fn recovery(&mut self) {
+        let mut successes: Vec<Vec<At>> = vec![Vec::new(); self.run.gateways.len()];
+        let mut last = 0;
+        for request in &self.run.requests {
+            last = last.max(request.sent);
+            if let Some((at, 200)) = request.head {
+                successes[request.gateway].push(at);
+            }
+        }
+        successes.iter_mut().for_each(|times| times.sort_unstable());
+        for fault in &self.run.faults {
+            let befell: Vec<usize> = match (fault.heir, fault.gateway) {
+                (Some(heir), _) => vec![heir],
+                (None, Some(gateway)) => vec![gateway],
+                (None, None) => (0..self.run.gateways.len())
+                    .filter(|g| self.run.gateways[*g].born <= fault.begin)
+                    .collect(),
+            };
+            let mut slowest = None;
+            for gateway in befell {
+                let died = self.run.gateways[gateway].died.unwrap_or(At::MAX);
+                let first = successes[gateway].partition_point(|at| *at < fault.end);
+                let first = successes[gateway].get(first).copied();
+                let until = first.unwrap_or(last.min(died)).max(fault.end);
+                let took = until - fault.end;
+                // The time in which others befell it, or its consequences lasted.
+                let mut others: Vec<_> = self
+                    .run
+                    .faults
+                    .iter()
+                    .filter(|other| !std::ptr::eq(*other, fault))
+                    .filter(|other| other.what != What::ScriptFlush)
+                    .filter(|other| other.gateway.is_none_or(|whose| whose == gateway))
+                    .map(|other| {
+                        (other.begin.max(fault.end), other.end.saturating_add(SETTLE).min(until))
+                    })
+                    .filter(|(from, to)| from < to)
+                    .collect();
+                others.sort_unstable();
+                let (mut added, mut upto) = (0, 0);
+                for (from, to) in others {
+                    added += to.saturating_sub(from.max(upto));
+                    upto = upto.max(to);
+                }
+                let allowed = RECOVERY + added + self.run.stalled(fault.end, until);
+                if took > allowed {
+                    let text = format!(
+                        "gateway {gateway} did not serve for {} ms after {:?}",
+                        ms(took),
+                        fault.what
+                    );
+                    self.flag("recovery", until, None, text);
+                }
+                if first.is_some() && died > until {
+                    slowest = slowest.max(Some(took));
+                }
+            }
+            let kindred = self.report.faults.entry(fault.what).or_default();
+            kindred.recovery_ms.extend(slowest.map(ms));
+        }
+        for kindred in self.report.faults.values_mut() {
+            kindred.recovery_ms.sort_by(f64::total_cmp);
+        }
+    }
+
+    fn rest(&mut self) {
+        let ends = self.run.requests.iter().filter_map(|request| request.end.as_ref());
+        let last = ends.map(|(at, _)| *at).max().unwrap_or(0);
+        self.report.empty_after_ms = self.run.empty.map(|at| ms(at.saturating_sub(last)));
+        let bound = last + self.run.rules.lease + 1000 * MS;
+        if self.run.empty.is_none_or(|at| at > bound + self.run.stalled(last, at)) {
+            let text = match self.report.empty_after_ms {
+                Some(after) => format!("keys were left in Redis for {after} ms"),
+                None => "keys were left in Redis".to_owned(),
+            };
+            self.flag("rest", bound, None, text);
+        }
+        if self.run.in_flight_left > 0 {
+            let text = format!("{} requests were left at the upstream", self.run.in_flight_left);
+            self.flag("rest", last, None, text);
+        }
+    }
+}
+
+/// How long there were more than `limit`, and how many at the most.
+fn over(steps: &[(At, bool)], limit: usize) -> (At, usize) {
+    let (mut over, mut peak, mut in_flight, mut since) = (0, 0, 0, 0);
+    for (at, comes) in steps {
+        if in_flight > limit {
+            over += at - since;
+        }
+        since = *at;
+        if *comes {
+            in_flight += 1
+        } else {
+            in_flight -= 1
+        }
+        peak = peak.max(in_flight);
+    }
+    (over, peak)
+}
+
+/// The history around a violation, for a reader.
+pub(crate) fn around(run: &Run, violation: &Violation) -> String {
+    const AROUND: At = 1500 * MS;
+    let (from, to) = (violation.at.saturating_sub(AROUND), violation.at.saturating_add(AROUND / 3));
+    let mut lines: Vec<(At, String)> = Vec::new();
+    for fault in &run.faults {
+        if overlap((fault.begin, fault.end.saturating_add(SETTLE)), (from, to)) > 0 {
+            let whose = fault.gateway.map_or("all".to_owned(), |g| format!("gateway {g}"));
+            lines.push((fault.begin, format!("{:?} of {whose}", fault.what)));
+            lines.push((fault.end, format!("{:?} of {whose} is over", fault.what)));
+        }
+    }
+    for (number, request) in run.requests.iter().enumerate() {
+        if violation.key.is_some_and(|key| key != request.key) {
+            continue;
+        }
+        let name = format!("{number} (gateway {}, {:?})", request.gateway, request.kind);
+        let mut add = |at: At, what: String| {
+            if (from..to).contains(&at) {
+                lines.push((at, format!("{name} {what}")));
+            }
+        };
+        add(request.sent, "is sent".to_owned());
+        for stay in &request.stays {
+            add(stay.from, "comes to the upstream".to_owned());
+            if let Some(to) = stay.to {
+                add(to, if stay.whole { "is done there" } else { "is cut off there" }.to_owned());
+            }
+        }
+        if let Some((at, status)) = request.head {
+            add(at, format!("has its head, {status}"));
+        }
+        if let Some((at, end)) = &request.end {
+            add(*at, format!("ends: {end:?}"));
+        }
+    }
+    lines.sort();
+    let mut text =
+        format!("--- {} at {:.1} ms: {}\n", violation.rule, ms(violation.at), violation.text);
+    for (at, line) in lines {
+        text += &format!("{:>12.1} {line}\n", ms(at));
+    }
+    text
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "requests {}, granted {}", self.requests, self.granted)?;
+        let statuses: Vec<_> = self.statuses.iter().map(|(s, n)| format!("{s}: {n}")).collect();
+        let ends: Vec<_> = self.ends.iter().map(|(s, n)| format!("{s} {n}")).collect();
+        writeln!(f, "answers: {}; ends: {}", statuses.join(", "), ends.join(", "))?;
+        let [p50, p99, max] = [self.head_ms_p50, self.head_ms_p99, self.head_ms_max];
+        writeln!(f, "to the head: p50 {p50:.0} ms, p99 {p99:.0} ms, max {max:.0} ms")?;
+        writeln!(f, "order: {} requests compared", self.compared)?;
+        writeln!(
+            f,
+            "in flight at most, by key: {:?}; over the cap as seen by the upstream {:.0} ms, of this after a \
+             loss {:.0} ms; last one over {:.0} ms after a loss",
+            self.peaks, self.over_ms, self.over_after_loss_ms, self.last_over_after_loss_ms
+        )?;
+        match self.empty_after_ms {
+            Some(after) => writeln!(f, "Redis empty {after:.0} ms after the last request")?,
+            None => writeln!(f, "Redis not empty in the end")?,
+        }
+        writeln!(f, "the machine stood still for {:.0} ms", self.stalled_ms)?;
+        writeln!(f, "{:<15} {:>5}   first success after: p50, max", "fault", "count")?;
+        for (what, kindred) in &self.faults {
+            let times = &kindred.recovery_ms;
+            let at = |i: usize| times.get(i).map_or("-".to_owned(), |ms| format!("{ms:.0} ms"));
+            let (p50, max) = (at(times.len() / 2), at(times.len().wrapping_sub(1)));
+            writeln!(f, "{:<15} {:>5}   {p50:>8} {max:>8}", format!("{what:?}"), kindred.count)?;
+        }
+        writeln!(f, "violations: {}", self.violations.len())?;
+        for violation in self.violations.iter().take(50) {
+            let Violation { rule, at, key, text } = violation;
+            let key = key.map_or(String::new(), |key| format!(" key {key}"));
+            writeln!(f, "  {:>10.1} ms {rule}{key}: {text}", ms(*at))?;
+        }
+        Ok(())
+    }
+}
