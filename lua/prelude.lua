@@ -65,7 +65,8 @@ local function promote(key, limit, now_ms, node, counted, in_use, waiting)
     end
     for _, to in ipairs(nodes) do
       local channel = string.match(key, '^(.-):{') .. ':@' .. to
-      local heard = redis.call('PUBLISH', channel, table.concat(mail[to].words, ' '))
+      -- A message that may not be sent is like one that is lost: the grant stands all the same.
+      local heard = redis.pcall('PUBLISH', channel, table.concat(mail[to].words, ' '))
       if heard == 0 and counted then
         for _, id in ipairs(mail[to].ids) do dead[#dead + 1] = id end
       end

@@ -14,8 +14,9 @@ const NAME_MAX: usize = 128;
 ///
 /// Bytes other than `A-Z a-z 0-9 . _ -` are written as `%XX`, so that no input reaches the syntax
 /// of keys; a part that is longer than 64 bytes when written so is replaced by `#` and its SHA-256
-/// in hex, and so is a whole name of more than 128. Two names are equal only if their parts are:
-/// different values never share a permit (short of a collision of SHA-256).
+/// in hex, and a whole name of more than 128 by `##` and its own. Two names are equal only if their parts are:
+/// different values never share a permit (short of a collision of SHA-256). How a name was put
+/// together does not matter.
 ///
 /// ```
 /// use tower_semaphore::Name;
@@ -27,12 +28,14 @@ const NAME_MAX: usize = 128;
 pub struct Name {
     // Encoded, so ASCII. Inline as long as it is of usual length.
     text: SmallVec<[u8; 56]>,
+    // What stands for it if it is too long.
+    short: Option<Box<str>>,
 }
 
 impl Name {
     /// A name of one part.
     pub fn new(part: impl AsRef<[u8]>) -> Self {
-        let mut name = Self { text: SmallVec::new() };
+        let mut name = Self::empty();
         encode(part.as_ref(), &mut name.text);
         name
     }
@@ -57,25 +60,28 @@ impl Name {
 
     /// A name of no part, which adds nothing to another one.
     pub(crate) const fn empty() -> Self {
-        Self { text: SmallVec::new_const() }
+        Self { text: SmallVec::new_const(), short: None }
     }
 
     /// A name that no part can have.
     pub(crate) fn missing() -> Self {
-        Self { text: SmallVec::from_slice(b"!") }
+        Self { text: SmallVec::from_slice(b"!"), short: None }
     }
 
     /// The name as it is stored: ASCII, at most 128 bytes.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.text).unwrap_or_default()
+        self.short.as_deref().unwrap_or_else(|| std::str::from_utf8(&self.text).unwrap_or_default())
     }
 
     fn bounded(mut self) -> Self {
-        if self.text.len() > NAME_MAX {
-            let whole = std::mem::take(&mut self.text);
-            hash(&whole, &mut self.text);
-        }
+        self.short = (self.text.len() > NAME_MAX).then(|| {
+            // Two of them, which no part begins with: the text of a long name, sent as one part, is
+            // another name.
+            let mut short = SmallVec::from_slice(b"#");
+            hash(&self.text, &mut short);
+            std::str::from_utf8(&short).unwrap_or_default().into()
+        });
         self
     }
 }

@@ -82,7 +82,9 @@ where
             return Poll::Ready(Some(Err(LeaseLost::new().into())));
         }
         let frame = ready!(body.as_mut().poll_frame(cx));
-        if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
+        // Nothing comes after trailers, whether or not the body says so.
+        let more = matches!(&frame, Some(Ok(frame)) if !frame.is_trailers());
+        if !more || body.is_end_stream() {
             *hold = None;
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))

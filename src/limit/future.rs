@@ -204,13 +204,14 @@ where
                         this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
                         return Poll::Ready(Ok(settings.respond(settings.lease_lost())));
                     }
-                    let response = ready!(future.poll(cx))?;
+                    let response = ready!(future.poll(cx));
                     let permit = match settings.hold_until {
                         HoldUntil::BodyEnd => permit.take(),
                         HoldUntil::ResponseHead => None,
                     };
-                    let response = response.map(|body| ResponseBody::passed(body, permit, abort));
+                    // Done: an error has given the permit back before it is passed on.
                     this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
+                    let response = response?.map(|body| ResponseBody::passed(body, permit, abort));
                     return Poll::Ready(Ok(response));
                 }
             }

@@ -102,11 +102,11 @@ fn policy(limit: u32) -> Policy {
 }
 
 fn short_lease(limit: u32) -> Policy {
-    Policy::builder(limit)
-        .wait_timeout(Duration::from_secs(20))
-        .lease(Policy::MIN_LEASE)
-        .build()
-        .unwrap()
+    lease(limit, Policy::MIN_LEASE)
+}
+
+fn lease(limit: u32, lease: Duration) -> Policy {
+    Policy::builder(limit).wait_timeout(Duration::from_secs(20)).lease(lease).build().unwrap()
 }
 
 async fn empty(fleet: &impl Fleet) {
@@ -452,7 +452,7 @@ async fn dropping_the_semaphore_leaves_its_permits_alive(fleet: &impl Fleet) {
 
 async fn what_is_held_is_counted_again_after_a_loss_of_data(fleet: &impl Fleet) {
     let (a, b) = (fleet.node(), fleet.node());
-    let policy = short_lease(2);
+    let policy = lease(2, Duration::from_secs(2));
     let held = a.acquire("x", &policy).await.unwrap();
     fleet.wipe();
     // The next renewal finds it gone and shows its proof.
@@ -465,17 +465,19 @@ async fn what_is_held_is_counted_again_after_a_loss_of_data(fleet: &impl Fleet) 
 }
 
 async fn who_waits_keeps_his_turn_after_a_loss_of_data(fleet: &impl Fleet) {
-    let nodes = [fleet.node(), fleet.node()];
-    let policy = short_lease(1);
-    let held = nodes[0].acquire("x", &policy).await.unwrap();
+    // One process, because it brings back what it holds together with those who wait; another's
+    // waiters can come back first, and be granted before the holder is counted again.
+    let (node, other) = (fleet.node(), fleet.node());
+    let policy = lease(1, Duration::from_secs(2));
+    let held = node.acquire("x", &policy).await.unwrap();
     let mut waiters = VecDeque::new();
     for i in 0..6 {
-        waiters.push_back(tokio::spawn(nodes[i % 2].acquire("x", &policy)));
-        waiting(&nodes[0], "x", i as u64 + 1).await;
+        waiters.push_back(tokio::spawn(node.acquire("x", &policy)));
+        waiting(&other, "x", i + 1).await;
     }
     fleet.wipe();
     eventually("all are back", async || {
-        let seen = nodes[0].inspect("x").await.unwrap();
+        let seen = other.inspect("x").await.unwrap();
         (seen.in_use, seen.waiting) == (1, 6)
     })
     .await;

@@ -161,11 +161,12 @@ async fn a_local_wait_ends_with_its_timeout() {
 
 #[tokio::test]
 async fn who_waits_keeps_his_turn_through_an_outage() {
+    // One process: another's waiters can come back before the holder, and be granted.
     let mut redis = TestRedis::start();
-    let (a, b) = (used(&redis).await, used(&redis).await);
+    let a = used(&redis).await;
     let policy = policy(1, OnUnavailable::Refuse);
     let held = a.acquire("x", &policy).await.unwrap();
-    let first = tokio::spawn(b.acquire("x", &policy));
+    let first = tokio::spawn(a.acquire("x", &policy));
     eventually("one waits", async || a.inspect("x").await.unwrap().waiting == 1).await;
     let second = tokio::spawn(a.acquire("x", &policy));
     eventually("two wait", async || a.inspect("x").await.unwrap().waiting == 2).await;
@@ -208,47 +209,58 @@ async fn a_lost_permit_is_said_to_be_lost_though_nothing_answers() {
     empty(&redis).await;
 }
 
-#[tokio::test]
-async fn quarantine_keeps_the_cap_through_a_loss_of_data() {
-    let mut redis = TestRedis::start();
-    let node = |redis: &TestRedis| {
-        let backend =
-            RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine).build().unwrap();
-        Semaphore::new(backend)
-    };
-    let lease = Duration::from_millis(1500);
-    let policy =
-        Policy::builder(1).lease(lease).wait_timeout(Duration::from_secs(10)).build().unwrap();
-    let a = node(&redis);
-    // The server is young: it may have lost data before we came.
-    let held = a.acquire("x", &policy).await.unwrap();
-    let mut dead = None;
-    for loss in 0..2 {
-        redis.restart();
-        let lost = Instant::now();
-        // One process that was there before, one that is new.
-        let b = node(&redis);
-        let waits = tokio::spawn(b.acquire("x", &policy));
-        let permit = if loss == 0 {
-            // The holder lives and is counted again: the newcomer waits for it.
-            tokio::time::sleep(lease + Duration::from_millis(700)).await;
-            assert!(!held.is_lost());
-            assert!(!waits.is_finished());
-            waits.abort();
-            None
-        } else {
-            // The holder's process says nothing any more, so its lease is waited for.
-            Some(waits.await.unwrap().unwrap())
-        };
-        if permit.is_some() {
-            assert!(lost.elapsed() >= lease - Duration::from_millis(1000));
-        }
-        dead = permit.or(dead);
-        if loss == 0 {
-            held.clone().release().await.unwrap();
-        }
+fn quarantining(redis: &TestRedis) -> Semaphore {
+    let backend = RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine);
+    Semaphore::new(backend.build().unwrap())
+}
+
+/// Redis is killed and started empty; the others' processes were there before.
+async fn lose_data(redis: &mut TestRedis, processes: &[&Semaphore]) {
+    let before: Vec<_> = processes.iter().map(|p| p.health().disconnects).collect();
+    redis.restart();
+    for (process, before) in processes.iter().zip(before) {
+        eventually("it noticed", async || process.health().disconnects > before).await;
+        up(process).await;
     }
-    drop(dead);
+}
+
+#[tokio::test]
+async fn quarantine_keeps_a_newcomer_from_passing_the_cap_after_a_loss() {
+    let mut redis = TestRedis::start();
+    let (a, b) = (quarantining(&redis), quarantining(&redis));
+    let policy = policy(1, OnUnavailable::Refuse);
+    let held = a.acquire("x", &policy).await.unwrap();
+    drop(b.acquire("warm", &policy).await.unwrap());
+    lose_data(&mut redis, &[&a, &b]).await;
+    // Two processes that were there before, and one that was not: the server is young.
+    for process in [&a, &b, &quarantining(&redis)] {
+        let refused = process.try_acquire("x", &policy).await;
+        assert!(matches!(refused, Err(AcquireError::Full(_))), "{refused:?}");
+        let refused = process.try_acquire("y", &policy).await;
+        assert!(matches!(refused, Err(AcquireError::Full(_))), "nothing at all is granted");
+    }
+    assert!(!held.is_lost());
+    drop(held);
+    drop(b.acquire("x", &policy).await.unwrap());
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn quarantine_ends_after_one_lease_and_the_queue_goes_on() {
+    let mut redis = TestRedis::start();
+    let semaphore = quarantining(&redis);
+    let policy = policy(1, OnUnavailable::Refuse);
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    lose_data(&mut redis, &[&semaphore]).await;
+    let began = Instant::now();
+    let first = semaphore.acquire("x", &policy);
+    let second = semaphore.acquire("x", &policy);
+    let permit = first.await.unwrap();
+    let took = began.elapsed();
+    // The lease is 2 s.
+    assert!(took > Duration::from_millis(1500) && took < Duration::from_millis(3500), "{took:?}");
+    drop(permit);
+    drop(second.await.unwrap());
     empty(&redis).await;
 }
 

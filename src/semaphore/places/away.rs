@@ -35,12 +35,14 @@ impl Places {
         let admitted =
             self.slots.iter().filter(|(_, slot)| matches!(slot.state, State::Admitted { .. }));
         self.reasserts = admitted.map(|(_, slot)| slot.n).collect();
-        let mut joins: Vec<u64> = self
-            .slots
-            .iter()
-            .filter(|(_, slot)| matches!(slot.state, State::Joining { .. }))
-            .map(|(_, slot)| slot.n)
-            .collect();
+        let mut joins: Vec<u64> = Vec::new();
+        for (_, slot) in &mut self.slots {
+            if let State::Joining { sent, .. } = slot.state {
+                // An id that was sent stays as it is.
+                slot.deaf = if sent { slot.deaf } else { deaf };
+                joins.push(slot.n);
+            }
+        }
         joins.sort_unstable_by_key(|n| n >> SLOT_BITS);
         self.joins = joins.into();
         self.resync = self.slots.iter().any(|(_, slot)| slot.is_live());
