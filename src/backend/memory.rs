@@ -144,6 +144,10 @@ impl Lane for NoLane {
         match *self {}
     }
 
+    async fn closed(&self) {
+        match *self {}
+    }
+
     fn send(
         &self,
         _: Arc<[Call]>,

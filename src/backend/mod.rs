@@ -73,6 +73,9 @@ pub trait Lane: Send + Sync + 'static {
     /// What is at the other end.
     fn server(&self) -> &Server;
 
+    /// Ready when the connection is closed, as far as that shows without a call.
+    fn closed(&self) -> impl Future<Output = ()> + Send;
+
     /// Sends calls together, to be carried out in their order. One answer each.
     ///
     /// Batches are polled in the order in which they were sent. A batch whose future is dropped may

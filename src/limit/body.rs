@@ -1,7 +1,9 @@
 //! A response body that holds a permit until it ends.
 
+use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -17,8 +19,9 @@ pin_project! {
     ///
     /// Gives the permit back at the last frame, at an error, or when it is dropped, whichever comes
     /// first; before the end is passed on. Frames, trailers, size and end are those of the body
-    /// inside. If the permit's lease is lost and the layer is set to abort, it ends with
-    /// [`LeaseLost`] before one more frame passes.
+    /// inside. If the permit's lease is lost and the layer is set to abort, the body inside is dropped
+    /// then and there, even if nobody asks for frames, and this one ends with [`LeaseLost`] before one
+    /// more frame passes.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -30,27 +33,51 @@ pin_project! {
     #[project = InnerProj]
     #[derive(Debug)]
     enum Inner<B> {
-        Passed { #[pin] body: B, hold: Option<Hold> },
+        Passed { #[pin] body: B, permit: Option<Permit> },
+        Leased { leased: Leased<B> },
         Refused { body: RefusalBody },
-        Aborted,
     }
 }
 
-#[derive(Debug)]
-struct Hold {
-    permit: Permit,
-    abort: bool,
+/// A body that ends with the lease of its permit.
+struct Leased<B> {
+    shared: Arc<Shared<B>>,
 }
 
-impl<B: Body> ResponseBody<B> {
+/// Shared with whoever says that the lease is lost: a client that reads slowly lets nobody ask for
+/// frames, and the source behind the body would go on.
+struct Shared<B> {
+    state: Mutex<State<B>>,
+}
+
+enum State<B> {
+    Flows {
+        body: Pin<Box<B>>,
+        permit: Permit,
+        reader: Option<Waker>,
+    },
+    /// The permit was given back; what is left of the body needs none.
+    Ends {
+        body: Pin<Box<B>>,
+    },
+    Lost {
+        told: bool,
+    },
+}
+
+impl<B: Body + Send + 'static> ResponseBody<B> {
     /// Holds the permit, if any, until the body ends. `abort`: not longer than its lease.
     pub(super) fn passed(body: B, permit: Option<Permit>, abort: bool) -> Self {
         // Nobody need ask a body for frames that says beforehand that it has none.
-        let permit = permit.filter(|_| !body.is_end_stream());
-        let hold = permit.map(|permit| Hold { permit, abort });
-        Self { inner: Inner::Passed { body, hold } }
+        let inner = match permit.filter(|_| !body.is_end_stream()) {
+            Some(permit) if abort => Inner::Leased { leased: Leased::new(body, permit) },
+            permit => Inner::Passed { body, permit },
+        };
+        Self { inner }
     }
+}
 
+impl<B> ResponseBody<B> {
     pub(super) const fn refused(body: RefusalBody) -> Self {
         Self { inner: Inner::Refused { body } }
     }
@@ -58,7 +85,7 @@ impl<B: Body> ResponseBody<B> {
 
 impl<B> Body for ResponseBody<B>
 where
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     type Data = Bytes;
@@ -68,41 +95,146 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut inner = self.project().inner;
-        let (mut body, hold) = match inner.as_mut().project() {
-            InnerProj::Passed { body, hold } => (body, hold),
-            InnerProj::Refused { body } => return Pin::new(body).poll_frame(cx),
-            InnerProj::Aborted => return Poll::Ready(None),
-        };
-        // First the lease, then the frame: a process that slept past it sends nothing more.
-        if let Some(Hold { permit, abort: true }) = hold
-            && permit.poll_lost(cx).is_ready()
-        {
-            inner.set(Inner::Aborted);
-            return Poll::Ready(Some(Err(LeaseLost::new().into())));
+        match self.project().inner.project() {
+            InnerProj::Passed { mut body, permit } => {
+                let frame = ready!(body.as_mut().poll_frame(cx));
+                if is_last(&frame, &*body) {
+                    *permit = None;
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+            InnerProj::Leased { leased } => leased.poll_frame(cx),
+            InnerProj::Refused { body } => Pin::new(body).poll_frame(cx),
         }
-        let frame = ready!(body.as_mut().poll_frame(cx));
-        // Nothing comes after trailers, whether or not the body says so.
-        let more = matches!(&frame, Some(Ok(frame)) if !frame.is_trailers());
-        if !more || body.is_end_stream() {
-            *hold = None;
-        }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Passed { body, .. } => body.is_end_stream(),
+            Inner::Leased { leased } => match &*leased.lock() {
+                State::Flows { body, .. } | State::Ends { body } => body.is_end_stream(),
+                State::Lost { told } => *told,
+            },
             Inner::Refused { body } => body.is_end_stream(),
-            Inner::Aborted => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Passed { body, .. } => body.size_hint(),
+            Inner::Leased { leased } => match &*leased.lock() {
+                State::Flows { body, .. } | State::Ends { body } => body.size_hint(),
+                State::Lost { .. } => SizeHint::default(),
+            },
             Inner::Refused { body } => body.size_hint(),
-            Inner::Aborted => SizeHint::with_exact(0),
         }
+    }
+}
+
+impl<B: Send + 'static> Leased<B> {
+    fn new(body: B, permit: Permit) -> Self {
+        let flows = State::Flows { body: Box::pin(body), permit: permit.clone(), reader: None };
+        let shared = Arc::new(Shared { state: Mutex::new(flows) });
+        let alarm = Waker::from(Arc::clone(&shared));
+        if permit.poll_lost(&mut Context::from_waker(&alarm)).is_ready() {
+            alarm.wake();
+        }
+        Self { shared }
+    }
+}
+
+impl<B> Leased<B> {
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.shared.lock()
+    }
+}
+
+impl<B> Leased<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut state = self.lock();
+        // First the lease, then the frame: a process that slept past it sends nothing more.
+        if matches!(&*state, State::Flows { permit, .. } if permit.is_lost()) {
+            drop(state);
+            self.shared.cut();
+            state = self.lock();
+        }
+        let (frame, last) = match &mut *state {
+            State::Flows { body, reader, .. } => {
+                let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
+                    if !reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) {
+                        *reader = Some(cx.waker().clone());
+                    }
+                    return Poll::Pending;
+                };
+                let last = is_last(&frame, &**body);
+                (frame, last)
+            }
+            State::Ends { body } => (ready!(body.as_mut().poll_frame(cx)), false),
+            State::Lost { told: true } => return Poll::Ready(None),
+            State::Lost { told } => {
+                *told = true;
+                return Poll::Ready(Some(Err(LeaseLost::new().into())));
+            }
+        };
+        if last {
+            let flows = std::mem::replace(&mut *state, State::Lost { told: true });
+            if let State::Flows { body, permit, .. } = flows {
+                *state = State::Ends { body };
+                // Given back outside of the lock, before the end is passed on.
+                drop(state);
+                drop(permit);
+            }
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+}
+
+/// The permit's record holds the alarm, and the alarm the permit: whoever drops the body parts them.
+impl<B> Drop for Leased<B> {
+    fn drop(&mut self) {
+        let state = std::mem::replace(&mut *self.lock(), State::Lost { told: true });
+        drop(state);
+    }
+}
+
+impl<B> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lease is lost: the source behind the body stops, and the reader is told.
+    fn cut(&self) {
+        let mut state = self.lock();
+        if !matches!(&*state, State::Flows { .. }) {
+            return;
+        }
+        let flows = std::mem::replace(&mut *state, State::Lost { told: false });
+        drop(state);
+        if let State::Flows { reader: Some(reader), .. } = flows {
+            reader.wake();
+        }
+    }
+}
+
+impl<B: Send + 'static> Wake for Shared<B> {
+    fn wake(self: Arc<Self>) {
+        self.cut();
+    }
+}
+
+/// Whether nothing comes after this frame. Nothing does after trailers, whether or not the body says
+/// so.
+fn is_last<B: Body>(frame: &Option<Result<Frame<B::Data>, B::Error>>, body: &B) -> bool {
+    let more = matches!(frame, Some(Ok(frame)) if !frame.is_trailers());
+    !more || body.is_end_stream()
+}
+
+impl<B> fmt::Debug for Leased<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leased").finish_non_exhaustive()
     }
 }

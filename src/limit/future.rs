@@ -131,7 +131,7 @@ impl Settings {
         refusal.retry_after(self.retry_after)
     }
 
-    fn respond<B: Body>(&self, refusal: Refusal) -> Response<ResponseBody<B>> {
+    fn respond<B>(&self, refusal: Refusal) -> Response<ResponseBody<B>> {
         let mut response = self.response.response(&refusal).map(ResponseBody::refused);
         response.extensions_mut().insert(refusal);
         response
@@ -169,7 +169,7 @@ impl Wait {
 impl<S, ReqBody, ResBody> Future for ResponseFuture<S, ReqBody>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>>,
-    ResBody: Body<Data = Bytes>,
+    ResBody: Body<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
     type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;

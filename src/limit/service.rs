@@ -50,7 +50,7 @@ impl<S> ConcurrencyLimit<S> {
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for ConcurrencyLimit<S>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
-    ResBody: Body<Data = Bytes>,
+    ResBody: Body<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
     type Response = Response<ResponseBody<ResBody>>;

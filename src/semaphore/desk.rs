@@ -102,6 +102,7 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
                 }
                 (Ok(_), None) => {}
             },
+            () = lane.closed() => break BackendError::connection("the connection was closed"),
             () = node.mail_came(), if batches.len() < UNANSWERED_MAX => {}
             () = overdue => {
                 break BackendError::connection(format!("no answer within {timeout:?}"));

@@ -372,7 +372,7 @@ impl Node {
     pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError) {
         match sender {
             Sender::Gate(gate) => {
-                gate.update(|places| places.unanswered(&call.op, Instant::now()));
+                gate.update(|places| places.unanswered(&call.op));
             }
             Sender::Ask(to) => {
                 let _ = to.send(Answer::Failed(error.clone()));

@@ -150,6 +150,11 @@ fn streaming() -> (MethodRouter, mpsc::UnboundedReceiver<Tap>) {
     (route, opened)
 }
 
+/// The tap of the next response.
+async fn opened(taps: &mut mpsc::UnboundedReceiver<Tap>) -> Tap {
+    timeout(LONG, taps.recv()).await.expect("the handler is called").unwrap()
+}
+
 fn body_of(frames: mpsc::UnboundedReceiver<&'static str>) -> Body {
     body_with(frames, ())
 }
@@ -184,7 +189,7 @@ async fn a_stream_of_many_leases_keeps_its_permit_to_its_end(stage: &Stage) {
     let server = serve("/", route, layer).await;
     let response = server.get("/").await;
     assert_eq!(response.status(), StatusCode::OK);
-    let tap = taps.recv().await.unwrap();
+    let tap = opened(&mut taps).await;
 
     let mut body = response.into_body();
     let began = Instant::now();
@@ -284,7 +289,7 @@ async fn a_client_that_leaves_mid_stream_frees_the_permit(stage: &Stage) {
     let server = serve("/", route, stage.patient()).await;
     let mut connection = server.http1().await;
     let response = connection.send(get_request("/")).await.unwrap();
-    let tap = taps.recv().await.unwrap();
+    let tap = opened(&mut taps).await;
     tap.send("data").unwrap();
     let mut body = response.into_body();
     body.frame().await.unwrap().unwrap();
@@ -349,7 +354,7 @@ async fn a_stream_reset_mid_stream_frees_the_permit(stage: &Stage) {
     let server = serve2(route, stage.patient()).await;
     let mut sender = server.http2().await;
     let response = sender.send_request(get_request(&server.url("/"))).await.unwrap();
-    let tap = taps.recv().await.unwrap();
+    let tap = opened(&mut taps).await;
     tap.send("data").unwrap();
     let mut body = response.into_body();
     body.frame().await.unwrap().unwrap();
@@ -628,7 +633,7 @@ async fn one_layer_on_several_routes_is_one_limit() {
         .merge(Router::new().route("/c", get(async || "c")).layer(layer));
     let server = Server::start(router).await;
     let streaming = server.get("/a").await;
-    let _tap = taps.recv().await.unwrap();
+    let _tap = opened(&mut taps).await;
     assert_eq!(server.get("/b").await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(server.get("/c").await.status(), StatusCode::TOO_MANY_REQUESTS);
     drop(streaming);
@@ -669,7 +674,7 @@ async fn two_layers_of_one_request_hold_a_permit_each() {
     assert_eq!((a.status(), b.status()), (StatusCode::OK, StatusCode::OK));
     let refused = ask("c").await;
     assert!(text(refused).await.contains("\"api\""));
-    let _taps = (taps.recv().await, taps.recv().await);
+    let _taps = (opened(&mut taps).await, opened(&mut taps).await);
     drop((a, b));
     stage.until_empty().await;
 }
@@ -732,6 +737,8 @@ impl Lost {
             let (alive, ended) = oneshot::channel::<Infallible>();
             tokio::spawn(async move {
                 tokio::select! {
+                    // The loss ends the body too: of both, it is the one to tell of.
+                    biased;
                     () = permit.lost() => {
                         assert!(permit.is_lost());
                         let _ = tell.send(());
@@ -768,7 +775,7 @@ impl Lost {
 async fn a_stream_whose_permit_is_lost_is_cut_off() {
     let mut bench = Lost::new(OnLost::Abort).await;
     let response = bench.server.get("/").await;
-    let tap = bench.taps.recv().await.unwrap();
+    let tap = opened(&mut bench.taps).await;
     let mut body = response.into_body();
     tap.send("before").unwrap();
     body.frame().await.unwrap().unwrap();
@@ -790,7 +797,7 @@ async fn a_stream_whose_permit_is_lost_is_cut_off() {
 async fn a_stream_whose_permit_is_lost_goes_on_if_so_set() {
     let mut bench = Lost::new(OnLost::Continue).await;
     let response = bench.server.get("/").await;
-    let tap = bench.taps.recv().await.unwrap();
+    let tap = opened(&mut bench.taps).await;
     let mut body = response.into_body();
     tap.send("before").unwrap();
     body.frame().await.unwrap().unwrap();

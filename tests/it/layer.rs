@@ -554,7 +554,7 @@ async fn respond<B>(
     response: impl Fn() -> Response<B> + Clone,
 ) -> Response<tower_semaphore::limit::ResponseBody<B>>
 where
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let service = bench.layer(1).layer(answers(response));
@@ -1126,6 +1126,21 @@ async fn a_process_that_stood_still_past_its_lease_cuts_the_body_off() {
     assert!(body.frame().await.is_none());
     assert!(body.is_end_stream());
     crate::support::eventually("nothing is stored", async || bench.backend.is_empty()).await;
+}
+
+#[tokio::test]
+async fn whoever_reads_a_body_is_woken_when_the_permit_is_lost() {
+    let bench = Bench::new();
+    let layer = bench.builder().limit(1).lease(Policy::MIN_LEASE).build().unwrap();
+    let service = layer.layer(answers(|| Response::new(Script::new([Step::Pending]))));
+    let mut body = service.oneshot(request()).await.unwrap().into_body();
+    // Not the task that got the response: that one was told of the permit already.
+    let mut reader = task::spawn(body.frame());
+    assert_pending!(reader.poll());
+    stand_still();
+    crate::support::eventually("it is woken", async || reader.is_woken()).await;
+    let Poll::Ready(Some(Err(error))) = reader.poll() else { panic!("it is not cut off") };
+    assert!(error.is::<LeaseLost>(), "{error:?}");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! All integration tests, as one binary.
 
 mod auto_traits;
+mod cancellation;
 #[cfg(feature = "redis")]
 mod chaos;
 mod conformance;
@@ -19,6 +20,9 @@ mod lua;
 mod model;
 #[cfg(feature = "redis")]
 mod outage;
+mod properties;
+#[cfg(feature = "redis")]
+mod redis_errors;
 #[cfg(feature = "axum")]
 mod refusals;
 mod support;

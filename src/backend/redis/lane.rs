@@ -8,6 +8,8 @@ use std::sync::Arc;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{Pipeline, RedisError, ServerErrorKind, Value};
 
+use tokio::sync::watch;
+
 use super::scripts;
 use crate::backend::{Answer, Call, Lane, Server};
 use crate::error::BackendError;
@@ -17,11 +19,20 @@ use crate::error::BackendError;
 pub struct RedisLane {
     pub(super) connection: MultiplexedConnection,
     pub(super) server: Server,
+    /// How often a connection of this backend's was closed, and how often before this one.
+    pub(super) closings: watch::Receiver<u64>,
+    pub(super) closed_before: u64,
 }
 
 impl Lane for RedisLane {
     fn server(&self) -> &Server {
         &self.server
+    }
+
+    async fn closed(&self) {
+        let mut closings = self.closings.clone();
+        // An error says that the backend itself is gone.
+        let _ = closings.wait_for(|count| *count > self.closed_before).await;
     }
 
     fn send(
@@ -84,23 +95,43 @@ fn is_unknown(value: &Value) -> bool {
 
 /// An error of the server: of this call alone, or a sign that this server is of no use for now.
 fn failure(error: RedisError) -> Result<Answer, BackendError> {
-    const OF_NO_USE: [&str; 7] =
-        ["LOADING", "BUSY", "READONLY", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MISCONF"];
-    let shown = error.to_string();
-    let advice = if shown.contains("Unknown Redis command") || shown.contains("nknown command") {
-        "; Redis 6.2 or later is needed"
-    } else if shown.contains("NOPERM") || shown.contains("can't run this command") {
-        "; see RedisBackend for what its user must be allowed to do"
-    } else {
-        ""
-    };
-    let text = format!("Redis refused: {shown}{advice}");
+    const OF_NO_USE: [&str; 8] = [
+        "LOADING",
+        "BUSY",
+        "READONLY",
+        "MASTERDOWN",
+        "NOAUTH",
+        "CLUSTERDOWN",
+        "MISCONF",
+        "NOREPLICAS",
+    ];
+    let text = format!("Redis refused: {error}{}", advice(&error));
     if error.code().is_some_and(|code| OF_NO_USE.contains(&code)) {
         return Err(BackendError::connection(text).with_source(error));
     }
     Ok(Answer::Failed(BackendError::call(text).with_source(error)))
 }
 
+/// What to do about an error, where it does not say so itself.
+pub(super) fn advice(error: &RedisError) -> &'static str {
+    let text = error.to_string();
+    if text.contains("nknown Redis command") || text.contains("nknown command") {
+        "; Redis 6.2 or later is needed"
+    } else if error.code() == Some("NOPERM")
+        || text.contains("can't run this command")
+        || text.contains("can't publish")
+    {
+        "; see RedisBackend for what its user must be allowed to do"
+    } else if error.is_connection_dropped() {
+        "; has it as many clients as it may (maxclients), or does it speak TLS on this port?"
+    } else if error.is_timeout() {
+        "; is it there, and does it speak TLS on this port if and only if the URL says rediss?"
+    } else {
+        ""
+    }
+}
+
 pub(super) fn broken(error: RedisError) -> BackendError {
-    BackendError::connection(format!("the connection to Redis failed: {error}")).with_source(error)
+    let text = format!("the connection to Redis failed: {error}{}", advice(&error));
+    BackendError::connection(text).with_source(error)
 }

@@ -12,9 +12,11 @@ use std::time::Duration;
 use deadpool_redis::redis::io::tcp::TcpSettings;
 use deadpool_redis::redis::{
     AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind,
-    RedisError, ServerErrorKind, Value,
+    RedisError, ServerErrorKind, Value, cmd,
 };
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, Timeouts};
+
+use tokio::sync::watch;
 
 use self::keys::Keys;
 use self::lane::RedisLane;
@@ -36,6 +38,8 @@ pub struct RedisBackend {
     keys: Keys,
     response_timeout: Duration,
     after_loss: AfterLoss,
+    /// How often a connection was closed.
+    closings: watch::Receiver<u64>,
     /// Who calls, and who is told: see [`Backend::attach`].
     caller: Arc<OnceLock<Caller>>,
 }
@@ -129,12 +133,13 @@ impl RedisBackendBuilder {
         }
         let info = connection_info(&self.url)?;
         let caller = Arc::new(OnceLock::new());
+        let (closed, closings) = watch::channel(0);
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             // The desk bounds the answers: it knows what to do about it.
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024)
-            .set_push_sender(deliver(Arc::clone(&caller), keys.clone()));
+            .set_push_sender(deliver(Arc::clone(&caller), keys.clone(), closed));
         let manager = Manager::new_with_config(info, config).map_err(|error| bad_url(&error))?;
         let pool = Pool::builder(manager)
             .max_size(1)
@@ -151,6 +156,7 @@ impl RedisBackendBuilder {
             keys,
             response_timeout: self.response_timeout,
             after_loss: self.after_loss,
+            closings,
             caller,
         })
     }
@@ -173,13 +179,15 @@ impl Backend for RedisBackend {
         let mut connection = Connection::take(connection);
         let opened = async {
             let server = info::ask(&mut connection).await?;
-            let mut lane = RedisLane { connection, server };
+            let closed_before = *self.closings.borrow();
+            let closings = self.closings.clone();
+            let mut lane = RedisLane { connection, server, closings, closed_before };
             // Who may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();
             lane.connection.send_packed_commands(&scripts, 0, count).await.map_err(lane::broken)?;
             if let Some((node, _)) = self.caller.get() {
-                self.probe(&lane, *node).await?;
+                self.probe(&mut lane, *node).await?;
                 match lane.connection.subscribe(self.keys.mailbox(*node)).await {
                     Ok(()) => lane.server.deaf = false,
                     Err(error) if is_forbidden(&error) => {
@@ -205,9 +213,9 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Whether this server can be used: it is not a replica, is not loading, lets this user run what
-    /// the scripts run, and knows it. Leaves nothing.
-    async fn probe(&self, lane: &RedisLane, node: NodeId) -> Result<(), BackendError> {
+    /// Whether this server can be used: it is not a replica, is not loading, knows the newest command
+    /// that the scripts use, and lets this user call them. Leaves nothing.
+    async fn probe(&self, lane: &mut RedisLane, node: NodeId) -> Result<(), BackendError> {
         let ids = Ids::from_elem(PlaceId { node, deaf: true, n: 0 }, 1);
         let acquire = Op::Acquire { lease_ms: 1, max_queue: None, ids: ids.clone() };
         let calls = [acquire, Op::Release { ids }].map(|op| Call {
@@ -222,6 +230,18 @@ impl RedisBackend {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
         }
+        // Goes to nobody: there is no such node.
+        let channel = self.keys.mailbox(NodeId::new(0));
+        let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
+        if let Err(error) = published.query_async::<()>(&mut lane.connection).await {
+            if !is_forbidden(&error) {
+                return Err(lane::broken(error));
+            }
+            let advice = lane::advice(&error);
+            lane.server.warning.get_or_insert_with(|| {
+                format!("hints cannot be sent, so whoever waits elsewhere polls: {error}{advice}")
+            });
+        }
         Ok(())
     }
 }
@@ -230,8 +250,12 @@ impl RedisBackend {
 fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
+    closed: watch::Sender<u64>,
 ) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
     move |push| {
+        if push.kind == PushKind::Disconnection {
+            closed.send_modify(|count| *count += 1);
+        }
         let PushInfo { kind: PushKind::Message, data } = push else { return Ok(()) };
         let [_, Value::BulkString(message)] = data.as_slice() else { return Ok(()) };
         let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;
@@ -245,6 +269,9 @@ fn deliver(
 }
 
 fn connection_info(url: &str) -> Result<ConnectionInfo, ConfigError> {
+    // rustls must be told once in a process who does the cryptography; what the user chose counts.
+    #[cfg(feature = "tls")]
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let info = url.into_connection_info().map_err(|error| bad_url(&error))?;
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     let tcp = TcpSettings::default().set_nodelay(true);
@@ -266,8 +293,14 @@ fn is_forbidden(error: &RedisError) -> bool {
 
 fn unreachable(error: PoolError) -> BackendError {
     let text = match &error {
-        PoolError::Timeout(_) => "Redis could not be reached in time".to_owned(),
-        PoolError::Backend(error) => format!("Redis could not be reached: {error}"),
+        PoolError::Timeout(_) => {
+            "Redis could not be reached in time; is it there, and does it speak TLS on this port if \
+             and only if the URL says rediss?"
+                .to_owned()
+        }
+        PoolError::Backend(error) => {
+            format!("Redis could not be reached: {error}{}", lane::advice(error))
+        }
         error => format!("Redis could not be reached: {error}"),
     };
     BackendError::connection(text).with_source(error)

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{AFTER_LEASE_END, IDLE, Places, State, find, number, slot_id, slot_index};
+use super::{
+    AFTER_LEASE_END, IDLE, Places, State, WAITING_RENEWAL, find, number, slot_id, slot_index,
+};
 use crate::backend::{Answer, Op};
 use crate::error::{BackendError, FullReason};
 use crate::ledger::{PlaceId, Reply, Standing};
@@ -50,6 +52,8 @@ impl Places {
                 }
             }
             Op::Release { ids } => {
+                // Answers come in the order of the calls.
+                self.releasing.drain(..ids.len().min(self.releasing.len()));
                 for id in ids {
                     self.released(id.n, &Ok(()));
                 }
@@ -267,6 +271,9 @@ impl Places {
                 }
             }
             Op::Release { ids } => {
+                let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
+                self.deferred.extend(refused);
+                self.want(now + WAITING_RENEWAL);
                 for id in ids {
                     self.released(id.n, &Err(error.clone()));
                 }
@@ -276,20 +283,11 @@ impl Places {
         }
     }
 
-    /// A connection broke with this call unanswered: it may or may not have been carried out.
-    pub(in crate::semaphore) fn unanswered(&mut self, op: &Op, now: Instant) {
-        match op {
-            Op::Release { ids } => {
-                let until = now + self.longest_lease();
-                for id in ids.iter().rev() {
-                    self.releases.push_front((*id, until));
-                }
-            }
-            Op::Renew { .. } | Op::Reassert { .. } => {
-                self.renewing = self.renewing.saturating_sub(1);
-            }
-            // Taken up again from the slots, when there is a connection.
-            Op::Acquire { .. } | Op::Inspect { .. } => {}
+    /// A connection broke with this call unanswered: it may or may not have been carried out. What it
+    /// was about is taken up again when there is a connection.
+    pub(in crate::semaphore) fn unanswered(&mut self, op: &Op) {
+        if matches!(op, Op::Renew { .. } | Op::Reassert { .. }) {
+            self.renewing = self.renewing.saturating_sub(1);
         }
     }
 }

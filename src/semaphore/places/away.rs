@@ -32,6 +32,10 @@ impl Places {
         }
         self.away = None;
         self.renewing = 0;
+        while let Some(unanswered) = self.releasing.pop_back() {
+            self.releases.push_front(unanswered);
+        }
+        self.releases.extend(self.deferred.drain(..));
         let admitted =
             self.slots.iter().filter(|(_, slot)| matches!(slot.state, State::Admitted { .. }));
         self.reasserts = admitted.map(|(_, slot)| slot.n).collect();

@@ -34,12 +34,10 @@ impl Places {
         while !self.releases.is_empty() {
             let batch = self.releases.len().min(BATCH_MAX);
             // What its lease has ended is gone by itself.
-            let ids: Ids = self
-                .releases
-                .drain(..batch)
-                .filter(|(_, until)| now < *until)
-                .map(|r| r.0)
-                .collect();
+            let due = self.releases.drain(..batch).filter(|(_, until)| now < *until);
+            let before = self.releasing.len();
+            self.releasing.extend(due);
+            let ids: Ids = self.releasing.range(before..).map(|(id, _)| *id).collect();
             if !ids.is_empty() {
                 out.extend([self.call(Op::Release { ids }, now)]);
             }

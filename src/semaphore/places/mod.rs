@@ -72,7 +72,12 @@ pub(in crate::semaphore) struct Places {
 
     // What is to be sent.
     joins: VecDeque<u64>,
+    /// Each with the time from which it is gone by itself.
     releases: VecDeque<(PlaceId, Instant)>,
+    /// Those that were sent and not answered yet, in the order in which they were sent.
+    releasing: VecDeque<(PlaceId, Instant)>,
+    /// Those that the backend refused: to be tried again after a while.
+    deferred: Vec<(PlaceId, Instant)>,
     reasserts: Vec<u64>,
     renew: bool,
     /// Renewals and reassertions that are on their way.
@@ -238,6 +243,8 @@ impl Places {
             slots: Slab::new(),
             joins: VecDeque::new(),
             releases: VecDeque::new(),
+            releasing: VecDeque::new(),
+            deferred: Vec::new(),
             reasserts: Vec::new(),
             renew: false,
             renewing: 0,
@@ -439,6 +446,7 @@ impl Places {
     /// again; never, if nothing is left.
     pub(in crate::semaphore) fn tick(&mut self, now: Instant) -> Option<Instant> {
         self.wake_at = None;
+        self.releases.extend(self.deferred.drain(..));
         let mut lost = Vec::new();
         let mut next: Option<Instant> = None;
         let mut want = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
@@ -517,6 +525,8 @@ impl Places {
     /// Whether there is a place in the backend, or something to send.
     pub(in crate::semaphore) fn is_busy(&self) -> bool {
         !self.releases.is_empty()
+            || !self.releasing.is_empty()
+            || !self.deferred.is_empty()
             || self.renewing > 0
             || self.slots.iter().any(|(_, slot)| {
                 slot.is_live() || matches!(slot.state, State::Joining { .. } | State::Releasing)

@@ -72,7 +72,7 @@ pub(crate) struct Report {
     pub(crate) over_ms: f64,
     /// The part of it that a loss of data is to blame for.
     pub(crate) over_after_loss_ms: f64,
-    /// From a loss to the last request that came over the cap, at most.
+    /// From when Redis was there again after a loss to the last request that came over the cap.
     pub(crate) last_over_after_loss_ms: f64,
     /// From sending to head, of what was granted.
     pub(crate) head_ms_p50: f64,
@@ -295,12 +295,12 @@ impl Check<'_> {
                 self.flag("cap", at, key, text);
                 continue;
             };
-            let after = ms(at.saturating_sub(loss.begin));
+            let after = ms(at.saturating_sub(loss.end));
             let last = &mut self.report.last_over_after_loss_ms;
             *last = last.max(after);
             if in_flight.len() > most {
                 let text = format!(
-                    "request {number} came as number {} of {limit} {after} ms after a loss of data, {most} at most",
+                    "request {number} came as number {} of {limit} {after} ms after Redis was back without its data, {most} at most",
                     in_flight.len()
                 );
                 self.flag("cap", at, key, text);
@@ -439,7 +439,6 @@ impl Check<'_> {
         if let Some((at, status)) = request.head {
             let waited = at - request.sent;
             match status {
-                200 => {}
                 429 if waited + 20 * MS >= wait => {}
                 429 => {
                     let text = format!("request {number} was refused after {} ms", ms(waited));
@@ -452,7 +451,7 @@ impl Check<'_> {
                     );
                     self.flag("status", at, key, text);
                 }
-                503 => {}
+                200 | 503 => {}
                 _ => self.flag("status", at, key, format!("request {number}: {status}")),
             }
         }
@@ -492,7 +491,9 @@ impl Check<'_> {
                     );
                     self.flag("wake", end, request.key, text);
                 }
-                if let Some(last) = request.last_frame
+                // What comes in a head of its own was not cut off: it says that the lease was lost.
+                if let (Some(last), Some((head, 200))) = (request.last_frame, request.head)
+                    && head < begin
                     && last > end
                     && request.kind != Kind::Slow
                     && self.run.stalled(begin, last) == 0
@@ -532,7 +533,7 @@ impl Check<'_> {
                 let died = self.run.gateways[gateway].died.unwrap_or(At::MAX);
                 let first = successes[gateway].partition_point(|at| *at < fault.end);
                 let first = successes[gateway].get(first).copied();
-                let until = first.unwrap_or(last.min(died)).max(fault.end);
+                let until = first.unwrap_or_else(|| last.min(died)).max(fault.end);
                 let took = until - fault.end;
                 // The time in which others befell it, or its consequences lasted.
                 let mut others: Vec<_> = self
@@ -618,7 +619,7 @@ pub(crate) fn around(run: &Run, violation: &Violation) -> String {
     let mut lines: Vec<(At, String)> = Vec::new();
     for fault in &run.faults {
         if overlap((fault.begin, fault.end.saturating_add(SETTLE)), (from, to)) > 0 {
-            let whose = fault.gateway.map_or("all".to_owned(), |g| format!("gateway {g}"));
+            let whose = fault.gateway.map_or_else(|| "all".to_owned(), |g| format!("gateway {g}"));
             lines.push((fault.begin, format!("{:?} of {whose}", fault.what)));
             lines.push((fault.end, format!("{:?} of {whose} is over", fault.what)));
         }
@@ -679,7 +680,8 @@ impl fmt::Display for Report {
         writeln!(f, "{:<15} {:>5}   first success after: p50, max", "fault", "count")?;
         for (what, kindred) in &self.faults {
             let times = &kindred.recovery_ms;
-            let at = |i: usize| times.get(i).map_or("-".to_owned(), |ms| format!("{ms:.0} ms"));
+            let at =
+                |i: usize| times.get(i).map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"));
             let (p50, max) = (at(times.len() / 2), at(times.len().wrapping_sub(1)));
             writeln!(f, "{:<15} {:>5}   {p50:>8} {max:>8}", format!("{what:?}"), kindred.count)?;
         }

@@ -36,7 +36,7 @@ pub(crate) const LIMITS: [usize; 3] = [1, 3, 3];
 const FRAME: Duration = Duration::from_millis(20);
 const TEXT: &[u8] = b"chunk\n";
 /// More than all buffers on the way can take.
-const MUCH: usize = 24 << 20;
+pub(crate) const MUCH: usize = 24 << 20;
 const POSTED: usize = 64 << 10;
 
 /// Where the gateways are, by slot: each one's number and address.

@@ -4,10 +4,13 @@
 //! A run has a seed, which decides its schedule of faults: the same seed, the same schedule. What
 //! the clients meet with still depends on the machine.
 
+#![allow(clippy::print_stdout, reason = "a run's report is for its reader")]
+
 mod checker;
 mod history;
 mod load;
 mod plan;
+mod planted;
 mod proxy;
 
 use std::net::SocketAddr;
@@ -19,6 +22,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -28,6 +33,7 @@ use self::history::{At, Fault, Kind, Recorder, Rules, Run, What, us};
 use self::load::{Addresses, FEW, KEYS, LIMITS, LONG, Load, ONE};
 use self::plan::{Planned, SLOTS, plan};
 use self::proxy::Proxy;
+use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway};
 use crate::support::redis::{TestRedis, server_binary};
 
@@ -357,6 +363,33 @@ async fn short() {
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
     assert!(report.faults.len() >= 10, "{:?}", report.faults);
+}
+
+/// Found by seed 21: while the client takes nothing, nobody asks the body for frames, and so nobody
+/// tells it that the lease is lost; the upstream works on, beside whoever got the permit next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_nobody_reads_is_cut_when_its_lease_is_lost() {
+    let recorder = Arc::new(Recorder::new(Rules::default()));
+    let upstream = load::upstream(Arc::clone(&recorder)).await;
+    let mut redis = block_in_place(start_redis);
+    let args = ["--redis", &redis.url(), "--limit", "1", "--lease", "1s"];
+    let gateway = block_in_place(|| Gateway::start(&upstream, &args));
+    recorder.sent(warm_up());
+    let mut client =
+        TcpStream::connect(gateway.url().strip_prefix("http://").unwrap()).await.unwrap();
+    let request = format!("GET /?bytes={} HTTP/1.1\r\nhost: x\r\nx-number: 0\r\n\r\n", load::MUCH);
+    client.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap(), b'H');
+    // Past this, the buffers on the way are full.
+    sleep(Duration::from_millis(500)).await;
+    assert!(recorder.lock().requests[0].stays[0].to.is_none());
+    redis.kill();
+    let killed = Instant::now();
+    eventually("the upstream is left", async || recorder.lock().requests[0].stays[0].to.is_some())
+        .await;
+    let took = killed.elapsed();
+    assert!(took < 2 * LEASE, "cut {took:?} after Redis was gone, with a lease of {LEASE:?}");
+    drop(client);
 }
 
 /// By hand, through `tests/chaos`.

@@ -22,15 +22,17 @@ use self::world::{Rule, Seen, World};
 pub(crate) struct Config {
     name: &'static str,
     processes: u8,
-    /// Requests of one process at a time, and in all.
+    /// Requests of a process at a time, and of each in all.
     slots: usize,
-    requests: u8,
+    requests: [u8; 3],
     limit: u32,
     ticks: u8,
     /// Whether some requests may not wait.
     tries: bool,
     /// Whether time passes though someone has something to send.
     lazy: bool,
+    /// Whether it takes time to connect again.
+    away: bool,
     quarantine: bool,
     faults: Faults,
     bug: Option<Bug>,
@@ -67,6 +69,7 @@ pub(crate) enum Bug {
     RenewalDoesNotTellGrant,
     NoSelfFence,
     NoReassert,
+    NoQuarantine,
     YoungServerTrusted,
     WaitsDemotesHolder,
     WaitsExtendsHolder,
@@ -74,6 +77,7 @@ pub(crate) enum Bug {
     StrangerNotReleased,
     AcquiresBeforeRenewals,
     EarlyHintDropped,
+    KeptHintOutlivesConnection,
     LostIsRevived,
     // Of the server.
     RenewExtendsBeforeSweep,
@@ -85,18 +89,18 @@ pub(crate) enum Bug {
     NewcomerBarges,
     TryBarges,
     GoneNotPassedOver,
-    LapsedProofAccepted,
 }
 
 const BASE: Config = Config {
     name: "",
     processes: 2,
     slots: 1,
-    requests: 2,
+    requests: [2, 1, 0],
     limit: 1,
     ticks: 4,
     tries: false,
     lazy: false,
+    away: false,
     quarantine: false,
     faults: Faults {
         slow: 0,
@@ -112,59 +116,83 @@ const BASE: Config = Config {
     bug: None,
 };
 
-fn config(name: &'static str) -> Config {
-    configs().into_iter().find(|config| config.name == name).expect("a scope of this name")
+fn config(name: &str) -> Config {
+    let deep = if configs().iter().any(|c| c.name == name) { Vec::new() } else { deep_configs() };
+    configs()
+        .into_iter()
+        .chain(deep)
+        .find(|config| config.name == name)
+        .expect("a scope of this name")
 }
 
 fn configs() -> Vec<Config> {
     let none = Faults::default();
     vec![
         Config {
-            name: "three processes, one crash, hints lost",
+            name: "crash, lost hint",
             processes: 3,
-            requests: 1,
-            ticks: 4,
+            requests: [1, 1, 1],
             tries: true,
             faults: Faults { crashes: 1, lost_hints: 1, ..none },
             ..BASE
         },
         Config {
-            name: "slow calls, breaks, late hints",
-            ticks: 4,
-            faults: Faults { slow: 2, breaks: 1, late_hints: 1, ..none },
+            name: "two permits",
+            processes: 3,
+            requests: [1, 1, 1],
+            limit: 2,
+            faults: Faults { crashes: 1, ..none },
+            ..BASE
+        },
+        Config {
+            name: "slow call, break",
+            ticks: 2,
+            faults: Faults { slow: 1, breaks: 1, ..none },
             ..BASE
         },
         Config {
             name: "slow call, break, crash",
-            ticks: 4,
+            requests: [1, 1, 1],
             faults: Faults { slow: 1, breaks: 1, crashes: 1, ..none },
             ..BASE
         },
         Config {
-            name: "freeze, late hints",
-            ticks: 5,
-            faults: Faults { freezes: 1, late_hints: 1, slow: 1, ..none },
+            name: "freeze, late hint",
+            ticks: 4,
+            faults: Faults { freezes: 1, late_hints: 1, ..none },
             ..BASE
         },
         Config {
-            name: "restart",
+            name: "freeze, slow call",
+            requests: [1, 1, 1],
+            ticks: 4,
+            faults: Faults { freezes: 1, slow: 1, ..none },
+            ..BASE
+        },
+        Config {
+            name: "restart, order",
             processes: 3,
-            requests: 1,
-            ticks: 4,
-            faults: Faults { restarts: 1, late_hints: 1, ..none },
+            requests: [1, 1, 1],
+            ticks: 1,
+            faults: Faults { restarts: 1, ..none },
             ..BASE
         },
         Config {
-            name: "restart, slow calls",
+            name: "restart, slow call",
+            ticks: 2,
+            faults: Faults { restarts: 1, slow: 1, ..none },
+            ..BASE
+        },
+        Config {
+            name: "restart, two places a process",
             slots: 2,
-            ticks: 4,
-            faults: Faults { restarts: 1, slow: 1, late_hints: 1, ..none },
+            ticks: 2,
+            faults: Faults { restarts: 1, ..none },
             ..BASE
         },
         Config {
             name: "restart, quarantine",
-            processes: 3,
-            requests: 1,
+            requests: [2, 1, 0],
             ticks: 5,
             quarantine: true,
             faults: Faults { restarts: 1, ..none },
@@ -172,22 +200,87 @@ fn configs() -> Vec<Config> {
         },
         Config {
             name: "failover, quarantine",
-            ticks: 5,
+            ticks: 4,
+            requests: [1, 1, 0],
             quarantine: true,
             faults: Faults { failovers: 1, ..none },
             ..BASE
         },
         Config {
             name: "failover",
+            requests: [1, 1, 0],
             ticks: 4,
-            faults: Faults { failovers: 1, late_hints: 1, ..none },
+            faults: Faults { failovers: 1, ..none },
             ..BASE
         },
         Config {
-            name: "flush, slow call",
-            ticks: 4,
-            faults: Faults { flushes: 1, slow: 1, ..none },
+            name: "flush, slow call, late hint",
+            requests: [1, 1, 0],
+            ticks: 2,
+            faults: Faults { flushes: 1, slow: 1, late_hints: 1, ..none },
             ..BASE
+        },
+    ]
+}
+
+/// Larger scopes, for `MODEL_DEEP=1`: minutes each.
+fn deep_configs() -> Vec<Config> {
+    let none = Faults::default();
+    let larger = |name: &'static str, of: &'static str| Config { name, ..config(of) };
+    vec![
+        Config {
+            ticks: 3,
+            away: true,
+            faults: Faults { slow: 1, breaks: 1, late_hints: 1, ..none },
+            ..larger("slow call, long break, late hint", "slow call, break")
+        },
+        Config {
+            requests: [2, 1, 0],
+            ..larger("flush, slow call, late hint, again", "flush, slow call, late hint")
+        },
+        Config { ticks: 3, ..larger("slow call, break, three ticks", "slow call, break") },
+        Config {
+            ticks: 5,
+            requests: [2, 1, 0],
+            ..larger("failover, quarantine, five ticks", "failover, quarantine")
+        },
+        Config {
+            processes: 3,
+            requests: [1, 1, 1],
+            ..larger("restart, quarantine, three processes", "restart, quarantine")
+        },
+        Config {
+            faults: Faults { slow: 2, breaks: 1, late_hints: 1, ..none },
+            ..larger("two slow calls, break, late hint", "slow call, break")
+        },
+        Config { ticks: 5, ..larger("slow call, break, five ticks", "slow call, break") },
+        Config {
+            faults: Faults { slow: 1, breaks: 1, ..none },
+            lazy: true,
+            requests: [1, 1, 0],
+            ..larger("nobody in a hurry", "slow call, break")
+        },
+        Config {
+            processes: 3,
+            requests: [1, 1, 1],
+            ..larger("three processes, slow call, break", "slow call, break")
+        },
+        Config {
+            ticks: 4,
+            faults: Faults { restarts: 1, late_hints: 1, ..none },
+            ..larger("restart, late hint, four ticks", "restart, order")
+        },
+        Config {
+            ticks: 5,
+            faults: Faults { restarts: 1, slow: 1, ..none },
+            requests: [2, 1, 0],
+            processes: 2,
+            ..larger("restart, slow call, quarantine", "restart, quarantine")
+        },
+        Config {
+            ticks: 6,
+            faults: Faults { freezes: 2, late_hints: 1, slow: 1, ..none },
+            ..larger("two freezes, slow call, late hint", "freeze, late hint")
         },
     ]
 }
@@ -196,7 +289,8 @@ fn configs() -> Vec<Config> {
 fn explore(config: &Config, stop: HasDiscoveries) -> (usize, u32, Vec<(&'static str, String)>) {
     let seen = Arc::new(AtomicU32::new(0));
     let world = World { config: config.clone(), seen: Arc::clone(&seen) };
-    let checker = world.checker().threads(2).finish_when(stop).spawn_bfs().join();
+    let checker = world.checker().threads(2).finish_when(stop);
+    let checker = checker.spawn_dfs().join();
     let found = checker
         .discoveries()
         .into_iter()
@@ -209,15 +303,107 @@ fn explore(config: &Config, stop: HasDiscoveries) -> (usize, u32, Vec<(&'static 
     (checker.unique_state_count(), seen.load(Ordering::Relaxed), found)
 }
 
+/// Faults and habits that a scope must have shown, or it proves nothing.
+const SHOWN: [(&str, &[Seen]); 10] = [
+    ("crash, lost hint", &[Seen::HintLost, Seen::HintRepaired, Seen::Refused, Seen::PassedOver]),
+    ("two permits", &[Seen::PassedOver]),
+    ("slow call, break", &[Seen::LateSocket, Seen::Orphan, Seen::Stranger, Seen::HintFirst]),
+    ("freeze, slow call", &[Seen::LostAtDeadline]),
+    ("freeze, late hint", &[Seen::TooLate, Seen::LostAtDeadline, Seen::Rejoined]),
+    ("restart, order", &[Seen::Restored, Seen::Rejoined, Seen::OverCap]),
+    ("restart, slow call", &[Seen::Restored, Seen::OverCap]),
+    ("restart, quarantine", &[Seen::Restored, Seen::Rejoined, Seen::Quarantined]),
+    ("failover, quarantine", &[Seen::Restored, Seen::Quarantined]),
+    ("flush, slow call, late hint", &[Seen::Restored, Seen::OverCap]),
+];
+
 #[test]
 fn the_protocol_keeps_its_rules_through_every_fault() {
-    for config in configs() {
+    let only = std::env::var("MODEL_ONLY").ok();
+    let mut all = 0;
+    let mut scopes = configs();
+    if std::env::var_os("MODEL_DEEP").is_some() {
+        scopes.extend(deep_configs());
+    }
+    for config in scopes {
+        if only.as_ref().is_some_and(|only| config.name != only) {
+            continue;
+        }
         let start = Instant::now();
         let (states, seen, found) = explore(&config, HasDiscoveries::AnyFailures);
-        eprintln!("{:>9} states {:>6.1?} seen {seen:x}: {}", states, start.elapsed(), config.name);
-        for (rule, steps) in found {
-            eprintln!("BROKEN {rule} in {}:\n{steps}", config.name);
+        all += states;
+        eprintln!("{states:>9} states in {:>6.1?}: {}", start.elapsed(), config.name);
+        if let Some((rule, steps)) = found.first() {
+            panic!("{rule} does not hold in {}:\n{steps}", config.name);
+        }
+        let always = [Seen::LimitReached, Seen::SomeoneWaits];
+        let shown = SHOWN.iter().filter(|(name, _)| *name == config.name).flat_map(|(_, w)| *w);
+        for what in always.iter().chain(shown) {
+            assert!(seen & *what as u32 != 0, "{} never shows {what:?}", config.name);
+        }
+        let may_pass = config.faults.restarts + config.faults.failovers + config.faults.flushes > 0
+            && !config.quarantine;
+        assert!(may_pass || seen & Seen::OverCap as u32 == 0, "{}: over the cap", config.name);
+    }
+    eprintln!("{all:>9} states");
+}
+
+/// Each rule undone, where, and what must break then.
+const MUTANTS: [(Bug, &str, &[Rule]); 32] = [
+    (Bug::RejoinWithSameId, "flush, slow call, late hint, again", &[Rule::Grounded]),
+    (Bug::RejoinWithNewTicket, "restart, order", &[Rule::Order]),
+    (Bug::LateGrantBelieved, "freeze, late hint", &[Rule::Grounded]),
+    (Bug::HintWithoutLeaseEnd, "slow call, long break, late hint", &[Rule::Grounded]),
+    (Bug::ProofInEveryRenewal, "slow call, break, three ticks", &[Rule::NoLeak]),
+    (Bug::DeadlineFromReceipt, "slow call, break, three ticks", &[Rule::Grounded]),
+    (Bug::ReleaseNotRepeated, "slow call, break", &[Rule::NoLeak]),
+    (Bug::AcquireNotRepeated, "slow call, break", &[Rule::Served]),
+    (Bug::RepeatsUnderNewId, "slow call, break", &[Rule::NoLeak]),
+    (Bug::WaitersNotRenewed, "crash, lost hint", &[Rule::Served]),
+    (Bug::RenewalDoesNotTellGrant, "crash, lost hint", &[Rule::Aware]),
+    (Bug::NoSelfFence, "freeze, late hint", &[Rule::Grounded]),
+    (Bug::NoReassert, "restart, order", &[Rule::NotLostEarly]),
+    (Bug::NoQuarantine, "restart, quarantine", &[Rule::CapByBelief]),
+    (Bug::YoungServerTrusted, "restart, quarantine", &[Rule::CapByBelief]),
+    (Bug::WaitsDemotesHolder, "failover", &[Rule::Grounded]),
+    (Bug::WaitsExtendsHolder, "failover", &[Rule::Grounded]),
+    (Bug::GoneDropsGrantedSince, "flush, slow call, late hint", &[Rule::NotLostEarly]),
+    (Bug::StrangerNotReleased, "slow call, break", &[Rule::NoLeak]),
+    (Bug::AcquiresBeforeRenewals, "restart, two places a process", &[Rule::CapByProcess]),
+    (Bug::EarlyHintDropped, "slow call, break", &[Rule::Aware]),
+    (Bug::KeptHintOutlivesConnection, "restart, slow call", &[Rule::Grounded]),
+    (Bug::LostIsRevived, "slow call, break, three ticks", &[Rule::Grounded]),
+    (Bug::RenewExtendsBeforeSweep, "slow call, break, three ticks", &[Rule::DeadStayDead]),
+    (Bug::RenewDoesNotPromote, "crash, lost hint", &[Rule::NoIdlePermit]),
+    (Bug::ReleasePromotesBeforeSweep, "crash, lost hint", &[Rule::NoIdlePermit]),
+    (Bug::ReleaseDoesNotPromote, "two permits", &[Rule::NoIdlePermit]),
+    (Bug::RetryReturnsEarly, "slow call, break, crash", &[Rule::NoIdlePermit]),
+    (Bug::RetryKeepsOldLease, "slow call, break, three ticks", &[Rule::Grounded]),
+    (Bug::NewcomerBarges, "crash, lost hint", &[Rule::Order]),
+    (Bug::TryBarges, "crash, lost hint", &[Rule::Order]),
+    (Bug::GoneNotPassedOver, "crash, lost hint", &[Rule::GonePassedOver]),
+];
+
+#[test]
+fn each_rule_undone_is_caught() {
+    let mut missed = Vec::new();
+    let only = std::env::var("MODEL_ONLY").ok();
+    for (bug, name, rules) in MUTANTS {
+        if only.as_ref().is_some_and(|only| format!("{bug:?}") != *only) {
+            continue;
+        }
+        let start = Instant::now();
+        let config = Config { bug: Some(bug), ..config(name) };
+        let (states, _, found) = explore(&config, HasDiscoveries::AnyFailures);
+        let broken: Vec<_> = found.iter().map(|(rule, _)| *rule).collect();
+        eprintln!("{bug:?}: {broken:?} after {states} states, {:.1?}", start.elapsed());
+        if only.is_some() {
+            found.iter().for_each(|(_, steps)| eprintln!("{steps}"));
+        }
+        let expected = rules.iter().any(|rule| broken.contains(&format!("{rule:?}").as_str()));
+        if !expected {
+            missed.push(format!("{bug:?} in {name}: {broken:?}, not {rules:?}"));
         }
     }
-    let _ = (Rule::Aware, Seen::OverCap, config);
+    assert!(missed.is_empty(), "not caught:\n{}", missed.join("\n"));
 }

@@ -149,6 +149,11 @@ impl Process {
         !self.dead && self.slots.iter().any(|slot| slot.n == n)
     }
 
+    /// Whether a place of this number would be of use here.
+    pub(crate) fn wants(&self, n: u8) -> bool {
+        !self.dead && self.slots.iter().any(|slot| slot.n == n && slot.state != State::Lost)
+    }
+
     fn find(&mut self, n: u8) -> Option<&mut Slot> {
         self.slots.iter_mut().find(|slot| slot.n == n)
     }
@@ -426,11 +431,11 @@ impl Process {
         let Some(slot) = self.find(n) else { return };
         match (&mut slot.state, standing) {
             (State::Waiting { .. }, Standing::Held) => {
+                (slot.end, slot.acked) = (end, sent);
                 if bug == Some(Bug::RenewalDoesNotTellGrant) {
                     return;
                 }
                 notes.hint_repaired = true;
-                (slot.end, slot.acked) = (end, sent);
                 self.grant(n, now, bug, notes);
             }
             (State::Waiting { ticket }, Standing::Waits(number)) => {
@@ -544,6 +549,15 @@ impl Process {
         self.connected = true;
         self.renewing = 0;
         self.reasserts.clear();
+        for slot in &mut self.slots {
+            // What was granted on the connection of before may be lost with its server: the
+            // repeated acquire asks, and only its answer counts.
+            if let State::Joining { hint, .. } = &mut slot.state
+                && bug != Some(Bug::KeptHintOutlivesConnection)
+            {
+                *hint = None;
+            }
+        }
         self.joins = self
             .slots
             .iter()

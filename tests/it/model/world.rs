@@ -86,15 +86,24 @@ pub(crate) struct Snapshot {
     pub(crate) broken: Option<Rule>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server(Ledger);
+/// The ledger, and its places as a list, so that they need not be listed at every look.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Server {
+    ledger: Ledger,
+    places: Vec<Stored>,
+}
+
+impl PartialEq for Server {
+    fn eq(&self, other: &Self) -> bool {
+        self.places == other.places
+    }
+}
+
+impl Eq for Server {}
 
 impl Hash for Server {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // As the ledger's own, which sorts by the ids' texts: this is faster.
-        for place in stored(&self.0) {
-            (place.id, place.end, place.ticket).hash(state);
-        }
+        self.places.hash(state);
     }
 }
 
@@ -196,7 +205,7 @@ impl Model for World {
         let processes = (0..self.config.processes).map(Process::new).collect();
         vec![Snapshot {
             now: 0,
-            server: Server(Ledger::new()),
+            server: Server::default(),
             replica: None,
             epoch: 0,
             lost_at: 0,
@@ -227,7 +236,10 @@ impl Model for World {
             }
             // The processes are alike: the first to come is the first in the list.
             let may = process == 0 || s.processes[process - 1].requests > 0;
-            if may && p.requests < self.config.requests && p.slots.len() < self.config.slots {
+            if may
+                && p.requests < self.config.requests[process]
+                && p.slots.len() < self.config.slots
+            {
                 actions.push(Action::Request { process, wait: true });
                 if self.config.tries {
                     actions.push(Action::Request { process, wait: false });
@@ -272,12 +284,12 @@ impl Model for World {
         actions.extend((0..s.old.len()).map(Action::ReadOld));
         if left.failovers > 0 {
             match &s.replica {
-                None if !s.server.0.is_empty() => actions.push(Action::Replicate),
+                None if !s.server.places.is_empty() => actions.push(Action::Replicate),
                 Some(replica) if *replica != s.server => actions.push(Action::Failover),
                 _ => {}
             }
         }
-        if !s.server.0.is_empty() {
+        if !s.server.places.is_empty() {
             if left.restarts > 0 {
                 actions.push(Action::Restart);
             }
@@ -285,7 +297,7 @@ impl Model for World {
                 actions.push(Action::Flush);
             }
         }
-        if s.now < self.config.ticks && (self.config.lazy || s.is_caught_up()) {
+        if s.now < self.config.ticks && (self.config.lazy || s.is_caught_up(self.config.away)) {
             actions.push(Action::Tick);
         }
     }
@@ -384,11 +396,11 @@ impl Model for World {
             }
             Action::Restart => {
                 s.left.restarts -= 1;
-                self.lose_data(&mut s, Server(Ledger::new()), true);
+                self.lose_data(&mut s, Server::default(), true);
             }
             Action::Flush => {
                 s.left.flushes -= 1;
-                self.lose_data(&mut s, Server(Ledger::new()), false);
+                self.lose_data(&mut s, Server::default(), false);
             }
             Action::Tick => {
                 s.now += 1;
@@ -421,9 +433,12 @@ impl Model for World {
 
 impl Snapshot {
     /// Whether everybody did what he could: only then does time pass, unless a fault is at work.
-    fn is_caught_up(&self) -> bool {
-        let busy =
-            |p: &Process| p.is_awake() && (!p.connected || (p.has_mail() && !p.only_doubts()));
+    fn is_caught_up(&self, away: bool) -> bool {
+        let busy = |p: &Process| match p.connected {
+            _ if !p.is_awake() => false,
+            true => p.has_mail() && !p.only_doubts(),
+            false => !away,
+        };
         let fresh = |h: &Hint| !h.late && self.processes[usize::from(h.id.0)].is_awake();
         !self.processes.iter().any(busy) && !self.mail.iter().any(fresh)
     }
@@ -454,7 +469,7 @@ impl World {
                 None => 0,
             };
             p.seen = Some(s.epoch);
-            if self.config.quarantine {
+            if self.config.quarantine && self.bug() != Some(Bug::NoQuarantine) {
                 p.quarantine = until;
             }
         }
@@ -470,6 +485,10 @@ impl World {
     fn execute(&self, s: &mut Snapshot, process: usize) {
         let Some(call) = s.processes[process].wire.pop_front() else { return };
         let me = s.processes[process].me;
+        if call.sent + LEASE <= s.now {
+            // The release that follows it may not come: it is not sent after a lease.
+            self.expect_orphans(s, me, &call);
+        }
         let reply = self.run(s, me, &call);
         s.processes[process].back.push_back((call, reply));
     }
@@ -533,11 +552,10 @@ impl World {
 
     fn lose_data(&self, s: &mut Snapshot, left: Server, seen: bool) {
         let now = s.now;
-        let before = stored(&s.server.0);
-        s.server = left;
+        let before = std::mem::replace(&mut s.server, left).places;
         s.epoch += 1;
         s.lost_at = now;
-        let after = stored(&s.server.0);
+        let after = s.server.places.clone();
         for place in &before {
             let kept =
                 after.iter().any(|p| p.id == place.id && p.ticket.is_none() && p.end >= place.end);
@@ -561,7 +579,9 @@ impl World {
             })
         });
         if seen {
+            // Hints come over the same connections as answers do.
             s.old.clear();
+            s.ghost.unheard.extend(s.mail.drain(..).map(|hint| hint.id));
             for process in 0..s.processes.len() {
                 if !s.processes[process].dead && s.processes[process].seen.is_some() {
                     self.cut(s, process, false);
@@ -570,7 +590,15 @@ impl World {
         }
     }
 
+    /// A call on a connection that broke before; nobody hears the answer.
     fn run_late(&self, s: &mut Snapshot, process: u8, call: &Call) {
+        self.expect_orphans(s, process, call);
+        let reply = self.run(s, process, call);
+        s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
+    }
+
+    /// What this call makes may belong to nobody: its process went on long ago.
+    fn expect_orphans(&self, s: &mut Snapshot, process: u8, call: &Call) {
         let made: Vec<u8> = match &call.op {
             Op::Acquire { ids, .. } => ids.clone(),
             Op::Reassert { proofs } => proofs
@@ -584,23 +612,26 @@ impl World {
         };
         for n in made {
             s.ghost.strangers.remove(&(process, n));
-            if !s.processes[usize::from(process)].knows(n) {
+            if !s.processes[usize::from(process)].wants(n) {
                 self.saw(Seen::Orphan);
                 s.ghost.orphans.insert((process, n));
             }
         }
-        let reply = self.run(s, process, call);
-        s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
     }
 
     /// The server carries out a call; the onlooker compares before and after.
     fn run(&self, s: &mut Snapshot, process: u8, call: &Call) -> tower_semaphore::ledger::Reply {
-        let before = stored(&s.server.0);
+        let before = s.server.places.clone();
         let mut hints = Vec::new();
         let mut passed_over = false;
         let processes = &s.processes;
-        let reply =
-            server::carry_out(self.bug(), &mut s.server.0, process, s.now, call, &mut |id, end| {
+        let reply = server::carry_out(
+            self.bug(),
+            &mut s.server.ledger,
+            process,
+            s.now,
+            call,
+            &mut |id, end| {
                 let p = &processes[usize::from(id.0)];
                 if p.connected || (p.dead && self.bug() == Some(Bug::GoneNotPassedOver)) {
                     hints.push(Hint { id, end, late: false });
@@ -609,14 +640,16 @@ impl World {
                     passed_over = true;
                     false
                 }
-            });
+            },
+        );
         if passed_over {
             self.saw(Seen::PassedOver);
         }
         hints.retain(|hint| !s.processes[usize::from(hint.id.0)].dead);
         s.mail.extend(hints);
         s.mail.sort_unstable();
-        let after = stored(&s.server.0);
+        let after = stored(&s.server.ledger);
+        s.server.places.clone_from(&after);
         self.compare(s, process, call, &before, &after);
         reply
     }
@@ -640,7 +673,7 @@ impl World {
         };
 
         for old in before {
-            if place(after, old.id).is_none() {
+            if old.end <= now || place(after, old.id).is_none() {
                 s.ghost.turns.remove(&(old.id.0, request_of(old.id.1)));
             }
         }
@@ -696,7 +729,8 @@ impl World {
             if passed {
                 s.breaks(Rule::Order);
             }
-            if old.is_some() && s.processes[usize::from(new.id.0)].dead {
+            // Its own last calls promote without a message.
+            if old.is_some() && new.id.0 != process && s.processes[usize::from(new.id.0)].dead {
                 s.breaks(Rule::GonePassedOver);
             }
             s.ghost.grants.insert(new.id, (s.epoch, now));
@@ -724,7 +758,7 @@ impl World {
     /// What must hold at any time.
     fn judge(&self, s: &mut Snapshot) {
         let now = s.now;
-        let places = stored(&s.server.0);
+        let places = s.server.places.clone();
         let live = |id: Id| places.iter().find(|p| p.id == id && p.end > now);
         let limit = self.config.limit as usize;
         let faults = &self.config.faults;

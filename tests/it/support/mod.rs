@@ -6,6 +6,8 @@ pub(crate) mod gateway;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "most of it is for tests with Redis"))]
 pub(crate) mod http;
 #[cfg(feature = "redis")]
+pub(crate) mod proxy;
+#[cfg(feature = "redis")]
 pub(crate) mod redis;
 
 use std::future::Future;

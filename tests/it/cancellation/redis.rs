@@ -1,0 +1,883 @@
+//! The same with Redis, where a call is on its way for a while: behind a proxy that keeps back what
+//! passes, so that a call can be dropped in each phase of its way, and the connection can go on or
+//! break after that.
+//!
+//! The lease is far longer than what is waited for here, so that nothing is left because it was
+//! given back, not because its lease ended. But for one kind of cell, which the design allows to
+//! leave something until then: an acquire that the network carries to Redis after its release.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use deadpool_redis::redis;
+use futures_util::future::join_all;
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use redis::aio::MultiplexedConnection;
+use tokio_test::{assert_pending, task};
+use tower::{Layer, Service, service_fn};
+use tower_semaphore::backend::RedisBackend;
+use tower_semaphore::limit::ResponseBody;
+use tower_semaphore::{
+    AcquireError, ConcurrencyLimitLayer, FullReason, LinkState, Permit, Policy, Semaphore,
+};
+
+use crate::support::eventually;
+use crate::support::proxy::{Proxy, REPLIES, REQUESTS};
+use crate::support::redis::TestRedis;
+
+const WAIT: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(60);
+/// For what does not stay, whatever happens.
+const GIVEN_BACK: Lease = Lease { usual: LEASE, late: None };
+/// For an acquire: what of it arrives late may stay for its lease.
+const BY_LEASE: Lease = Lease { usual: LEASE, late: Some(Policy::MIN_LEASE) };
+/// In which everything is given back that does not wait for a lease. Generous; far below `LEASE`.
+const SOON: Duration = Duration::from_secs(5);
+
+/// How far a call has come when it is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Made and polled, but not written yet.
+    Unsent,
+    /// On its way to Redis.
+    Sent,
+    /// Carried out; the answer is on its way back.
+    Executed,
+    /// Answered, and its task is woken; but it is not polled any more.
+    Answered,
+}
+
+/// What becomes of the connection after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It goes on.
+    GoesOn,
+    /// It breaks, and what is on its way is lost.
+    Breaks,
+    /// It breaks after what the drop had to say was written; that is lost as well.
+    BreaksLater,
+    /// It breaks on this side, and what is on its way to Redis gets there after everything that
+    /// this process says on its next connection.
+    ArrivesLate,
+}
+
+use Phase::{Answered, Executed, Sent, Unsent};
+use Then::{ArrivesLate, Breaks, BreaksLater, GoesOn};
+
+/// The cells of a call after whose drop there is something to say.
+const ALL: &[(Phase, Then)] = &[
+    (Unsent, GoesOn),
+    (Unsent, Breaks),
+    (Sent, GoesOn),
+    (Sent, Breaks),
+    (Sent, BreaksLater),
+    (Sent, ArrivesLate),
+    (Executed, GoesOn),
+    (Executed, Breaks),
+    (Executed, BreaksLater),
+    (Answered, GoesOn),
+    (Answered, Breaks),
+    (Answered, BreaksLater),
+];
+
+/// The cells of a call after whose drop there is nothing to say: it is said already.
+fn said() -> Vec<(Phase, Then)> {
+    ALL.iter().copied().filter(|(_, then)| *then != BreaksLater).collect()
+}
+
+/// The cells of what says something when it is dropped, and nothing before.
+const ON_DROP: &[(Phase, Then)] = &[
+    (Unsent, GoesOn),
+    (Unsent, Breaks),
+    (Sent, GoesOn),
+    (Sent, Breaks),
+    (Sent, ArrivesLate),
+    (Executed, GoesOn),
+    (Executed, Breaks),
+];
+
+#[derive(Clone, Copy)]
+struct Lease {
+    usual: Duration,
+    /// That of a call that arrives late, if something of it may stay.
+    late: Option<Duration>,
+}
+
+/// One cell of the table.
+struct Cell {
+    what: String,
+    name: String,
+    phase: Phase,
+    then: Then,
+    lease: Duration,
+    /// Whether the design allows it to be there until its lease ends.
+    by_lease: bool,
+    proxy: Proxy,
+    /// The process under test, behind the proxy.
+    near: Semaphore,
+    /// Another one.
+    far: Semaphore,
+    redis: MultiplexedConnection,
+    /// Since when there is nothing in the way any more.
+    began: Instant,
+}
+
+impl Cell {
+    fn policy(&self, limit: u32) -> Policy {
+        Policy::builder(limit).wait_timeout(WAIT).lease(self.lease).build().unwrap()
+    }
+
+    async fn exists(&self) -> bool {
+        let mut redis = self.redis.clone();
+        let key = format!("semaphore:{{{}}}", self.name);
+        redis::cmd("EXISTS").arg(key).query_async(&mut redis).await.unwrap()
+    }
+
+    async fn places(&self) -> (u64, u64) {
+        let seen = self.far.inspect(&*self.name).await.unwrap();
+        (seen.in_use, seen.waiting)
+    }
+
+    async fn until_places(&self, places: (u64, u64)) {
+        let what = format!("{}: {places:?} hold and wait", self.what);
+        eventually(&what, async || self.places().await == places).await;
+    }
+
+    async fn until_held(&self, way: usize, more_than: usize) {
+        let what = format!("{}: something is on its way", self.what);
+        eventually(&what, async || self.proxy.held(way) > more_than).await;
+    }
+
+    /// Which way is blocked in this phase.
+    fn blocked(&self) -> Option<usize> {
+        match self.phase {
+            Unsent | Answered => None,
+            Sent => Some(REQUESTS),
+            Executed => Some(REPLIES),
+        }
+    }
+
+    /// Makes a call, and brings it as far as the cell wants it.
+    async fn reach<F: Future>(&self, call: F) -> task::Spawn<F> {
+        let mut call = task::spawn(call);
+        if let Some(way) = self.blocked() {
+            self.proxy.hold(way);
+        }
+        assert!(call.poll().is_pending(), "{}", self.what);
+        match (self.phase, self.blocked()) {
+            (Unsent, _) => {}
+            (_, Some(way)) => self.until_held(way, 0).await,
+            (_, None) => {
+                let what = format!("{}: answered", self.what);
+                eventually(&what, async || call.is_woken()).await;
+            }
+        }
+        call
+    }
+
+    /// Drops it there, and lets happen what happens then.
+    async fn drop_there<T>(&mut self, call: T) {
+        let before = [self.proxy.held(REQUESTS), self.proxy.held(REPLIES)];
+        let connections = self.proxy.connections();
+        if self.then == BreaksLater && self.blocked().is_none() {
+            self.proxy.hold(REQUESTS);
+        }
+        drop(call);
+        match self.then {
+            GoesOn => self.proxy.flow(),
+            Breaks => self.proxy.cut(),
+            BreaksLater => {
+                let way = self.blocked().unwrap_or(REQUESTS);
+                self.until_held(way, before[way]).await;
+                self.proxy.cut();
+            }
+            ArrivesLate => {
+                self.proxy.cut_near();
+                let what = format!("{}: a new connection", self.what);
+                eventually(&what, async || {
+                    self.proxy.connections() > connections
+                        && matches!(self.near.health().link, LinkState::Up)
+                        && self.near.inspect(&*self.name).await.is_ok()
+                })
+                .await;
+                self.proxy.flow();
+            }
+        }
+        self.began = Instant::now();
+    }
+
+    /// Nothing is left of it: no key, no permit, nobody who waits. Says how long that took.
+    async fn nothing_left(&self) -> Duration {
+        let what = format!("{}: nobody holds or waits", self.what);
+        eventually(&what, async || {
+            // Whose lease has ended is listed no more, but counted until he is swept.
+            let seen = self.far.inspect(&*self.name).await.unwrap();
+            seen.holders.is_empty() && seen.waiters.is_empty()
+        })
+        .await;
+        let took = self.began.elapsed();
+        let second = Duration::from_secs(1);
+        let bound = if self.by_lease { self.lease + second } else { SOON };
+        assert!(took < bound, "{}: {took:?}", self.what);
+        // The key of a place whose lease has ended goes when it is touched, or by its own expiry.
+        let what = format!("{}: nothing is stored", self.what);
+        eventually(&what, async || !self.exists().await).await;
+        let stored = self.began.elapsed();
+        let bound = if self.by_lease { 3 * self.lease + 2 * second } else { SOON };
+        assert!(stored < bound, "{}: {stored:?}", self.what);
+        // The cap can be reached, from here and from elsewhere, and not passed.
+        let policy = self.policy(2);
+        let one = self.far.try_acquire(&*self.name, &policy).await.expect(&self.what);
+        let two = self.near.acquire(&*self.name, &policy).await;
+        if !matches!(two, Err(AcquireError::Closed)) {
+            let two = two.expect(&self.what);
+            assert!(self.far.try_acquire(&*self.name, &policy).await.is_err(), "{}", self.what);
+            two.release().await.expect(&self.what);
+        }
+        one.release().await.expect(&self.what);
+        assert!(!self.exists().await, "{}", self.what);
+        took
+    }
+}
+
+/// Tests all cells at once, each with a proxy and a process of its own; then nothing is stored.
+async fn table(
+    what: &str,
+    cells: &[(Phase, Then)],
+    lease: Lease,
+    test: impl AsyncFn(&mut Cell) -> Duration,
+) {
+    let server = TestRedis::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let far = server.semaphore();
+    let rows = cells.iter().enumerate().map(async |(i, (phase, then))| {
+        let proxy = Proxy::start(server.port()).await;
+        let backend = RedisBackend::builder(proxy.url())
+            // What is kept back is kept back by the test, until it says otherwise.
+            .response_timeout(Duration::from_secs(20))
+            .build()
+            .unwrap();
+        let near = Semaphore::new(backend);
+        let name = format!("cell-{i}");
+        near.acquire(&*name, &Policy::new(1)).await.unwrap().release().await.unwrap();
+        let mut cell = Cell {
+            what: format!("{what}, {phase:?}, {then:?}"),
+            name,
+            phase: *phase,
+            then: *then,
+            lease: lease.late.filter(|_| *then == ArrivesLate).unwrap_or(lease.usual),
+            by_lease: *then == ArrivesLate && lease.late.is_some(),
+            proxy,
+            near,
+            far: far.clone(),
+            redis: connection.clone(),
+            began: Instant::now(),
+        };
+        let took = test(&mut cell).await;
+        let by = if cell.by_lease { "by its lease" } else { "given back" };
+        format!(
+            "{what:<28} {:<10} {:<12} {took:>8.1?}  {by}",
+            format!("{phase:?}"),
+            format!("{then:?}")
+        )
+    });
+    for row in join_all(rows).await {
+        eprintln!("{row}");
+    }
+    assert_eq!(server.keys(), 0);
+}
+
+// ===== acquire =====
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_under_the_cap_leaves_nothing() {
+    table("acquire, free", ALL, BY_LEASE, async |cell| {
+        let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
+        cell.drop_there(call).await;
+        // Who wants it has it, even before.
+        let next = cell.far.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
+        next.release().await.unwrap();
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_nobodys_way() {
+    table("acquire, full", ALL, BY_LEASE, async |cell| {
+        let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
+        let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
+        let queue = async |ahead| {
+            let waits = tokio::spawn(cell.far.acquire(&*cell.name, &policy));
+            cell.until_places((1, ahead + 1)).await;
+            waits
+        };
+        // Whoever waits would give what is not written yet the time to be written.
+        let before = if cell.phase == Unsent { Some(queue(0).await) } else { None };
+        let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
+        let other = match before {
+            Some(waits) => waits,
+            None => {
+                let ahead = u64::from(matches!(cell.phase, Executed | Answered));
+                cell.until_places((1, ahead)).await;
+                queue(ahead).await
+            }
+        };
+        cell.drop_there(call).await;
+        drop(held);
+        let served = tokio::time::timeout(SOON, other).await;
+        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_at_a_full_queue_leaves_nothing() {
+    table("acquire, queue full", ALL, BY_LEASE, async |cell| {
+        let policy =
+            Policy::builder(1).wait_timeout(WAIT).lease(LEASE).max_queue(1).build().unwrap();
+        let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
+        let waits = tokio::spawn(cell.far.acquire(&*cell.name, &policy));
+        cell.until_places((1, 1)).await;
+        let call = cell.reach(cell.near.acquire(&*cell.name, &policy)).await;
+        if cell.phase == Answered && cell.then == BreaksLater {
+            // It was refused: there is nothing to take back.
+            cell.then = Breaks;
+        }
+        cell.drop_there(call).await;
+        assert_eq!(cell.places().await, (1, 1), "{}", cell.what);
+        drop(held);
+        drop(waits.await.unwrap().unwrap());
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_grant_that_reaches_nobody_any_more_is_given_back() {
+    let cells = [
+        (Executed, GoesOn),
+        (Executed, Breaks),
+        (Executed, BreaksLater),
+        (Answered, GoesOn),
+        (Answered, Breaks),
+        (Answered, BreaksLater),
+    ];
+    table("acquire, granted meanwhile", &cells, GIVEN_BACK, async |cell| {
+        let policy = cell.policy(1);
+        let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
+        let mut call = task::spawn(cell.near.acquire(&*cell.name, &policy));
+        assert_pending!(call.poll());
+        // It knows that it waits.
+        eventually(&cell.what, async || call.is_woken()).await;
+        assert_pending!(call.poll());
+        let behind = tokio::spawn(cell.far.acquire(&*cell.name, &policy));
+        cell.until_places((1, 2)).await;
+        if cell.phase == Executed {
+            cell.proxy.hold(REPLIES);
+        }
+        held.release().await.unwrap();
+        assert_eq!(cell.places().await, (1, 1), "{}", cell.what);
+        match cell.phase {
+            Executed => cell.until_held(REPLIES, 0).await,
+            _ => eventually(&cell.what, async || call.is_woken()).await,
+        }
+        cell.drop_there(call).await;
+        let served = tokio::time::timeout(SOON, behind).await;
+        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_gave_up_leaves_nothing_however_its_leaving_fares() {
+    table("acquire, timed out", ON_DROP, GIVEN_BACK, async |cell| {
+        let policy = cell.policy(1);
+        let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
+        let patience = Duration::from_millis(300);
+        let brief = Policy::builder(1).wait_timeout(patience).lease(cell.lease).build().unwrap();
+        let mut call = Box::pin(cell.near.acquire(&*cell.name, &brief));
+        let mut polled = task::spawn(&mut call);
+        assert_pending!(polled.poll());
+        cell.until_places((1, 1)).await;
+        if let Some(way) = cell.blocked() {
+            cell.proxy.hold(way);
+        }
+        match polled.await {
+            Err(AcquireError::Full(full)) => assert_eq!(full.reason, FullReason::QueueTimeout),
+            other => panic!("{}: {other:?}", cell.what),
+        }
+        if let Some(way) = cell.blocked() {
+            cell.until_held(way, 0).await;
+        }
+        cell.drop_there(call).await;
+        if cell.then != ArrivesLate {
+            cell.until_places((1, 0)).await;
+        }
+        drop(held);
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+// ===== release =====
+
+#[tokio::test]
+async fn a_release_that_is_dropped_is_carried_out() {
+    table("release", &said(), GIVEN_BACK, async |cell| {
+        let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
+        let behind = tokio::spawn(cell.far.acquire(&*cell.name, &cell.policy(1)));
+        cell.until_places((1, 1)).await;
+        let call = cell.reach(permit.release()).await;
+        cell.drop_there(call).await;
+        let served = tokio::time::timeout(SOON, behind).await;
+        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_permit_that_is_dropped_is_given_back_however_that_fares() {
+    table("permit", ON_DROP, GIVEN_BACK, async |cell| {
+        let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
+        let behind = tokio::spawn(cell.far.acquire(&*cell.name, &cell.policy(1)));
+        cell.until_places((1, 1)).await;
+        let call = cell.reach(dropping(permit)).await;
+        cell.drop_there(call).await;
+        let served = tokio::time::timeout(SOON, behind).await;
+        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+/// Drops it when it is polled, and then never ends.
+async fn dropping<T>(what: T) {
+    drop(what);
+    pending::<()>().await;
+}
+
+// ===== renew, lost =====
+
+/// Long enough for what is checked here, and renewed every two seconds.
+const RENEWED: Duration = Duration::from_secs(6);
+
+/// Waits until a renewal has come as far as the cell wants it.
+async fn renewal(cell: &Cell, interval: Duration) {
+    match cell.blocked() {
+        Some(way) => {
+            cell.proxy.hold(way);
+            cell.until_held(way, 0).await;
+        }
+        None if cell.phase == Answered => tokio::time::sleep(interval + interval / 4).await,
+        None => {}
+    }
+}
+
+#[tokio::test]
+async fn a_permit_that_is_dropped_while_it_is_renewed_leaves_nothing() {
+    table("permit, renewed", ALL, Lease { usual: RENEWED, late: None }, async |cell| {
+        let policy = Policy::builder(1).lease(RENEWED).wait_timeout(WAIT).build().unwrap();
+        let permit = cell.near.acquire(&*cell.name, &policy).await.unwrap();
+        let mut lost = task::spawn(permit.lost());
+        assert_pending!(lost.poll());
+        renewal(cell, RENEWED / 3).await;
+        assert_pending!(lost.poll());
+        drop(lost);
+        // A renewal that arrives after the release does not bring the place back.
+        cell.drop_there(permit).await;
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_dropped_while_it_is_renewed_leaves_nothing() {
+    table("acquire, renewed", ALL, GIVEN_BACK, async |cell| {
+        let policy = Policy::builder(1).lease(LEASE).wait_timeout(WAIT).build().unwrap();
+        let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
+        let mut call = task::spawn(cell.near.acquire(&*cell.name, &policy));
+        assert_pending!(call.poll());
+        cell.until_places((1, 1)).await;
+        renewal(cell, Duration::from_secs(1)).await;
+        cell.drop_there(call).await;
+        cell.until_places((1, 0)).await;
+        drop(held);
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn to_stop_waiting_for_the_loss_of_a_permit_changes_nothing() {
+    table("lost", &said(), Lease { usual: RENEWED, late: None }, async |cell| {
+        let policy = Policy::builder(1).lease(RENEWED).wait_timeout(WAIT).build().unwrap();
+        let permit = cell.near.acquire(&*cell.name, &policy).await.unwrap();
+        let watched = permit.clone();
+        let mut lost = task::spawn(async move { watched.lost().await });
+        assert_pending!(lost.poll());
+        renewal(cell, RENEWED / 3).await;
+        cell.drop_there(lost).await;
+        // It is held still, is renewed still, and its loss can be waited for again.
+        let lease = tokio::time::timeout(RENEWED + RENEWED / 4, permit.lost()).await;
+        assert!(lease.is_err(), "{}: the permit was lost", cell.what);
+        assert!(cell.far.try_acquire(&*cell.name, &policy).await.is_err(), "{}", cell.what);
+        cell.began = Instant::now();
+        drop(permit);
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_permit_that_was_lost_while_its_renewal_was_on_its_way_leaves_nothing() {
+    let cells = [(Sent, GoesOn), (Sent, Breaks), (Executed, GoesOn), (Executed, Breaks)];
+    table("lost, for good", &cells, Lease { usual: Policy::MIN_LEASE, late: None }, async |cell| {
+        let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
+        renewal(cell, Duration::ZERO).await;
+        permit.lost().await;
+        // The late renewal or its answer does not revive it.
+        cell.drop_there(()).await;
+        eventually(&cell.what, async || cell.near.inspect(&*cell.name).await.is_ok()).await;
+        assert!(permit.is_lost(), "{}", cell.what);
+        let took = cell.nothing_left().await;
+        assert!(permit.is_lost(), "{}", cell.what);
+        took
+    })
+    .await;
+}
+
+// ===== inspect, shutdown =====
+
+#[tokio::test]
+async fn an_inspection_that_is_dropped_changes_nothing() {
+    table("inspect", &said(), GIVEN_BACK, async |cell| {
+        let policy = Policy::builder(1).lease(LEASE).build().unwrap();
+        let permit = cell.near.acquire(&*cell.name, &policy).await.unwrap();
+        let (near, name) = (cell.near.clone(), cell.name.clone());
+        let call = cell.reach(async move { near.inspect(name).await }).await;
+        cell.drop_there(call).await;
+        cell.until_places((1, 0)).await;
+        let what = format!("{}: the next one is answered", cell.what);
+        eventually(&what, async || {
+            cell.near.inspect(&*cell.name).await.is_ok_and(|seen| seen.holders[0].is_own)
+        })
+        .await;
+        assert!(!permit.is_lost(), "{}", cell.what);
+        cell.began = Instant::now();
+        drop(permit);
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_shutdown_that_is_dropped_gives_everything_back() {
+    let cells: Vec<_> = said().into_iter().filter(|(_, then)| *then != ArrivesLate).collect();
+    table("shutdown", &cells, GIVEN_BACK, async |cell| {
+        let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
+        let waits = tokio::spawn(cell.near.acquire(&*cell.name, &cell.policy(1)));
+        cell.until_places((1, 1)).await;
+        let behind = tokio::spawn(cell.far.acquire(&*cell.name, &cell.policy(1)));
+        cell.until_places((1, 2)).await;
+        let near = cell.near.clone();
+        let call = cell.reach(async move { near.shutdown().await }).await;
+        cell.drop_there(call).await;
+        assert!(matches!(waits.await.unwrap(), Err(AcquireError::Closed)), "{}", cell.what);
+        assert!(permit.is_lost(), "{}", cell.what);
+        let served = tokio::time::timeout(SOON, behind).await;
+        drop(served.expect(&cell.what).unwrap().expect(&cell.what));
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+// ===== the layer =====
+
+type Frames = Pin<Box<dyn http_body::Body<Data = Bytes, Error = Infallible> + Send>>;
+
+/// The layer over a handler that answers at once, with three frames; or never.
+fn layered(
+    cell: &Cell,
+    answers: bool,
+) -> impl Service<
+    Request<()>,
+    Response = Response<ResponseBody<Frames>>,
+    Error = Infallible,
+    Future: Send,
+> + use<> {
+    let handler = service_fn(move |request: Request<()>| async move {
+        assert!(request.extensions().get::<Permit>().is_some());
+        if !answers {
+            pending::<()>().await;
+        }
+        let frames = (0..3).map(|_| Ok(Frame::data(Bytes::from_static(b"frame"))));
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        Ok::<_, Infallible>(Response::new(Box::pin(body) as Frames))
+    });
+    let layer = ConcurrencyLimitLayer::builder(&cell.near, &*cell.name)
+        .limit(1)
+        .wait_timeout(WAIT)
+        .lease(cell.lease);
+    layer.build().unwrap().layer(handler)
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_under_the_cap_leaves_nothing() {
+    table("request, free", ALL, BY_LEASE, async |cell| {
+        let call = cell.reach(layered(cell, true).call(Request::new(()))).await;
+        cell.drop_there(call).await;
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_in_the_queue_leaves_nothing() {
+    table("request, full", ALL, BY_LEASE, async |cell| {
+        let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
+        let held = cell.far.acquire(&*cell.name, &policy).await.unwrap();
+        let call = cell.reach(layered(cell, true).call(Request::new(()))).await;
+        cell.drop_there(call).await;
+        drop(held);
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_in_its_handler_leaves_nothing_however_that_fares() {
+    table("request, in its handler", ON_DROP, GIVEN_BACK, async |cell| {
+        let mut call = Box::pin(layered(cell, false).call(Request::new(())));
+        let mut polled = task::spawn(&mut call);
+        assert!(polled.poll().is_pending());
+        eventually(&cell.what, async || polled.is_woken()).await;
+        assert!(polled.poll().is_pending());
+        drop(polled);
+        cell.until_places((1, 0)).await;
+        let call = cell.reach(dropping(call)).await;
+        cell.drop_there(call).await;
+        cell.nothing_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_dropped_after_any_frame_leaves_nothing_however_that_fares() {
+    for frames in 0..=4 {
+        table(&format!("body, after {frames} polls"), ON_DROP, GIVEN_BACK, async |cell| {
+            let response = layered(cell, true).call(Request::new(())).await.unwrap();
+            let mut body = response.into_body();
+            for _ in 0..frames.min(3) {
+                assert!(body.frame().await.unwrap().is_ok());
+            }
+            cell.until_places((1, 0)).await;
+            if frames < 4 {
+                let call = cell.reach(dropping(body)).await;
+                cell.drop_there(call).await;
+            } else {
+                // It is given back at its end, not when the body is gone.
+                let call = cell
+                    .reach(async move {
+                        assert!(body.frame().await.is_none());
+                        let _body = body;
+                        pending::<()>().await;
+                    })
+                    .await;
+                if cell.phase != Unsent {
+                    cell.drop_there(()).await;
+                    cell.nothing_left().await;
+                    drop(call);
+                } else {
+                    cell.drop_there(call).await;
+                }
+            }
+            cell.nothing_left().await
+        })
+        .await;
+    }
+}
+
+// ===== how and where it is dropped =====
+
+#[tokio::test]
+async fn a_permit_may_be_dropped_on_a_thread_without_a_runtime() {
+    let redis = TestRedis::start();
+    let semaphore = redis.semaphore();
+    let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
+    let permit = semaphore.acquire("x", &policy).await.unwrap();
+    let mut waits = Box::pin(semaphore.acquire("x", &policy));
+    assert_pending!(task::spawn(&mut waits).poll());
+    eventually("it waits", async || semaphore.inspect("x").await.unwrap().waiting == 1).await;
+    std::thread::spawn(move || drop((waits, permit))).join().unwrap();
+    eventually("nothing is stored", async || redis.keys() == 0).await;
+    // And the last handle with what it had, before its first connection and after it.
+    for connected in [false, true] {
+        let one = redis.semaphore();
+        let acquire = one.acquire("x", &policy);
+        if connected {
+            let permit = acquire.await.unwrap();
+            std::thread::spawn(move || drop((one, permit))).join().unwrap();
+        } else {
+            std::thread::spawn(move || drop((one, acquire))).join().unwrap();
+        }
+        eventually("nothing is stored", async || redis.keys() == 0).await;
+    }
+}
+
+#[test]
+fn what_is_dropped_after_its_runtime_was_shut_down_comes_free_with_its_lease() {
+    let redis = TestRedis::start();
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    };
+    let policy = |lease| Policy::builder(1).wait_timeout(WAIT).lease(lease).build().unwrap();
+    let semaphore = redis.semaphore();
+    let first = runtime();
+    let (permit, waits) = first.block_on(async {
+        let policy = policy(Policy::MIN_LEASE);
+        let permit = semaphore.acquire("x", &policy).await.unwrap();
+        let mut waits = Box::pin(semaphore.acquire("x", &policy));
+        assert_pending!(task::spawn(&mut waits).poll());
+        eventually("it waits", async || semaphore.inspect("x").await.unwrap().waiting == 1).await;
+        (permit, waits)
+    });
+    first.shutdown_background();
+    drop((permit, waits));
+    let began = Instant::now();
+    let second = runtime();
+    second.block_on(async {
+        // Another process; nobody tells it anything.
+        let other = redis.semaphore();
+        let granted = other.acquire("x", &policy(LEASE)).await.unwrap();
+        assert!(began.elapsed() < Policy::MIN_LEASE + Duration::from_secs(1));
+        granted.release().await.unwrap();
+        assert_eq!(redis.keys(), 0);
+        // And the semaphore works on with the next runtime.
+        semaphore.acquire("x", &policy(LEASE)).await.unwrap().release().await.unwrap();
+        assert_eq!(redis.keys(), 0);
+    });
+}
+
+#[tokio::test]
+async fn a_permit_of_a_semaphore_that_is_gone_is_given_back_over_a_broken_connection() {
+    let redis = TestRedis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
+    let semaphore = Semaphore::redis(&proxy.url()).unwrap();
+    let permit = semaphore.acquire("x", &policy).await.unwrap();
+    drop(semaphore);
+    proxy.hold(REQUESTS);
+    drop(permit);
+    eventually("the release is on its way", async || proxy.held(REQUESTS) > 0).await;
+    proxy.cut();
+    eventually("nothing is stored", async || redis.keys() == 0).await;
+}
+
+#[tokio::test]
+async fn an_acquire_made_anew_in_each_round_of_a_loop_leaves_nothing_in_redis() {
+    let redis = TestRedis::start();
+    let (a, b) = (redis.semaphore(), redis.semaphore());
+    let policy = Policy::builder(1).wait_timeout(WAIT).lease(LEASE).build().unwrap();
+    let mut held = Some(b.acquire("x", &policy).await.unwrap());
+    let mut ticks = tokio::time::interval(Duration::from_millis(2));
+    let mut rounds = 0;
+    let permit = loop {
+        tokio::select! {
+            permit = a.acquire("x", &policy) => break permit.unwrap(),
+            _ = ticks.tick() => rounds += 1,
+        }
+        if rounds == 100 {
+            held = None;
+        }
+        // Whoever begins anew again and again may never be granted; but not here.
+        assert!(rounds < 5000);
+    };
+    assert!(held.is_none());
+    eventually("none of the others waits", async || {
+        let seen = b.inspect("x").await.unwrap();
+        (seen.in_use, seen.waiting) == (1, 0)
+    })
+    .await;
+    drop(permit);
+    eventually("nothing is stored", async || redis.keys() == 0).await;
+}
+
+#[tokio::test]
+async fn aborting_and_panicking_while_holding_or_waiting_leaves_nothing_in_redis() {
+    let redis = TestRedis::start();
+    let semaphore = redis.semaphore();
+    let policy = Policy::builder(2).wait_timeout(WAIT).lease(LEASE).build().unwrap();
+    let hold = |panics: Arc<tokio::sync::Notify>| {
+        let acquire = semaphore.acquire("x", &policy);
+        async move {
+            let _permit = acquire.await.unwrap();
+            panics.notified().await;
+            panic!("while holding, as it is told to");
+        }
+    };
+    let panics = Arc::new(tokio::sync::Notify::new());
+    let holds = tokio::spawn(hold(Arc::clone(&panics)));
+    let aborted = tokio::spawn(hold(Arc::default()));
+    eventually("both hold", async || semaphore.inspect("x").await.unwrap().in_use == 2).await;
+    let waits = tokio::spawn(hold(Arc::default()));
+    eventually("one waits", async || semaphore.inspect("x").await.unwrap().waiting == 1).await;
+    waits.abort();
+    aborted.abort();
+    panics.notify_one();
+    assert!(holds.await.unwrap_err().is_panic());
+    eventually("nothing is stored", async || redis.keys() == 0).await;
+}
+
+/// The proxy does what it is there for: else the tables above show nothing.
+#[tokio::test]
+async fn the_proxy_keeps_back_lets_go_and_breaks() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let redis = TestRedis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let address = proxy.url();
+    let address = address.trim_start_matches("redis://").trim_end_matches('/');
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut pong = [0; 7];
+    stream.write_all(b"PING\r\n").await.unwrap();
+    stream.read_exact(&mut pong).await.unwrap();
+    assert_eq!(&pong, b"+PONG\r\n");
+    // Not executed.
+    proxy.hold(REQUESTS);
+    stream.write_all(b"SET a 1\r\n").await.unwrap();
+    eventually("it is held", async || proxy.held(REQUESTS) == 9).await;
+    assert_eq!(redis.keys(), 0);
+    // Executed, not answered.
+    proxy.hold(REPLIES);
+    proxy.flow();
+    stream.read_exact(&mut pong[..5]).await.unwrap();
+    proxy.hold(REPLIES);
+    stream.write_all(b"DEL a\r\n").await.unwrap();
+    eventually("it is done", async || redis.keys() == 0).await;
+    eventually("its answer is held", async || proxy.held(REPLIES) == 4).await;
+    // Answered never.
+    proxy.cut();
+    assert_eq!(stream.read(&mut pong).await.unwrap_or(0), 0);
+    assert_eq!(proxy.held(REPLIES), 0);
+    // Carried out after its sender has gone.
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    eventually("it is there", async || proxy.connections() == 2).await;
+    proxy.hold(REQUESTS);
+    stream.write_all(b"SET a 1\r\n").await.unwrap();
+    eventually("it is held", async || proxy.held(REQUESTS) == 9).await;
+    proxy.cut_near();
+    assert_eq!(stream.read(&mut pong).await.unwrap_or(0), 0);
+    assert_eq!(redis.keys(), 0);
+    proxy.flow();
+    eventually("it arrives", async || redis.keys() == 1).await;
+}

@@ -1,0 +1,422 @@
+//! The checker against histories that are known: a clean one passes, and each planted fault is
+//! found.
+
+use super::checker::{Report, check};
+use super::history::{At, End, Fault, Kind, Life, Request, Rules, Run, Stay, What};
+
+const MS: At = 1000;
+const S: At = 1000 * MS;
+
+/// Two keys, with one permit and with two; three gateways; ten seconds in which all is well: each
+/// key has a request more than it has permits, all the time.
+fn clean() -> Run {
+    let mut run = Run {
+        rules: Rules { limits: vec![1, 2], wait: 3 * S, lease: S },
+        gateways: vec![Life::default(); 3],
+        ..Run::default()
+    };
+    for (key, limit) in [(0, 1), (1, 2)] {
+        // Every 200 ms as many as may be, each for 190 ms.
+        for i in 0..50 {
+            for n in 0..limit {
+                let came = (i * 200 + 200 + n) * MS;
+                let request = request(key, (i + n) % 3, came - 200 * MS, came, came + 190 * MS);
+                run.requests.push(request);
+            }
+        }
+    }
+    let last =
+        run.requests.iter().filter_map(|request| request.end.as_ref()).map(|end| end.0).max();
+    run.empty = last.map(|last| last + 50 * MS);
+    run
+}
+
+fn request(key: usize, gateway: At, sent: At, from: At, to: At) -> Request {
+    Request {
+        key,
+        gateway: usize::try_from(gateway).unwrap(),
+        kind: Kind::Short,
+        work: to - from,
+        stream: 0,
+        sent,
+        stays: vec![Stay { from, to: Some(to), whole: true }],
+        head: Some((to + MS, 200)),
+        last_frame: Some(to + MS),
+        end: Some((to + 2 * MS, End::Whole)),
+    }
+}
+
+/// One that was not served.
+fn refused(key: usize, gateway: At, sent: At, at: At, status: u16) -> Request {
+    let end = Some((at + MS, End::Whole));
+    let head = Some((at, status));
+    Request { stays: Vec::new(), head, end, ..request(key, gateway, sent, at, at) }
+}
+
+fn fault(what: What, gateway: Option<usize>, begin: At, end: At) -> Fault {
+    Fault { what, gateway, heir: None, begin, end }
+}
+
+/// The request of a key that came first after a time.
+fn first(run: &mut Run, key: usize, after: At) -> &mut Request {
+    let comes = |request: &Request| request.key == key && request.stays[0].from >= after;
+    run.requests.iter_mut().find(|request| comes(request)).unwrap()
+}
+
+fn rules(report: &Report) -> Vec<&'static str> {
+    let mut rules: Vec<_> = report.violations.iter().map(|violation| violation.rule).collect();
+    rules.dedup();
+    rules
+}
+
+/// Plants a fault into the clean history; it is found, and nothing else is.
+#[track_caller]
+fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
+    let mut run = clean();
+    plant(&mut run);
+    let report = check(&run);
+    assert_eq!(rules(&report), [rule], "{report}");
+}
+
+/// What is excused is not held against the run.
+#[track_caller]
+fn excused(happens: impl FnOnce(&mut Run)) {
+    let mut run = clean();
+    happens(&mut run);
+    let report = check(&run);
+    assert!(report.violations.is_empty(), "{report}");
+}
+
+#[test]
+fn a_clean_history_passes() {
+    let report = check(&clean());
+    assert!(report.violations.is_empty(), "{report}");
+    assert_eq!((report.requests, report.granted, report.compared), (150, 150, 150));
+    assert_eq!(report.peaks, [1, 2]);
+    assert!(report.over_ms.abs() < 0.001);
+}
+
+// ===== cap =====
+
+/// One more than may be, at a time.
+fn one_too_many(run: &mut Run, gateway: At, at: At) {
+    run.requests.push(request(1, gateway, at - 20 * MS, at, at + 30 * MS));
+}
+
+#[test]
+fn one_request_over_the_cap_is_found() {
+    found("cap", |run| one_too_many(run, 1, 5050 * MS));
+}
+
+#[test]
+fn a_stay_that_does_not_end_is_found_over_the_cap() {
+    found("cap", |run| {
+        let request = first(run, 1, 5 * S);
+        request.stays[0].to = Some(5500 * MS);
+        request.work = 500 * MS;
+        request.head = Some((5501 * MS, 200));
+        request.end = Some((5502 * MS, End::Whole));
+    });
+}
+
+#[test]
+fn who_comes_late_after_a_loss_is_found_over_the_cap() {
+    let loss = |run: &mut Run| run.faults.push(fault(What::FlushAll, None, 3 * S, 3 * S));
+    excused(|run| {
+        loss(run);
+        one_too_many(run, 1, 3050 * MS);
+        one_too_many(run, 1, 4050 * MS);
+    });
+    found("cap", |run| {
+        loss(run);
+        one_too_many(run, 1, 4450 * MS);
+    });
+}
+
+#[test]
+fn more_than_twice_the_limit_is_found_even_after_a_loss() {
+    let plant = |run: &mut Run, more| {
+        run.faults.push(fault(What::RestartRedis, None, 3 * S, 3200 * MS));
+        (0..more).for_each(|i| one_too_many(run, 1, (3450 + i) * MS));
+    };
+    excused(|run| plant(run, 2));
+    found("cap", |run| plant(run, 3));
+}
+
+/// A stay from before a freeze, which goes on until after it, beside which two more are let in.
+fn frozen_beside(run: &mut Run, from: At, to: At) {
+    run.faults.push(fault(What::FreezeGateway, Some(2), 4 * S, 6 * S));
+    let request = Request {
+        kind: Kind::Stream,
+        stream: 3 * S,
+        last_frame: Some(3990 * MS),
+        end: Some((to + MS, End::Cut)),
+        head: Some((from + MS, 200)),
+        ..request(1, 2, from - 10 * MS, from, to)
+    };
+    run.requests.push(request);
+    let stays = run.requests.iter_mut().rev();
+    for request in stays.filter(|r| r.key == 1 && r.gateway == 2 && r.kind == Kind::Short) {
+        // It serves nobody meanwhile.
+        if (3600 * MS..6100 * MS).contains(&request.stays[0].from) {
+            request.gateway = 1;
+        }
+    }
+    // Room for it until it is frozen.
+    run.requests.retain(|request| {
+        let came = request.stays[0].from;
+        request.key == 0
+            || request.kind == Kind::Stream
+            || !(from - 200 * MS..4100 * MS).contains(&came)
+    });
+}
+
+#[test]
+fn a_frozen_holder_does_not_count_but_one_that_is_awake_does() {
+    let frozen = |run: &mut Run| {
+        frozen_beside(run, 3500 * MS, 6050 * MS);
+        run.requests.iter_mut().filter(|r| r.kind == Kind::Stream).for_each(|r| {
+            r.stays[0].whole = false;
+        });
+        // What it had in key 0 is another's.
+        run.requests.iter_mut().filter(|r| r.key == 0).for_each(|r| r.gateway = 0);
+    };
+    excused(frozen);
+    found("cap", |run| {
+        frozen(run);
+        run.faults[0].end = 4900 * MS;
+    });
+}
+
+#[test]
+fn who_left_does_not_count_but_one_that_stayed_does() {
+    let plant = |run: &mut Run, left, to, end| {
+        let leaving = first(run, 1, 5 * S);
+        leaving.stays[0] = Stay { from: 5 * S, to: Some(to), whole: end == End::Whole };
+        leaving.head = Some((left, 200));
+        leaving.end = Some((left, end));
+        run.requests.push(request(1, 0, 5030 * MS, 5040 * MS, 5100 * MS));
+    };
+    excused(|run| plant(run, 5030 * MS, 5120 * MS, End::Left));
+    found("cap", |run| plant(run, 5060 * MS, 5120 * MS, End::Left));
+    found("cap", |run| plant(run, 5192 * MS, 5190 * MS, End::Whole));
+    // It was cut off, so its permit may have been gone for a moment; but not for so long.
+    let cut = |run: &mut Run, to| {
+        plant(run, to + MS, to, End::Cut);
+        run.faults.push(fault(What::Stall, None, 4 * S, 5 * S));
+    };
+    excused(|run| cut(run, 5190 * MS));
+    found("cap", |run| {
+        cut(run, 5400 * MS);
+        // One at a time beside it, except for the one that is planted.
+        run.requests.retain(|r| r.key == 0 || !(5150 * MS..5400 * MS).contains(&r.stays[0].from));
+    });
+}
+
+// ===== order =====
+
+/// The one that comes at 5 s to key 0 is taken back by so much, behind those sent later.
+fn passed_over(run: &mut Run) -> &mut Request {
+    let request = first(run, 0, 5 * S);
+    let sent = request.sent - 450 * MS;
+    request.sent = sent;
+    request
+}
+
+#[test]
+fn a_request_that_is_passed_over_is_found() {
+    found("order", |run| {
+        passed_over(run);
+    });
+    excused(|run| {
+        let gateway = passed_over(run).gateway;
+        run.faults.push(fault(What::Cut, Some(gateway), 4500 * MS, 4500 * MS));
+    });
+    excused(|run| {
+        passed_over(run);
+        run.faults.push(fault(What::KillPubsub, None, 4500 * MS, 4500 * MS));
+    });
+}
+
+#[test]
+fn what_befalls_others_excuses_nobody_who_is_passed_over() {
+    found("order", |run| {
+        let gateway = passed_over(run).gateway;
+        let other = (gateway + 1) % 3;
+        run.faults.push(fault(What::Cut, Some(other), 4500 * MS, 4500 * MS));
+        run.faults.push(fault(What::ScriptFlush, None, 4500 * MS, 4500 * MS));
+    });
+}
+
+#[test]
+fn a_request_that_waits_in_vain_while_later_ones_come_is_found() {
+    found("order", |run| run.requests.push(refused(1, 0, 4 * S, 7 * S, 429)));
+}
+
+// ===== idle =====
+
+#[test]
+fn a_request_that_waits_beside_a_free_permit_is_found() {
+    let plant = |run: &mut Run| {
+        run.requests.retain(|r| r.key == 0 || !(4 * S..7 * S).contains(&r.stays[0].from));
+        run.requests.push(refused(1, 0, 4 * S, 7 * S, 429));
+    };
+    found("idle", plant);
+    excused(|run| {
+        plant(run);
+        run.faults.push(fault(What::StallCut, Some(0), 5 * S, 5 * S));
+    });
+}
+
+// ===== answers =====
+
+#[test]
+fn a_head_that_comes_too_late_is_found() {
+    found("answer", |run| run.requests.push(refused(0, 0, 4 * S, 8600 * MS, 200)));
+}
+
+#[test]
+fn redis_is_no_excuse_for_no_answer_but_a_freeze_is() {
+    let late = refused(0, 0, 4 * S, 8600 * MS, 503);
+    found("answer", |run| {
+        run.requests.push(late.clone());
+        run.faults.push(fault(What::FreezeRedis, None, 5 * S, 8 * S));
+    });
+    excused(|run| {
+        run.requests.push(late.clone());
+        run.faults.push(fault(What::FreezeGateway, Some(0), 8 * S, 8400 * MS));
+    });
+}
+
+#[test]
+fn a_client_that_gave_up_is_found() {
+    found("answer", |run| {
+        let head = None;
+        let end = Some((8 * S, End::Unanswered));
+        run.requests.push(Request { head, end, ..refused(0, 0, 3 * S, 8 * S, 0) });
+    });
+}
+
+#[test]
+fn a_body_that_does_not_end_is_found() {
+    found("answer", |run| first(run, 0, 5 * S).end = Some((8 * S, End::Whole)));
+}
+
+#[test]
+fn a_client_that_never_ended_is_found() {
+    found("answer", |run| first(run, 0, 5 * S).end = None);
+}
+
+#[test]
+fn a_bad_gateway_is_found() {
+    found("status", |run| first(run, 0, 5 * S).head.as_mut().unwrap().1 = 502);
+}
+
+#[test]
+fn a_503_without_a_reason_is_found() {
+    let plant = |run: &mut Run| run.requests.push(refused(0, 0, 5 * S, 6 * S, 503));
+    found("status", plant);
+    excused(|run| {
+        plant(run);
+        run.faults.push(fault(What::Stall, Some(0), 3900 * MS, 4 * S));
+    });
+}
+
+#[test]
+fn a_refusal_before_the_wait_is_over_is_found() {
+    found("status", |run| {
+        // Nobody comes meanwhile: it is not passed over.
+        run.requests.push(refused(0, 0, 5 * S, 5100 * MS, 429));
+    });
+}
+
+#[test]
+fn a_connection_that_breaks_is_found_unless_its_gateway_was_killed() {
+    let plant = |run: &mut Run| {
+        let request = first(run, 0, 9 * S);
+        request.head = None;
+        request.end.as_mut().unwrap().1 = End::Broken;
+        request.gateway
+    };
+    found("status", |run| {
+        plant(run);
+    });
+    excused(|run| {
+        let gateway = plant(run);
+        run.gateways[gateway].died = Some(9100 * MS);
+    });
+}
+
+#[test]
+fn a_cut_body_is_found_unless_there_was_a_reason() {
+    let plant = |run: &mut Run| first(run, 0, 5 * S).end.as_mut().unwrap().1 = End::Cut;
+    found("status", plant);
+    excused(|run| {
+        plant(run);
+        run.faults.push(fault(What::FreezeRedis, None, 4 * S, 5 * S));
+    });
+}
+
+#[test]
+fn a_body_that_ends_too_early_without_an_error_is_found() {
+    found("status", |run| {
+        first(run, 0, 5 * S).end.as_mut().unwrap().1 = End::Short;
+        run.faults.push(fault(What::FreezeRedis, None, 4 * S, 5 * S));
+    });
+}
+
+#[test]
+fn a_request_that_comes_twice_is_found() {
+    found("status", |run| {
+        let request = first(run, 0, 5 * S);
+        let from = request.stays[0].to.unwrap() + MS;
+        request.stays.push(Stay { from, to: Some(from + MS), whole: true });
+    });
+}
+
+// ===== waking =====
+
+#[test]
+fn a_frozen_gateway_that_goes_on_after_waking_is_found() {
+    let plant = |run: &mut Run, to: At, last_frame: At| {
+        frozen_beside(run, 3500 * MS, to);
+        run.requests.iter_mut().filter(|r| r.kind == Kind::Stream).for_each(|r| {
+            r.stays[0].whole = false;
+            r.last_frame = Some(last_frame);
+        });
+        run.requests.iter_mut().filter(|r| r.key == 0).for_each(|r| r.gateway = 0);
+        // Nothing else of the key is there then, so that only this is wrong.
+        let others = |r: &Request| r.key == 1 && r.kind == Kind::Short;
+        run.requests.retain(|r| !(others(r) && (5900 * MS..6900 * MS).contains(&r.stays[0].from)));
+    };
+    excused(|run| plant(run, 6050 * MS, 3990 * MS));
+    found("wake", |run| plant(run, 6050 * MS, 6010 * MS));
+    found("wake", |run| plant(run, 6500 * MS, 3990 * MS));
+}
+
+// ===== recovery and rest =====
+
+#[test]
+fn a_gateway_that_does_not_recover_is_found() {
+    let plant = |run: &mut Run| {
+        run.faults.push(fault(What::Cut, Some(0), 2 * S, 2 * S));
+        run.requests.retain(|r| r.gateway != 0 || r.stays[0].from < S || r.sent > 9 * S);
+    };
+    found("recovery", plant);
+    // Another fault befell it all the while.
+    excused(|run| {
+        plant(run);
+        run.faults.push(fault(What::Stall, Some(0), 2500 * MS, 7 * S));
+    });
+}
+
+#[test]
+fn a_key_that_is_left_is_found() {
+    found("rest", |run| run.empty = None);
+    found("rest", |run| run.empty = run.empty.map(|at| at + 2 * S));
+}
+
+#[test]
+fn a_request_that_is_left_at_the_upstream_is_found() {
+    found("rest", |run| run.in_flight_left = 1);
+}
