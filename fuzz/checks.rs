@@ -15,9 +15,10 @@ use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
 /// Two names: parts are separated by `|`, the two by `\n`.
 pub(crate) fn names(data: &[u8]) {
-    let mut lists = data.splitn(2, |byte| *byte == b'\n').map(parts);
-    let one = lists.next().unwrap_or_default();
-    let two = lists.next().unwrap_or_default();
+    let (one, two) = match data.iter().position(|byte| *byte == b'\n') {
+        Some(at) => (parts(&data[..at]), parts(&data[at + 1..])),
+        None => (parts(data), parts(b"")),
+    };
     let (a, b) = (name(&one), name(&two));
     assert_eq!(a == b, one == two, "{one:?} {two:?} -> {a} {b}");
     assert_eq!(a.as_str() == b.as_str(), a == b);

@@ -70,10 +70,17 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
     pub(super) fn passed(body: B, permit: Option<Permit>, abort: bool) -> Self {
         // Nobody need ask a body for frames that says beforehand that it has none.
         let inner = match permit.filter(|_| !body.is_end_stream()) {
-            Some(permit) if abort => Inner::Leased { leased: Leased::new(body, permit) },
+            Some(permit) if abort => Inner::Leased { leased: Leased::new(body, &permit) },
             permit => Inner::Passed { body, permit },
         };
         Self { inner }
+    }
+}
+
+/// The default body, and no permit: what other layers answer with on their own.
+impl<B: Default> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self { inner: Inner::Passed { body: B::default(), permit: None } }
     }
 }
 
@@ -132,7 +139,7 @@ where
 }
 
 impl<B: Send + 'static> Leased<B> {
-    fn new(body: B, permit: Permit) -> Self {
+    fn new(body: B, permit: &Permit) -> Self {
         let flows = State::Flows { body: Box::pin(body), permit: permit.clone(), reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows) });
         let alarm = Waker::from(Arc::clone(&shared));

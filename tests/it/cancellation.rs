@@ -8,12 +8,13 @@
 #[cfg(feature = "redis")]
 mod redis;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,10 +25,12 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
-use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::backend::{Answer, Backend, Call, Mailbox, MemoryBackend};
+use tower_semaphore::ledger::NodeId;
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, HoldUntil, ResponseBody};
 use tower_semaphore::{
-    Acquire, AcquireError, ConcurrencyLimitLayer, FullReason, Name, Permit, Policy, Semaphore,
+    Acquire, AcquireError, BackendError, ConcurrencyLimitLayer, FullReason, Name, Permit, Policy,
+    Semaphore,
 };
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -571,6 +574,55 @@ fn anything_may_be_dropped_after_its_runtime_was_shut_down() {
         drop(bench.acquire().await.unwrap());
         bench.nothing_left("after a runtime");
     });
+}
+
+/// A backend that tells when the last of a process is gone: its record of places goes with it.
+struct Watched<B>(B, Arc<()>);
+
+impl<B: Backend> Backend for Watched<B> {
+    type Lane = B::Lane;
+
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.attach(node, mailbox);
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        self.0.key(name)
+    }
+
+    fn is_immediate(&self) -> bool {
+        self.0.is_immediate()
+    }
+
+    fn call_now(&self, call: &Call) -> Answer {
+        self.0.call_now(call)
+    }
+
+    fn connect(&self) -> impl Future<Output = Result<B::Lane, BackendError>> + Send {
+        self.0.connect()
+    }
+}
+
+/// Drops a permit, its semaphore and their runtime in each order. No memory is kept.
+fn drops_in_each_order<B: Backend>(backend: impl Fn() -> B) {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let alive = Arc::new(());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let semaphore = Semaphore::new(Watched(backend(), Arc::clone(&alive)));
+        let permit = runtime.block_on(semaphore.acquire(name(), &policy(1))).unwrap();
+        let mut what: [Option<Box<dyn Any>>; 3] =
+            [Some(Box::new(permit)), Some(Box::new(semaphore)), Some(Box::new(runtime))];
+        for i in order {
+            drop(what[i].take());
+        }
+        let names = order.map(|i| ["permit", "semaphore", "runtime"][i]);
+        assert_eq!(Arc::strong_count(&alive), 1, "memory is kept after {names:?}");
+    }
+}
+
+#[test]
+fn no_memory_is_kept_in_whatever_order_permit_semaphore_and_runtime_go() {
+    drops_in_each_order(MemoryBackend::new);
 }
 
 #[tokio::test]

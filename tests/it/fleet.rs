@@ -114,11 +114,11 @@ async fn first_come_is_first_served_over_three_gateways() {
         .collect();
     let mut sent = Vec::new();
     let mut next = tokio::time::interval(Duration::from_millis(18));
-    for number in 0..90u64 {
+    for number in 0..90usize {
         next.tick().await;
         let fleet = Arc::clone(&fleet);
         sent.push(tokio::spawn(async move {
-            let url = fleet.url(number as usize, "/?ms=12");
+            let url = fleet.url(number, "/?ms=12");
             let request = http::Request::get(url).header("x-number", number);
             assert_eq!(fleet.client.send(request).await.0, 200);
         }));
@@ -127,7 +127,7 @@ async fn first_come_is_first_served_over_three_gateways() {
     pressing.iter().for_each(tokio::task::JoinHandle::abort);
     let seen = fleet.upstream.seen();
     assert_eq!(seen.peak, 1);
-    assert_eq!(seen.arrivals, (0..90).collect::<Vec<_>>());
+    assert_eq!(seen.arrivals, (0..90).collect::<Vec<u64>>());
     assert!(seen.total > 150, "the newcomers did not press: {}", seen.total);
     fleet.quiet().await;
 }

@@ -769,6 +769,12 @@ fn what_is_dropped_after_its_runtime_was_shut_down_comes_free_with_its_lease() {
     });
 }
 
+#[test]
+fn no_memory_is_kept_in_whatever_order_permit_semaphore_and_runtime_go() {
+    let redis = TestRedis::start();
+    super::drops_in_each_order(|| RedisBackend::builder(redis.url()).build().unwrap());
+}
+
 #[tokio::test]
 async fn a_permit_of_a_semaphore_that_is_gone_is_given_back_over_a_broken_connection() {
     let redis = TestRedis::start();

@@ -485,11 +485,8 @@ impl Process {
             return;
         };
         match &mut slot.state {
-            State::Joining { hint, .. } => {
-                if bug != Some(Bug::EarlyHintDropped) {
-                    *hint = Some(end);
-                }
-            }
+            State::Joining { .. } if bug == Some(Bug::EarlyHintDropped) => {}
+            State::Joining { hint, .. } => *hint = Some(end),
             State::Waiting { .. } if end >= slot.end || bug == Some(Bug::HintWithoutLeaseEnd) => {
                 self.grant(n, now, bug, notes);
             }

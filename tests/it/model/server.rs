@@ -88,7 +88,7 @@ pub(crate) fn carry_out(
     let lease = u64::from(LEASE);
     let mut post = |_: NodeId, grants: &[tower_semaphore::ledger::Grant]| {
         // As PUBLISH does: one message a node, so it is there for all of them or for none.
-        grants.iter().map(|grant| post(id_of(grant.id), end_of(grant.lease_end))).all(|there| there)
+        grants.iter().fold(true, |all, grant| post(id_of(grant.id), end_of(grant.lease_end)) && all)
     };
     let post = &mut post;
     let has = |asked| bug == Some(asked);

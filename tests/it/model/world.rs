@@ -41,6 +41,25 @@ pub(crate) enum Rule {
     GonePassedOver,
 }
 
+impl Rule {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::CapByLedger => "CapByLedger",
+            Self::CapByBelief => "CapByBelief",
+            Self::Grounded => "Grounded",
+            Self::CapByProcess => "CapByProcess",
+            Self::Order => "Order",
+            Self::NoIdlePermit => "NoIdlePermit",
+            Self::DeadStayDead => "DeadStayDead",
+            Self::NoLeak => "NoLeak",
+            Self::Aware => "Aware",
+            Self::Served => "Served",
+            Self::NotLostEarly => "NotLostEarly",
+            Self::GonePassedOver => "GonePassedOver",
+        }
+    }
+}
+
 /// That something happened in a run, so that the rules were put to the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -77,6 +96,8 @@ pub(crate) struct Snapshot {
     /// How often the data was lost, and when last.
     pub(crate) epoch: u8,
     lost_at: u8,
+    /// The server that runs now is a replica that was promoted: it is older than its data.
+    promoted: bool,
     pub(crate) processes: Vec<Process>,
     pub(crate) mail: Vec<Hint>,
     /// Broken connections whose calls the server still has to read.
@@ -203,19 +224,24 @@ impl Model for World {
 
     fn init_states(&self) -> Vec<Snapshot> {
         let processes = (0..self.config.processes).map(Process::new).collect();
-        vec![Snapshot {
+        let first = Snapshot {
             now: 0,
             server: Server::default(),
             replica: None,
             epoch: 0,
             lost_at: 0,
+            promoted: false,
             processes,
             mail: Vec::new(),
             old: Vec::new(),
             left: self.config.faults,
             ghost: Ghost::default(),
             broken: None,
-        }]
+        };
+        let beginning = self.config.beginning.iter();
+        vec![beginning.fold(first, |s, action| {
+            self.next_state(&s, *action).expect("a beginning that can happen")
+        })]
     }
 
     fn actions(&self, s: &Snapshot, actions: &mut Vec<Action>) {
@@ -284,7 +310,9 @@ impl Model for World {
         actions.extend((0..s.old.len()).map(Action::ReadOld));
         if left.failovers > 0 {
             match &s.replica {
-                None if !s.server.places.is_empty() => actions.push(Action::Replicate),
+                None if !s.server.places.is_empty() => {
+                    actions.extend([Action::Replicate, Action::Failover]);
+                }
                 Some(replica) if *replica != s.server => actions.push(Action::Failover),
                 _ => {}
             }
@@ -391,7 +419,8 @@ impl Model for World {
             Action::Replicate => s.replica = Some(s.server.clone()),
             Action::Failover => {
                 s.left.failovers -= 1;
-                let replica = s.replica.take()?;
+                let replica = s.replica.take().unwrap_or_default();
+                s.promoted = true;
                 self.lose_data(&mut s, replica, true);
             }
             Action::Restart => {
@@ -421,7 +450,7 @@ impl Model for World {
     fn properties(&self) -> Vec<Property<Self>> {
         macro_rules! always {
             ($($rule:ident)*) => {
-                vec![$(Property::always(stringify!($rule), |_, s: &Snapshot| {
+                vec![$(Property::always(Rule::$rule.name(), |_, s: &Snapshot| {
                     s.broken != Some(Rule::$rule)
                 })),*]
             };
@@ -462,7 +491,8 @@ impl World {
         let p = &mut s.processes[process];
         // The first look at this server.
         if p.seen != Some(s.epoch) {
-            let young = s.epoch > 0 && s.now < s.lost_at + LEASE;
+            let by_uptime = self.bug() == Some(Bug::YoungByUptime);
+            let young = s.epoch > 0 && s.now < s.lost_at + LEASE && !(s.promoted && by_uptime);
             let until = match p.seen {
                 Some(_) => s.now + LEASE,
                 None if young && self.bug() != Some(Bug::YoungServerTrusted) => s.lost_at + LEASE,
@@ -770,7 +800,7 @@ impl World {
             for slot in &p.slots {
                 let id = (p.me, slot.n);
                 // One that stands still past its deadline does nothing.
-                let works = slot.works(now, self.bug()) && !(p.frozen && !slot.works(now, None));
+                let works = slot.works(now, self.bug()) && (!p.frozen || slot.works(now, None));
                 if works {
                     mine += 1;
                     let held = live(id).is_some_and(|place| place.ticket.is_none());
