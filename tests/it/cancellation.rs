@@ -577,7 +577,10 @@ fn anything_may_be_dropped_after_its_runtime_was_shut_down() {
 }
 
 /// A backend that tells when the last of a process is gone: its record of places goes with it.
-struct Watched<B>(B, Arc<()>);
+struct Watched<B>(
+    B,
+    #[allow(dead_code, reason = "what is watched is whether it is there")] Arc<()>,
+);
 
 impl<B: Backend> Backend for Watched<B> {
     type Lane = B::Lane;

@@ -101,6 +101,10 @@ async fn the_cap_holds_and_is_used_over_three_gateways() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn first_come_is_first_served_over_three_gateways() {
     let fleet = Arc::new(Fleet::start(3, &["--limit", "1", "--wait", "30s"]).await);
+    for gateway in 0..3 {
+        // From here on each has its connections.
+        assert_eq!(fleet.client.get(&fleet.url(gateway, "/")).await, 200);
+    }
     // Newcomers press all the while, unnumbered.
     let pressing: Vec<_> = (0..6)
         .map(|i| {

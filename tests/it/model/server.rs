@@ -88,7 +88,11 @@ pub(crate) fn carry_out(
     let lease = u64::from(LEASE);
     let mut post = |_: NodeId, grants: &[tower_semaphore::ledger::Grant]| {
         // As PUBLISH does: one message a node, so it is there for all of them or for none.
-        grants.iter().fold(true, |all, grant| post(id_of(grant.id), end_of(grant.lease_end)) && all)
+        let mut heard = true;
+        for grant in grants {
+            heard &= post(id_of(grant.id), end_of(grant.lease_end));
+        }
+        heard
     };
     let post = &mut post;
     let has = |asked| bug == Some(asked);
