@@ -515,8 +515,8 @@ impl World {
     fn execute(&self, s: &mut Snapshot, process: usize) {
         let Some(call) = s.processes[process].wire.pop_front() else { return };
         let me = s.processes[process].me;
-        if call.sent + LEASE <= s.now {
-            // The release that follows it may not come: it is not sent after a lease.
+        if call.sent + LEASE <= s.now || s.processes[process].frozen {
+            // The release that follows it may not come: it is not sent a lease after it was due.
             self.expect_orphans(s, me, &call);
         }
         let reply = self.run(s, me, &call);
