@@ -98,7 +98,7 @@ pub struct Server {
     /// Names the data behind the connection: another name means that some of it may have been lost.
     /// `None`: that cannot be found out.
     pub data: Option<String>,
-    /// How long the server has been running.
+    /// For how long the data has been there for certain. `None`: that cannot be found out.
     pub age: Option<Duration>,
     /// What its operator should know.
     pub warning: Option<String>,

@@ -432,8 +432,11 @@ impl Node {
         let now = Instant::now();
         let mut met = lock(&self.met);
         let lost_at = match &*met {
-            // A process that is new here knows the server's age, and no more.
-            None => server.age.and_then(|age| now.checked_sub(age)),
+            // A process that is new here knows the age of the data, if that.
+            None => match server.age {
+                Some(age) => now.checked_sub(age),
+                None => Some(now),
+            },
             Some(Met { data: Some(data), lost_at }) if Some(data) == server.data.as_ref() => {
                 *lost_at
             }

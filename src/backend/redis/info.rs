@@ -28,7 +28,10 @@ fn read(info: &str) -> Server {
     // A restart changes the first, a promotion the second.
     let data =
         field("run_id").zip(field("master_replid")).map(|(run, data)| format!("{run}/{data}"));
+    // A server that was a replica once has its data since a time that it does not tell.
+    let promoted = field("master_replid2").is_none_or(|id| id.bytes().any(|c| c != b'0'));
     let age = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
+    let age = age.filter(|_| !promoted);
     let evicts = field("maxmemory_policy").filter(|policy| *policy != "noeviction");
     let bounded = field("maxmemory").is_some_and(|bytes| bytes != "0");
     let warning = evicts.filter(|_| bounded).map(|policy| {

@@ -41,8 +41,11 @@ impl Places {
         self.reasserts = admitted.map(|(_, slot)| slot.n).collect();
         let mut joins: Vec<u64> = Vec::new();
         for (_, slot) in &mut self.slots {
-            if let State::Joining { sent, .. } = slot.state {
+            if let State::Joining { sent, hint } = &mut slot.state {
+                // A hint that was kept is of the connection before, and perhaps of data before.
+                *hint = None;
                 // An id that was sent stays as it is.
+                let sent = *sent;
                 slot.deaf = if sent { slot.deaf } else { deaf };
                 joins.push(slot.n);
             }

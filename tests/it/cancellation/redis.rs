@@ -317,17 +317,17 @@ async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_no
         let queue = async |ahead| {
             let waits = tokio::spawn(cell.far.acquire(&*cell.name, &policy));
             cell.until_places((1, ahead + 1)).await;
-            waits
+            Some(waits)
         };
         // Whoever waits would give what is not written yet the time to be written.
-        let before = if cell.phase == Unsent { Some(queue(0).await) } else { None };
+        let before = if cell.phase == Unsent { queue(0).await } else { None };
         let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
         let other = match before {
             Some(waits) => waits,
             None => {
                 let ahead = u64::from(matches!(cell.phase, Executed | Answered));
                 cell.until_places((1, ahead)).await;
-                queue(ahead).await
+                queue(ahead).await.expect("it waits")
             }
         };
         cell.drop_there(call).await;
