@@ -135,6 +135,13 @@ pub use self::semaphore::{
     PolicyBuilder, Semaphore, Waiter,
 };
 
+/// For `fuzz/`. No part of the API; not there otherwise.
+#[cfg(all(fuzzing, feature = "redis"))]
+#[doc(hidden)]
+pub mod __fuzz {
+    pub use crate::backend::fuzz::{hints, reply};
+}
+
 /// The examples of the README run as well.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../README.md")]

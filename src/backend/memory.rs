@@ -163,8 +163,10 @@ fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
     let mut places: Vec<_> =
         ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
     places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
+    let waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
+    let in_use = places.len() as u64 - waiting;
     places.truncate(most as usize);
-    Listing { now, in_use: ledger.in_use(), waiting: ledger.waiting(), places }
+    Listing { now, in_use, waiting, places }
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -16,6 +16,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub use self::memory::MemoryBackend;
+#[cfg(all(fuzzing, feature = "redis"))]
+pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
 

@@ -279,6 +279,7 @@ impl Node {
     pub(super) fn place_left(&self) {
         if self.live.fetch_sub(1, Ordering::AcqRel) == 1 && self.is_closed() {
             self.wake_tasks();
+            self.forget_if_over();
         }
     }
 
@@ -570,8 +571,16 @@ impl Node {
     /// The last handle is gone. The tasks, if they run, see to what is left.
     pub(super) fn abandon(&self) {
         self.close();
-        if !self.running.load(Ordering::Acquire) {
+        self.forget_if_over();
+    }
+
+    /// Where no task will see to what is left, nobody needs it any more.
+    fn forget_if_over(&self) {
+        if self.is_closed() && !self.running.load(Ordering::Acquire) {
             self.forget();
+            let mail = std::mem::take(&mut *lock(&self.mail));
+            // Its gates end here, and they look at the node as they do.
+            drop(mail);
         }
     }
 
@@ -618,6 +627,7 @@ struct Running(Arc<Node>);
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.running.store(false, Ordering::Release);
+        self.0.forget_if_over();
     }
 }
 

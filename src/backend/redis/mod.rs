@@ -317,3 +317,19 @@ impl fmt::Debug for RedisBackendBuilder {
         f.debug_struct("RedisBackendBuilder").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
+
+/// For `fuzz/`.
+#[cfg(fuzzing)]
+pub(crate) mod fuzz {
+    /// What Redis answers to a call.
+    pub fn reply(op: u8, places: usize, wire: &[u8]) {
+        let _ = super::scripts::decode_wire(op, places, wire);
+    }
+
+    /// What Redis sends to a node.
+    pub fn hints(message: &[u8]) {
+        if let Some((_, hints)) = super::scripts::hints(message) {
+            hints.for_each(drop);
+        }
+    }
+}

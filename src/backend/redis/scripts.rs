@@ -109,7 +109,7 @@ pub(super) fn decode(call: &Call, value: &Value) -> Result<Answer, BackendError>
         Op::Acquire { ids, .. } | Op::Renew { ids, .. } => reply(items, ids.len()),
         Op::Reassert { proofs, .. } => reply(items, proofs.len()),
         Op::Release { .. } => reply(items, 0),
-        Op::Inspect { .. } => listing(items).map(Answer::Listing),
+        Op::Inspect { most } => listing(items, *most).map(Answer::Listing),
     };
     answer.ok_or_else(|| unexpected(value))
 }
@@ -130,10 +130,10 @@ fn reply(items: &[Value], standings: usize) -> Option<Answer> {
     Some(Answer::Reply { reply, late: false })
 }
 
-fn listing(items: &[Value]) -> Option<Listing> {
+fn listing(items: &[Value], most: u32) -> Option<Listing> {
     let [now, in_use, waiting, leases, rest @ ..] = items else { return None };
     let leases = usize::try_from(number(leases)?).ok()?;
-    let (leases, tickets) = rest.split_at_checked(leases * 2)?;
+    let (leases, tickets) = rest.split_at_checked(leases.checked_mul(2)?)?;
     let mut places = Vec::with_capacity(leases.len());
     for (id, lease_end) in pairs(leases) {
         places.push((place(id)?, number(lease_end)?, None));
@@ -146,7 +146,13 @@ fn listing(items: &[Value]) -> Option<Listing> {
             place.2 = Some(number(ticket)?);
         }
     }
-    Some(Listing { now: number(now)?, in_use: number(in_use)?, waiting: number(waiting)?, places })
+    let (now, mut in_use, mut waiting) = (number(now)?, number(in_use)?, number(waiting)?);
+    if leases.len() / 2 < most as usize {
+        // All are here, so those that the script counted and that have expired can be left out.
+        waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
+        in_use = places.len() as u64 - waiting;
+    }
+    Some(Listing { now, in_use, waiting, places })
 }
 
 fn pairs(items: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
@@ -193,4 +199,101 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = (u64, 
         Some((n, words.next()?.parse().ok()?))
     });
     Some((key, pairs))
+}
+
+/// For the fuzz targets and the test below: any bytes, as the answer to any call.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn decode_wire(
+    op: u8,
+    places: usize,
+    wire: &[u8],
+) -> Option<Result<Answer, BackendError>> {
+    use crate::ledger::{Ids, NodeId};
+    let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
+    let node = NodeId::new(1);
+    let ids: Ids = (0..places as u64).map(|n| PlaceId { node, deaf: false, n }).collect();
+    let op = match op % 5 {
+        0 => Op::Acquire { lease_ms: 1000, max_queue: None, ids },
+        1 => Op::Release { ids },
+        2 => Op::Renew { lease_ms: 1000, ids },
+        3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },
+        _ => Op::Inspect { most: 1000 },
+    };
+    let answer = decode(&Call { key: "x".into(), node, limit: 1, op }, &value);
+    if let Ok(Answer::Reply { reply, .. }) = &answer {
+        assert!(reply.standings.is_empty() || reply.standings.len() == places);
+    }
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::{decode_wire, hints};
+
+    /// Something that a script answers, or nearly.
+    fn item() -> impl Strategy<Value = String> {
+        let number = prop_oneof![
+            (-3..3i64).prop_map(i128::from),
+            any::<i64>().prop_map(i128::from),
+            any::<u64>().prop_map(i128::from),
+            Just(i128::from(u64::MAX)),
+        ];
+        let bulk = |text: String| format!("${}\r\n{text}\r\n", text.len());
+        prop_oneof![
+            4 => (-3..3i64).prop_map(|n| format!(":{n}\r\n")),
+            2 => any::<i64>().prop_map(|n| format!(":{n}\r\n")),
+            2 => number.prop_map(move |n| bulk(n.to_string())),
+            2 => "q?~?[0-9A-Za-z]{11}:[0-9a-z]{1,11}".prop_map(bulk),
+            1 => Just("$-1\r\n".to_owned()),
+            1 => Just("-ERR no\r\n".to_owned()),
+            1 => Just("*0\r\n".to_owned()),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 5000, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn no_answer_of_redis_makes_the_decoder_panic(
+            op in 0..5u8,
+            places in 0..4usize,
+            items in vec(item(), 0..12),
+        ) {
+            let wire = format!("*{}\r\n{}", items.len(), items.concat());
+            prop_assert!(decode_wire(op, places, wire.as_bytes()).is_some());
+        }
+
+        #[test]
+        fn no_hint_makes_the_decoder_panic(
+            any in vec(any::<u8>(), 0..60),
+            near in "[a-z:{}]{0,5}( [0-9a-z]{0,13}){0,7}",
+        ) {
+            for message in [&any, near.as_bytes()] {
+                if let Some((_, hints)) = hints(message) {
+                    hints.for_each(drop);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_corpus_of_replies_holds() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/reply");
+        let mut understood = 0;
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let data = std::fs::read(entry.unwrap().path()).unwrap();
+            let [op, places, wire @ ..] = &*data else { continue };
+            understood +=
+                usize::from(matches!(decode_wire(*op, usize::from(*places), wire), Some(Ok(_))));
+            if let Some((_, hints)) = hints(wire) {
+                hints.for_each(drop);
+            }
+        }
+        assert!(understood > 5, "{understood}");
+    }
 }

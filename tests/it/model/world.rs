@@ -508,6 +508,10 @@ impl World {
             self.saw(Seen::Quarantined);
             limit = 0;
         }
+        // A release that is overdue is not sent; a call that came after the request had left may
+        // have given the place a new lease, which then has to end by itself.
+        let overdue = p.releases.iter().filter(|(_, until)| *until <= s.now);
+        s.ghost.orphans.extend(overdue.map(|(n, _)| (p.me, *n)));
         p.collect(s.now, limit, self.bug())
     }
 
@@ -515,7 +519,7 @@ impl World {
     fn execute(&self, s: &mut Snapshot, process: usize) {
         let Some(call) = s.processes[process].wire.pop_front() else { return };
         let me = s.processes[process].me;
-        if call.sent + LEASE <= s.now || s.processes[process].frozen {
+        if call.sent + LEASE <= s.now {
             // The release that follows it may not come: it is not sent a lease after it was due.
             self.expect_orphans(s, me, &call);
         }
@@ -627,7 +631,8 @@ impl World {
         s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
     }
 
-    /// What this call makes may belong to nobody: its process went on long ago.
+    /// What this call makes may belong to nobody: its process went on long ago. It is
+    /// left for one lease at the most.
     fn expect_orphans(&self, s: &mut Snapshot, process: u8, call: &Call) {
         let made: Vec<u8> = match &call.op {
             Op::Acquire { ids, .. } => ids.clone(),
