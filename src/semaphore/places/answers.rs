@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AFTER_LEASE_END, IDLE, Places, State, WAITING_RENEWAL, find, number, slot_id, slot_index,
+    AFTER_LEASE_END, DEAF_RENEWAL, IDLE, Places, State, WAITING_RENEWAL, find, number, slot_id,
+    slot_index,
 };
 use crate::backend::{Answer, Op};
 use crate::error::{BackendError, FullReason};
@@ -201,8 +202,9 @@ impl Places {
                 }
             }
             (State::Held, Standing::Waits(_)) => {
+                // Asked again soon, but not at once: that could go on as long as the lease.
                 slot.doubt = true;
-                self.renew = true;
+                self.want(now + DEAF_RENEWAL);
             }
             _ => {}
         }

@@ -33,8 +33,10 @@ impl Places {
     fn collect_releases(&mut self, now: Instant, out: &mut impl Extend<Call>) {
         while !self.releases.is_empty() {
             let batch = self.releases.len().min(BATCH_MAX);
-            // What its lease has ended is gone by itself.
-            let due = self.releases.drain(..batch).filter(|(_, until)| now < *until);
+            // What its lease has ended is gone by itself; one lease later, because a call that was
+            // under way may have given it a new one.
+            let lease = self.lease;
+            let due = self.releases.drain(..batch).filter(|(_, until)| now < *until + lease);
             let before = self.releasing.len();
             self.releasing.extend(due);
             let ids: Ids = self.releasing.range(before..).map(|(id, _)| *id).collect();

@@ -466,7 +466,7 @@ impl Places {
                     continue;
                 }
             }
-            if now >= due {
+            if now >= due || slot.doubt {
                 self.renew |= self.renewing == 0;
                 want(now + slot.interval());
             } else {
