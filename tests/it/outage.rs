@@ -201,7 +201,10 @@ async fn a_lost_permit_is_said_to_be_lost_though_nothing_answers() {
     redis.signal("CONT");
     assert!(permit.is_lost());
     // One renewal may have been answered before.
-    assert!(took >= lease && took < 2 * lease + Duration::from_millis(300), "{took:?}");
+    assert!(
+        took >= lease - Duration::from_millis(2) && took < 2 * lease + Duration::from_millis(300),
+        "{took:?}"
+    );
     assert_eq!(semaphore.health().lost, 1);
     // It is not revived by what Redis answers now.
     up(&semaphore).await;

@@ -48,6 +48,8 @@ const WAITING_RENEWAL: Duration = Duration::from_secs(1);
 const DEAF_RENEWAL: Duration = Duration::from_millis(100);
 /// How far behind the earliest lease end the next renewal comes.
 const AFTER_LEASE_END: Duration = Duration::from_millis(2);
+/// Lease ends are whole ms, rounded down: so much earlier than the lease a place may end.
+const LEASE_GRAIN: Duration = Duration::from_millis(1);
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
 const NEVER_ENDS: u64 = TICKET_MIN - 1;
 /// How long the record of an unused semaphore is kept.
@@ -181,7 +183,7 @@ pub(in crate::semaphore) enum Progress {
 
 impl Slot {
     fn deadline(&self) -> Instant {
-        self.acked + self.terms.lease
+        self.acked + self.terms.lease - LEASE_GRAIN
     }
 
     fn interval(&self) -> Duration {
