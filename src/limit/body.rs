@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::Bytes;
@@ -48,6 +49,8 @@ struct Leased<B> {
 /// frames, and the source behind the body would go on.
 struct Shared<B> {
     state: Mutex<State<B>>,
+    /// The lease is lost, and whoever has the lock is to see to it.
+    is_lost: AtomicBool,
 }
 
 enum State<B> {
@@ -141,7 +144,7 @@ where
 impl<B: Send + 'static> Leased<B> {
     fn new(body: B, permit: &Permit) -> Self {
         let flows = State::Flows { body: Box::pin(body), permit: permit.clone(), reader: None };
-        let shared = Arc::new(Shared { state: Mutex::new(flows) });
+        let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
         if permit.poll_lost(&mut Context::from_waker(&alarm)).is_ready() {
             alarm.wake();
@@ -162,13 +165,24 @@ where
     B::Error: Into<BoxError>,
 {
     fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut state = self.lock();
         // First the lease, then the frame: a process that slept past it sends nothing more.
-        if matches!(&*state, State::Flows { permit, .. } if permit.is_lost()) {
-            drop(state);
+        let permit = match &*self.lock() {
+            State::Flows { permit, .. } => Some(permit.clone()),
+            State::Ends { .. } | State::Lost { .. } => None,
+        };
+        if permit.is_some_and(|permit| permit.is_lost()) {
             self.shared.cut();
-            state = self.lock();
         }
+        let frame = self.poll_body(cx);
+        // If that was while we had the lock, it was left to us.
+        if self.shared.is_lost.load(Ordering::SeqCst) {
+            self.shared.cut();
+        }
+        frame
+    }
+
+    fn poll_body(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut state = self.lock();
         let (frame, last) = match &mut *state {
             State::Flows { body, reader, .. } => {
                 let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
@@ -214,8 +228,16 @@ impl<B> Shared<B> {
     }
 
     /// The lease is lost: the source behind the body stops, and the reader is told.
+    ///
+    /// Never waits: whoever tells of the loss has others to tell. If the body is being asked for a
+    /// frame just now, that is left to whoever asks.
     fn cut(&self) {
-        let mut state = self.lock();
+        self.is_lost.store(true, Ordering::SeqCst);
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         if !matches!(&*state, State::Flows { .. }) {
             return;
         }
