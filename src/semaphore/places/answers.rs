@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AFTER_LEASE_END, DEAF_RENEWAL, IDLE, Places, State, WAITING_RENEWAL, find, number, slot_id,
+    AFTER_LEASE_END, DEAF_RENEWAL, IDLE, Places, State, WAITING_RENEWAL, find, number, release_of,
     slot_index,
 };
 use crate::backend::{Answer, Op};
@@ -249,9 +249,7 @@ impl Places {
         slot.state = State::Lost;
         self.counts.lost();
         self.woken.append(&mut slot.lost_wakers);
-        let id = slot_id(self.node, slot);
-        let lease = slot.terms.lease;
-        self.releases.push_back((id, now + lease));
+        self.releases.push_back(release_of(self.node, slot, now));
     }
 
     pub(super) fn released(&mut self, n: u64, result: &Result<(), BackendError>) {

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Places, SLOT_BITS, State, number, slot_id};
+use super::{Places, SLOT_BITS, State, number, release_of};
 use crate::error::{BackendError, FullReason};
 use crate::semaphore::policy::OnUnavailable;
 
@@ -85,8 +85,7 @@ impl Places {
                 self.woken.extend(slot.waker.take());
                 self.counts.refused();
                 if there {
-                    let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
-                    self.releases.push_back((id, now + lease));
+                    self.releases.push_back(release_of(self.node, slot, now));
                 }
             }
         }
@@ -97,7 +96,7 @@ impl Places {
     fn admit(&mut self, index: usize, now: Instant) {
         let Some(slot) = self.slots.get_mut(index) else { return };
         if slot.is_there() {
-            self.releases.push_back((slot_id(self.node, slot), now + slot.terms.lease));
+            self.releases.push_back(release_of(self.node, slot, now));
         }
         slot.n = number(&self.serial, index);
         slot.deaf = self.deaf;

@@ -350,8 +350,7 @@ impl Places {
         let held = matches!(slot.state, State::Held | State::Admitted { announced: true });
         slot.state = if held { State::Releasing } else { State::Released(Ok(())) };
         if held {
-            let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
-            self.releases.push_back((id, now + lease));
+            self.releases.push_back(release_of(self.node, slot, now));
         }
     }
 
@@ -414,9 +413,8 @@ impl Places {
             }
             (State::Waiting { .. }, None) => {
                 let (in_use, waiting) = self.seen;
-                let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
                 slot.state = State::Refused(FullReason::QueueTimeout, in_use, waiting);
-                self.releases.push_back((id, now + lease));
+                self.releases.push_back(release_of(self.node, slot, now));
             }
             _ => {}
         }
@@ -433,8 +431,7 @@ impl Places {
                 State::Held | State::Admitted { .. } => self.lose(index, now),
                 State::Joining { .. } | State::Waiting { .. } => {
                     if slot.is_there() {
-                        let (id, lease) = (slot_id(self.node, slot), slot.terms.lease);
-                        self.releases.push_back((id, now + lease));
+                        self.releases.push_back(release_of(self.node, slot, now));
                     }
                     slot.state = State::Closed;
                     self.woken.extend(slot.waker.take());
@@ -550,7 +547,7 @@ impl Places {
 
     fn give_back(&mut self, slot: &Slot, now: Instant) {
         if slot.is_there() {
-            self.releases.push_back((slot_id(self.node, slot), now + slot.terms.lease));
+            self.releases.push_back(release_of(self.node, slot, now));
         }
     }
 
@@ -570,6 +567,11 @@ fn slot_index(n: u64) -> usize {
 
 const fn slot_id(node: NodeId, slot: &Slot) -> PlaceId {
     PlaceId { node, deaf: slot.deaf, n: slot.n }
+}
+
+/// What gives a place back, and from when on that is not needed any more.
+fn release_of(node: NodeId, slot: &Slot, now: Instant) -> (PlaceId, Instant) {
+    (slot_id(node, slot), now + slot.terms.lease)
 }
 
 fn find(slots: &mut Slab<Slot>, n: u64) -> Option<&mut Slot> {
