@@ -7,46 +7,8 @@ use futures_util::future::join_all;
 use http_body_util::BodyExt;
 
 use crate::support::eventually;
-use crate::support::gateway::{Client, Gateway, Upstream};
-use crate::support::redis::TestRedis;
-
-/// Three gateways on one Redis, before one upstream.
-struct Fleet {
-    redis: TestRedis,
-    upstream: Upstream,
-    gateways: Vec<Gateway>,
-    client: Client,
-}
-
-impl Fleet {
-    async fn start(processes: usize, args: &[&str]) -> Self {
-        let redis = TestRedis::start();
-        let upstream = Upstream::start().await;
-        let mut fleet = Self { redis, upstream, gateways: Vec::new(), client: Client::new() };
-        for _ in 0..processes {
-            fleet.add(args);
-        }
-        fleet
-    }
-
-    fn add(&mut self, args: &[&str]) {
-        let redis = self.redis.url();
-        let args = [&["--redis", &redis], args].concat();
-        self.gateways.push(Gateway::start(&self.upstream.url(), &args));
-    }
-
-    fn url(&self, gateway: usize, path: &str) -> String {
-        format!("{}{path}", self.gateways[gateway % self.gateways.len()].url())
-    }
-
-    /// All is quiet, and nothing is left.
-    async fn quiet(&self) {
-        eventually("nothing is left", async || {
-            self.redis.keys() == 0 && self.upstream.seen().in_flight == 0
-        })
-        .await;
-    }
-}
+use crate::support::fleet::Fleet;
+use crate::support::gateway::Client;
 
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() - 1) * percent / 100]

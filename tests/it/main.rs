@@ -13,6 +13,8 @@ mod conformance;
 mod differential;
 #[cfg(feature = "redis")]
 mod fleet;
+#[cfg(feature = "redis")]
+mod fleet_outage;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod http;
 #[cfg(all(feature = "axum", feature = "redis"))]

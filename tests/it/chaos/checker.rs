@@ -25,7 +25,7 @@
 //!   time that it flows + [`MARGIN`]; the time that its gateway was frozen is added. Redis is no
 //!   excuse.
 //! * **status**: 200, 429 only after the whole wait, 503 only if unclean, nothing else. No broken
-//!   connection unless its gateway was killed. No body without its end that does not end with an error. No request
+//!   connection unless its gateway was killed, or slept past its lease and wakes. No body without its end that does not end with an error. No request
 //!   twice at the upstream.
 //! * **wake**: a gateway that was frozen for longer than its lease passes not one more frame of what it had in
 //!   flight before, and leaves the upstream within [`WAKE`].
@@ -132,6 +132,17 @@ impl Run {
     fn frozen(&self, gateway: usize) -> impl Iterator<Item = (At, At)> {
         let of_it = move |what, whose| what == What::FreezeGateway && whose == Some(gateway);
         self.faults.iter().filter(move |f| of_it(f.what, f.gateway)).map(|f| (f.begin, f.end))
+    }
+
+    /// Whether the request ended as its gateway woke from longer than a lease: one that was stopped
+    /// between head and body cuts the connection with the head still unsent.
+    fn slept_past_its_lease(&self, request: &Request, at: At) -> bool {
+        let lease = self.rules.lease;
+        request.came().is_some_and(|came| {
+            self.frozen(request.gateway).any(|(begin, end)| {
+                came <= begin + TAIL / 5 && end - begin >= lease && (end..end + WAKE).contains(&at)
+            })
+        })
     }
 
     /// Whether nothing befell the gateway or Redis in this time, nor shortly before.
@@ -458,7 +469,7 @@ impl Check<'_> {
         let Some((at, end)) = &request.end else { return };
         let killed = self.run.died(request.gateway, at + 100 * MS);
         match end {
-            End::Broken if !killed => {
+            End::Broken if !killed && !self.run.slept_past_its_lease(request, *at) => {
                 self.flag("status", *at, key, format!("request {number}: the connection broke"));
             }
             End::Cut if !killed && self.run.is_clean(request.gateway, request.sent, *at) => {

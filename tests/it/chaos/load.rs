@@ -183,6 +183,11 @@ impl Load {
 
     /// One request to any gateway, through all of its life.
     pub(crate) async fn request(&self, key: usize, kind: Kind, rng: &mut Rng) {
+        self.request_of(key, KEYS[key], kind, rng).await;
+    }
+
+    /// The same, for any tenant.
+    pub(crate) async fn request_of(&self, key: usize, name: &str, kind: Kind, rng: &mut Rng) {
         let slot = rng.usize(..SLOTS);
         let Some((gateway, address)) = self.addresses.lock().unwrap()[slot] else { return };
         let ms = match key {
@@ -212,7 +217,7 @@ impl Load {
             .method(if kind == Kind::Post { "POST" } else { "GET" })
             .uri(format!("/?ms={ms}&frames={frames}&bytes={bytes}"))
             .header("host", "upstream")
-            .header("x-key", KEYS[key])
+            .header("x-key", name)
             .header("x-number", number)
             .body(body)
             .unwrap();
@@ -330,7 +335,7 @@ impl Load {
     }
 }
 
-fn kind(rng: &mut Rng, key: usize) -> Kind {
+pub(crate) fn kind(rng: &mut Rng, key: usize) -> Kind {
     let dice = rng.u8(..100);
     match key {
         ONE => Kind::Short,

@@ -79,26 +79,59 @@ pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
             at += Duration::from_millis(50);
             continue;
         };
-        let lasts = match what {
-            What::KillGateway => rng.u64(50..400),
-            // Longer than the lease of 1 s.
-            What::FreezeGateway => rng.u64(1200..2500),
-            What::FreezeRedis => rng.u64(200..2000),
-            What::RestartRedis => rng.u64(50..1000),
-            What::DebugSleep => rng.u64(200..800),
-            What::Delay | What::Stall | What::StallCut => rng.u64(200..1500),
-            _ => 0,
-        };
-        let strength = match what {
-            What::Delay => rng.u64(5..=200),
-            _ => rng.u64(..2),
-        };
-        let lasts = Duration::from_millis(lasts);
+        let (lasts, strength) = extent(what, &mut rng);
         busy[slot.unwrap_or(SLOTS)] = at + lasts + PAUSE;
         plan.push(Planned { at, what, slot, lasts, strength });
         at += Duration::from_millis(rng.u64(200..700));
     }
     plan
+}
+
+/// A fault every few seconds, one at a time, and none that ends a process: its memory would be a new
+/// one's.
+pub(crate) fn gentle(seed: u64, length: Duration) -> Vec<Planned> {
+    const LOCAL: [What; 6] =
+        [What::FreezeGateway, What::Delay, What::Stall, What::StallCut, What::Cut, What::HalfClose];
+    const GLOBAL: [What; 6] = [
+        What::FreezeRedis,
+        What::KillPubsub,
+        What::KillNormal,
+        What::FlushAll,
+        What::DebugSleep,
+        What::ScriptFlush,
+    ];
+    let mut rng = Rng::with_seed(seed);
+    let mut plan = Vec::new();
+    let mut at = Duration::from_secs(2);
+    while at < length {
+        let (what, slot) = match rng.usize(..LOCAL.len() + GLOBAL.len()) {
+            i if i < LOCAL.len() => (LOCAL[i], Some(rng.usize(..SLOTS))),
+            i => (GLOBAL[i - LOCAL.len()], None),
+        };
+        let (lasts, strength) = extent(what, &mut rng);
+        plan.push(Planned { at, what, slot, lasts, strength });
+        at += lasts + Duration::from_millis(rng.u64(1500..4000));
+    }
+    plan
+}
+
+/// How long a fault lasts, and how strong it is.
+fn extent(what: What, rng: &mut Rng) -> (Duration, u64) {
+    let lasts = match what {
+        What::KillGateway => rng.u64(50..400),
+        // Longer than the lease of 1 s.
+        What::FreezeGateway => rng.u64(1200..2500),
+        What::FreezeRedis => rng.u64(200..2000),
+        What::RestartRedis => rng.u64(50..1000),
+        What::DebugSleep => rng.u64(200..800),
+        What::Delay | What::Stall | What::StallCut => rng.u64(200..1500),
+        _ => 0,
+    };
+    let strength = match what {
+        What::Delay => rng.u64(5..=200),
+        _ => rng.u64(..2),
+    };
+    (Duration::from_millis(lasts), strength)
 }
 
 #[test]
@@ -111,5 +144,16 @@ fn a_seed_decides_the_schedule() {
         assert!((500..900).contains(&faults.len()), "{} faults", faults.len());
         let kinds: std::collections::BTreeSet<_> = faults.iter().map(|fault| fault.what).collect();
         assert_eq!(kinds.len(), 14, "seed {seed}: {kinds:?}");
+    }
+}
+
+#[test]
+fn a_gentle_schedule_ends_no_process() {
+    for seed in 0..20 {
+        let faults = gentle(seed, Duration::from_secs(600));
+        assert!((150..250).contains(&faults.len()), "{} faults", faults.len());
+        let ends = |what| matches!(what, What::KillGateway | What::RestartRedis);
+        assert!(!faults.iter().any(|fault| ends(fault.what)));
+        assert!(faults.windows(2).all(|pair| pair[0].at + pair[0].lasts < pair[1].at));
     }
 }

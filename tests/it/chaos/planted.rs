@@ -348,6 +348,22 @@ fn a_connection_that_breaks_is_found_unless_its_gateway_was_killed() {
 }
 
 #[test]
+fn a_connection_that_breaks_is_found_unless_its_gateway_slept_past_its_lease() {
+    let plant = |run: &mut Run, slept: At| {
+        run.gateways.push(Life { died: Some(8 * S), ..Life::default() });
+        let request = first(run, 0, 6 * S);
+        request.gateway = 3;
+        let asleep = request.stays[0].to.unwrap();
+        let awake = asleep + slept;
+        request.head = None;
+        request.end = Some((awake + 3 * MS, End::Broken));
+        run.faults.push(fault(What::FreezeGateway, Some(3), asleep, awake));
+    };
+    found("status", |run| plant(run, 500 * MS));
+    excused(|run| plant(run, 1500 * MS));
+}
+
+#[test]
 fn a_cut_body_is_found_unless_there_was_a_reason() {
     let plant = |run: &mut Run| first(run, 0, 5 * S).end.as_mut().unwrap().1 = End::Cut;
     found("status", plant);

@@ -50,8 +50,12 @@ impl Gateway {
         self.process.wait().unwrap();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
+        let pid = self.pid().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
 
@@ -81,10 +85,19 @@ fn binary() -> &'static str {
     BINARY.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--example", "gateway"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
         if cfg!(feature = "axum") {
             build.arg("--all-features");
         }
         build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        // What cargo says of this package: dependencies that look at it would be built anew each time.
+        for (name, _) in std::env::vars() {
+            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+                build.env_remove(name);
+            }
+        }
         assert!(build.status().unwrap().success(), "the gateway does not build");
         let test = std::env::current_exe().unwrap();
         let target = test.parent().unwrap().parent().unwrap();
@@ -95,7 +108,14 @@ fn binary() -> &'static str {
 /// A service that cannot take much: it counts what it has in flight.
 pub(crate) struct Upstream {
     address: SocketAddr,
-    seen: Arc<Mutex<Seen>>,
+    state: Arc<Mutex<UpstreamState>>,
+}
+
+#[derive(Default)]
+struct UpstreamState {
+    seen: Seen,
+    /// How many were in flight from when on.
+    changes: Vec<(Instant, usize)>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -117,34 +137,44 @@ struct Work {
     stream_ms: u64,
 }
 
-struct InFlight(Arc<Mutex<Seen>>);
+struct InFlight(Arc<Mutex<UpstreamState>>);
 
 impl InFlight {
-    fn new(seen: &Arc<Mutex<Seen>>, number: Option<u64>) -> Self {
-        let mut state = seen.lock().unwrap();
-        state.in_flight += 1;
-        state.total += 1;
-        state.peak = state.peak.max(state.in_flight);
-        state.arrivals.extend(number);
+    fn new(upstream: &Arc<Mutex<UpstreamState>>, number: Option<u64>) -> Self {
+        let mut state = upstream.lock().unwrap();
+        let seen = &mut state.seen;
+        seen.in_flight += 1;
+        seen.total += 1;
+        seen.peak = seen.peak.max(seen.in_flight);
+        seen.arrivals.extend(number);
+        state.changed();
         drop(state);
-        Self(Arc::clone(seen))
+        Self(Arc::clone(upstream))
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.lock().unwrap().in_flight -= 1;
+        let mut state = self.0.lock().unwrap();
+        state.seen.in_flight -= 1;
+        state.changed();
+    }
+}
+
+impl UpstreamState {
+    fn changed(&mut self) {
+        self.changes.push((Instant::now(), self.seen.in_flight));
     }
 }
 
 impl Upstream {
     pub(crate) async fn start() -> Self {
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let app = Router::new().fallback(any(work)).with_state(Arc::clone(&seen));
+        let state = Arc::<Mutex<UpstreamState>>::default();
+        let app = Router::new().fallback(any(work)).with_state(Arc::clone(&state));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { address, seen }
+        Self { address, state }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -152,17 +182,25 @@ impl Upstream {
     }
 
     pub(crate) fn seen(&self) -> Seen {
-        self.seen.lock().unwrap().clone()
+        self.state.lock().unwrap().seen.clone()
+    }
+
+    /// For how long, all in all, more than so many were in flight.
+    pub(crate) fn over(&self, limit: usize) -> Duration {
+        let mut changes = self.state.lock().unwrap().changes.clone();
+        changes.push((Instant::now(), 0));
+        let passed = changes.windows(2).filter(|change| change[0].1 > limit);
+        passed.map(|change| change[1].0 - change[0].0).sum()
     }
 }
 
 async fn work(
-    State(seen): State<Arc<Mutex<Seen>>>,
+    State(state): State<Arc<Mutex<UpstreamState>>>,
     Query(work): Query<Work>,
     headers: HeaderMap,
 ) -> Body {
     let number = headers.get("x-number").and_then(|n| n.to_str().ok()?.parse().ok());
-    let in_flight = InFlight::new(&seen, number);
+    let in_flight = InFlight::new(&state, number);
     tokio::time::sleep(Duration::from_millis(work.ms)).await;
     if work.stream_ms == 0 {
         // Done before the answer is: what the client does next is not in flight together with it.

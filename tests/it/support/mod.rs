@@ -1,6 +1,8 @@
 //! What the tests share.
 
 #[cfg(feature = "redis")]
+pub(crate) mod fleet;
+#[cfg(feature = "redis")]
 pub(crate) mod gateway;
 #[cfg(feature = "axum")]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "most of it is for tests with Redis"))]

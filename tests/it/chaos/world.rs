@@ -1,0 +1,220 @@
+//! What a run is made of: Redis, the gateways, the links between them, and how a fault befalls them.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::{Arc, Mutex as StdMutex};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::block_in_place;
+use tokio::time::sleep;
+
+use super::history::{At, Fault, Recorder, What};
+use super::load::{self, Addresses, KEYS, LIMITS};
+use super::plan::{Planned, SLOTS};
+use super::proxy::Proxy;
+use crate::support::gateway::Gateway;
+use crate::support::redis::{TestRedis, server_binary};
+
+pub(super) const WAIT: Duration = Duration::from_secs(3);
+pub(super) const LEASE: Duration = Duration::from_secs(1);
+/// Redis, the gateways, and the links between them.
+pub(super) struct World {
+    recorder: Arc<Recorder>,
+    upstream: String,
+    pub(super) addresses: Addresses,
+    pub(super) redis: Arc<Mutex<TestRedis>>,
+    slots: Vec<Slot>,
+}
+
+struct Slot {
+    proxy: Proxy,
+    gateway: Arc<Mutex<Option<Running>>>,
+}
+
+pub(super) struct Running {
+    number: usize,
+    process: Gateway,
+}
+
+/// What a fault befalls, for as long as it lasts.
+pub(super) enum Victim {
+    Redis(OwnedMutexGuard<TestRedis>),
+    Gateway(OwnedMutexGuard<Option<Running>>),
+}
+
+impl World {
+    pub(super) async fn start(recorder: Arc<Recorder>) -> Arc<Self> {
+        let upstream = load::upstream(Arc::clone(&recorder)).await;
+        let redis = block_in_place(start_redis);
+        let port = redis.port();
+        let mut slots = Vec::new();
+        for _ in 0..SLOTS {
+            slots.push(Slot { proxy: Proxy::start(port).await, gateway: Arc::default() });
+        }
+        let world = Arc::new(Self {
+            recorder,
+            upstream,
+            addresses: Arc::new(StdMutex::new([None; SLOTS])),
+            redis: Arc::new(Mutex::new(redis)),
+            slots,
+        });
+        for slot in 0..SLOTS {
+            let mut gateway = Arc::clone(&world.slots[slot].gateway).lock_owned().await;
+            world.start_gateway(slot, &mut gateway).await;
+        }
+        world
+    }
+
+    async fn start_gateway(&self, slot: usize, to: &mut Option<Running>) -> usize {
+        let redis = self.slots[slot].proxy.url();
+        let limits = KEYS.iter().zip(LIMITS).map(|(key, limit)| format!("{key}={limit}"));
+        let mut args: Vec<String> =
+            ["--redis", &redis, "--key", "header:x-key", "--limit", "1"].map(str::to_owned).into();
+        args.extend(limits.flat_map(|limit| ["--limit-for".to_owned(), limit]));
+        args.extend(["--wait", "3s", "--lease", "1s"].map(str::to_owned));
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let process = block_in_place(|| Gateway::start(&self.upstream, &args));
+        let address: SocketAddr = process.url().strip_prefix("http://").unwrap().parse().unwrap();
+        let number = self.recorder.born();
+        *to = Some(Running { number, process });
+        self.addresses.lock().unwrap()[slot] = Some((number, address));
+        number
+    }
+
+    /// The process of each gateway that there is now.
+    pub(super) async fn pids(&self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        for slot in &self.slots {
+            pids.extend(slot.gateway.lock().await.as_ref().map(|running| running.process.pid()));
+        }
+        pids
+    }
+
+    /// What the fault befalls: taken in the order of the schedule, one fault at a time.
+    pub(super) async fn victim(&self, planned: &Planned) -> Victim {
+        match planned.slot {
+            Some(slot) => Victim::Gateway(Arc::clone(&self.slots[slot].gateway).lock_owned().await),
+            None => Victim::Redis(Arc::clone(&self.redis).lock_owned().await),
+        }
+    }
+
+    /// Lets a fault happen, from its beginning to its end.
+    pub(super) async fn happen(&self, planned: Planned, mut victim: Victim) {
+        let mut fault = Fault {
+            what: planned.what,
+            gateway: match &victim {
+                Victim::Gateway(running) => running.as_ref().map(|running| running.number),
+                Victim::Redis(_) => None,
+            },
+            heir: None,
+            begin: self.recorder.now(),
+            end: 0,
+        };
+        // While it lasts it is known already, in case that the run ends badly.
+        let index = {
+            let mut run = self.recorder.lock();
+            run.faults.push(Fault { end: At::MAX, ..fault.clone() });
+            run.faults.len() - 1
+        };
+        fault.end = match &mut victim {
+            Victim::Redis(redis) => self.befall_redis(&planned, redis).await,
+            Victim::Gateway(running) => self.befall_gateway(&planned, running, &mut fault).await,
+        };
+        self.recorder.lock().faults[index] = fault;
+    }
+
+    /// Returns when it was over.
+    async fn befall_redis(&self, planned: &Planned, redis: &mut TestRedis) -> At {
+        match planned.what {
+            What::FreezeRedis => {
+                signal(redis.pid(), "STOP");
+                sleep(planned.lasts).await;
+                signal(redis.pid(), "CONT");
+            }
+            What::RestartRedis => {
+                redis.kill();
+                sleep(planned.lasts).await;
+                block_in_place(|| redis.restart());
+            }
+            What::KillPubsub => {
+                block_in_place(|| redis.command::<u64>(&["CLIENT", "KILL", "TYPE", "pubsub"]));
+            }
+            What::KillNormal => {
+                block_in_place(|| redis.command::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]));
+            }
+            What::ScriptFlush => block_in_place(|| redis.command(&["SCRIPT", "FLUSH"])),
+            What::FlushAll => block_in_place(|| redis.command(&["FLUSHALL"])),
+            What::DebugSleep => {
+                let time = planned.lasts.as_secs_f64().to_string();
+                block_in_place(|| redis.command(&["DEBUG", "SLEEP", &time]))
+            }
+            what => unreachable!("{what:?} befalls one gateway"),
+        }
+        self.recorder.now()
+    }
+
+    async fn befall_gateway(
+        &self,
+        planned: &Planned,
+        running: &mut Option<Running>,
+        fault: &mut Fault,
+    ) -> At {
+        let slot = planned.slot.unwrap();
+        let proxy = &self.slots[slot].proxy;
+        match planned.what {
+            What::KillGateway => {
+                if let Some(Running { number, mut process }) = running.take() {
+                    let died = self.recorder.now();
+                    self.recorder.lock().gateways[number].died = Some(died);
+                    self.addresses.lock().unwrap()[slot] = None;
+                    block_in_place(|| process.kill());
+                }
+                sleep(planned.lasts).await;
+                fault.heir = Some(self.start_gateway(slot, running).await);
+            }
+            What::FreezeGateway => {
+                let process = &running.as_ref().unwrap().process;
+                block_in_place(|| process.signal("STOP"));
+                sleep(planned.lasts).await;
+                // The time before: what comes after waking comes after it.
+                let end = self.recorder.now();
+                block_in_place(|| process.signal("CONT"));
+                return end;
+            }
+            What::Delay => {
+                proxy.delay(Duration::from_millis(planned.strength));
+                sleep(planned.lasts).await;
+                proxy.delay(Duration::ZERO);
+            }
+            What::Stall | What::StallCut => {
+                proxy.stall(true);
+                sleep(planned.lasts).await;
+                if planned.what == What::StallCut {
+                    proxy.cut();
+                }
+                proxy.stall(false);
+            }
+            What::Cut => proxy.cut(),
+            What::HalfClose => proxy.half_close(planned.strength == 1),
+            what => unreachable!("{what:?} befalls all"),
+        }
+        self.recorder.now()
+    }
+}
+
+pub(super) fn start_redis() -> TestRedis {
+    // Since 7.0 DEBUG has to be asked for; before, the option is not known.
+    let version = Command::new(server_binary()).arg("--version").output().unwrap().stdout;
+    if String::from_utf8_lossy(&version).contains("v=6.") {
+        TestRedis::start()
+    } else {
+        TestRedis::start_with(&["--enable-debug-command", "local"])
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let pid = pid.to_string();
+    let status = block_in_place(|| Command::new("kill").args(["-s", name, &pid]).status());
+    assert!(status.unwrap().success());
+}
