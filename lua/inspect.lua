@@ -8,6 +8,8 @@
 -- Cost      5 commands; O(log n + members listed)
 -- Retry     safe
 
+--@prelude
+
 local key, most = KEYS[1], tonumber(ARGV[1])
 local now, now_ms = clock()
 local in_use, waiting = count(key)

@@ -1,4 +1,5 @@
--- prelude: what the scripts share. Each of them is sent with this text in front.
+-- prelude: what the scripts share. It takes the place of the line `--@prelude` in each of them: behind
+-- what needs none of it, because to make a function costs as much as a command.
 --
 -- A semaphore is one sorted set with two kinds of member:
 --   <id>    score: end of its lease, ms by TIME (about 1e12)   every place
@@ -9,7 +10,8 @@ local TICKET = 1e14     -- scores from here on are tickets
 local SWEEP_MAX = 1000  -- dead places taken out by one call at the most
 local GRANT_MAX = 1000  -- places granted by one round of promote at the most
 
--- Now, in us and in whole ms. Read once a call: on Redis 7.0 TIME moves while a script runs.
+-- Now, in us and in whole ms. Read once a call: on Redis 7.0 TIME moves while a script runs. (What
+-- acquire does without these functions, it reads for itself.)
 local function clock()
   local t = redis.call('TIME')
   local us = t[1] * 1000000 + t[2]
@@ -86,10 +88,9 @@ local function backstop(key, lease_ms)
 end
 
 -- {lease_end, earliest lease end while anyone waits, in use, waiting, standings ..., own grants ...}
--- A release, which gives no lease, does not look for the earliest end either.
 local function answer(key, lease_end, in_use, waiting, standings, own)
   local earliest = 0
-  if waiting > 0 and lease_end > 0 then earliest = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) end
+  if waiting > 0 then earliest = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) end
   local reply = { lease_end, earliest, in_use, waiting, unpack(standings) }
   for i = 1, #own do reply[#reply + 1] = own[i] end
   return reply

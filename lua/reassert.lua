@@ -17,6 +17,8 @@
 -- Cost      about 8 commands, whatever the number of ids; O((ids + grants) * log n)
 -- Retry     safe: an id that is there keeps its place and gets its lease anew
 
+--@prelude
+
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local counted, node = ARGV[3] == '1', ARGV[4]

@@ -15,6 +15,8 @@
 -- Cost      8 commands, whatever the number of ids; O((ids + grants) * log n)
 -- Retry     safe: the lease counts from the last call
 
+--@prelude
+
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local counted, node = ARGV[3] == '1', ARGV[4]
@@ -22,6 +24,7 @@ local ids = { unpack(ARGV, 5) }
 
 local _, now_ms = clock()
 local lease_end = now_ms + lease_ms
+local score = string.format('%.0f', lease_end)
 -- First the dead, then the leases: a place that ended is not brought back by asking late.
 sweep(key, now_ms)
 
@@ -33,7 +36,7 @@ for i, id in ipairs(ids) do
   standings[i] = 0
   if scores[i] then
     standings[i] = tonumber(scores[#ids + i] or 1)
-    writes[#writes + 1] = lease_end
+    writes[#writes + 1] = score
     writes[#writes + 1] = id
   end
 end

@@ -22,6 +22,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
+use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 /// Scores from here on are tickets (µs since 1970, about 10¹⁵); those below are lease ends (ms,
@@ -82,12 +83,12 @@ pub struct Grant {
     pub lease_end: u64,
 }
 
-/// What an operation answers.
+/// What an operation answers; a release tells its grants alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// The lease end that the operation gave, ms; 0 where it gives none.
     pub lease_end: u64,
-    /// The earliest lease end among all places, ms, while anyone waits; else 0, as for a release.
+    /// The earliest lease end among all places, ms, while anyone waits; else 0.
     /// Asking again just after it replaces a dead holder without delay.
     pub earliest: u64,
     /// How many places hold, after the operation.
@@ -118,7 +119,7 @@ pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 /// One semaphore: its places, held and waiting.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    places: HashMap<PlaceId, Place>,
+    places: HashMap<PlaceId, Place, RandomState>,
     queue: BTreeSet<(u64, PlaceId)>,
     /// The places by lease end. Kept only from the first place that waits until the last is gone:
     /// a semaphore that is never full does not pay for it.
@@ -219,12 +220,12 @@ impl Ledger {
         for id in ids {
             self.take(id);
         }
-        let mut reply = Reply::default();
+        let mut granted = Vec::new();
         if !self.queue.is_empty() {
             self.sweep(ask.now);
-            reply.granted = self.promote(ask, post);
+            granted = self.promote(ask, post);
         }
-        self.close(reply)
+        Reply { granted, ..Reply::default() }
     }
 
     /// Gives the leases of places anew, whether they wait or hold.
@@ -334,7 +335,7 @@ impl Ledger {
     fn close(&mut self, mut reply: Reply) -> Reply {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
-        if reply.waiting > 0 && reply.lease_end > 0 {
+        if reply.waiting > 0 {
             reply.earliest = self.earliest();
         }
         reply
@@ -432,13 +433,18 @@ impl PlaceId {
     pub const N_MAX: u64 = 36u64.pow(11);
 
     pub(crate) fn text(&self) -> IdText {
+        self.text_of(&self.node.text())
+    }
+
+    /// As [`text`](Self::text), where the node's is known already.
+    pub(crate) fn text_of(&self, node: &[u8; NODE_LEN]) -> IdText {
         let mut text = [0; ID_LEN];
         let mut len = 0;
         if self.deaf {
             text[0] = b'~';
             len = 1;
         }
-        text[len..len + NODE_LEN].copy_from_slice(&self.node.text());
+        text[len..len + NODE_LEN].copy_from_slice(node);
         text[len + NODE_LEN] = b':';
         len += NODE_LEN + 1;
         let mut digits = [0; 11];

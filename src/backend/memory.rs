@@ -4,11 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
 use super::{Answer, Backend, Call, Lane, Listing, Mailbox, Op, Server};
 use crate::error::BackendError;
 use crate::ledger::{Ask, Grant, Ledger, NodeId, Reply};
+
+/// Empty ledgers that are kept, besides as many as there are others.
+const EMPTY_MAX: usize = 64;
 
 /// The embedded backend: the [`Ledger`] behind a lock.
 ///
@@ -30,7 +34,9 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    ledgers: HashMap<Arc<str>, Ledger>,
+    ledgers: HashMap<Arc<str>, Ledger, RandomState>,
+    /// How many of them are empty: kept for whoever comes next, but not many.
+    empty: usize,
     nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
 }
 
@@ -48,7 +54,8 @@ impl MemoryBackend {
     /// How many semaphores have a place, waiting or held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.state().ledgers.len()
+        let state = self.state();
+        state.ledgers.len() - state.empty
     }
 
     /// Whether no semaphore has a place.
@@ -59,7 +66,9 @@ impl MemoryBackend {
 
     /// Forgets every place, as a Redis does that is killed and started empty.
     pub fn forget_all(&self) {
-        self.state().ledgers.clear();
+        let mut state = self.state();
+        state.ledgers.clear();
+        state.empty = 0;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -93,7 +102,7 @@ impl Backend for MemoryBackend {
         let now = self.now();
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let mut state = self.state();
-        let State { ledgers, nodes } = &mut *state;
+        let State { ledgers, empty, nodes } = &mut *state;
 
         if let Op::Inspect { most } = call.op {
             return Answer::Listing(list(ledgers.get(&call.key), now, most));
@@ -110,8 +119,12 @@ impl Backend for MemoryBackend {
             };
         let ledger = match ledgers.get_mut(&call.key) {
             Some(ledger) => ledger,
-            None => ledgers.entry(Arc::clone(&call.key)).or_default(),
+            None => {
+                *empty += 1;
+                ledgers.entry(Arc::clone(&call.key)).or_default()
+            }
         };
+        let was_empty = ledger.is_empty();
         let reply = match &call.op {
             Op::Acquire { lease_ms, max_queue, ids } => {
                 ledger.acquire(ask, *lease_ms, *max_queue, ids, post)
@@ -121,8 +134,14 @@ impl Backend for MemoryBackend {
             Op::Reassert { lease_ms, proofs } => ledger.reassert(ask, *lease_ms, proofs, post),
             Op::Inspect { .. } => Reply::default(),
         };
-        if ledger.is_empty() {
-            ledgers.remove(&call.key);
+        match (was_empty, ledger.is_empty()) {
+            (true, false) => *empty -= 1,
+            (false, true) => *empty += 1,
+            _ => {}
+        }
+        if *empty > EMPTY_MAX + ledgers.len() / 2 {
+            ledgers.retain(|_, ledger| !ledger.is_empty());
+            *empty = 0;
         }
         // Whoever is told may call at once: not under the lock.
         drop(state);
@@ -183,7 +202,7 @@ impl Default for Shared {
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("State")
-            .field("semaphores", &self.ledgers.len())
+            .field("semaphores", &(self.ledgers.len() - self.empty))
             .field("nodes", &self.nodes.len())
             .finish()
     }

@@ -146,7 +146,7 @@ impl<B: Send + 'static> Leased<B> {
         let flows = State::Flows { body: Box::pin(body), permit: permit.clone(), reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
-        if permit.poll_lost(&mut Context::from_waker(&alarm)).is_ready() {
+        if !permit.on_lost(&alarm) {
             alarm.wake();
         }
         Self { shared }
@@ -165,14 +165,6 @@ where
     B::Error: Into<BoxError>,
 {
     fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        // First the lease, then the frame: a process that slept past it sends nothing more.
-        let permit = match &*self.lock() {
-            State::Flows { permit, .. } => Some(permit.clone()),
-            State::Ends { .. } | State::Lost { .. } => None,
-        };
-        if permit.is_some_and(|permit| permit.is_lost()) {
-            self.shared.cut();
-        }
         let frame = self.poll_body(cx);
         // If that was while we had the lock, it was left to us.
         if self.shared.is_lost.load(Ordering::SeqCst) {
@@ -183,6 +175,14 @@ where
 
     fn poll_body(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut state = self.lock();
+        // First the lease, then the frame: a process that slept past it sends nothing more.
+        if matches!(&*state, State::Flows { permit, .. } if permit.is_lost()) {
+            let flows = std::mem::replace(&mut *state, State::Lost { told: true });
+            // The body's end may do whatever it likes: outside of the lock.
+            drop(state);
+            drop(flows);
+            return Poll::Ready(Some(Err(LeaseLost::new().into())));
+        }
         let (frame, last) = match &mut *state {
             State::Flows { body, reader, .. } => {
                 let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {

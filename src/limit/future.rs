@@ -177,6 +177,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let settings = &**this.settings;
+        // Just granted, a permit is good; later the lease may be over when the handler is asked.
+        let mut is_new = false;
         loop {
             match this.state.as_mut().project() {
                 StateProj::Waiting { wait, call } => {
@@ -195,16 +197,25 @@ where
                         parts.extensions.insert(permit.clone());
                     }
                     let future = service.call(Request::from_parts(parts, body));
+                    is_new = true;
                     this.state.set(State::Calling { future, permit });
                 }
                 StateProj::Calling { future, permit } => {
                     let abort = settings.on_lost == OnLost::Abort;
-                    if abort && permit.as_ref().is_some_and(|p| p.poll_lost(cx).is_ready()) {
+                    let leased = permit.as_ref().filter(|_| abort);
+                    let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
+                    let mut response = Poll::Pending;
+                    if !is_lost {
+                        response = future.poll(cx);
+                        is_lost = response.is_pending()
+                            && leased.is_some_and(|permit| !permit.on_lost(cx.waker()));
+                    }
+                    if is_lost {
                         // Neither the handler nor a second answer comes after this.
                         this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
                         return Poll::Ready(Ok(settings.respond(settings.lease_lost())));
                     }
-                    let response = ready!(future.poll(cx));
+                    let response = ready!(response);
                     let permit = match settings.hold_until {
                         HoldUntil::BodyEnd => permit.take(),
                         HoldUntil::ResponseHead => None,

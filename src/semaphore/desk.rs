@@ -19,8 +19,9 @@ use crate::error::BackendError;
 
 /// Writes that are not answered yet, at the most.
 const UNANSWERED_MAX: usize = 64;
-/// Pauses between attempts to connect: from the first to the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(400));
+/// Pauses between attempts to connect: from the first to the longest. After a loss of data that is
+/// also how much later than a newcomer one that holds may be counted again.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
 
 /// What went out in one write.
 struct Batch {
@@ -91,8 +92,9 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
             biased;
             Some(answer) = answers.next() => match (answer, batches.pop_front()) {
                 (Ok(answers), Some(batch)) => {
+                    let now = Instant::now();
                     for ((call, to), answer) in batch.calls.iter().zip(batch.senders).zip(answers) {
-                        node.answered(call, to, answer, batch.sent);
+                        Node::answered(call, to, answer, batch.sent, now);
                     }
                 }
                 (Err(error), batch) => {

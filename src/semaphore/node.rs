@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use smallvec::SmallVec;
+use foldhash::fast::RandomState;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -32,7 +32,7 @@ pub(crate) struct Node {
     immediate: bool,
     /// Makes the tasks that carry out what is posted here.
     workers: Box<dyn Fn(Arc<Self>) -> Vec<Task> + Send + Sync>,
-    gates: Mutex<HashMap<Arc<str>, Arc<Gate>>>,
+    gates: Mutex<HashMap<Arc<str>, Arc<Gate>, RandomState>>,
     serial: Arc<AtomicU64>,
     /// Places in use, over all gates.
     live: AtomicUsize,
@@ -64,8 +64,8 @@ struct GateState {
     places: Places,
     /// It stands in the desk's queue.
     queued: bool,
-    /// Someone is carrying out its calls: see [`Node::post`].
-    flushing: bool,
+    /// For the calls that someone is carrying out: see [`Node::post`]. `None` meanwhile.
+    calls: Option<Vec<Call>>,
     /// It was taken out of the node's list: get a new one.
     retired: bool,
 }
@@ -223,6 +223,7 @@ impl Node {
     pub(super) fn with_gate<T>(
         self: &Arc<Self>,
         name: &str,
+        now: Instant,
         mut act: impl FnMut(&mut Places) -> T,
     ) -> (Arc<Gate>, T) {
         loop {
@@ -230,7 +231,7 @@ impl Node {
             let mut state = gate.lock();
             if !state.retired {
                 let result = act(&mut state.places);
-                self.post(&gate, state);
+                self.post(&gate, state, now);
                 return (gate, result);
             }
         }
@@ -250,7 +251,7 @@ impl Node {
             state: Mutex::new(GateState {
                 places: Places::new(key, self.id, serial, counts, self.conditions()),
                 queued: false,
-                flushing: false,
+                calls: Some(Vec::new()),
                 retired: false,
             }),
         });
@@ -285,11 +286,16 @@ impl Node {
 
     // ===== calls =====
 
-    /// Sees to it that what the gate has to send is sent.
+    /// Sees to it that what the gate has to send is sent; `now` is not later than that.
     ///
     /// Where the backend answers at once, that is done here; by one at a time for each gate, so
     /// that its calls keep their order.
-    fn post<'a>(self: &Arc<Self>, gate: &'a Arc<Gate>, mut state: MutexGuard<'a, GateState>) {
+    fn post<'a>(
+        self: &Arc<Self>,
+        gate: &'a Arc<Gate>,
+        mut state: MutexGuard<'a, GateState>,
+        now: Instant,
+    ) {
         if let Some(at) = state.places.rescheduled() {
             self.look_at(gate, at);
         }
@@ -304,26 +310,22 @@ impl Node {
             }
             return;
         }
-        if std::mem::replace(&mut state.flushing, true) {
-            return;
-        }
-        let mut calls: SmallVec<[Call; 2]> = SmallVec::new();
+        // Whoever has the buffer is carrying out the calls, and sees to these too.
+        let Some(mut calls) = state.calls.take() else { return };
         loop {
-            let sent = Instant::now();
-            state.places.collect(sent, &mut calls);
+            state.places.collect(now, &mut calls);
             if calls.is_empty() {
-                state.flushing = false;
+                state.calls = Some(calls);
                 if let Some(at) = state.places.rescheduled() {
                     self.look_at(gate, at);
                 }
                 break;
             }
-            drop(state);
-            let answers: SmallVec<[Answer; 2]> =
-                calls.iter().map(|call| self.port.call_now(call)).collect();
-            state = gate.lock();
-            for (call, answer) in calls.drain(..).zip(answers) {
-                state.places.answered(&call.op, answer, sent, sent);
+            for call in calls.drain(..) {
+                drop(state);
+                let answer = self.port.call_now(&call);
+                state = gate.lock();
+                state.places.answered(&call.op, answer, now, now);
             }
         }
         let woken = state.places.take_woken();
@@ -353,16 +355,10 @@ impl Node {
         self.mail_came.notified().await;
     }
 
-    pub(super) fn answered(
-        self: &Arc<Self>,
-        call: &Call,
-        sender: Sender,
-        answer: Answer,
-        sent: Instant,
-    ) {
-        match sender {
-            Sender::Gate(gate) => gate.update(|places| {
-                places.answered(&call.op, answer, sent, Instant::now());
+    pub(super) fn answered(call: &Call, to: Sender, answer: Answer, sent: Instant, now: Instant) {
+        match to {
+            Sender::Gate(gate) => gate.update(now, |places| {
+                places.answered(&call.op, answer, sent, now);
             }),
             Sender::Ask(to) => {
                 let _ = to.send(answer);
@@ -373,7 +369,7 @@ impl Node {
     pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError) {
         match sender {
             Sender::Gate(gate) => {
-                gate.update(|places| places.unanswered(&call.op));
+                gate.update(Instant::now(), |places| places.unanswered(&call.op));
             }
             Sender::Ask(to) => {
                 let _ = to.send(Answer::Failed(error.clone()));
@@ -417,7 +413,7 @@ impl Node {
             tracing::info!(after = ?since.elapsed(), "the semaphore's backend is back");
         }
         for gate in self.all_gates() {
-            gate.update(|places| places.connected(deaf, lost_at));
+            gate.update(Instant::now(), |places| places.connected(deaf, lost_at));
         }
     }
 
@@ -470,7 +466,8 @@ impl Node {
             let _ = to.send(Answer::Failed(error.clone()));
         }
         for gate in self.all_gates() {
-            gate.update(|places| places.unreachable(error, Instant::now()));
+            let now = Instant::now();
+            gate.update(now, |places| places.unreachable(error, now));
         }
     }
 
@@ -506,7 +503,7 @@ impl Node {
                 continue;
             }
             let mut next = None;
-            gate.update(|places| next = places.tick(now));
+            gate.update(now, |places| next = places.tick(now));
             match next {
                 Some(at) => self.look_at(&gate, at),
                 None => self.retire(&gate),
@@ -541,7 +538,8 @@ impl Node {
     /// Gives back all places.
     pub(super) fn give_back(self: &Arc<Self>) {
         for gate in self.all_gates() {
-            gate.update(|places| places.close(Instant::now()));
+            let now = Instant::now();
+            gate.update(now, |places| places.close(now));
         }
     }
 
@@ -593,7 +591,8 @@ impl Node {
 impl Mailbox for Node {
     fn hint(&self, name: &str, n: u64, lease_end: u64) {
         let Some(node) = self.me.upgrade() else { return };
-        node.gate(name).update(|places| places.hint(n, lease_end, Instant::now()));
+        let now = Instant::now();
+        node.gate(name).update(now, |places| places.hint(n, lease_end, now));
     }
 }
 
@@ -610,12 +609,21 @@ impl Gate {
         &self.name
     }
 
-    /// Does something that may have to be sent, or may wake someone.
-    pub(super) fn update<T>(self: &Arc<Self>, act: impl FnOnce(&mut Places) -> T) -> T {
+    /// Does something that comes to nothing elsewhere.
+    pub(super) fn look<T>(&self, act: impl FnOnce(&mut Places) -> T) -> T {
+        act(&mut self.lock().places)
+    }
+
+    /// Does something that may have to be sent, or may wake someone; `now` is not later than this.
+    pub(super) fn update<T>(
+        self: &Arc<Self>,
+        now: Instant,
+        act: impl FnOnce(&mut Places) -> T,
+    ) -> T {
         let mut state = self.lock();
         let result = act(&mut state.places);
         let woken = state.places.take_woken();
-        self.node.post(self, state);
+        self.node.post(self, state, now);
         woken.into_iter().for_each(Waker::wake);
         result
     }

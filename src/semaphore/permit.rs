@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::ANSWER_TIMEOUT;
@@ -23,45 +23,47 @@ use crate::error::BackendError;
 /// from when it sent the last renewal that was acknowledged.
 #[derive(Clone)]
 pub struct Permit {
-    held: Arc<Held>,
-}
-
-struct Held {
-    /// `None` once it was given back, and for a permit that is not counted.
-    place: Mutex<Option<Place>>,
-    name: Box<str>,
+    kind: Kind,
     waited: Duration,
 }
 
+#[derive(Clone)]
+enum Kind {
+    Counted(Place),
+    /// Where there is no limit.
+    Uncounted(Arc<str>),
+}
+
 impl Permit {
-    pub(super) fn new(place: Place, waited: Duration) -> Self {
-        let name = place.name().into();
-        Self { held: Arc::new(Held { place: Mutex::new(Some(place)), name, waited }) }
+    pub(super) const fn new(place: Place, waited: Duration) -> Self {
+        Self { kind: Kind::Counted(place), waited }
     }
 
     /// A permit where there is no limit.
     pub(super) fn uncounted(name: &str) -> Self {
-        let held = Held { place: Mutex::new(None), name: name.into(), waited: Duration::ZERO };
-        Self { held: Arc::new(held) }
+        Self { kind: Kind::Uncounted(name.into()), waited: Duration::ZERO }
     }
 
     /// The name of the semaphore, [as it is stored](crate::Name::as_str).
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        match &self.kind {
+            Kind::Counted(place) => place.name(),
+            Kind::Uncounted(name) => name,
+        }
     }
 
     /// How long it took to get it.
     #[must_use]
-    pub fn waited(&self) -> Duration {
-        self.held.waited
+    pub const fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Whether the permit is lost. Looks at the clock: true from the deadline on, even if this
     /// process stood still and nothing else has noticed yet.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.with_place(|place| place.is_lost(None)).unwrap_or(false)
+        self.place().is_some_and(|place| place.is_lost())
     }
 
     /// Waits until the permit is lost; for ever, if it is given back first.
@@ -75,14 +77,21 @@ impl Permit {
 
     /// As [`lost`](Self::lost), for a future or a body written by hand.
     pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.with_place(|place| place.is_lost(Some(cx))) {
-            Some(true) => Poll::Ready(()),
+        match self.place() {
+            Some(place) if place.is_lost() || !place.on_lost(cx.waker()) => Poll::Ready(()),
             _ => Poll::Pending,
         }
     }
 
+    /// Has `waker` woken when the permit is lost; `false`: it is lost already. Does not look at the
+    /// clock: that is the watchdog's.
+    pub(crate) fn on_lost(&self, waker: &Waker) -> bool {
+        self.place().is_none_or(|place| place.on_lost(waker))
+    }
+
     /// Gives the permit back now, whatever clones of it there are, and waits until the backend has
-    /// acknowledged that: for one second at the most.
+    /// acknowledged that: for one second at the most. If it was given back by way of a clone
+    /// already, or lost, there is nothing to wait for.
     ///
     /// # Errors
     ///
@@ -93,18 +102,20 @@ impl Permit {
     ///
     /// The permit is given back even if this is dropped before it is done.
     pub async fn release(self) -> Result<(), BackendError> {
-        let place = self.held.place.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(place) = place else { return Ok(()) };
-        place.leave_slowly();
+        let Some(place) = self.place().filter(|place| place.give_back_now()) else {
+            return Ok(());
+        };
         let acknowledged = poll_fn(|cx| place.poll_released(cx));
         tokio::time::timeout(ANSWER_TIMEOUT, acknowledged).await.map_err(|_| {
             BackendError::call("the backend did not acknowledge the release in time")
         })?
     }
 
-    fn with_place<T>(&self, look: impl FnOnce(&Place) -> T) -> Option<T> {
-        let place = self.held.place.lock().unwrap_or_else(PoisonError::into_inner);
-        place.as_ref().map(look)
+    const fn place(&self) -> Option<&Place> {
+        match &self.kind {
+            Kind::Counted(place) => Some(place),
+            Kind::Uncounted(_) => None,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A request's hold on its place.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
@@ -10,7 +10,7 @@ use super::places::{Progress, Terms};
 use super::policy::Policy;
 use crate::error::BackendError;
 
-/// A place in a gate; left when it is dropped.
+/// A handle on a place in a gate, which is left when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     gate: Arc<Gate>,
@@ -29,45 +29,62 @@ impl Place {
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
         let terms = Terms { lease: policy.lease, max_queue, on_unavailable };
-        let (gate, index) = node.with_gate(name, |places| places.join(limit, terms, now));
+        let (gate, index) = node.with_gate(name, now, |places| places.join(limit, terms, now));
         let index = index?;
         node.place_taken();
         Ok(Self { gate, index })
     }
 
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
-        self.gate.update(|places| places.progress(self.index, now, cx))
+        self.gate.update(now, |places| places.progress(self.index, now, cx))
     }
 
     pub(super) fn overdue(&self, now: Instant) {
-        self.gate.update(|places| places.overdue(self.index, now));
+        self.gate.update(now, |places| places.overdue(self.index, now));
     }
 
     pub(super) fn name(&self) -> &str {
         self.gate.name()
     }
 
-    pub(super) fn is_lost(&self, cx: Option<&Context<'_>>) -> bool {
-        self.gate.update(|places| places.is_lost(self.index, Instant::now(), cx))
+    pub(super) fn is_lost(&self) -> bool {
+        let now = Instant::now();
+        self.gate.look(|places| places.is_lost(self.index, now))
     }
 
-    /// Gives the permit back; what is left is to wait for the acknowledgement.
-    pub(super) fn leave_slowly(&self) {
-        self.gate.update(|places| places.leave_slowly(self.index, Instant::now()));
+    /// Wakes `waker` when the permit is lost; `false`: it is lost already.
+    pub(super) fn on_lost(&self, waker: &Waker) -> bool {
+        self.gate.look(|places| places.on_lost(self.index, waker))
+    }
+
+    /// Gives the permit back, whatever clones there are; says whether there is an acknowledgement
+    /// to wait for.
+    pub(super) fn give_back_now(&self) -> bool {
+        let now = Instant::now();
+        self.gate.update(now, |places| places.give_back_now(self.index, now))
     }
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
-        match self.gate.update(|places| places.poll_released(self.index, cx)) {
+        match self.gate.look(|places| places.poll_released(self.index, cx)) {
             Some(result) => Poll::Ready(result),
             None => Poll::Pending,
         }
     }
 }
 
+impl Clone for Place {
+    fn clone(&self) -> Self {
+        self.gate.look(|places| places.share(self.index));
+        Self { gate: Arc::clone(&self.gate), index: self.index }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        let node = self.gate.node();
-        self.gate.update(|places| places.leave(self.index, Instant::now()));
-        node.place_left();
+        let now = Instant::now();
+        let left = self.gate.update(now, |places| places.leave(self.index, now));
+        if left.is_some() {
+            self.gate.node().place_left();
+        }
     }
 }

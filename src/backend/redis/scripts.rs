@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use deadpool_redis::redis::{Cmd, Pipeline, Script, Value, cmd};
+use smallvec::smallvec;
 
 use crate::backend::{Answer, Call, Listing, Op};
 use crate::error::BackendError;
@@ -10,20 +11,21 @@ use crate::ledger::{Grant, PlaceId, Reply, Standing, TICKET_MIN};
 
 /// A script's text and its name in Redis.
 struct Lua {
-    text: &'static str,
+    text: String,
     hash: String,
+}
+
+impl Lua {
+    fn new(script: &str) -> Self {
+        let text = script.replacen("--@prelude", include_str!("../../../lua/prelude.lua"), 1);
+        let hash = Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
 }
 
 macro_rules! lua {
     ($file:literal) => {
-        LazyLock::new(|| {
-            let text = concat!(
-                include_str!("../../../lua/prelude.lua"),
-                "\n",
-                include_str!(concat!("../../../lua/", $file))
-            );
-            Lua { text, hash: Script::new(text).get_hash().to_owned() }
-        })
+        LazyLock::new(|| Lua::new(include_str!(concat!("../../../lua/", $file))))
     };
 }
 
@@ -47,7 +49,7 @@ fn script(op: &Op) -> &'static Lua {
 pub(super) fn load() -> Pipeline {
     let mut pipeline = Pipeline::new();
     for script in [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT] {
-        pipeline.cmd("SCRIPT").arg("LOAD").arg(script.text);
+        pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
     }
     pipeline
 }
@@ -62,7 +64,7 @@ pub(super) fn evalsha(call: &Call) -> Cmd {
 /// The call with the script's text, which Redis knows from then on.
 pub(super) fn eval(call: &Call) -> Cmd {
     let mut command = cmd("EVAL");
-    command.arg(script(&call.op).text);
+    command.arg(&*script(&call.op).text);
     arguments(command, call)
 }
 
@@ -85,16 +87,17 @@ fn arguments(mut command: Cmd, call: &Call) -> Cmd {
         }
         Op::Release { .. } | Op::Inspect { .. } => {}
     }
-    command.arg(COUNTED).arg(&call.node.text()[..]);
+    let node = call.node.text();
+    command.arg(COUNTED).arg(&node[..]);
     match &call.op {
         Op::Acquire { ids, .. } | Op::Release { ids } | Op::Renew { ids, .. } => {
             for id in ids {
-                command.arg(id.text().as_bytes());
+                command.arg(id.text_of(&node).as_bytes());
             }
         }
         Op::Reassert { proofs, .. } => {
             for (id, proof) in proofs {
-                command.arg(id.text().as_bytes()).arg(*proof);
+                command.arg(id.text_of(&node).as_bytes()).arg(*proof);
             }
         }
         Op::Inspect { .. } => {}
@@ -105,29 +108,38 @@ fn arguments(mut command: Cmd, call: &Call) -> Cmd {
 /// What a script answered, in the shape that the scripts' headers tell.
 pub(super) fn decode(call: &Call, value: &Value) -> Result<Answer, BackendError> {
     let Value::Array(items) = value else { return Err(unexpected(value)) };
-    let answer = match &call.op {
+    let reply = match &call.op {
+        Op::Acquire { ids, .. } if items.len() == 4 => reply(items, 0).map(|mut reply| {
+            reply.standings = smallvec![Standing::Held; ids.len()];
+            reply
+        }),
         Op::Acquire { ids, .. } | Op::Renew { ids, .. } => reply(items, ids.len()),
         Op::Reassert { proofs, .. } => reply(items, proofs.len()),
-        Op::Release { .. } => reply(items, 0),
-        Op::Inspect { most } => listing(items, *most).map(Answer::Listing),
+        Op::Release { .. } => grants(items).map(|granted| Reply { granted, ..Reply::default() }),
+        Op::Inspect { most } => {
+            return listing(items, *most).map(Answer::Listing).ok_or_else(|| unexpected(value));
+        }
     };
-    answer.ok_or_else(|| unexpected(value))
+    reply.map(|reply| Answer::Reply { reply, late: false }).ok_or_else(|| unexpected(value))
 }
 
-fn reply(items: &[Value], standings: usize) -> Option<Answer> {
+fn reply(items: &[Value], standings: usize) -> Option<Reply> {
     let [lease_end, earliest, in_use, waiting, rest @ ..] = items else { return None };
     let (standings, granted) = rest.split_at_checked(standings)?;
-    let reply = Reply {
+    Some(Reply {
         lease_end: number(lease_end)?,
         earliest: number(earliest)?,
         in_use: number(in_use)?,
         waiting: number(waiting)?,
         standings: standings.iter().map(standing).collect::<Option<_>>()?,
-        granted: pairs(granted)
-            .map(|(id, lease_end)| Some(Grant { id: place(id)?, lease_end: number(lease_end)? }))
-            .collect::<Option<_>>()?,
-    };
-    Some(Answer::Reply { reply, late: false })
+        granted: grants(granted)?,
+    })
+}
+
+fn grants(items: &[Value]) -> Option<Vec<Grant>> {
+    pairs(items)
+        .map(|(id, lease_end)| Some(Grant { id: place(id)?, lease_end: number(lease_end)? }))
+        .collect()
 }
 
 fn listing(items: &[Value], most: u32) -> Option<Listing> {

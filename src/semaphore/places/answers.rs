@@ -35,7 +35,9 @@ impl Places {
     }
 
     fn replied(&mut self, op: &Op, reply: &Reply, late: bool, sent: Instant, now: Instant) {
-        self.seen = (reply.in_use, reply.waiting);
+        if !matches!(op, Op::Release { .. }) {
+            self.seen = (reply.in_use, reply.waiting);
+        }
         match op {
             Op::Acquire { ids, .. } => {
                 for (id, standing) in ids.iter().zip(&reply.standings) {
@@ -248,7 +250,7 @@ impl Places {
         let Some(slot) = self.slots.get_mut(index) else { return };
         slot.state = State::Lost;
         self.counts.lost();
-        self.woken.append(&mut slot.lost_wakers);
+        self.woken.extend(slot.lost_wakers.drain(..));
         self.releases.push_back(release_of(self.node, slot, now));
     }
 

@@ -18,7 +18,7 @@ impl Places {
     }
 
     /// What is to be sent, in this order: releases first, so that a process always reads its own.
-    pub(in crate::semaphore) fn collect(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+    pub(in crate::semaphore) fn collect(&mut self, now: Instant, out: &mut Vec<Call>) {
         self.collect_releases(now, out);
         self.collect_reasserts(now, out);
         if self.renew && self.renewing == 0 {
@@ -30,7 +30,7 @@ impl Places {
         }
     }
 
-    fn collect_releases(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+    fn collect_releases(&mut self, now: Instant, out: &mut Vec<Call>) {
         while !self.releases.is_empty() {
             let batch = self.releases.len().min(BATCH_MAX);
             // What its lease has ended is gone by itself; one lease later, because a call that was
@@ -41,12 +41,12 @@ impl Places {
             self.releasing.extend(due);
             let ids: Ids = self.releasing.range(before..).map(|(id, _)| *id).collect();
             if !ids.is_empty() {
-                out.extend([self.call(Op::Release { ids }, now)]);
+                out.push(self.call(Op::Release { ids }, now));
             }
         }
     }
 
-    fn collect_reasserts(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+    fn collect_reasserts(&mut self, now: Instant, out: &mut Vec<Call>) {
         let mut groups: Vec<(u64, Vec<(PlaceId, u64)>)> = Vec::new();
         for n in std::mem::take(&mut self.reasserts) {
             let Some(slot) = find(&mut self.slots, n) else { continue };
@@ -65,12 +65,12 @@ impl Places {
         for (lease_ms, proofs) in groups {
             for chunk in proofs.chunks(BATCH_MAX) {
                 self.renewing += 1;
-                out.extend([self.call(Op::Reassert { lease_ms, proofs: chunk.to_vec() }, now)]);
+                out.push(self.call(Op::Reassert { lease_ms, proofs: chunk.to_vec() }, now));
             }
         }
     }
 
-    fn collect_renewals(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+    fn collect_renewals(&mut self, now: Instant, out: &mut Vec<Call>) {
         self.renew = false;
         let mut groups: Vec<(u64, Vec<PlaceId>)> = Vec::new();
         for (_, slot) in &mut self.slots {
@@ -89,12 +89,12 @@ impl Places {
         for (lease_ms, ids) in groups {
             for chunk in ids.chunks(BATCH_MAX) {
                 self.renewing += 1;
-                out.extend([self.call(Op::Renew { lease_ms, ids: chunk.into() }, now)]);
+                out.push(self.call(Op::Renew { lease_ms, ids: chunk.into() }, now));
             }
         }
     }
 
-    pub(super) fn collect_joins(&mut self, now: Instant, out: &mut impl Extend<Call>) {
+    pub(super) fn collect_joins(&mut self, now: Instant, out: &mut Vec<Call>) {
         let mut batch: Option<(Terms, Ids)> = None;
         while let Some(n) = self.joins.pop_front() {
             let Some(slot) = find(&mut self.slots, n) else { continue };

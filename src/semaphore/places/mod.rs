@@ -30,6 +30,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::health::Counts;
@@ -95,8 +96,11 @@ pub(in crate::semaphore) struct Places {
     /// In use and waiting in the whole semaphore, when last heard of.
     seen: (u64, u64),
     /// Whom this concerns: to be woken once the lock around all this is given up.
-    woken: Vec<Waker>,
+    woken: Woken,
 }
+
+/// Whom to wake; seldom more than one.
+pub(in crate::semaphore) type Woken = SmallVec<[Waker; 2]>;
 
 #[derive(Debug)]
 struct Slot {
@@ -113,8 +117,21 @@ struct Slot {
     held_at: Instant,
     /// Ask about it with the next renewal, due or not.
     doubt: bool,
+    /// Handles on it: the request, then the clones of its permit.
+    handles: usize,
     waker: Option<Waker>,
-    lost_wakers: Vec<Waker>,
+    lost_wakers: LostWakers,
+}
+
+/// Of one request: the task that answers it, and then the response's body.
+type LostWakers = SmallVec<[Waker; 2]>;
+
+/// Who was to be woken for a place that is gone. Dropped where no lock is held: with a waker can go
+/// a task, and with that another permit.
+#[derive(Debug, Default)]
+pub(in crate::semaphore) struct Wakers {
+    _waker: Option<Waker>,
+    _lost: LostWakers,
 }
 
 /// After data was lost nothing is granted for one lease, where that is asked for: all calls of
@@ -255,7 +272,7 @@ impl Places {
             rescheduled: false,
             ask_at: None,
             seen: (0, 0),
-            woken: Vec::new(),
+            woken: Woken::new(),
         }
     }
 
@@ -287,8 +304,9 @@ impl Places {
             acked: now,
             held_at: now,
             doubt: false,
+            handles: 1,
             waker: None,
-            lost_wakers: Vec::new(),
+            lost_wakers: LostWakers::new(),
         });
         self.joins.push_back(n);
         if self.wake_at.is_none() {
@@ -334,24 +352,44 @@ impl Places {
         progress
     }
 
-    /// The request is gone, whatever it had; its permit is given back.
-    pub(in crate::semaphore) fn leave(&mut self, index: usize, now: Instant) {
-        if let Some(slot) = self.slots.try_remove(index) {
-            self.give_back(&slot, now);
-            if slot.is_in_flight() {
-                self.admit_next(now);
-            }
+    /// There is one handle more.
+    pub(in crate::semaphore) fn share(&mut self, index: usize) {
+        if let Some(slot) = self.slots.get_mut(index) {
+            slot.handles += 1;
         }
     }
 
-    /// As [`leave`](Self::leave), for someone who waits for the acknowledgement.
-    pub(in crate::semaphore) fn leave_slowly(&mut self, index: usize, now: Instant) {
-        let Some(slot) = self.slots.get_mut(index) else { return };
-        let held = matches!(slot.state, State::Held | State::Admitted { announced: true });
-        slot.state = if held { State::Releasing } else { State::Released(Ok(())) };
-        if held {
+    /// A handle is gone. With the last one the place is, whatever it had; its permit is given back.
+    /// `None`: that was not the last one.
+    pub(in crate::semaphore) fn leave(&mut self, index: usize, now: Instant) -> Option<Wakers> {
+        let slot = self.slots.get_mut(index)?;
+        slot.handles -= 1;
+        if slot.handles > 0 {
+            return None;
+        }
+        let slot = self.slots.remove(index);
+        self.give_back(&slot, now);
+        if slot.is_in_flight() {
+            self.admit_next(now);
+        }
+        Some(Wakers { _waker: slot.waker, _lost: slot.lost_wakers })
+    }
+
+    /// Gives the permit back, whatever handles there are, for someone who waits for the
+    /// acknowledgement. `false`: there is none to be waited for.
+    pub(in crate::semaphore) fn give_back_now(&mut self, index: usize, now: Instant) -> bool {
+        let Some(slot) = self.slots.get_mut(index) else { return false };
+        if !slot.is_in_flight() {
+            return false;
+        }
+        let is_there = slot.is_there();
+        slot.state = State::Released(Ok(()));
+        if is_there {
+            slot.state = State::Releasing;
             self.releases.push_back(release_of(self.node, slot, now));
         }
+        self.admit_next(now);
+        is_there
     }
 
     /// Whether a release was acknowledged; with the backend's error if it failed.
@@ -371,27 +409,25 @@ impl Places {
         }
     }
 
-    /// Whether the permit is lost; if not, `cx` is woken when it is.
-    pub(in crate::semaphore) fn is_lost(
-        &mut self,
-        index: usize,
-        now: Instant,
-        cx: Option<&Context<'_>>,
-    ) -> bool {
-        let Some(slot) = self.slots.get_mut(index) else { return false };
-        match slot.state {
+    /// Whether the permit is lost.
+    pub(in crate::semaphore) fn is_lost(&self, index: usize, now: Instant) -> bool {
+        self.slots.get(index).is_some_and(|slot| match slot.state {
             State::Lost => true,
-            State::Held if now >= slot.deadline() => true,
-            State::Held => {
-                if let Some(cx) = cx
-                    && !slot.lost_wakers.iter().any(|waker| waker.will_wake(cx.waker()))
-                {
-                    slot.lost_wakers.push(cx.waker().clone());
-                }
-                false
-            }
+            State::Held => now >= slot.deadline(),
             _ => false,
+        })
+    }
+
+    /// Wakes `waker` when the permit is lost; `false`: it is lost already.
+    pub(in crate::semaphore) fn on_lost(&mut self, index: usize, waker: &Waker) -> bool {
+        let Some(slot) = self.slots.get_mut(index) else { return true };
+        if matches!(slot.state, State::Lost) {
+            return false;
         }
+        if !slot.lost_wakers.iter().any(|known| known.will_wake(waker)) {
+            slot.lost_wakers.push(waker.clone());
+        }
+        true
     }
 
     /// The request has waited as long as it may. What comes for it from here on is too late.
@@ -497,7 +533,7 @@ impl Places {
     }
 
     /// Whom to wake.
-    pub(in crate::semaphore) fn take_woken(&mut self) -> Vec<Waker> {
+    pub(in crate::semaphore) fn take_woken(&mut self) -> Woken {
         std::mem::take(&mut self.woken)
     }
 
