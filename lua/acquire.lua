@@ -1,5 +1,10 @@
 -- acquire: grant each place a permit, or let it join the queue, or refuse it.
 --
+-- A semaphore is one sorted set with two kinds of member:
+--   <id>    score: end of its lease, ms by TIME (about 1e12)   every place
+--   q<id>   score: its ticket, us by TIME (about 1e15)         a place that still waits
+-- Scores from 1e14 on are tickets. An <id> is [~]<node>:<n>; '~' marks a node that has no mailbox.
+--
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   limit       integer >= 1, permits
 -- ARGV[2]   lease_ms    integer >= 1
@@ -19,6 +24,7 @@ local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local last = #ARGV
 local count_of_ids = last - 5
+-- Read once a call: on Redis 7.0 TIME moves while a script runs.
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local now_ms = (now - now % 1000) / 1000
@@ -35,30 +41,33 @@ if waiting == 0 and all + count_of_ids <= limit then
     writes[#writes + 1] = ARGV[i]
   end
   all = all + redis.call('ZADD', key, unpack(writes))
+  -- The key's expiry is only the backstop for names that nobody touches after a crash: never shorter
+  -- than a lease in the set, and never shortened. (If nobody else is there, there is none to shorten.)
   if all == count_of_ids or redis.call('PTTL', key) < lease_ms + 1000 then
     redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
   end
   return { lease_end, 0, all, 0 }
 end
 
---@prelude
-
-local max_queue, counted, node = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
-local ids = { unpack(ARGV, 6) }
-local in_use = all - 2 * waiting
-local own, standings = {}, {}
-
 -- Full, or so it looks: whoever waits goes first, and only then the newcomers.
-if sweep(key, now_ms) then in_use, waiting = count(key) end
-own, in_use, waiting = promote(key, limit, now_ms, node, counted, in_use, waiting)
+local max_queue, counted, node = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
+--@sweep
+if swept then
+  all = redis.call('ZCARD', key)
+  waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+end
+local in_use = all - 2 * waiting
+--@promote
+local ids = { unpack(ARGV, 6) }
 local members = { unpack(ids) }
 for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))
-local ticket = 0
+local standings, ticket, known = {}, 0, gone
 for i, id in ipairs(ids) do
   local standing
   if scores[i] then
     standing = tonumber(scores[#ids + i] or 1)
+    known = true
   elseif waiting == 0 and in_use < limit then
     standing = 1
     in_use = in_use + 1
@@ -68,8 +77,8 @@ for i, id in ipairs(ids) do
     standing = -2
   else
     if ticket == 0 then
-      local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
-      ticket = tonumber(last or 0)
+      local latest = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
+      ticket = tonumber(latest or 0)
     end
     ticket = math.max(now, ticket + 1)
     standing = ticket
@@ -85,6 +94,15 @@ for i, id in ipairs(ids) do
 end
 if #writes > 0 then
   redis.call('ZADD', key, unpack(writes))
-  backstop(key, lease_ms)
+  local ttl = redis.call('PTTL', key)
+  if ttl < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
+  -- A lease that was there before may have been the earliest, and is not any more.
+  if known then
+    earliest = nil
+  elseif earliest == 0 or lease_end < earliest then
+    earliest = lease_end
+  end
+elseif gone then
+  earliest = nil
 end
-return answer(key, lease_end, in_use, waiting, standings, own)
+--@answer

@@ -8,13 +8,14 @@
 -- Cost      5 commands; O(log n + members listed)
 -- Retry     safe
 
---@prelude
-
 local key, most = KEYS[1], tonumber(ARGV[1])
-local now, now_ms = clock()
-local in_use, waiting = count(key)
-local leases = redis.call('ZRANGEBYSCORE', key, '(' .. string.format('%.0f', now_ms), TICKET, 'WITHSCORES', 'LIMIT', 0, most)
-local tickets = redis.call('ZRANGEBYSCORE', key, TICKET, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local from = '(' .. string.format('%.0f', (now - now % 1000) / 1000)
+local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+local in_use = redis.call('ZCARD', key) - 2 * waiting
+local leases = redis.call('ZRANGEBYSCORE', key, from, '(100000000000000', 'WITHSCORES', 'LIMIT', 0, most)
+local tickets = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', 0, most)
 local reply = { now, in_use, waiting, #leases / 2 }
 for i = 1, #leases do reply[#reply + 1] = leases[i] end
 for i = 1, #tickets do reply[#reply + 1] = tickets[i] end

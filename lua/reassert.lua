@@ -17,8 +17,6 @@
 -- Cost      about 8 commands, whatever the number of ids; O((ids + grants) * log n)
 -- Retry     safe: an id that is there keeps its place and gets its lease anew
 
---@prelude
-
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local counted, node = ARGV[3] == '1', ARGV[4]
@@ -27,10 +25,10 @@ for i = 5, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
   proofs[#proofs + 1] = tonumber(ARGV[i + 1])
 end
-
-local _, now_ms = clock()
+local t = redis.call('TIME')
+local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local lease_end = now_ms + lease_ms
-sweep(key, now_ms)
+--@sweep
 
 local members = { unpack(ids) }
 for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
@@ -40,7 +38,7 @@ for i, id in ipairs(ids) do
   local standing = 0
   if scores[i] then
     standing = tonumber(scores[#ids + i] or 1)
-  elseif proofs[i] >= TICKET then
+  elseif proofs[i] >= 1e14 then
     standing = proofs[i]
     writes[#writes + 1] = standing
     writes[#writes + 1] = 'q' .. id
@@ -55,8 +53,12 @@ for i, id in ipairs(ids) do
 end
 if #writes > 0 then
   redis.call('ZADD', key, unpack(writes))
-  backstop(key, lease_ms)
+  local ttl = redis.call('PTTL', key)
+  if ttl < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
 end
 
-local own, in_use, waiting = promote(key, limit, now_ms, node, counted, count(key))
-return answer(key, lease_end, in_use, waiting, standings, own)
+local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+local in_use = redis.call('ZCARD', key) - 2 * waiting
+--@promote
+earliest = nil
+--@answer

@@ -12,21 +12,24 @@
 -- Retry     safe: an id that is not there is passed over
 
 local key = KEYS[1]
-if redis.call('ZCOUNT', key, '100000000000000', '+inf') == 0 then
+local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+if waiting == 0 then
   redis.call('ZREM', key, unpack(ARGV, 4))
   return {}
 end
 
---@prelude
-
 local limit, counted, node = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3]
 local members = { unpack(ARGV, 4) }
 for i = 1, #members do members[#members + 1] = 'q' .. members[i] end
-redis.call('ZREM', key, unpack(members))
-
-local in_use, waiting = count(key)
-if waiting == 0 then return {} end
-local _, now_ms = clock()
-if sweep(key, now_ms) then in_use, waiting = count(key) end
--- In brackets: the first result alone.
-return (promote(key, limit, now_ms, node, counted, in_use, waiting))
+-- More than one member: one that waited may be among them.
+if redis.call('ZREM', key, unpack(members)) > 1 then
+  waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+  if waiting == 0 then return {} end
+end
+local t = redis.call('TIME')
+local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
+--@sweep
+if swept then waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf') end
+local in_use = redis.call('ZCARD', key) - 2 * waiting
+--@promote
+return own

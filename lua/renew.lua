@@ -15,21 +15,23 @@
 -- Cost      8 commands, whatever the number of ids; O((ids + grants) * log n)
 -- Retry     safe: the lease counts from the last call
 
---@prelude
-
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local counted, node = ARGV[3] == '1', ARGV[4]
 local ids = { unpack(ARGV, 5) }
-
-local _, now_ms = clock()
+local t = redis.call('TIME')
+local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local lease_end = now_ms + lease_ms
 local score = string.format('%.0f', lease_end)
 -- First the dead, then the leases: a place that ended is not brought back by asking late.
-sweep(key, now_ms)
+--@sweep
+local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+local in_use = redis.call('ZCARD', key) - 2 * waiting
 
 local members = { unpack(ids) }
-for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+if waiting > 0 then
+  for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local standings, writes = {}, {}
 for i, id in ipairs(ids) do
@@ -46,5 +48,7 @@ if #writes > 0 then
   redis.call('ZADD', key, 'XX', unpack(writes))
 end
 
-local own, in_use, waiting = promote(key, limit, now_ms, node, counted, count(key))
-return answer(key, lease_end, in_use, waiting, standings, own)
+--@promote
+-- The earliest may have been one of those that were renewed.
+earliest = nil
+--@answer

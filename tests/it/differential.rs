@@ -549,7 +549,11 @@ const FILES: [(&str, &str); 5] = [
     ("reassert", include_str!("../../lua/reassert.lua")),
     ("inspect", include_str!("../../lua/inspect.lua")),
 ];
-const PRELUDE: &str = include_str!("../../lua/prelude.lua");
+const PIECES: [(&str, &str); 3] = [
+    ("sweep", include_str!("../../lua/sweep.lua")),
+    ("promote", include_str!("../../lua/promote.lua")),
+    ("answer", include_str!("../../lua/answer.lua")),
+];
 
 /// What of a reply a script tells.
 #[derive(Clone, Copy, PartialEq)]
@@ -570,10 +574,12 @@ impl Lua {
     /// `change` may alter a file's text; it gets the file's name.
     fn new(change: impl Fn(&str, &str) -> String) -> Self {
         const CLOCK: &str = "redis.call('TIME')";
-        let prelude = change("prelude", PRELUDE);
         let mut lua = Self { texts: HashMap::new(), hashes: HashMap::new() };
         for (name, body) in FILES {
-            let text = change(name, body).replacen("--@prelude", &prelude, 1);
+            let mut text = change(name, body);
+            for (piece, lines) in PIECES {
+                text = text.replacen(&format!("--@{piece}"), &change(piece, lines), 1);
+            }
             let text = text.replace(CLOCK, "redis.call('MGET', 'now:s', 'now:us')");
             assert!(!text.contains("'TIME'"), "{name} reads the time in another way");
             lua.hashes.insert(name, Script::new(&text).get_hash().to_owned());
@@ -890,51 +896,56 @@ fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
 }
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 40] = [
+const MUTANTS: [(&str, &str, &str); 49] = [
     ("acquire", "if waiting == 0 and all +", "if all - 2 * waiting +"),
     ("acquire", "count_of_ids <= limit then", "count_of_ids <= limit + 1 then"),
-    (
-        "acquire",
-        "all = all + redis.call('ZADD', key, unpack(writes))",
-        "redis.call('ZADD', key, unpack(writes))",
-    ),
+    ("acquire", "all = all + redis.call('ZADD'", "redis.call('ZADD'"),
     ("acquire", "if all == count_of_ids or", "if true or"),
     ("acquire", "or redis.call('PTTL', key) < lease_ms + 1000 then", "then"),
+    ("acquire", "if swept then", "if false then"),
+    ("acquire", "--@sweep", "local swept, earliest = false, nil"),
+    ("acquire", "--@promote", "local own, gone = {}, false"),
     ("acquire", "waiting >= max_queue", "waiting > max_queue"),
     ("acquire", "max_queue < 0", "max_queue <= 0"),
     ("acquire", "math.max(now, ticket + 1)", "now"),
     ("acquire", "math.max(now, ticket + 1)", "ticket + 1"),
     ("acquire", "ticket == 0 then", "ticket < 0 then"),
-    ("acquire", "if sweep(key, now_ms) then in_use, waiting = count(key) end", ""),
     ("acquire", "    in_use = in_use + 1\n", ""),
     ("acquire", "    waiting = waiting + 1\n", ""),
     ("acquire", "tonumber(scores[#ids + i] or 1)", "1"),
-    ("acquire", "own, in_use, waiting = promote(", "promote("),
-    ("acquire", "  backstop(key, lease_ms)\n", ""),
-    ("release", "'+inf') == 0 then", "'+inf') >= 0 then"),
-    ("release", "if sweep(key, now_ms) then in_use, waiting = count(key) end", ""),
-    ("release", "if waiting == 0 then", "if waiting <= 1 then"),
+    ("acquire", "    known = true\n", ""),
+    ("acquire", "ticket, known = {}, 0, gone", "ticket, known = {}, 0, false"),
+    ("acquire", "elseif gone then", "elseif false then"),
+    ("acquire", "lease_end < earliest", "false"),
+    ("acquire", "  if ttl < lease_ms + 1000 then", "  if false then"),
+    ("acquire", "  if ttl < lease_ms + 1000 then", "  if true then"),
+    ("release", "if waiting == 0 then", "if waiting >= 0 then"),
+    ("release", "unpack(members)) > 1 then", "unpack(members)) > 2 then"),
+    ("release", "  if waiting == 0 then return {} end\n", ""),
+    ("release", "if swept then waiting", "if false then waiting"),
+    ("release", "--@sweep", "local swept = false"),
     ("release", "'q' .. members[i]", "members[i]"),
-    ("renew", "sweep(key, now_ms)\n", "\n"),
+    ("renew", "--@sweep", "local earliest"),
     ("renew", "tonumber(scores[#ids + i] or 1)", "1"),
+    ("renew", "if waiting > 0 then", "if waiting > 1 then"),
     ("renew", "math.max(redis.call('PTTL', key), 3 * lease_ms + 1000)", "3 * lease_ms + 1000"),
-    ("renew", "promote(key, limit, now_ms, node, counted, count(key))", "{}, count(key)"),
-    ("reassert", "sweep(key, now_ms)\n", "\n"),
+    ("renew", "--@promote", "local own = {}"),
+    ("renew", "earliest = nil", ""),
+    ("reassert", "--@sweep", "local earliest"),
     ("reassert", "proofs[i] > now_ms", "proofs[i] >= now_ms"),
     ("reassert", "proofs[i] > now_ms", "proofs[i] > 0"),
     ("reassert", "standing = proofs[i]", "standing = now_ms * 1000"),
-    ("reassert", "  backstop(key, lease_ms)\n", ""),
-    ("prelude", "'-inf', now_ms, 'LIMIT'", "'-inf', now_ms - 1, 'LIMIT'"),
-    ("prelude", "dead[#dead + 1] = 'q' .. dead[i]", "dead[#dead + 1] = dead[i]"),
-    ("prelude", "if heard == 0 and counted then", "if heard == 0 then"),
-    ("prelude", "if heard == 0 and counted then", "if false then"),
-    ("prelude", "elseif deaf == '' then", "else"),
-    ("prelude", "elseif to == node then", "elseif false then"),
-    ("prelude", "and in_use < limit do", "and in_use <= limit do"),
-    ("prelude", "math.min(limit - in_use, GRANT_MAX)", "1"),
-    ("prelude", "in_use + #heads - #dead", "in_use + #heads"),
-    ("prelude", "if waiting > 0 then earliest", "if true then earliest"),
-    ("prelude", "if ttl < lease_ms + 1000 then", "if true then"),
+    ("reassert", "if ttl < lease_ms + 1000 then", "if false then"),
+    ("sweep", "earliest <= now_ms", "earliest < now_ms"),
+    ("sweep", "dead[#dead + 1] = 'q' .. dead[i]", "dead[#dead + 1] = dead[i]"),
+    ("promote", "if heard == 0 and counted then", "if heard == 0 then"),
+    ("promote", "if heard == 0 and counted then", "if false then"),
+    ("promote", "elseif deaf == '' then", "else"),
+    ("promote", "elseif to == node then", "elseif false then"),
+    ("promote", "and in_use < limit do", "and in_use <= limit do"),
+    ("promote", "math.min(limit - in_use, 1000)", "1"),
+    ("promote", "in_use + #heads - #dead", "in_use + #heads"),
+    ("answer", "if waiting == 0 then", "if false then"),
 ];
 
 #[test]

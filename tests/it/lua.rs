@@ -10,7 +10,11 @@ use tower_semaphore::{AcquireError, Policy, Semaphore};
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
-const PRELUDE: &str = include_str!("../../lua/prelude.lua");
+const PIECES: [(&str, &str); 3] = [
+    ("sweep", include_str!("../../lua/sweep.lua")),
+    ("promote", include_str!("../../lua/promote.lua")),
+    ("answer", include_str!("../../lua/answer.lua")),
+];
 const SCRIPTS: [(&str, &str); 5] = [
     ("acquire", include_str!("../../lua/acquire.lua")),
     ("release", include_str!("../../lua/release.lua")),
@@ -100,14 +104,16 @@ fn headers_list_the_keys_and_arguments_that_bodies_read() {
             assert!(from.is_none_or(|from| from == count + 1), "{name}: {list} has a gap");
         }
     }
-    assert!(!code(PRELUDE).contains("KEYS[") && !code(PRELUDE).contains("ARGV["));
+    for (name, text) in PIECES {
+        assert!(!code(text).contains("KEYS[") && !code(text).contains("ARGV["), "{name}");
+    }
 }
 
 /// `tostring` and `..` round a time in µs to 14 digits.
 #[test]
 fn no_number_becomes_text_inaccurately() {
     let mut joins = Vec::new();
-    for (name, text) in [("prelude", PRELUDE)].into_iter().chain(SCRIPTS) {
+    for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
         let code = code(text);
         assert!(!code.contains("tostring"), "{name}");
         for line in code.lines().filter(|line| line.contains("..")) {
@@ -116,16 +122,15 @@ fn no_number_becomes_text_inaccurately() {
     }
     // Each joins texts only: ids, nodes, or a number that was formatted exactly.
     let known = [
-        "prelude: for i = 1, #dead do dead[#dead + 1] = 'q' .. dead[i] end",
-        "prelude: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "sweep: for i = 1, #dead do dead[#dead + 1] = 'q' .. dead[i] end",
+        "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "acquire: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
         "acquire: writes[#writes + 1] = 'q' .. id",
         "release: for i = 1, #members do members[#members + 1] = 'q' .. members[i] end",
         "renew: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
         "reassert: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
         "reassert: writes[#writes + 1] = 'q' .. id",
-        "inspect: local leases = redis.call('ZRANGEBYSCORE', key, '(' .. string.format('%.0f', \
-         now_ms), TICKET, 'WITHSCORES', 'LIMIT', 0, most)",
+        "inspect: local from = '(' .. string.format('%.0f', (now - now % 1000) / 1000)",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");
 }
@@ -156,9 +161,9 @@ fn only_the_one_key_is_touched() {
             "{name}"
         );
     }
-    for (name, text) in [("prelude", PRELUDE)].into_iter().chain(SCRIPTS) {
+    for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
         // A message may fail, and nothing else.
-        let pcalls = usize::from(name == "prelude");
+        let pcalls = usize::from(name == "promote");
         assert_eq!(code(text).matches("pcall").count(), pcalls, "{name}");
         assert_eq!(code(text).matches("redis.pcall('PUBLISH', channel,").count(), pcalls, "{name}");
         assert!(!code(text).contains("redis.call ("), "{name}");
@@ -190,7 +195,7 @@ fn rules() -> Vec<String> {
 #[test]
 fn the_docs_list_the_commands_that_are_used() {
     let mut used = BTreeSet::new();
-    for text in [PRELUDE].into_iter().chain(SCRIPTS.map(|(_, text)| text)) {
+    for (_, text) in PIECES.into_iter().chain(SCRIPTS) {
         for (command, _) in calls(text) {
             assert_eq!(command, command.to_uppercase());
             used.insert(format!("+{}", command.to_lowercase()));
@@ -305,7 +310,10 @@ async fn a_user_that_lacks_a_command_of_the_scripts_is_told_so() {
 
 fn script(name: &str) -> Script {
     let (_, body) = SCRIPTS.into_iter().find(|(script, _)| *script == name).unwrap();
-    Script::new(&body.replacen("--@prelude", PRELUDE, 1))
+    let whole = PIECES.iter().fold(body.to_owned(), |text, (piece, lines)| {
+        text.replacen(&format!("--@{piece}"), lines, 1)
+    });
+    Script::new(&whole)
 }
 
 #[test]

@@ -9,6 +9,13 @@ use crate::backend::{Answer, Call, Listing, Op};
 use crate::error::BackendError;
 use crate::ledger::{Grant, PlaceId, Reply, Standing, TICKET_MIN};
 
+/// What several scripts have in common, and where they say that it goes.
+const PIECES: [(&str, &str); 3] = [
+    ("--@sweep", include_str!("../../../lua/sweep.lua")),
+    ("--@promote", include_str!("../../../lua/promote.lua")),
+    ("--@answer", include_str!("../../../lua/answer.lua")),
+];
+
 /// A script's text and its name in Redis.
 struct Lua {
     text: String,
@@ -17,7 +24,10 @@ struct Lua {
 
 impl Lua {
     fn new(script: &str) -> Self {
-        let text = script.replacen("--@prelude", include_str!("../../../lua/prelude.lua"), 1);
+        let mut text = script.to_owned();
+        for (place, piece) in PIECES {
+            text = text.replacen(place, piece, 1);
+        }
         let hash = Script::new(&text).get_hash().to_owned();
         Self { text, hash }
     }

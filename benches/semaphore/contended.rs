@@ -1,0 +1,335 @@
+//! Two processes of 32 tasks each want ten permits all the time, and hold each for a moment.
+//!
+//! How much of the time permits are in use, how fast one goes from hand to hand, and whether anyone
+//! is passed over; beside Tokio's semaphore with 64 tasks in one process, which is the best that can
+//! be. A hold of 1 ms is 2 ms by Tokio's timers, so the real mean counts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+use tower_semaphore::{Permit, Policy, Semaphore};
+
+use super::child::{self, Child, Parent};
+use super::plots;
+use super::redis::{Redis, connect};
+use super::stats::{each, max, mean, median, micros, quantile};
+use super::table::{Bound, Row, number};
+use super::{Context, clock, runtime};
+
+const CASE: &str = "contended";
+const LIMIT: u32 = 10;
+const TASKS: u32 = 64;
+const HOLD: Duration = Duration::from_millis(1);
+/// The first of each task did not find a full queue.
+const WARM_UP_NS: i64 = 200_000_000;
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// Of a Redis; without, the permits are Tokio's.
+    url: Option<String>,
+    tasks: u32,
+    time: Duration,
+}
+
+/// One permit's story, by the clock of the machine.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Stay {
+    called: i64,
+    granted: i64,
+    released: i64,
+}
+
+/// What is seen in one round.
+struct Round {
+    use_share: f64,
+    hold_ms: f64,
+    /// From a release to the next holder, in µs.
+    hand_offs: Vec<f64>,
+    /// In ms.
+    waits: Vec<f64>,
+    grants: f64,
+    passed_over: f64,
+    overshoots: f64,
+    ping: f64,
+    scripts: f64,
+    cpu: f64,
+    per_script: f64,
+}
+
+pub(crate) fn run(context: &mut Context) {
+    let redis = Redis::start();
+    let time = context.seconds(1.5, 6.0);
+    let (mut ours, mut tokio) = (Vec::new(), Vec::new());
+    for round in 0..3 {
+        let mut sides = [true, false];
+        sides.rotate_left(round % 2);
+        for is_ours in sides {
+            if is_ours {
+                ours.push(self::round(Some(&redis), time));
+            } else {
+                tokio.push(self::round(None, time));
+            }
+        }
+    }
+    rows(context, &ours, &tokio);
+
+    let all = |rounds: &[Round], of: fn(&Round) -> &Vec<f64>| -> Vec<f64> {
+        rounds.iter().flat_map(of).copied().collect()
+    };
+    let ours_name = "tower-semaphore, two processes";
+    let tokio_name = "Tokio's semaphore, one process";
+    for (file, title, axis, of) in [
+        (
+            "waits.svg",
+            "Waiting for one of ten permits, 64 tasks",
+            "ms from call to permit",
+            (|round| &round.waits) as fn(&Round) -> &Vec<f64>,
+        ),
+        ("hand-off.svg", "From a release to the next holder", "µs", |round| &round.hand_offs),
+    ] {
+        plots::lines(
+            &context.directory.join(file),
+            title,
+            (axis, "share"),
+            &[
+                plots::distribution(ours_name, &all(&ours, of)),
+                plots::distribution(tokio_name, &all(&tokio, of)),
+            ],
+            false,
+        );
+    }
+}
+
+fn rows(context: &mut Context, ours: &[Round], tokio: &[Round]) {
+    const TOKIO: &str = "Tokio";
+    let both = |figure: fn(&Round) -> f64| (each(ours, figure), each(tokio, figure));
+    let mut row = |what: &str, unit, figure: fn(&Round) -> f64, bound: Option<Bound>, note| {
+        let (a, b) = both(figure);
+        let row = Row::new(CASE, what, unit, &a).against(TOKIO, &a, &b).note(note);
+        context.table.add(match bound {
+            Some(bound) => row.bound(bound),
+            None => row,
+        });
+    };
+    let holds = both(|r| r.hold_ms);
+    let note = format!(
+        "holds of {} ms, Tokio's {} ms",
+        number(median(&holds.0)),
+        number(median(&holds.1))
+    );
+    let none = String::new;
+    row(
+        "time that permits are in use",
+        "share",
+        |r| r.use_share,
+        Some(Bound::RatioLeast(0.93)),
+        note,
+    );
+    row("hand-off, p99", "µs", |r| quantile(&r.hand_offs, 0.99), None, none());
+    row("wait, p50", "ms", |r| median(&r.waits), None, none());
+    let longest: fn(&Round) -> f64 = |r| max(&r.waits) / median(&r.waits);
+    row("longest wait, in medians", "×", longest, Some(Bound::Most(2.0)), none());
+    row("grants", "", |r| r.grants, None, none());
+
+    let (hand_off, ping) = (each(ours, |r| median(&r.hand_offs)), each(ours, |r| r.ping));
+    let table = &mut context.table;
+    table.add(
+        Row::new(CASE, "hand-off, p50", "µs", &hand_off)
+            .against("PING", &hand_off, &ping)
+            .bound(Bound::RatioMost(2.5)),
+    );
+    let own = |what: &str, unit, figure: fn(&Round) -> f64, most| {
+        Row::new(CASE, what, unit, &each(ours, figure)).bound(Bound::Most(most))
+    };
+    // Seen from outside: a process that stands still for so long looks as if it were passed over.
+    table.add(own("grants past who called 5 ms before", "", |r| r.passed_over, 0.0));
+    table.add(own("times that more than ten were out", "", |r| r.overshoots, 0.0).counted());
+    table.add(own("script calls a grant", "", |r| r.scripts, 2.0).counted());
+    let note = format!("{} µs a script call", number(median(&each(ours, |r| r.per_script))));
+    table.add(own("Redis' CPU a grant", "µs", |r| r.cpu, 22.0).note(note));
+}
+
+fn round(redis: Option<&Redis>, time: Duration) -> Round {
+    let processes = if redis.is_some() { 2 } else { 1 };
+    let url = redis.map(Redis::url);
+    let mut children: Vec<Child> = (0..processes)
+        .map(|_| {
+            let job = Job { url: url.clone(), tasks: TASKS / processes, time };
+            Child::start(&child::Job::Contended(job))
+        })
+        .collect();
+    for child in &mut children {
+        assert_eq!(child.hear(), "ready");
+    }
+    let before = redis.map(Redis::usage);
+    let begin = clock() + 50_000_000;
+    for child in &mut children {
+        child.tell(&begin.to_string());
+    }
+    // Seldom, because it is Redis' work as well.
+    let pings = url.map(|url| {
+        runtime().block_on(async {
+            let mut connection = connect(&url).await;
+            let mut pings = Vec::new();
+            while clock() < begin + nanos(time) {
+                sleep(Duration::from_millis(9)).await;
+                pings.push(ping(&mut connection).await);
+            }
+            pings
+        })
+    });
+    let mut stays: Vec<Stay> = Vec::new();
+    for child in &mut children {
+        let told: Vec<Stay> = serde_json::from_str(&child.hear()).expect("stays");
+        stays.extend(told);
+    }
+    let usage = redis.zip(before).map(|(redis, before)| redis.usage().since(before));
+    let all = stays.len() as f64;
+    let window = (begin + WARM_UP_NS, begin + nanos(time));
+    let seen =
+        Round { ping: pings.map_or(f64::NAN, |pings| median(&pings)), ..judge(stays, window) };
+    match usage {
+        None => seen,
+        Some(usage) => Round {
+            scripts: usage.scripts / all,
+            cpu: usage.cpu_us / all,
+            per_script: usage.per_script(),
+            ..seen
+        },
+    }
+}
+
+/// What the stories of all permits say of the time in the window.
+fn judge(mut stays: Vec<Stay>, (from, to): (i64, i64)) -> Round {
+    stays.sort_by_key(|stay| stay.granted);
+    let limit = LIMIT as usize;
+    let is_in = |stay: &Stay| (from..to).contains(&stay.granted);
+    let in_window: Vec<Stay> = stays.iter().copied().filter(is_in).collect();
+
+    // All permits are out all the time, so the n-th grant had the permit of the (n - limit)-th release.
+    let mut releases: Vec<i64> = stays.iter().map(|stay| stay.released).collect();
+    releases.sort_unstable();
+    let next = stays.iter().skip(limit).zip(&releases);
+    let hand_offs = next.filter(|(stay, _)| is_in(stay));
+    let hand_offs =
+        hand_offs.map(|(stay, release)| (stay.granted - release) as f64 / 1e3).collect();
+
+    // Who called first of all that are granted later.
+    let (mut passed_over, mut earliest) = (0, i64::MAX);
+    for stay in stays.iter().rev() {
+        if is_in(stay) && earliest < stay.called - 5_000_000 {
+            passed_over += 1;
+        }
+        earliest = earliest.min(stay.called);
+    }
+
+    let mut events: Vec<(i64, i32)> =
+        stays.iter().flat_map(|stay| [(stay.granted, 1), (stay.released, -1)]).collect();
+    // Of two at the same moment the release first: that is no overlap.
+    events.sort_unstable();
+    let (mut out, mut overshoots) = (0, 0);
+    for (_, change) in events {
+        out += change;
+        overshoots += u32::from(change > 0 && out > LIMIT.cast_signed());
+    }
+
+    let ms = |from: i64, to: i64| (to - from) as f64 / 1e6;
+    let holds: Vec<f64> = in_window.iter().map(|stay| ms(stay.granted, stay.released)).collect();
+    let grants = in_window.len() as f64;
+    Round {
+        use_share: grants * mean(&holds) / (f64::from(LIMIT) * ms(from, to)),
+        hold_ms: mean(&holds),
+        hand_offs,
+        waits: in_window.iter().map(|stay| ms(stay.called, stay.granted)).collect(),
+        grants,
+        passed_over: f64::from(passed_over),
+        overshoots: f64::from(overshoots),
+        ping: f64::NAN,
+        scripts: f64::NAN,
+        cpu: f64::NAN,
+        per_script: f64::NAN,
+    }
+}
+
+async fn ping(connection: &mut MultiplexedConnection) -> f64 {
+    let began = Instant::now();
+    deadpool_redis::redis::cmd("PING").exec_async(connection).await.expect("an answer");
+    micros(began.elapsed())
+}
+
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).expect("not for years")
+}
+
+#[derive(Clone)]
+enum Gate {
+    Ours(Semaphore, Policy),
+    Tokio(Arc<tokio::sync::Semaphore>),
+}
+
+/// Held for its drop.
+enum Held {
+    Ours { _permit: Permit },
+    Tokio { _permit: tokio::sync::OwnedSemaphorePermit },
+}
+
+impl Gate {
+    async fn acquire(&self) -> Held {
+        match self {
+            Self::Ours(semaphore, policy) => {
+                Held::Ours { _permit: semaphore.acquire("s", policy).await.expect("a permit") }
+            }
+            Self::Tokio(semaphore) => {
+                let permit = Arc::clone(semaphore).acquire_owned().await.expect("a permit");
+                Held::Tokio { _permit: permit }
+            }
+        }
+    }
+}
+
+pub(crate) fn child(job: &Job, parent: &Parent) {
+    let runtime = runtime();
+    let stays = runtime.block_on(async {
+        let policy = Policy::builder(LIMIT).wait_timeout(Duration::from_secs(60));
+        let gate = match &job.url {
+            Some(url) => {
+                Gate::Ours(Semaphore::redis(url).expect("a URL"), policy.build().expect("in range"))
+            }
+            None => Gate::Tokio(Arc::new(tokio::sync::Semaphore::new(LIMIT as usize))),
+        };
+        // From here on there is a connection.
+        drop(gate.acquire().await);
+        parent.say("ready");
+        let begin: i64 = parent.hear().parse().expect("a time");
+        let end = begin + nanos(job.time);
+        let tasks = (0..job.tasks).map(|_| {
+            let gate = gate.clone();
+            tokio::spawn(async move {
+                let wait = u64::try_from(begin - clock()).unwrap_or(0);
+                sleep(Duration::from_nanos(wait)).await;
+                let mut stays = Vec::new();
+                while clock() < end {
+                    let called = clock();
+                    let held = gate.acquire().await;
+                    let granted = clock();
+                    sleep(HOLD).await;
+                    let released = clock();
+                    drop(held);
+                    stays.push(Stay { called, granted, released });
+                }
+                stays
+            })
+        });
+        let stays = join_all(tasks).await.into_iter().flat_map(|stays| stays.expect("no panic"));
+        let stays: Vec<Stay> = stays.collect();
+        if let Gate::Ours(semaphore, _) = &gate {
+            semaphore.shutdown().await;
+        }
+        stays
+    });
+    parent.say(&serde_json::to_string(&stays).expect("stays are JSON"));
+}

@@ -1,0 +1,160 @@
+//! Counts, which are the same on every machine: allocations, instructions, commands.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use allocation_counter::measure;
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tower_semaphore::{Policy, Semaphore};
+
+use super::child;
+use super::redis::Redis;
+use super::requests::{Before, answer};
+use super::table::{Bound, Row};
+use super::{Context, runtime};
+
+const CASE: &str = "counts";
+const REQUESTS: u32 = 1000;
+/// Instructions that the layer may add to a request on the embedded backend: a tenth more than were
+/// counted on x86-64 when this was written. Another compiler may need another number.
+const INSTRUCTIONS_MAX: f64 = 12_600.0;
+
+/// So many requests, in a process of which every instruction is counted.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Job {
+    before: Before,
+    requests: u32,
+}
+
+pub(crate) fn run(context: &mut Context) {
+    allocations(context);
+    commands(context);
+    instructions(context);
+}
+
+/// Allocations of one, where so many were made before that only the lasting ones are left.
+fn allocated(some: impl AsyncFn(u32)) -> f64 {
+    let runtime = runtime();
+    runtime.block_on(some(REQUESTS));
+    let [once, thrice] = [REQUESTS, 3 * REQUESTS]
+        .map(|count| measure(|| runtime.block_on(some(count))).count_total as f64);
+    rounded((thrice - once) / f64::from(2 * REQUESTS))
+}
+
+/// In tenths: what happens now and then does not count.
+fn rounded(each: f64) -> f64 {
+    (each * 10.0).round() / 10.0
+}
+
+fn allocations(context: &mut Context) {
+    let embedded = Semaphore::in_memory();
+    let [bare, tower, ours] = [Before::Nothing, Before::Tower, Before::Ours]
+        .map(|before| allocated(async |count| answer(before, count, &embedded).await));
+    let policy = Policy::new(1000);
+    let alone = allocated(async |count| {
+        for _ in 0..count {
+            drop(embedded.acquire("bench", &policy).await.expect("a permit"));
+        }
+    });
+    let redis = Redis::start();
+    let on_redis = {
+        let semaphore = redis.semaphore();
+        allocated(async |count| answer(Before::Ours, count, &semaphore).await) - bare
+    };
+
+    let table = &mut context.table;
+    let ours = [ours - bare];
+    table.add(
+        Row::new(CASE, "allocations that the layer adds, embedded", "", &ours)
+            .against("tower::limit", &ours, &[tower - bare])
+            .bound(Bound::Most(3.0))
+            .counted(),
+    );
+    table.add(Row::new(CASE, "allocations of acquire and drop, embedded", "", &[alone]));
+    table.add(
+        Row::new(CASE, "allocations that the layer adds, Redis", "", &[on_redis])
+            .note("the connection's own among them"),
+    );
+}
+
+fn commands(context: &mut Context) {
+    let redis = Redis::start();
+    let usage = runtime().block_on(async {
+        let semaphore = redis.semaphore();
+        answer(Before::Ours, 10, &semaphore).await;
+        let before = redis.usage();
+        answer(Before::Ours, REQUESTS, &semaphore).await;
+        // The last release goes out behind.
+        for _ in 0..1000 {
+            if semaphore.inspect("bench").await.expect("an answer").in_use == 0 {
+                break;
+            }
+        }
+        let usage = redis.usage().since(before);
+        semaphore.shutdown().await;
+        usage
+    });
+    context.table.add(
+        Row::new(
+            CASE,
+            "script calls of a request, Redis",
+            "",
+            &[rounded(usage.scripts / f64::from(REQUESTS))],
+        )
+        .bound(Bound::Most(2.0))
+        .counted(),
+    );
+    let all = [rounded(usage.calls / f64::from(REQUESTS))];
+    context.table.add(Row::new(CASE, "all commands of a request, Redis", "", &all).against(
+        "by hand",
+        &all,
+        &[8.0],
+    ));
+}
+
+fn instructions(context: &mut Context) {
+    if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
+        let row = Row::new(CASE, "instructions of a request", "", &[f64::NAN]);
+        context.table.add(row.note("not counted: there is no valgrind"));
+        return;
+    }
+    let [bare, tower, ours] = [Before::Nothing, Before::Tower, Before::Ours].map(|before| {
+        let [some, more] = [500, 1500].map(|requests| counted(&Job { before, requests }));
+        (more - some) / 1000.0
+    });
+    let added = [ours - bare];
+    let mut row = Row::new(CASE, "instructions that the layer adds, embedded", "", &added)
+        .against("tower::limit", &added, &[tower - bare])
+        .note(format!("a request without a layer: {bare:.0}"));
+    if cfg!(target_arch = "x86_64") {
+        row = row.bound(Bound::Most(INSTRUCTIONS_MAX)).counted();
+    }
+    context.table.add(row);
+}
+
+/// Instructions of a whole process, by callgrind.
+fn counted(job: &Job) -> f64 {
+    let directory = TempDir::new().expect("a directory");
+    let out = directory.path().join("callgrind");
+    let job = serde_json::to_string(&child::Job::Requests(Job { ..*job })).expect("JSON");
+    let status = Command::new("valgrind")
+        .args(["--tool=callgrind", "--quiet"])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--child", &job])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .expect("valgrind");
+    assert!(status.success(), "valgrind: {status}");
+    let profile = fs::read_to_string(out).expect("a profile");
+    let total = profile.lines().rev().find_map(|line| line.strip_prefix("totals: "));
+    total.expect("a total").trim().parse().expect("a number")
+}
+
+pub(crate) fn child(job: &Job) {
+    let semaphore = Semaphore::in_memory();
+    runtime().block_on(answer(job.before, job.requests, &semaphore));
+}

@@ -1,0 +1,135 @@
+//! 500 wait behind one, and go one by one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tower_semaphore::{Policy, Semaphore};
+
+use super::redis::{Redis, Usage};
+use super::stats::{alternate, each, median};
+use super::table::{Bound, Row, number};
+use super::{Context, runtime};
+
+const CASE: &str = "drain";
+const WAITERS: usize = 500;
+const HOLD: Duration = Duration::from_millis(1);
+
+struct Round {
+    ms: f64,
+    hold_ms: f64,
+    /// Grants to one that came after someone who still waits.
+    inversions: f64,
+    usage: Option<Usage>,
+}
+
+pub(crate) fn run(context: &mut Context) {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let (ours, tokio) = runtime.block_on(async {
+        let semaphore = redis.semaphore();
+        let rounds = alternate(3, async || ours(&redis, &semaphore).await, tokio).await;
+        semaphore.shutdown().await;
+        rounds
+    });
+    let (ms, tokio_ms) = (each(&ours, |r| r.ms), each(&tokio, |r| r.ms));
+    let holds = (median(&each(&ours, |r| r.hold_ms)), median(&each(&tokio, |r| r.hold_ms)));
+    let usage = |figure: fn(Usage) -> f64| each(&ours, |r| r.usage.map_or(f64::NAN, figure));
+    let table = &mut context.table;
+    table.add(
+        Row::new(CASE, format!("{WAITERS} waiting, limit 1"), "ms", &ms)
+            .against("Tokio", &ms, &tokio_ms)
+            .bound(Bound::RatioMost(1.08))
+            .note(format!("holds of {} ms, Tokio's {} ms", number(holds.0), number(holds.1))),
+    );
+    let scripts = usage(|usage| usage.scripts / WAITERS as f64);
+    table.add(
+        Row::new(CASE, "script calls a grant", "", &scripts).bound(Bound::Most(1.05)).counted(),
+    );
+    let inversions = each(&ours, |r| r.inversions);
+    table.add(Row::new(CASE, "out of order", "", &inversions).bound(Bound::Most(0.0)).counted());
+    let cpu = usage(|usage| usage.cpu_us / WAITERS as f64);
+    let per_script = median(&usage(Usage::per_script));
+    let note = format!("{} µs a script call", number(per_script));
+    table.add(Row::new(CASE, "Redis' CPU a grant", "µs", &cpu).note(note));
+}
+
+async fn ours(redis: &Redis, semaphore: &Semaphore) -> Round {
+    let policy =
+        Policy::builder(1).wait_timeout(Duration::from_secs(60)).build().expect("in range");
+    let held = semaphore.acquire("s", &policy).await.expect("a permit");
+    let acquire = {
+        let semaphore = semaphore.clone();
+        move || semaphore.acquire("s", &policy)
+    };
+    let queue = async || {
+        for _ in 0..2000 {
+            if semaphore.inspect("s").await.expect("an answer").waiting == WAITERS as u64 {
+                return redis.usage();
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+        panic!("not all of them wait");
+    };
+    let (round, before) = drain(acquire, queue, || drop(held)).await;
+    Round { usage: Some(redis.usage().since(before)), ..round }
+}
+
+async fn tokio() -> Round {
+    let semaphore = Arc::new(tokio::sync::Semaphore::new(1));
+    let held = Arc::clone(&semaphore).acquire_owned().await.expect("a permit");
+    let acquire = move || Arc::clone(&semaphore).acquire_owned();
+    // Those that wait show nowhere; a hundred turns are enough for all to run once.
+    let queue = async || {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    drain(acquire, queue, || drop(held)).await.0
+}
+
+/// Lets all wait, gives the permit back, and sees them go.
+async fn drain<F, P, E, Q>(
+    acquire: impl Fn() -> F + Clone + Send + 'static,
+    queue: impl AsyncFn() -> Q,
+    release: impl FnOnce(),
+) -> (Round, Q)
+where
+    F: Future<Output = Result<P, E>> + Send,
+    P: Send,
+    E: std::fmt::Debug + Send,
+{
+    let (granted, mut grants) = mpsc::unbounded_channel();
+    let mut waiters = Vec::new();
+    for number in 0..WAITERS {
+        let (acquire, granted) = (acquire.clone(), granted.clone());
+        waiters.push(tokio::spawn(async move {
+            let permit = acquire().await.expect("a permit");
+            let began = Instant::now();
+            granted.send(number).expect("someone listens");
+            sleep(HOLD).await;
+            let held = began.elapsed();
+            drop(permit);
+            held
+        }));
+    }
+    let queue = queue().await;
+    let began = Instant::now();
+    release();
+    let holds: Vec<f64> = join_all(waiters)
+        .await
+        .into_iter()
+        .map(|held| held.expect("no panic").as_secs_f64() * 1e3)
+        .collect();
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+
+    let (mut inversions, mut last) = (0, 0);
+    while let Ok(number) = grants.try_recv() {
+        inversions += u32::from(number < last);
+        last = last.max(number);
+    }
+    let hold_ms = holds.iter().sum::<f64>() / holds.len() as f64;
+    (Round { ms, hold_ms, inversions: f64::from(inversions), usage: None }, queue)
+}

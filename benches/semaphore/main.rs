@@ -1,0 +1,165 @@
+//! What the crate costs and how fast it is, beside what there would be without it.
+//!
+//! `cargo bench --bench semaphore` starts its own Redis servers and processes, and ends them. Each
+//! figure stands beside its reference, taken in the same run: rounds of both alternate, and medians
+//! are compared. The table and the plots go to `target/bench/`.
+//!
+//! Times depend on the machine and never fail a run; counts (commands, allocations, instructions) do.
+//!
+//! The reference on Redis is the least that could be written by hand (`reference.rs`): it neither
+//! queues nor tells anyone anything.
+
+#![allow(clippy::print_stdout, reason = "a table is what it is for")]
+
+mod child;
+mod contended;
+mod counts;
+mod crash;
+mod drain;
+mod http;
+mod layer;
+mod plots;
+mod redis;
+mod reference;
+mod requests;
+mod scale;
+mod stats;
+mod table;
+mod throughput;
+mod uncontended;
+mod watchdog;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use allocation_counter::opt_out;
+use clap::Parser;
+
+use self::table::Table;
+
+/// Benchmarks of the semaphore on Redis, and of its layer.
+#[derive(Parser)]
+#[command(name = "semaphore")]
+struct Args {
+    /// Only these cases, by name or a part of it.
+    filters: Vec<String>,
+    /// A minute in all, instead of six.
+    #[arg(long)]
+    quick: bool,
+    /// Names the cases and does nothing.
+    #[arg(long)]
+    list: bool,
+    /// What cargo says; means nothing here.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// This is another process of a case.
+    #[arg(long, hide = true)]
+    child: Option<String>,
+}
+
+/// What a case goes by, and where its figures go.
+struct Context {
+    quick: bool,
+    table: Table,
+    /// Where table and plots go.
+    directory: PathBuf,
+}
+
+impl Context {
+    /// How often each side is measured.
+    const fn rounds(&self) -> usize {
+        if self.quick { 3 } else { 5 }
+    }
+
+    /// One or the other.
+    fn either<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    fn seconds(&self, quick: f64, full: f64) -> Duration {
+        Duration::from_secs_f64(self.either(quick, full))
+    }
+}
+
+type Case = fn(&mut Context);
+
+const CASES: [(&str, Case); 10] = [
+    ("counts", counts::run),
+    ("layer", layer::run),
+    ("uncontended", uncontended::run),
+    ("throughput", throughput::run),
+    ("contended", contended::run),
+    ("drain", drain::run),
+    ("crash", crash::run),
+    ("http", http::run),
+    ("scale", scale::run),
+    ("watchdog", watchdog::run),
+];
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(job) = &args.child {
+        let job = serde_json::from_str(job).expect("a job");
+        opt_out(|| child::run(job));
+        return ExitCode::SUCCESS;
+    }
+    if args.list {
+        CASES.iter().for_each(|(name, _)| println!("{name}"));
+        return ExitCode::SUCCESS;
+    }
+    let tmp = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let directory = tmp.parent().unwrap_or(&tmp).join("bench");
+    std::fs::create_dir_all(&directory).expect("a directory for the table");
+    let mut context = Context { quick: args.quick, table: Table::default(), directory };
+
+    let (began, mut ran, mut broken) = (Instant::now(), 0, Vec::new());
+    for (name, case) in CASES {
+        if !is_wanted(name, &args.filters) {
+            continue;
+        }
+        let before = Instant::now();
+        // Servers and children end with the case, and the others still run. Only counts have use for
+        // the counting allocator.
+        let run =
+            || if name == "counts" { case(&mut context) } else { opt_out(|| case(&mut context)) };
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            broken.push(name);
+        }
+        println!("\n{name}, {:.1} s\n{}", before.elapsed().as_secs_f64(), context.table.take_new());
+        ran += 1;
+    }
+
+    let written = context.table.write(&context.directory);
+    println!("{ran} cases in {:.0} s; {written}", began.elapsed().as_secs_f64());
+    for missed in context.table.missed() {
+        println!("MISSED {missed}");
+    }
+    for case in &broken {
+        println!("BROKEN {case}");
+    }
+    if broken.is_empty() && !context.table.has_wrong_counts() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// A filter that names a case means that one alone.
+fn is_wanted(name: &str, filters: &[String]) -> bool {
+    let is_named = |filter: &String| CASES.iter().any(|(name, _)| name == filter);
+    let means = |filter: &String| name == filter || !is_named(filter) && name.contains(&**filter);
+    filters.is_empty() || filters.iter().any(means)
+}
+
+/// All cases measure on one thread, as far as they do not say otherwise.
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// A clock that all processes of this machine share, in ns.
+fn clock() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}

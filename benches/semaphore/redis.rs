@@ -1,0 +1,127 @@
+//! A Redis of a case's own, and what it says of the work it did.
+
+#[path = "../../tests/it/support/redis.rs"]
+#[allow(dead_code, reason = "the tests need more of it")]
+mod server;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::io::tcp::TcpSettings;
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, Client, Cmd, Connection, FromRedisValue, IntoConnectionInfo, Pipeline,
+};
+use tower_semaphore::Semaphore;
+
+use self::server::TestRedis;
+
+/// A server, killed when this is dropped, and a connection to ask it about itself.
+pub(crate) struct Redis {
+    server: TestRedis,
+    admin: Mutex<Connection>,
+}
+
+impl Redis {
+    pub(crate) fn start() -> Self {
+        let server = TestRedis::start();
+        let admin = Client::open(server.url()).and_then(|client| client.get_connection());
+        Self { server, admin: Mutex::new(admin.expect("a connection")) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.server.url()
+    }
+
+    pub(crate) fn semaphore(&self) -> Semaphore {
+        Semaphore::redis(&self.url()).expect("a URL")
+    }
+
+    /// Blocks: not while something is measured.
+    pub(crate) fn query<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        let mut admin = self.admin.lock().expect("no panic");
+        command.query(&mut *admin).expect("an answer")
+    }
+
+    pub(crate) fn pipeline(&self, commands: &Pipeline) {
+        let mut admin = self.admin.lock().expect("no panic");
+        commands.exec(&mut *admin).expect("an answer");
+    }
+
+    fn info(&self, section: &str) -> BTreeMap<String, String> {
+        let text: String = self.query(Cmd::new().arg("INFO").arg(section));
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// What it has done since it started.
+    pub(crate) fn usage(&self) -> Usage {
+        let cpu = self.info("cpu");
+        let seconds = |name: &str| cpu[name].parse::<f64>().expect("seconds");
+        let cpu_us = (seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6;
+        let stats = self.info("commandstats");
+        let (mut calls, mut scripts, mut script_us) = (0.0, 0.0, 0.0);
+        for (name, fields) in &stats {
+            let field = |field: &str| -> f64 {
+                let fields = fields.split(',').filter_map(|pair| pair.split_once('='));
+                let value = fields.into_iter().find(|(name, _)| *name == field);
+                value.expect("a field").1.parse().expect("a number")
+            };
+            match &**name {
+                "cmdstat_info" => {}
+                "cmdstat_evalsha" => {
+                    scripts = field("calls");
+                    script_us = field("usec");
+                    calls += scripts;
+                }
+                _ => calls += field("calls"),
+            }
+        }
+        Usage { cpu_us, calls, scripts, script_us }
+    }
+
+    /// Bytes in use, but for what clients have in their buffers.
+    pub(crate) fn memory(&self) -> f64 {
+        let memory = self.info("memory");
+        let bytes = |name: &str| memory[name].parse::<f64>().expect("bytes");
+        bytes("used_memory") - bytes("mem_clients_normal")
+    }
+}
+
+/// What a server did, by its own account.
+#[derive(Clone, Copy)]
+pub(crate) struct Usage {
+    /// CPU time, of users and system, in µs.
+    pub(crate) cpu_us: f64,
+    /// All commands, those inside of scripts too; but for INFO.
+    pub(crate) calls: f64,
+    /// EVALSHA.
+    pub(crate) scripts: f64,
+    script_us: f64,
+}
+
+impl Usage {
+    /// From before until now.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            cpu_us: self.cpu_us - before.cpu_us,
+            calls: self.calls - before.calls,
+            scripts: self.scripts - before.scripts,
+            script_us: self.script_us - before.script_us,
+        }
+    }
+
+    /// µs that a script call took, by `commandstats`.
+    pub(crate) fn per_script(self) -> f64 {
+        self.script_us / self.scripts
+    }
+}
+
+/// A connection such as one makes by hand: one socket for all tasks, no delay, no timeouts.
+pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
+    let info = url.into_connection_info().expect("a URL");
+    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = Client::open(info).expect("a URL");
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
+}

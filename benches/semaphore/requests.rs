@@ -1,0 +1,69 @@
+//! One request after the other through a service: bare, and with a layer.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use serde::{Deserialize, Serialize};
+use tower::limit::ConcurrencyLimitLayer as TowerLayer;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+
+/// Never reached.
+const LIMIT: u32 = 1000;
+
+/// What stands before the handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Before {
+    Nothing,
+    /// `tower::limit::ConcurrencyLimit`.
+    Tower,
+    /// The layer of this crate on the embedded backend.
+    Ours,
+}
+
+/// Answers so many requests, one by one, and reads the bodies to their ends.
+pub(crate) async fn answer(before: Before, count: u32, semaphore: &Semaphore) {
+    match before {
+        Before::Nothing => through(handler(), count).await,
+        Before::Tower => {
+            through(TowerLayer::new(LIMIT as usize).layer(handler()), count).await;
+        }
+        Before::Ours => through(layer(semaphore).layer(handler()), count).await,
+    }
+}
+
+fn layer(semaphore: &Semaphore) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::builder(semaphore, "bench").limit(LIMIT).build().expect("in range")
+}
+
+type Answer = Result<Response<Full<Bytes>>, Infallible>;
+
+fn handler()
+-> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
+{
+    service_fn(async |_: Request<()>| -> Answer {
+        Ok(Response::new(Full::new(Bytes::from_static(b"hello"))))
+    })
+}
+
+async fn through<S, B>(mut service: S, count: u32)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+    B: http_body::Body<Data = Bytes>,
+{
+    for _ in 0..count {
+        let ready = match service.ready().await {
+            Ok(ready) => ready,
+            Err(never) => match never {},
+        };
+        let response = match ready.call(Request::new(())).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        assert!(response.status().is_success(), "{}", response.status());
+        let body = response.into_body().collect().await;
+        assert!(body.is_ok_and(|body| body.to_bytes().len() == 5), "another body");
+    }
+}

@@ -1,0 +1,175 @@
+//! Many tasks, permits enough: how many pairs of acquire and release a second.
+//!
+//! The reference waits for its release to be acknowledged, so ours is judged where it does so too.
+//! That it need not, is shown besides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tower_semaphore::{Policy, Semaphore};
+
+use super::plots::{self, Line};
+use super::redis::Redis;
+use super::reference::Reference;
+use super::stats::{each, median};
+use super::table::{Bound, Row, number};
+use super::{Context, runtime};
+
+const CASE: &str = "throughput";
+const LIMIT: u32 = 1000;
+
+struct Bench {
+    redis: Redis,
+    semaphore: Semaphore,
+    reference: Reference,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Acknowledged,
+    Dropped,
+    Reference,
+}
+
+struct Round {
+    pairs_a_second: f64,
+    /// CPU time of Redis, in µs for each pair.
+    cpu: f64,
+    /// For each script call, in µs.
+    per_script: f64,
+}
+
+pub(crate) fn run(context: &mut Context) {
+    let runtime = runtime();
+    let redis = Redis::start();
+    let bench = runtime.block_on(async {
+        let reference = Reference::connect(&redis.url()).await;
+        Bench { semaphore: redis.semaphore(), reference, redis }
+    });
+    let time = context.seconds(0.25, 1.5);
+    let mut curves: [Vec<(f64, f64)>; 3] = Default::default();
+    for (tasks, keys) in [(1, 1), (4, 1), (16, 1), (64, 1), (256, 1), (64, 64)] {
+        let mut rounds: [Vec<Round>; 3] = Default::default();
+        for round in 0..context.rounds() {
+            let mut order = [How::Acknowledged, How::Reference, How::Dropped];
+            order.rotate_left(round % 3);
+            for how in order {
+                rounds[how as usize].push(runtime.block_on(bench.round(how, tasks, keys, time)));
+            }
+        }
+        if keys == 1 {
+            for (curve, rounds) in curves.iter_mut().zip(&rounds) {
+                curve.push((f64::from(tasks), median(&each(rounds, |r| r.pairs_a_second))));
+            }
+        }
+        rows(context, tasks, keys, &rounds);
+    }
+    runtime.block_on(bench.semaphore.shutdown());
+    let [acknowledged, dropped, reference] = curves;
+    plots::lines(
+        &context.directory.join("throughput.svg"),
+        "Pairs of acquire and release a second, one semaphore",
+        ("tasks", "pairs/s"),
+        &[
+            Line { name: "tower-semaphore, release dropped", points: dropped },
+            Line { name: "tower-semaphore, release acknowledged", points: acknowledged },
+            Line { name: "minimal scripts by hand", points: reference },
+        ],
+        true,
+    );
+}
+
+fn rows(context: &mut Context, tasks: u32, keys: u32, rounds: &[Vec<Round>; 3]) {
+    let bound = match (tasks, keys) {
+        (64, 1) => Some(Bound::RatioLeast(2.0)),
+        (256, 1) => Some(Bound::RatioLeast(2.5)),
+        (64, 64) => Some(Bound::RatioLeast(0.9)),
+        _ => None,
+    };
+    let [acknowledged, dropped, reference] = rounds;
+    let of = |rounds: &[Round], figure: fn(&Round) -> f64| each(rounds, figure);
+    let what = match (tasks, keys) {
+        (1, _) => "1 task".to_owned(),
+        (_, 1) => format!("{tasks} tasks on one semaphore"),
+        _ => format!("{tasks} tasks on {keys} semaphores"),
+    };
+    let base = of(reference, |r| r.pairs_a_second);
+    for (how, rounds) in [("acknowledged", acknowledged), ("dropped", dropped)] {
+        let ours = of(rounds, |r| r.pairs_a_second);
+        let note = format!(
+            "Redis: {} µs a script call, by hand {}",
+            number(median(&of(rounds, |r| r.per_script))),
+            number(median(&of(reference, |r| r.per_script)))
+        );
+        let row = Row::new(CASE, format!("{what}, release {how}"), "pairs/s", &ours)
+            .against("by hand", &ours, &base)
+            .note(note);
+        context.table.add(match bound {
+            Some(bound) if how == "acknowledged" => row.bound(bound),
+            _ => row,
+        });
+    }
+    let (ours, base) = (of(acknowledged, |r| r.cpu), of(reference, |r| r.cpu));
+    let row = Row::new(CASE, format!("{what}: Redis' CPU a pair"), "µs", &ours)
+        .against("by hand", &ours, &base)
+        .note(format!("release dropped: {}", number(median(&of(dropped, |r| r.cpu)))));
+    context.table.add(if (tasks, keys) == (256, 1) { row.bound(Bound::Most(3.0)) } else { row });
+}
+
+impl Bench {
+    async fn round(&self, how: How, tasks: u32, keys: u32, time: Duration) -> Round {
+        // Connections and what is kept of the names: not now.
+        self.tasks(how, tasks, keys, time / 10).await;
+        let before = self.redis.usage();
+        let began = Instant::now();
+        let pairs = self.tasks(how, tasks, keys, time).await;
+        let took = began.elapsed().as_secs_f64();
+        let usage = self.redis.usage().since(before);
+        Round {
+            pairs_a_second: pairs / took,
+            cpu: usage.cpu_us / pairs,
+            per_script: usage.per_script(),
+        }
+    }
+
+    /// How many pairs all of them made.
+    async fn tasks(&self, how: How, tasks: u32, keys: u32, time: Duration) -> f64 {
+        let end = Instant::now() + time;
+        let tasks = (0..tasks).map(|i| {
+            let (semaphore, reference) = (self.semaphore.clone(), self.reference.clone());
+            let name: Arc<str> = format!("s{}", i % keys).into();
+            tokio::spawn(async move {
+                match how {
+                    How::Reference => by_hand(reference, &name, end).await,
+                    _ => ours(&semaphore, &name, matches!(how, How::Acknowledged), end).await,
+                }
+            })
+        });
+        join_all(tasks).await.into_iter().map(|pairs| f64::from(pairs.expect("no panic"))).sum()
+    }
+}
+
+async fn ours(semaphore: &Semaphore, name: &str, acknowledged: bool, end: Instant) -> u32 {
+    let policy = Policy::new(LIMIT);
+    let mut pairs = 0;
+    while Instant::now() < end {
+        let permit = semaphore.acquire(name, &policy).await.expect("a permit");
+        if acknowledged {
+            permit.release().await.expect("an answer");
+        }
+        pairs += 1;
+    }
+    pairs
+}
+
+async fn by_hand(mut reference: Reference, name: &str, end: Instant) -> u32 {
+    let key = format!("reference:{{{name}}}");
+    let mut pairs = 0;
+    while Instant::now() < end {
+        let id = reference.acquire(&key, LIMIT).await.expect("a permit");
+        reference.release(&key, &id).await;
+        pairs += 1;
+    }
+    pairs
+}
