@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, criterion_group, criterion_main};
 use tower_semaphore::Semaphore;
 
-use self::requests::{Before, answer};
+use self::requests::{Before, Extensions, answer};
 
 fn a_request(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -24,7 +24,7 @@ fn a_request(criterion: &mut Criterion) {
                 let requests = u32::try_from(requests).expect("not so many");
                 runtime.block_on(async {
                     let began = Instant::now();
-                    answer(before, requests, &semaphore).await;
+                    answer(before, Extensions::Some, requests, &semaphore).await;
                     began.elapsed()
                 })
             });

@@ -2,7 +2,7 @@
 --
 -- A semaphore is one sorted set with two kinds of member:
 --   <id>    score: end of its lease, ms by TIME (about 1e12)   every place
---   q<id>   score: its ticket, us by TIME (about 1e15)         a place that still waits
+--   q<id>   score: its ticket, us by TIME (about 1e15)         a place that still waits; for q see queued.lua
 -- Scores from 1e14 on are tickets. An <id> is [~]<node>:<n>; '~' marks a node that has no mailbox.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
@@ -51,6 +51,7 @@ end
 
 -- Full, or so it looks: whoever waits goes first, and only then the newcomers.
 local max_queue, counted, node = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
+--@queued
 --@sweep
 if swept then
   all = redis.call('ZCARD', key)
@@ -60,7 +61,7 @@ local in_use = all - 2 * waiting
 --@promote
 local ids = { unpack(ARGV, 6) }
 local members = { unpack(ids) }
-for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local standings, ticket, known = {}, 0, gone
 for i, id in ipairs(ids) do
@@ -84,7 +85,7 @@ for i, id in ipairs(ids) do
     standing = ticket
     waiting = waiting + 1
     writes[#writes + 1] = ticket
-    writes[#writes + 1] = 'q' .. id
+    writes[#writes + 1] = queued .. id
   end
   standings[i] = standing
   if standing > 0 then

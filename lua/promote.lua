@@ -6,7 +6,7 @@
 -- each, "<key> <n> <lease_end> ...". A node that nobody listens for is gone: its places are taken out and
 -- the next ones granted, unless receivers cannot be counted here (a cluster).
 --
--- Needs     key, limit, now_ms, node, counted, in_use, waiting
+-- Needs     queued, key, limit, now_ms, node, counted, in_use, waiting
 -- Leaves    own; in_use and waiting as they are then; gone: whether anyone was taken out
 
 local own, gone = {}, false
@@ -14,7 +14,7 @@ while waiting > 0 and in_use < limit do
   local free = math.min(limit - in_use, 1000)
   local heads = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'LIMIT', 0, free)
   redis.call('ZREM', key, unpack(heads))
-  for i = 1, #heads do heads[i] = string.sub(heads[i], 2) end
+  for i = 1, #heads do heads[i] = string.sub(heads[i], #queued + 1) end
   local ends = redis.call('ZMSCORE', key, unpack(heads))
   local dead, nodes, mail = {}, {}, {}
   for i, id in ipairs(heads) do

@@ -28,10 +28,11 @@ end
 local t = redis.call('TIME')
 local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local lease_end = now_ms + lease_ms
+--@queued
 --@sweep
 
 local members = { unpack(ids) }
-for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local standings, writes = {}, {}
 for i, id in ipairs(ids) do
@@ -41,7 +42,7 @@ for i, id in ipairs(ids) do
   elseif proofs[i] >= 1e14 then
     standing = proofs[i]
     writes[#writes + 1] = standing
-    writes[#writes + 1] = 'q' .. id
+    writes[#writes + 1] = queued .. id
   elseif proofs[i] > now_ms then
     standing = 1
   end

@@ -19,8 +19,9 @@ if waiting == 0 then
 end
 
 local limit, counted, node = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3]
+--@queued
 local members = { unpack(ARGV, 4) }
-for i = 1, #members do members[#members + 1] = 'q' .. members[i] end
+for i = 1, #members do members[#members + 1] = queued .. members[i] end
 -- More than one member: one that waited may be among them.
 if redis.call('ZREM', key, unpack(members)) > 1 then
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')

@@ -24,13 +24,14 @@ local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local lease_end = now_ms + lease_ms
 local score = string.format('%.0f', lease_end)
 -- First the dead, then the leases: a place that ended is not brought back by asking late.
+--@queued
 --@sweep
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 local in_use = redis.call('ZCARD', key) - 2 * waiting
 
 local members = { unpack(ids) }
 if waiting > 0 then
-  for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end
+  for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local standings, writes = {}, {}

@@ -24,7 +24,7 @@ const NAME_MAX: usize = 128;
 /// let name = Name::new("tenant").part("acme/eu");
 /// assert_eq!(name.as_str(), "tenant:acme%2Feu");
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub struct Name {
     // Encoded, so ASCII. Inline as long as it is of usual length.
     text: SmallVec<[u8; 56]>,
@@ -51,7 +51,10 @@ impl Name {
     /// The name with all parts of another one behind it.
     #[must_use]
     pub fn join(mut self, other: &Self) -> Self {
-        if !self.text.is_empty() && !other.text.is_empty() {
+        if other.text.is_empty() {
+            return self;
+        }
+        if !self.text.is_empty() {
             self.text.push(b':');
         }
         self.text.extend_from_slice(&other.text);
@@ -83,6 +86,13 @@ impl Name {
             std::str::from_utf8(&short).unwrap_or_default().into()
         });
         self
+    }
+}
+
+// By hand, because the derived one copies byte by byte.
+impl Clone for Name {
+    fn clone(&self) -> Self {
+        Self { text: SmallVec::from_slice(&self.text), short: self.short.clone() }
     }
 }
 

@@ -87,8 +87,11 @@ fn lease_end(redis: &Redis) -> f64 {
     let mut all = cmd("ZRANGE");
     all.arg("semaphore:{s}").arg(0).arg(-1).arg("WITHSCORES");
     let members: Vec<(String, f64)> = redis.query(&all);
-    let waiting: BTreeSet<&str> =
-        members.iter().filter_map(|(member, _)| member.strip_prefix('q')).collect();
+    let waiting: BTreeSet<&str> = members
+        .iter()
+        .filter(|(_, score)| *score >= 1e14)
+        .filter_map(|(q, _)| q.get(52..))
+        .collect();
     let holding =
         members.iter().filter(|(member, score)| *score < 1e14 && !waiting.contains(&**member));
     let ends: Vec<f64> = holding.map(|(_, end)| *end).collect();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tower_semaphore::Semaphore;
 
-use super::requests::{Before, answer};
+use super::requests::{Before, Extensions, answer};
 use super::stats::{each, median};
 use super::table::{Bound, Row};
 use super::{Context, runtime};
@@ -45,7 +45,7 @@ async fn round(semaphore: &Semaphore, batches: u32) -> [f64; 3] {
         for turn in 0..3 {
             let side = (batch as usize + turn) % 3;
             let began = Instant::now();
-            answer(sides[side], BATCH, semaphore).await;
+            answer(sides[side], Extensions::Some, BATCH, semaphore).await;
             times[side].push(began.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH));
         }
     }

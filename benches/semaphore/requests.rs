@@ -23,14 +23,27 @@ pub(crate) enum Before {
     Ours,
 }
 
+/// What a request brings along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Extensions {
+    None,
+    /// As behind Axum's router, which adds what it found out.
+    Some,
+}
+
 /// Answers so many requests, one by one, and reads the bodies to their ends.
-pub(crate) async fn answer(before: Before, count: u32, semaphore: &Semaphore) {
+pub(crate) async fn answer(
+    before: Before,
+    extensions: Extensions,
+    count: u32,
+    semaphore: &Semaphore,
+) {
     match before {
-        Before::Nothing => through(handler(), count).await,
+        Before::Nothing => through(handler(), extensions, count).await,
         Before::Tower => {
-            through(TowerLayer::new(LIMIT as usize).layer(handler()), count).await;
+            through(TowerLayer::new(LIMIT as usize).layer(handler()), extensions, count).await;
         }
-        Before::Ours => through(layer(semaphore).layer(handler()), count).await,
+        Before::Ours => through(layer(semaphore).layer(handler()), extensions, count).await,
     }
 }
 
@@ -48,7 +61,7 @@ fn handler()
     })
 }
 
-async fn through<S, B>(mut service: S, count: u32)
+async fn through<S, B>(mut service: S, extensions: Extensions, count: u32)
 where
     S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
     B: http_body::Body<Data = Bytes>,
@@ -58,7 +71,11 @@ where
             Ok(ready) => ready,
             Err(never) => match never {},
         };
-        let response = match ready.call(Request::new(())).await {
+        let mut request = Request::new(());
+        if extensions == Extensions::Some {
+            request.extensions_mut().insert("a route");
+        }
+        let response = match ready.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         };

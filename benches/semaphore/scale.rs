@@ -104,7 +104,7 @@ fn fill(redis: &Redis, name: &str, holding: u64, waiting: u64) {
         for n in from..(from + 1000).min(holding + waiting) {
             zadd.arg(lease_end).arg(format!("FillerNode0:{n}"));
             if n >= holding {
-                zadd.arg(first_ticket + n).arg(format!("qFillerNode0:{n}"));
+                zadd.arg(first_ticket + n).arg(format!("{}FillerNode0:{n}", "q".repeat(52)));
             }
         }
         let mut pipeline = Pipeline::new();

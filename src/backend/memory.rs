@@ -76,8 +76,8 @@ impl MemoryBackend {
     }
 
     // µs since 1970, from tokio's clock, so that a test may pause it.
-    fn now(&self) -> u64 {
-        self.shared.began_us + micros(self.shared.began.elapsed())
+    fn at(&self, now: Instant) -> u64 {
+        self.shared.began_us + micros(now.saturating_duration_since(self.shared.began))
     }
 }
 
@@ -98,8 +98,8 @@ impl Backend for MemoryBackend {
         true
     }
 
-    fn call_now(&self, call: &Call) -> Answer {
-        let now = self.now();
+    fn call_now(&self, call: &Call, now: Instant) -> Answer {
+        let now = self.at(now);
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let mut state = self.state();
         let State { ledgers, empty, nodes } = &mut *state;

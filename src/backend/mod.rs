@@ -21,6 +21,8 @@ pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
 
+use tokio::time::Instant;
+
 use crate::error::BackendError;
 use crate::ledger::{Ids, NodeId, PlaceId, Reply};
 
@@ -44,9 +46,10 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Answers without waiting. Only called where [`is_immediate`](Self::is_immediate) says so.
-    fn call_now(&self, call: &Call) -> Answer {
-        let _ = call;
+    /// Answers without waiting. Only called where [`is_immediate`](Self::is_immediate) says so, with
+    /// a time that is past, but not long.
+    fn call_now(&self, call: &Call, now: Instant) -> Answer {
+        let _ = (call, now);
         Answer::Failed(BackendError::call("this backend does not answer at once"))
     }
 

@@ -73,7 +73,7 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
     pub(super) fn passed(body: B, permit: Option<Permit>, abort: bool) -> Self {
         // Nobody need ask a body for frames that says beforehand that it has none.
         let inner = match permit.filter(|_| !body.is_end_stream()) {
-            Some(permit) if abort => Inner::Leased { leased: Leased::new(body, &permit) },
+            Some(permit) if abort => Inner::Leased { leased: Leased::new(body, permit) },
             permit => Inner::Passed { body, permit },
         };
         Self { inner }
@@ -142,11 +142,15 @@ where
 }
 
 impl<B: Send + 'static> Leased<B> {
-    fn new(body: B, permit: &Permit) -> Self {
-        let flows = State::Flows { body: Box::pin(body), permit: permit.clone(), reader: None };
+    fn new(body: B, permit: Permit) -> Self {
+        let flows = State::Flows { body: Box::pin(body), permit, reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
-        if !permit.on_lost(&alarm) {
+        let is_lost = match &*shared.lock() {
+            State::Flows { permit, .. } => !permit.on_lost(&alarm),
+            State::Ends { .. } | State::Lost { .. } => false,
+        };
+        if is_lost {
             alarm.wake();
         }
         Self { shared }

@@ -115,7 +115,7 @@ struct Look {
 /// What a node needs of a [`Backend`], whose type need not be known here.
 trait Port: Send + Sync {
     fn key(&self, name: &str) -> Arc<str>;
-    fn call_now(&self, call: &Call) -> Answer;
+    fn call_now(&self, call: &Call, now: Instant) -> Answer;
 }
 
 impl<B: Backend> Port for B {
@@ -123,8 +123,8 @@ impl<B: Backend> Port for B {
         B::key(self, name)
     }
 
-    fn call_now(&self, call: &Call) -> Answer {
-        B::call_now(self, call)
+    fn call_now(&self, call: &Call, now: Instant) -> Answer {
+        B::call_now(self, call, now)
     }
 }
 
@@ -323,7 +323,7 @@ impl Node {
             }
             for call in calls.drain(..) {
                 drop(state);
-                let answer = self.port.call_now(&call);
+                let answer = self.port.call_now(&call, now);
                 state = gate.lock();
                 state.places.answered(&call.op, answer, now, now);
             }
@@ -381,7 +381,7 @@ impl Node {
     pub(super) async fn ask(self: &Arc<Self>, name: &str, op: Op) -> Result<Listing, BackendError> {
         let call = Call { key: self.port.key(name), node: self.id, limit: 0, op };
         let answer = if self.immediate {
-            self.port.call_now(&call)
+            self.port.call_now(&call, Instant::now())
         } else {
             self.ensure_running()?;
             if let Some(error) = self.down() {

@@ -23,6 +23,7 @@ use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
+use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
 use tower_semaphore::backend::{Answer, Backend, Call, Mailbox, MemoryBackend};
@@ -597,8 +598,8 @@ impl<B: Backend> Backend for Watched<B> {
         self.0.is_immediate()
     }
 
-    fn call_now(&self, call: &Call) -> Answer {
-        self.0.call_now(call)
+    fn call_now(&self, call: &Call, now: Instant) -> Answer {
+        self.0.call_now(call, now)
     }
 
     fn connect(&self) -> impl Future<Output = Result<B::Lane, BackendError>> + Send {

@@ -432,7 +432,7 @@ impl<'a> Model<'a> {
             longest = longest.max(self.leases[&id]);
             set.push((id.to_string(), lease_end));
             if let Some(ticket) = ticket {
-                set.push((format!("q{id}"), ticket));
+                set.push((format!("{QUEUED}{id}"), ticket));
             }
         }
         set.sort_unstable_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
@@ -515,7 +515,7 @@ impl<'a> Model<'a> {
                 leases.push((lease_end, id.to_string()));
             }
             if let Some(ticket) = ticket {
-                tickets.push((ticket, format!("q{id}")));
+                tickets.push((ticket, format!("{QUEUED}{id}")));
             }
         }
         leases.sort_unstable();
@@ -549,11 +549,15 @@ const FILES: [(&str, &str); 5] = [
     ("reassert", include_str!("../../lua/reassert.lua")),
     ("inspect", include_str!("../../lua/inspect.lua")),
 ];
-const PIECES: [(&str, &str); 3] = [
+const PIECES: [(&str, &str); 4] = [
+    ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
     ("promote", include_str!("../../lua/promote.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
 ];
+
+/// What a member begins with that is a ticket.
+const QUEUED: &str = "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq";
 
 /// What of a reply a script tells.
 #[derive(Clone, Copy, PartialEq)]
@@ -842,7 +846,7 @@ fn number_of(expected: &Expected, at: usize) -> i64 {
 
 /// How many hold and how many wait, by what is in the set.
 fn counts(expected: &Expected) -> (usize, usize) {
-    let waiting = expected.set.iter().filter(|(member, _)| member.starts_with('q')).count();
+    let waiting = expected.set.iter().filter(|(member, _)| member.starts_with(QUEUED)).count();
     (expected.set.len() - 2 * waiting, waiting)
 }
 
@@ -924,7 +928,7 @@ const MUTANTS: [(&str, &str, &str); 49] = [
     ("release", "  if waiting == 0 then return {} end\n", ""),
     ("release", "if swept then waiting", "if false then waiting"),
     ("release", "--@sweep", "local swept = false"),
-    ("release", "'q' .. members[i]", "members[i]"),
+    ("release", "queued .. members[i]", "members[i]"),
     ("renew", "--@sweep", "local earliest"),
     ("renew", "tonumber(scores[#ids + i] or 1)", "1"),
     ("renew", "if waiting > 0 then", "if waiting > 1 then"),
@@ -937,7 +941,7 @@ const MUTANTS: [(&str, &str, &str); 49] = [
     ("reassert", "standing = proofs[i]", "standing = now_ms * 1000"),
     ("reassert", "if ttl < lease_ms + 1000 then", "if false then"),
     ("sweep", "earliest <= now_ms", "earliest < now_ms"),
-    ("sweep", "dead[#dead + 1] = 'q' .. dead[i]", "dead[#dead + 1] = dead[i]"),
+    ("sweep", "dead[#dead + 1] = queued .. dead[i]", "dead[#dead + 1] = dead[i]"),
     ("promote", "if heard == 0 and counted then", "if heard == 0 then"),
     ("promote", "if heard == 0 and counted then", "if false then"),
     ("promote", "elseif deaf == '' then", "else"),

@@ -10,7 +10,8 @@ use tower_semaphore::{AcquireError, Policy, Semaphore};
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
-const PIECES: [(&str, &str); 3] = [
+const PIECES: [(&str, &str); 4] = [
+    ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
     ("promote", include_str!("../../lua/promote.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
@@ -122,14 +123,14 @@ fn no_number_becomes_text_inaccurately() {
     }
     // Each joins texts only: ids, nodes, or a number that was formatted exactly.
     let known = [
-        "sweep: for i = 1, #dead do dead[#dead + 1] = 'q' .. dead[i] end",
+        "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
-        "acquire: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
-        "acquire: writes[#writes + 1] = 'q' .. id",
-        "release: for i = 1, #members do members[#members + 1] = 'q' .. members[i] end",
-        "renew: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
-        "reassert: for _, id in ipairs(ids) do members[#members + 1] = 'q' .. id end",
-        "reassert: writes[#writes + 1] = 'q' .. id",
+        "acquire: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
+        "acquire: writes[#writes + 1] = queued .. id",
+        "release: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
+        "renew: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
+        "reassert: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
+        "reassert: writes[#writes + 1] = queued .. id",
         "inspect: local from = '(' .. string.format('%.0f', (now - now % 1000) / 1000)",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");

@@ -10,11 +10,15 @@ use crate::error::BackendError;
 use crate::ledger::{Grant, PlaceId, Reply, Standing, TICKET_MIN};
 
 /// What several scripts have in common, and where they say that it goes.
-const PIECES: [(&str, &str); 3] = [
+const PIECES: [(&str, &str); 4] = [
+    ("--@queued", include_str!("../../../lua/queued.lua")),
     ("--@sweep", include_str!("../../../lua/sweep.lua")),
     ("--@promote", include_str!("../../../lua/promote.lua")),
     ("--@answer", include_str!("../../../lua/answer.lua")),
 ];
+
+/// What a member begins with that is a ticket: see `lua/queued.lua`.
+const QUEUED: [u8; 52] = [b'q'; 52];
 
 /// A script's text and its name in Redis.
 struct Lua {
@@ -162,7 +166,7 @@ fn listing(items: &[Value], most: u32) -> Option<Listing> {
     }
     for (member, ticket) in pairs(tickets) {
         let Value::BulkString(member) = member else { return None };
-        let id = PlaceId::parse(member.strip_prefix(b"q")?)?;
+        let id = PlaceId::parse(member.strip_prefix(&QUEUED)?)?;
         // One whose lease has ended, or that is past the list, is left out.
         if let Some(place) = places.iter_mut().find(|place| place.0 == id) {
             place.2 = Some(number(ticket)?);

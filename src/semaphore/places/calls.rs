@@ -31,19 +31,25 @@ impl Places {
     }
 
     fn collect_releases(&mut self, now: Instant, out: &mut Vec<Call>) {
-        while !self.releases.is_empty() {
-            let batch = self.releases.len().min(BATCH_MAX);
+        let mut releases = std::mem::take(&mut self.releases);
+        let mut ids = Ids::new();
+        for (id, until) in releases.drain(..) {
             // What its lease has ended is gone by itself; one lease later, because a call that was
             // under way may have given it a new one.
-            let lease = self.lease;
-            let due = self.releases.drain(..batch).filter(|(_, until)| now < *until + lease);
-            let before = self.releasing.len();
-            self.releasing.extend(due);
-            let ids: Ids = self.releasing.range(before..).map(|(id, _)| *id).collect();
-            if !ids.is_empty() {
-                out.push(self.call(Op::Release { ids }, now));
+            if now >= until + self.lease {
+                continue;
+            }
+            self.releasing.push_back((id, until));
+            ids.push(id);
+            if ids.len() == BATCH_MAX {
+                out.push(self.call(Op::Release { ids: std::mem::take(&mut ids) }, now));
             }
         }
+        if !ids.is_empty() {
+            out.push(self.call(Op::Release { ids }, now));
+        }
+        // Empty, but with its room.
+        self.releases = releases;
     }
 
     fn collect_reasserts(&mut self, now: Instant, out: &mut Vec<Call>) {
@@ -95,26 +101,24 @@ impl Places {
     }
 
     pub(super) fn collect_joins(&mut self, now: Instant, out: &mut Vec<Call>) {
-        let mut batch: Option<(Terms, Ids)> = None;
+        // Of those that the last call is for.
+        let mut common: Option<Terms> = None;
         while let Some(n) = self.joins.pop_front() {
             let Some(slot) = find(&mut self.slots, n) else { continue };
             let State::Joining { sent, .. } = &mut slot.state else { continue };
             *sent = true;
-            let (terms, id) = (slot.terms, slot_id(self.node, slot));
-            match &mut batch {
-                Some((same, ids)) if *same == terms && ids.len() < BATCH_MAX => ids.push(id),
-                _ => {
-                    let full = batch.replace((terms, Ids::from_elem(id, 1)));
-                    out.extend(full.map(|full| self.acquire(full, now)));
-                }
+            let (terms, lease_ms, id) = (slot.terms, slot.lease_ms(), slot_id(self.node, slot));
+            if common == Some(terms)
+                && let Some(Call { op: Op::Acquire { ids, .. }, .. }) = out.last_mut()
+                && ids.len() < BATCH_MAX
+            {
+                ids.push(id);
+                continue;
             }
+            common = Some(terms);
+            let (max_queue, ids) = (terms.max_queue, Ids::from_elem(id, 1));
+            out.push(self.call(Op::Acquire { lease_ms, max_queue, ids }, now));
         }
-        out.extend(batch.map(|batch| self.acquire(batch, now)));
-    }
-
-    fn acquire(&self, (terms, ids): (Terms, Ids), now: Instant) -> Call {
-        let lease_ms = u64::try_from(terms.lease.as_millis()).unwrap_or(u64::MAX);
-        self.call(Op::Acquire { lease_ms, max_queue: terms.max_queue, ids }, now)
     }
 
     fn call(&self, op: Op, now: Instant) -> Call {
