@@ -13,9 +13,9 @@
 -- ARGV[5]   node        the caller's
 -- ARGV[6..] id          one or many, in the order of their arrival
 --
--- Returns   {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
+-- Returns   lease_end, if every id was granted at once; else
+--           {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
 --           standing: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
---           No standing at all: every id was granted.
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 for the first, whatever the number of ids; O(ids * log n)
 -- Retry     safe: an id that is there keeps its place and gets its lease anew
@@ -29,24 +29,27 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local now_ms = (now - now % 1000) / 1000
 local lease_end = now_ms + lease_ms
-local score = string.format('%.0f', lease_end)
 local all = redis.call('ZCARD', key)
 local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
-local writes = {}
 
 if waiting == 0 and all + count_of_ids <= limit then
-  -- The last id first: a list of members is walked from its front to where a new one belongs.
-  for i = last, 6, -1 do
-    writes[#writes + 1] = score
-    writes[#writes + 1] = ARGV[i]
+  if count_of_ids == 1 then
+    all = all + redis.call('ZADD', key, lease_end, ARGV[last])
+  else
+    -- The last id first: a list of members is walked from its front to where a new one belongs.
+    local score, writes = string.format('%.0f', lease_end), {}
+    for i = last, 6, -1 do
+      writes[#writes + 1] = score
+      writes[#writes + 1] = ARGV[i]
+    end
+    all = all + redis.call('ZADD', key, unpack(writes))
   end
-  all = all + redis.call('ZADD', key, unpack(writes))
   -- The key's expiry is only the backstop for names that nobody touches after a crash: never shorter
   -- than a lease in the set, and never shortened. (If nobody else is there, there is none to shorten.)
   if all == count_of_ids or redis.call('PTTL', key) < lease_ms + 1000 then
     redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
   end
-  return { lease_end, 0, all, 0 }
+  return lease_end
 end
 
 -- Full, or so it looks: whoever waits goes first, and only then the newcomers.
@@ -63,12 +66,15 @@ local ids = { unpack(ARGV, 6) }
 local members = { unpack(ids) }
 for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))
-local standings, ticket, known = {}, 0, gone
+local score = string.format('%.0f', lease_end)
+-- Whether a lease that was there before is gone or longer: it may have been the earliest.
+local moved = gone
+local standings, writes, ticket = {}, {}, 0
 for i, id in ipairs(ids) do
   local standing
   if scores[i] then
     standing = tonumber(scores[#ids + i] or 1)
-    known = true
+    moved = true
   elseif waiting == 0 and in_use < limit then
     standing = 1
     in_use = in_use + 1
@@ -97,13 +103,10 @@ if #writes > 0 then
   redis.call('ZADD', key, unpack(writes))
   local ttl = redis.call('PTTL', key)
   if ttl < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
-  -- A lease that was there before may have been the earliest, and is not any more.
-  if known then
-    earliest = nil
-  elseif earliest == 0 or lease_end < earliest then
-    earliest = lease_end
-  end
-elseif gone then
+end
+if moved then
   earliest = nil
+elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then
+  earliest = lease_end
 end
 --@answer

@@ -83,7 +83,8 @@ pub struct Grant {
     pub lease_end: u64,
 }
 
-/// What an operation answers; a release tells its grants alone.
+/// What an operation answers; a release tells its grants alone. Redis leaves the counts out, too, where
+/// permits are free and nobody needs them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// The lease end that the operation gave, ms; 0 where it gives none.

@@ -121,20 +121,33 @@ fn arguments(mut command: Cmd, call: &Call) -> Cmd {
 
 /// What a script answered, in the shape that the scripts' headers tell.
 pub(super) fn decode(call: &Call, value: &Value) -> Result<Answer, BackendError> {
-    let Value::Array(items) = value else { return Err(unexpected(value)) };
-    let reply = match &call.op {
-        Op::Acquire { ids, .. } if items.len() == 4 => reply(items, 0).map(|mut reply| {
-            reply.standings = smallvec![Standing::Held; ids.len()];
-            reply
-        }),
-        Op::Acquire { ids, .. } | Op::Renew { ids, .. } => reply(items, ids.len()),
-        Op::Reassert { proofs, .. } => reply(items, proofs.len()),
-        Op::Release { .. } => grants(items).map(|granted| Reply { granted, ..Reply::default() }),
-        Op::Inspect { most } => {
-            return listing(items, *most).map(Answer::Listing).ok_or_else(|| unexpected(value));
+    let answer = match (&call.op, value) {
+        // In short: every place holds.
+        (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Int(_)) => {
+            number(value).map(|lease_end| {
+                let standings = smallvec![Standing::Held; ids.len()];
+                Answer::of(Reply { lease_end, standings, ..Reply::default() })
+            })
         }
+        (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Array(items)) => {
+            reply(items, ids.len()).map(Answer::of)
+        }
+        (Op::Reassert { proofs, .. }, Value::Array(items)) => {
+            reply(items, proofs.len()).map(Answer::of)
+        }
+        (Op::Release { .. }, Value::Array(items)) => {
+            grants(items).map(|granted| Answer::of(Reply { granted, ..Reply::default() }))
+        }
+        (Op::Inspect { most }, Value::Array(items)) => listing(items, *most).map(Answer::Listing),
+        _ => None,
     };
-    reply.map(|reply| Answer::Reply { reply, late: false }).ok_or_else(|| unexpected(value))
+    answer.ok_or_else(|| unexpected(value))
+}
+
+impl Answer {
+    const fn of(reply: Reply) -> Self {
+        Self::Reply { reply, late: false }
+    }
 }
 
 fn reply(items: &[Value], standings: usize) -> Option<Reply> {

@@ -35,7 +35,8 @@ impl Places {
     }
 
     fn replied(&mut self, op: &Op, reply: &Reply, late: bool, sent: Instant, now: Instant) {
-        if !matches!(op, Op::Release { .. }) {
+        // An answer in short says nothing of it.
+        if (reply.in_use, reply.waiting) != (0, 0) {
             self.seen = (reply.in_use, reply.waiting);
         }
         match op {
