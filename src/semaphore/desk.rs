@@ -5,13 +5,13 @@
 //! answered goes back to where it came from, and is asked for again on the next one.
 
 use std::collections::VecDeque;
-use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::node::{Node, Sender};
 use crate::backend::{Backend, Call, Lane};
@@ -69,6 +69,10 @@ pub(super) async fn run<B: Backend>(node: Arc<Node>, backend: Arc<B>) {
 async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<(), BackendError> {
     let mut answers = FuturesOrdered::new();
     let mut batches: VecDeque<Batch> = VecDeque::new();
+    // Both are for the whole connection: to make them anew for each answer costs more than the rest.
+    let mut closed = pin!(lane.closed());
+    let mut alarm = pin!(sleep(timeout));
+    let mut is_set = false;
     let error = loop {
         if batches.len() < UNANSWERED_MAX {
             let sent = Instant::now();
@@ -77,17 +81,14 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
                 let calls: Arc<[Call]> = calls.into();
                 answers.push_back(lane.send(Arc::clone(&calls)));
                 batches.push_back(Batch { calls, senders, sent });
+                if !std::mem::replace(&mut is_set, true) {
+                    alarm.as_mut().reset(sent + timeout);
+                }
             }
         }
         if batches.is_empty() && node.is_finished() {
             return Ok(());
         }
-        let overdue = async {
-            match batches.front() {
-                Some(batch) => sleep_until(batch.sent + timeout).await,
-                None => pending().await,
-            }
-        };
         tokio::select! {
             biased;
             Some(answer) = answers.next() => match (answer, batches.pop_front()) {
@@ -104,11 +105,16 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
                 }
                 (Ok(_), None) => {}
             },
-            () = lane.closed() => break BackendError::connection("the connection was closed"),
+            () = &mut closed => break BackendError::connection("the connection was closed"),
             () = node.mail_came(), if batches.len() < UNANSWERED_MAX => {}
-            () = overdue => {
-                break BackendError::connection(format!("no answer within {timeout:?}"));
-            }
+            // Set for a batch that was answered meanwhile, most often: then for the one that is first now.
+            () = &mut alarm, if is_set => match batches.front().map(|batch| batch.sent + timeout) {
+                Some(due) if due <= Instant::now() => {
+                    break BackendError::connection(format!("no answer within {timeout:?}"));
+                }
+                Some(due) => alarm.as_mut().reset(due),
+                None => is_set = false,
+            },
         }
     };
     // Backwards, because each goes to the front of what is to be sent.

@@ -3,15 +3,17 @@
 mod acquire;
 mod desk;
 mod health;
+mod link;
 mod node;
 mod permit;
 mod place;
 mod places;
 mod policy;
+mod schedule;
 mod watchdog;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
@@ -272,4 +274,9 @@ fn rand_u64() -> u64 {
         use std::hash::{BuildHasher, RandomState};
         RandomState::new().hash_one(std::process::id())
     })
+}
+
+/// No state behind these locks is left half changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,10 @@
 //! One process's part of all semaphores: the record of each, and the queues of desk and watchdog.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -16,7 +15,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::health::{Counts, Health, LinkState};
-use super::places::{Conditions, Places, Quarantine};
+use super::link::Link;
+use super::lock;
+use super::places::Places;
+use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
@@ -36,10 +38,8 @@ pub(crate) struct Node {
     serial: Arc<AtomicU64>,
     /// Places in use, over all gates.
     live: AtomicUsize,
-    link: Mutex<Link>,
+    link: Link,
     counts: Arc<Counts>,
-    quarantines: bool,
-    met: Mutex<Option<Met>>,
     closed: AtomicBool,
     running: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -49,8 +49,7 @@ pub(crate) struct Node {
     mail_came: Notify,
 
     // The watchdog's queue.
-    looks: Mutex<BinaryHeap<Look>>,
-    look_came: Notify,
+    looks: Schedule<Arc<Gate>>,
 }
 
 /// One process's record of one semaphore.
@@ -83,35 +82,6 @@ pub(super) enum Sender {
     Ask(oneshot::Sender<Answer>),
 }
 
-/// The connection, as requests see it.
-#[derive(Clone, Debug)]
-enum Link {
-    /// There is none yet, or it was lost just now: requests wait for it.
-    Connecting,
-    Up {
-        deaf: bool,
-    },
-    /// It could not be opened, so requests are not made to wait for it.
-    Down {
-        error: BackendError,
-        since: Instant,
-    },
-}
-
-/// The server that was there last.
-struct Met {
-    /// See [`Server::data`].
-    data: Option<String>,
-    /// When data was lost before that, if it may matter still.
-    lost_at: Option<Instant>,
-}
-
-/// When to look at a gate.
-struct Look {
-    at: Instant,
-    gate: Arc<Gate>,
-}
-
 /// What a node needs of a [`Backend`], whose type need not be known here.
 trait Port: Send + Sync {
     fn key(&self, name: &str) -> Arc<str>;
@@ -137,6 +107,8 @@ impl Node {
         backend: &Arc<B>,
         workers: impl Fn(Arc<Self>) -> Vec<Task> + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let counts = Arc::<Counts>::default();
+        let link = Link::new(backend.quarantines(), Arc::clone(&counts));
         let node = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             id,
@@ -146,17 +118,14 @@ impl Node {
             gates: Mutex::default(),
             serial: Arc::new(AtomicU64::new(1)),
             live: AtomicUsize::new(0),
-            link: Mutex::new(Link::Connecting),
-            counts: Arc::default(),
-            quarantines: backend.quarantines(),
-            met: Mutex::default(),
+            link,
+            counts,
             closed: AtomicBool::new(false),
             running: AtomicBool::new(false),
             tasks: Mutex::default(),
             mail: Mutex::default(),
             mail_came: Notify::new(),
-            looks: Mutex::default(),
-            look_came: Notify::new(),
+            looks: Schedule::new(),
         });
         let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
         backend.attach(id, mailbox);
@@ -173,22 +142,11 @@ impl Node {
 
     /// Why the backend cannot be asked at present, if so.
     pub(super) fn down(&self) -> Option<BackendError> {
-        if self.immediate {
-            return None;
-        }
-        match &*lock(&self.link) {
-            Link::Connecting | Link::Up { .. } => None,
-            Link::Down { error, .. } => Some(error.clone()),
-        }
+        if self.immediate { None } else { self.link.down() }
     }
 
     pub(super) fn health(&self) -> Health {
-        let link = match &*lock(&self.link) {
-            _ if self.immediate => LinkState::Embedded,
-            Link::Connecting => LinkState::Connecting,
-            Link::Up { .. } => LinkState::Up,
-            Link::Down { error, since } => LinkState::Down { error: error.clone(), since: *since },
-        };
+        let link = if self.immediate { LinkState::Embedded } else { self.link.health() };
         self.counts.health(link)
     }
 
@@ -249,7 +207,7 @@ impl Node {
             node: Arc::clone(self),
             name: Arc::clone(&name),
             state: Mutex::new(GateState {
-                places: Places::new(key, self.id, serial, counts, self.conditions()),
+                places: Places::new(key, self.id, serial, counts, self.link.conditions()),
                 queued: false,
                 calls: Some(Vec::new()),
                 retired: false,
@@ -257,16 +215,6 @@ impl Node {
         });
         gates.insert(name, Arc::clone(&gate));
         gate
-    }
-
-    fn conditions(&self) -> Conditions {
-        let (deaf, away) = match &*lock(&self.link) {
-            Link::Connecting => (false, None),
-            Link::Up { deaf } => (*deaf, None),
-            Link::Down { error, .. } => (false, Some(error.clone())),
-        };
-        let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
-        Conditions { deaf, away, quarantine: Quarantine { is_on: self.quarantines, lost_at } }
     }
 
     fn all_gates(&self) -> Vec<Arc<Gate>> {
@@ -297,7 +245,7 @@ impl Node {
         now: Instant,
     ) {
         if let Some(at) = state.places.rescheduled() {
-            self.look_at(gate, at);
+            self.looks.push(Arc::clone(gate), at);
         }
         if !state.places.has_mail() {
             return;
@@ -317,7 +265,7 @@ impl Node {
             if calls.is_empty() {
                 state.calls = Some(calls);
                 if let Some(at) = state.places.rescheduled() {
-                    self.look_at(gate, at);
+                    self.looks.push(Arc::clone(gate), at);
                 }
                 break;
             }
@@ -406,62 +354,20 @@ impl Node {
 
     /// There is a new connection; everything is asked for again.
     pub(super) fn connected(self: &Arc<Self>, server: &Server) {
-        let deaf = server.deaf;
-        let lost_at = self.meet(server);
-        let before = std::mem::replace(&mut *lock(&self.link), Link::Up { deaf });
-        if let Link::Down { since, .. } = before {
-            tracing::info!(after = ?since.elapsed(), "the semaphore's backend is back");
-        }
+        let lost_at = self.link.connected(server);
         for gate in self.all_gates() {
-            gate.update(Instant::now(), |places| places.connected(deaf, lost_at));
+            gate.update(Instant::now(), |places| places.connected(server.deaf, lost_at));
         }
-    }
-
-    /// When data was lost, as far as this server shows, if that matters.
-    fn meet(&self, server: &Server) -> Option<Instant> {
-        if let Some(warning) = &server.warning {
-            tracing::warn!("{warning}");
-        }
-        self.counts.warn(server.warning.clone());
-        if !self.quarantines {
-            return None;
-        }
-        let now = Instant::now();
-        let mut met = lock(&self.met);
-        let lost_at = match &*met {
-            // A process that is new here knows the age of the data, if that.
-            None => match server.age {
-                Some(age) => now.checked_sub(age),
-                None => Some(now),
-            },
-            Some(Met { data: Some(data), lost_at }) if Some(data) == server.data.as_ref() => {
-                *lost_at
-            }
-            Some(_) => Some(now),
-        };
-        *met = Some(Met { data: server.data.clone(), lost_at });
-        lost_at
     }
 
     /// The connection broke. That is no reason yet to turn anyone away.
     pub(super) fn disconnected(&self, error: &BackendError) {
-        tracing::debug!(%error, "the connection to the semaphore's backend is lost");
-        self.counts.disconnected();
-        *lock(&self.link) = Link::Connecting;
+        self.link.disconnected(error);
     }
 
     /// There is none to be had for now: the policy answers.
     pub(super) fn unreachable(self: &Arc<Self>, error: &BackendError) {
-        let mut link = lock(&self.link);
-        let since = match &*link {
-            Link::Down { since, .. } => *since,
-            Link::Connecting | Link::Up { .. } => {
-                tracing::warn!(%error, "the semaphore's backend is away: the policy answers");
-                Instant::now()
-            }
-        };
-        *link = Link::Down { error: error.clone(), since };
-        drop(link);
+        self.link.unreachable(error);
         for (_, to) in std::mem::take(&mut lock(&self.mail).asks) {
             let _ = to.send(Answer::Failed(error.clone()));
         }
@@ -473,31 +379,18 @@ impl Node {
 
     // ===== time =====
 
-    fn look_at(&self, gate: &Arc<Gate>, at: Instant) {
-        let mut looks = lock(&self.looks);
-        let first = looks.peek().is_none_or(|look| at < look.at);
-        looks.push(Look { at, gate: Arc::clone(gate) });
-        drop(looks);
-        if first {
-            self.look_came.notify_one();
-        }
-    }
-
     pub(super) async fn look_came(&self) {
-        self.look_came.notified().await;
+        self.looks.came().await;
     }
 
     /// Looks at every gate that is due; says when the next one is.
     pub(super) fn look(self: &Arc<Self>) -> Option<Instant> {
         loop {
             let now = Instant::now();
-            let mut looks = lock(&self.looks);
-            match looks.peek() {
-                Some(look) if look.at <= now => {}
-                next => return next.map(|look| look.at),
-            }
-            let Look { at, gate } = looks.pop()?;
-            drop(looks);
+            let (at, gate) = match self.looks.due(now) {
+                Ok(due) => due,
+                Err(next) => return next,
+            };
             // Only the last time that was asked for counts; the others are left over.
             if gate.lock().places.wake_at() != Some(at) {
                 continue;
@@ -505,7 +398,7 @@ impl Node {
             let mut next = None;
             gate.update(now, |places| next = places.tick(now));
             match next {
-                Some(at) => self.look_at(&gate, at),
+                Some(at) => self.looks.push(gate, at),
                 None => self.retire(&gate),
             }
         }
@@ -524,7 +417,7 @@ impl Node {
         let at = state.places.look_again(Instant::now() + LOOK_AGAIN);
         drop(state);
         drop(gates);
-        self.look_at(gate, at);
+        self.looks.push(Arc::clone(gate), at);
     }
 
     // ===== the end =====
@@ -562,7 +455,7 @@ impl Node {
     /// Nothing more can be done: takes the circle of node and gates apart.
     pub(super) fn forget(&self) {
         lock(&self.gates).clear();
-        lock(&self.looks).clear();
+        self.looks.clear();
         self.wake_tasks();
     }
 
@@ -584,7 +477,7 @@ impl Node {
 
     fn wake_tasks(&self) {
         self.mail_came.notify_one();
-        self.look_came.notify_one();
+        self.looks.wake();
     }
 }
 
@@ -641,32 +534,6 @@ impl Drop for Running {
 
 fn no_answer() -> BackendError {
     BackendError::call("the backend gave no answer in time")
-}
-
-/// No state behind these locks is left half changed by a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl PartialEq for Look {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl Eq for Look {}
-
-impl PartialOrd for Look {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Look {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The earliest is the greatest, as a `BinaryHeap` wants it.
-        Reverse(self.at).cmp(&Reverse(other.at))
-    }
 }
 
 impl std::fmt::Debug for Gate {

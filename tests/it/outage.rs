@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
-use tower_semaphore::{AcquireError, FullReason, LinkState, OnUnavailable, Policy, Semaphore};
+use tower_semaphore::{AcquireError, FullReason, OnUnavailable, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
+use crate::support::semaphore::{down, empty, up, warm};
 
 fn policy(limit: u32, on_unavailable: OnUnavailable) -> Policy {
     Policy::builder(limit)
@@ -20,21 +21,8 @@ fn policy(limit: u32, on_unavailable: OnUnavailable) -> Policy {
 /// A semaphore that has been in use.
 async fn used(redis: &TestRedis) -> Semaphore {
     let semaphore = redis.semaphore();
-    drop(semaphore.acquire("warm", &Policy::new(1)).await.unwrap());
+    warm(&semaphore).await;
     semaphore
-}
-
-async fn down(semaphore: &Semaphore) {
-    eventually("it is down", async || matches!(semaphore.health().link, LinkState::Down { .. }))
-        .await;
-}
-
-async fn up(semaphore: &Semaphore) {
-    eventually("it is up", async || matches!(semaphore.health().link, LinkState::Up)).await;
-}
-
-async fn empty(redis: &TestRedis) {
-    eventually("nothing is left", async || redis.keys() == 0).await;
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use tower_semaphore::{AcquireError, LinkState, Permit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::redis::{TestRedis, free_port};
+use crate::support::semaphore::{down, empty, in_use, up, waiting, warm};
 
 /// In which a request must have its answer, whatever state Redis is in: the longest is to open a
 /// connection, or to wait for an answer on it, and a busy machine.
@@ -66,37 +67,6 @@ fn semaphore(url: impl Into<String>) -> Semaphore {
     Semaphore::new(RedisBackend::builder(url).build().unwrap())
 }
 
-async fn warm(semaphore: &Semaphore) {
-    drop(semaphore.acquire("warm", &Policy::new(1)).await.unwrap());
-}
-
-async fn down(semaphore: &Semaphore) {
-    eventually("it is down", async || matches!(semaphore.health().link, LinkState::Down { .. }))
-        .await;
-}
-
-async fn up(semaphore: &Semaphore) {
-    eventually("it is up", async || matches!(semaphore.health().link, LinkState::Up)).await;
-}
-
-async fn empty(redis: &TestRedis) {
-    eventually("nothing is left", async || redis.keys() == 0).await;
-}
-
-async fn in_use(semaphore: &Semaphore, name: &str, count: u64) {
-    eventually("so many are in use", async || {
-        semaphore.inspect(name).await.is_ok_and(|seen| seen.in_use == count)
-    })
-    .await;
-}
-
-async fn waiting(semaphore: &Semaphore, name: &str, count: u64) {
-    eventually("so many wait", async || {
-        semaphore.inspect(name).await.is_ok_and(|seen| seen.waiting == count)
-    })
-    .await;
-}
-
 /// What a request is told that cannot have a permit because of Redis.
 async fn told(semaphore: &Semaphore, name: &str, policy: &Policy, within: Duration) -> String {
     let began = Instant::now();
@@ -126,7 +96,7 @@ async fn pressed(semaphore: &Semaphore, policy: &Policy, says: &str) -> String {
     }
 }
 
-/// The first pauses are short, and then there are two to five in a second.
+/// The first pauses are short, and then there are four to eight in a second.
 fn assert_no_storm(connections: usize, over: Duration) {
     let most = 8 + 8 * usize::try_from(over.as_millis()).unwrap() / 1000;
     assert!(connections <= most, "{connections} connections were opened in {over:?}");

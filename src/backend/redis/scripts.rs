@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use deadpool_redis::redis::{Cmd, Pipeline, Script, Value, cmd};
+use deadpool_redis::redis::{Cmd, Pipeline, Script, Value};
 use smallvec::smallvec;
 
 use crate::backend::{Answer, Call, Listing, Op};
@@ -70,23 +70,29 @@ pub(super) fn load() -> Pipeline {
 
 /// The call by the script's hash; Redis answers NOSCRIPT if it does not know that.
 pub(super) fn evalsha(call: &Call) -> Cmd {
-    let mut command = cmd("EVALSHA");
-    command.arg(&*script(&call.op).hash);
-    arguments(command, call)
+    arguments("EVALSHA", &script(&call.op).hash, call)
 }
 
 /// The call with the script's text, which Redis knows from then on.
 pub(super) fn eval(call: &Call) -> Cmd {
-    let mut command = cmd("EVAL");
-    command.arg(&*script(&call.op).text);
-    arguments(command, call)
+    arguments("EVAL", &script(&call.op).text, call)
 }
 
 /// In the order in which the scripts' headers list them.
-fn arguments(mut command: Cmd, call: &Call) -> Cmd {
+fn arguments(name: &str, script: &str, call: &Call) -> Cmd {
     /// A standalone server's PUBLISH tells whether a node listens.
     const COUNTED: u8 = 1;
-    command.arg(1).arg(&*call.key);
+    // Of one place and of all that is not a place, with room to spare.
+    const ID: usize = 24;
+    const REST: usize = 80;
+    let places = match &call.op {
+        Op::Acquire { ids, .. } | Op::Release { ids } | Op::Renew { ids, .. } => ids.len(),
+        Op::Reassert { proofs, .. } => 2 * proofs.len(),
+        Op::Inspect { .. } => 0,
+    };
+    let size = name.len() + script.len() + call.key.len() + REST + places * ID;
+    let mut command = Cmd::with_capacity(9 + places, size);
+    command.arg(name).arg(script).arg(1).arg(&*call.key);
     if let Op::Inspect { most } = &call.op {
         command.arg(*most);
         return command;

@@ -11,6 +11,8 @@ pub(crate) mod http;
 pub(crate) mod proxy;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod semaphore;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
