@@ -24,10 +24,7 @@ local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local last = #ARGV
 local count_of_ids = last - 5
--- Read once a call: on Redis 7.0 TIME moves while a script runs.
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-local now_ms = (now - now % 1000) / 1000
+--@clock
 local lease_end = now_ms + lease_ms
 local all = redis.call('ZCARD', key)
 local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
@@ -44,8 +41,7 @@ if waiting == 0 and all + count_of_ids <= limit then
     end
     all = all + redis.call('ZADD', key, unpack(writes))
   end
-  -- The key's expiry is only the backstop for names that nobody touches after a crash: never shorter
-  -- than a lease in the set, and never shortened. (If nobody else is there, there is none to shorten.)
+  -- As in write.lua; but if nobody else is there, there is no expiry to be shortened.
   if all == count_of_ids or redis.call('PTTL', key) < lease_ms + 1000 then
     redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
   end
@@ -99,11 +95,7 @@ for i, id in ipairs(ids) do
     writes[#writes + 1] = id
   end
 end
-if #writes > 0 then
-  redis.call('ZADD', key, unpack(writes))
-  local ttl = redis.call('PTTL', key)
-  if ttl < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
-end
+--@write
 if moved then
   earliest = nil
 elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then

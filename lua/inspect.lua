@@ -9,9 +9,8 @@
 -- Retry     safe
 
 local key, most = KEYS[1], tonumber(ARGV[1])
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-local from = '(' .. string.format('%.0f', (now - now % 1000) / 1000)
+--@clock
+local from = '(' .. string.format('%.0f', now_ms)
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 local in_use = redis.call('ZCARD', key) - 2 * waiting
 local leases = redis.call('ZRANGEBYSCORE', key, from, '(100000000000000', 'WITHSCORES', 'LIMIT', 0, most)

@@ -25,8 +25,7 @@ for i = 5, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
   proofs[#proofs + 1] = tonumber(ARGV[i + 1])
 end
-local t = redis.call('TIME')
-local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
+--@clock
 local lease_end = now_ms + lease_ms
 --@queued
 --@sweep
@@ -34,6 +33,7 @@ local lease_end = now_ms + lease_ms
 local members = { unpack(ids) }
 for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))
+local score = string.format('%.0f', lease_end)
 local standings, writes = {}, {}
 for i, id in ipairs(ids) do
   local standing = 0
@@ -48,15 +48,11 @@ for i, id in ipairs(ids) do
   end
   standings[i] = standing
   if standing > 0 then
-    writes[#writes + 1] = lease_end
+    writes[#writes + 1] = score
     writes[#writes + 1] = id
   end
 end
-if #writes > 0 then
-  redis.call('ZADD', key, unpack(writes))
-  local ttl = redis.call('PTTL', key)
-  if ttl < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
-end
+--@write
 
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 local in_use = redis.call('ZCARD', key) - 2 * waiting

@@ -27,8 +27,7 @@ if redis.call('ZREM', key, unpack(members)) > 1 then
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
   if waiting == 0 then return {} end
 end
-local t = redis.call('TIME')
-local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
+--@clock
 --@sweep
 if swept then waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf') end
 local in_use = redis.call('ZCARD', key) - 2 * waiting

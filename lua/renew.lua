@@ -20,8 +20,7 @@ local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local counted, node = ARGV[3] == '1', ARGV[4]
 local ids = { unpack(ARGV, 5) }
-local t = redis.call('TIME')
-local now_ms = t[1] * 1000 + math.floor(t[2] / 1000)
+--@clock
 local lease_end = now_ms + lease_ms
 local score = string.format('%.0f', lease_end)
 -- First the dead, then the leases: a place that ended is not brought back by asking late.

@@ -562,10 +562,12 @@ const FILES: [(&str, &str); 5] = [
     ("reassert", include_str!("../../lua/reassert.lua")),
     ("inspect", include_str!("../../lua/inspect.lua")),
 ];
-const PIECES: [(&str, &str); 4] = [
+const PIECES: [(&str, &str); 6] = [
+    ("clock", include_str!("../../lua/clock.lua")),
     ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
     ("promote", include_str!("../../lua/promote.lua")),
+    ("write", include_str!("../../lua/write.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
 ];
 
@@ -918,7 +920,7 @@ fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
 }
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 51] = [
+const MUTANTS: [(&str, &str, &str); 52] = [
     ("acquire", "if waiting == 0 and all +", "if all - 2 * waiting +"),
     ("acquire", "count_of_ids <= limit then", "count_of_ids <= limit + 1 then"),
     ("acquire", "all = all + redis.call('ZADD', key, unpack", "redis.call('ZADD', key, unpack"),
@@ -941,8 +943,8 @@ const MUTANTS: [(&str, &str, &str); 51] = [
     ("acquire", "    moved = true\n", ""),
     ("acquire", "local moved = gone", "local moved = false"),
     ("acquire", "lease_end < earliest", "false"),
-    ("acquire", "  if ttl < lease_ms + 1000 then", "  if false then"),
-    ("acquire", "  if ttl < lease_ms + 1000 then", "  if true then"),
+    ("write", "  if ttl < lease_ms + 1000 then", "  if false then"),
+    ("write", "  if ttl < lease_ms + 1000 then", "  if true then"),
     ("release", "if waiting == 0 then", "if waiting >= 0 then"),
     ("release", "unpack(members)) > 1 then", "unpack(members)) > 2 then"),
     ("release", "  if waiting == 0 then return {} end\n", ""),
@@ -959,7 +961,8 @@ const MUTANTS: [(&str, &str, &str); 51] = [
     ("reassert", "proofs[i] > now_ms", "proofs[i] >= now_ms"),
     ("reassert", "proofs[i] > now_ms", "proofs[i] > 0"),
     ("reassert", "standing = proofs[i]", "standing = now_ms * 1000"),
-    ("reassert", "if ttl < lease_ms + 1000 then", "if false then"),
+    ("reassert", "--@write", "if #writes > 0 then redis.call('ZADD', key, unpack(writes)) end"),
+    ("acquire", "--@write", "if #writes > 0 then redis.call('ZADD', key, unpack(writes)) end"),
     ("sweep", "earliest <= now_ms", "earliest < now_ms"),
     ("sweep", "dead[#dead + 1] = queued .. dead[i]", "dead[#dead + 1] = dead[i]"),
     ("promote", "if heard == 0 and counted then", "if heard == 0 then"),

@@ -10,10 +10,12 @@ use tower_semaphore::{AcquireError, Policy, Semaphore};
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
-const PIECES: [(&str, &str); 4] = [
+const PIECES: [(&str, &str); 6] = [
+    ("clock", include_str!("../../lua/clock.lua")),
     ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
     ("promote", include_str!("../../lua/promote.lua")),
+    ("write", include_str!("../../lua/write.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
 ];
 const SCRIPTS: [(&str, &str); 5] = [
@@ -131,7 +133,7 @@ fn no_number_becomes_text_inaccurately() {
         "renew: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "reassert: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "reassert: writes[#writes + 1] = queued .. id",
-        "inspect: local from = '(' .. string.format('%.0f', (now - now % 1000) / 1000)",
+        "inspect: local from = '(' .. string.format('%.0f', now_ms)",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");
 }

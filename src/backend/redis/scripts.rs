@@ -10,10 +10,12 @@ use crate::error::BackendError;
 use crate::ledger::{Grant, PlaceId, Reply, Standing, TICKET_MIN};
 
 /// What several scripts have in common, and where they say that it goes.
-const PIECES: [(&str, &str); 4] = [
+const PIECES: [(&str, &str); 6] = [
+    ("--@clock", include_str!("../../../lua/clock.lua")),
     ("--@queued", include_str!("../../../lua/queued.lua")),
     ("--@sweep", include_str!("../../../lua/sweep.lua")),
     ("--@promote", include_str!("../../../lua/promote.lua")),
+    ("--@write", include_str!("../../../lua/write.lua")),
     ("--@answer", include_str!("../../../lua/answer.lua")),
 ];
 

@@ -128,7 +128,7 @@ type LostWakers = SmallVec<[Waker; 2]>;
 
 /// Who was to be woken for a place that is gone. Dropped where no lock is held: with a waker can go
 /// a task, and with that another permit.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::semaphore) struct Wakers {
     _waker: Option<Waker>,
     _lost: LostWakers,
