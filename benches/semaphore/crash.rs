@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use tower_semaphore::{Policy, Semaphore};
 
 use super::child::{self, Child, Parent};
-use super::redis::Redis;
-use super::stats::max;
+use super::redis::{Redis, until_waiting};
+use super::stats::{max, spread};
 use super::table::{Bound, Row};
 use super::{Context, runtime};
 
@@ -36,8 +36,7 @@ pub(crate) fn run(context: &mut Context) {
         })
         .collect();
     let last: Vec<f64> = rounds.iter().map(|waits| max(waits)).collect();
-    let first: Vec<f64> =
-        rounds.iter().map(|waits| waits.iter().copied().fold(f64::NAN, f64::min)).collect();
+    let first: Vec<f64> = rounds.iter().map(|waits| spread(waits).0).collect();
     let what = "after the dead holder's lease end: last of ten granted";
     context.table.add(Row::new(CASE, what, "ms", &last).bound(Bound::Most(60.0)));
     context.table.add(Row::new(CASE, "first of ten", "ms", &first));
@@ -61,12 +60,7 @@ async fn round(redis: &Redis, mut holder: Child) -> Vec<f64> {
             })
         })
         .collect();
-    let mut looks = 0;
-    while semaphore.inspect("s").await.expect("an answer").waiting < u64::from(PERMITS) {
-        looks += 1;
-        assert!(looks < 1000, "not all of them wait");
-        sleep(Duration::from_millis(2)).await;
-    }
+    until_waiting(&semaphore, "s", PERMITS).await;
     holder.kill();
     // What it sent last is carried out by then.
     sleep(Duration::from_millis(20)).await;

@@ -8,13 +8,13 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tower_semaphore::{Policy, Semaphore};
 
-use super::redis::{Redis, Usage};
-use super::stats::{alternate, each, median};
+use super::redis::{Redis, Usage, until_waiting};
+use super::stats::{alternate, each, mean, median};
 use super::table::{Bound, Row, number};
 use super::{Context, runtime};
 
 const CASE: &str = "drain";
-const WAITERS: usize = 500;
+const WAITERS: u32 = 500;
 const HOLD: Duration = Duration::from_millis(1);
 
 struct Round {
@@ -44,13 +44,13 @@ pub(crate) fn run(context: &mut Context) {
             .bound(Bound::RatioMost(1.08))
             .note(format!("holds of {} ms, Tokio's {} ms", number(holds.0), number(holds.1))),
     );
-    let scripts = usage(|usage| usage.scripts / WAITERS as f64);
+    let scripts = usage(|usage| usage.scripts / f64::from(WAITERS));
     table.add(
         Row::new(CASE, "script calls a grant", "", &scripts).bound(Bound::Most(1.05)).counted(),
     );
     let inversions = each(&ours, |r| r.inversions);
     table.add(Row::new(CASE, "out of order", "", &inversions).bound(Bound::Most(0.0)).counted());
-    let cpu = usage(|usage| usage.cpu_us / WAITERS as f64);
+    let cpu = usage(|usage| usage.cpu_us / f64::from(WAITERS));
     let per_script = median(&usage(Usage::per_script));
     let note = format!("{} µs a script call", number(per_script));
     table.add(Row::new(CASE, "Redis' CPU a grant", "µs", &cpu).note(note));
@@ -65,13 +65,8 @@ async fn ours(redis: &Redis, semaphore: &Semaphore) -> Round {
         move || semaphore.acquire("s", &policy)
     };
     let queue = async || {
-        for _ in 0..2000 {
-            if semaphore.inspect("s").await.expect("an answer").waiting == WAITERS as u64 {
-                return redis.usage();
-            }
-            sleep(Duration::from_millis(2)).await;
-        }
-        panic!("not all of them wait");
+        until_waiting(semaphore, "s", WAITERS).await;
+        redis.usage()
     };
     let (round, before) = drain(acquire, queue, || drop(held)).await;
     Round { usage: Some(redis.usage().since(before)), ..round }
@@ -130,6 +125,5 @@ where
         inversions += u32::from(number < last);
         last = last.max(number);
     }
-    let hold_ms = holds.iter().sum::<f64>() / holds.len() as f64;
-    (Round { ms, hold_ms, inversions: f64::from(inversions), usage: None }, queue)
+    (Round { ms, hold_ms: mean(&holds), inversions: f64::from(inversions), usage: None }, queue)
 }

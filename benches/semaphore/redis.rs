@@ -6,12 +6,14 @@ mod server;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::io::tcp::TcpSettings;
 use deadpool_redis::redis::{
     AsyncConnectionConfig, Client, Cmd, Connection, FromRedisValue, IntoConnectionInfo, Pipeline,
 };
+use tokio::time::sleep;
 use tower_semaphore::Semaphore;
 
 use self::server::TestRedis;
@@ -115,6 +117,17 @@ impl Usage {
     pub(crate) fn per_script(self) -> f64 {
         self.script_us / self.scripts
     }
+}
+
+/// Until so many wait.
+pub(crate) async fn until_waiting(semaphore: &Semaphore, name: &str, count: u32) {
+    for _ in 0..2500 {
+        if semaphore.inspect(name).await.expect("an answer").waiting >= u64::from(count) {
+            return;
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+    panic!("not all of them wait");
 }
 
 /// A connection such as one makes by hand: one socket for all tasks, no delay, no timeouts.

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_semaphore::{AcquireError, Policy, Semaphore};
 
-use super::redis::Redis;
+use super::redis::{Redis, until_waiting};
 use super::stats::alternate;
 use super::table::{Bound, Row, number};
 use super::{Context, runtime};
@@ -179,12 +179,7 @@ async fn memory(context: &mut Context) {
     // They have their places as soon as they ask, and are answered in their turn.
     let first = semaphore.acquire("waiting", &policy(1)).await.expect("a permit");
     let waiting: Vec<_> = (0..PLACES).map(|_| semaphore.acquire("waiting", &policy(1))).collect();
-    let mut looks = 0;
-    while semaphore.inspect("waiting").await.expect("an answer").waiting < u64::from(PLACES) {
-        looks += 1;
-        assert!(looks < 1000, "not all of them wait");
-        sleep(Duration::from_millis(5)).await;
-    }
+    until_waiting(&semaphore, "waiting", PLACES).await;
     let after = redis.memory();
     for (what, name, most, whole) in [
         ("memory of one that holds", "held", 150.0, between - before),
