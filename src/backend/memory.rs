@@ -11,7 +11,7 @@ use super::{Answer, Backend, Call, Lane, Listing, Mailbox, Op, Server};
 use crate::error::BackendError;
 use crate::ledger::{Ask, Grant, Ledger, NodeId, Reply};
 
-/// Empty ledgers that are kept, besides as many as there are others.
+/// Of empty ledgers twice as many are kept, and as many more as there are others.
 const EMPTY_MAX: usize = 64;
 
 /// The embedded backend: the [`Ledger`] behind a lock.
