@@ -119,6 +119,7 @@ pub(super) fn advice(error: &RedisError) -> &'static str {
         "; Redis 6.2 or later is needed"
     } else if error.code() == Some("NOPERM")
         || text.contains("can't run this command")
+        || text.contains("has no permissions to run")
         || text.contains("can't publish")
     {
         "; see RedisBackend for what its user must be allowed to do"

@@ -273,7 +273,12 @@ fn connection_info(url: &str) -> Result<ConnectionInfo, ConfigError> {
     #[cfg(feature = "tls")]
     let _ = rustls::crypto::ring::default_provider().install_default();
     let info = url.into_connection_info().map_err(|error| bad_url(&error))?;
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let settings = info
+        .redis_settings()
+        .clone()
+        .set_protocol(ProtocolVersion::RESP3)
+        // A call that an ACL need not allow for, and nobody here asks for what it tells.
+        .set_skip_set_lib_name();
     let tcp = TcpSettings::default().set_nodelay(true);
     Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
 }
