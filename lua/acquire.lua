@@ -1,4 +1,4 @@
--- acquire: grant each place a permit, or let it join the queue, or refuse it.
+-- acquire: take places out; then grant each of the others a permit, or let it join the queue, or refuse it.
 --
 -- A semaphore is one sorted set with two kinds of member:
 --   <id>    score: end of its lease, ms by TIME (about 1e12)   every place
@@ -11,23 +11,38 @@
 -- ARGV[3]   max_queue   integer >= 0, places that may wait; -1: these may not wait
 -- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
 -- ARGV[5]   node        the caller's
--- ARGV[6..] id          one or many, in the order of their arrival
+-- ARGV[6]   leaving     integer >= 0, how many of the ids leave
+-- ARGV[7..] id          those that leave, in any order; then one or many that come, in the order of their arrival
 --
--- Returns   lease_end, if every id was granted at once; else
---           {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
+-- Returns   lease_end, if all that come were granted at once; else
+--           {lease_end, earliest, in_use, waiting, standing of each that comes ..., id, lease_end of own grants ...}
 --           standing: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
 -- Errors    none of its own
--- Cost      5 commands while permits are free, 4 for the first, whatever the number of ids; O(ids * log n)
--- Retry     safe: an id that is there keeps its place and gets its lease anew
+-- Cost      5 commands while permits are free, 4 for the first, 1 more if any leave, whatever the number
+--           of ids; O(ids * log n)
+-- Retry     safe: an id that is there keeps its place and gets its lease anew; one that left is passed over
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local last = #ARGV
-local count_of_ids = last - 5
+local first, last = 7 + ARGV[6], #ARGV
+local count_of_ids = last - first + 1
 --@clock
 local lease_end = now_ms + lease_ms
 local all = redis.call('ZCARD', key)
 local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
+--@queued
+if first > 7 then
+  local members = { unpack(ARGV, 7, first - 1) }
+  if waiting > 0 then
+    for i = 1, #members do members[#members + 1] = queued .. members[i] end
+  end
+  local left = all > 0 and redis.call('ZREM', key, unpack(members)) or 0
+  all = all - left
+  -- More than one member: one that waited may be among them.
+  if waiting > 0 and left > 1 then
+    waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
+  end
+end
 
 if waiting == 0 and all + count_of_ids <= limit then
   if count_of_ids == 1 then
@@ -35,7 +50,7 @@ if waiting == 0 and all + count_of_ids <= limit then
   else
     -- The last id first: a list of members is walked from its front to where a new one belongs.
     local score, writes = string.format('%.0f', lease_end), {}
-    for i = last, 6, -1 do
+    for i = last, first, -1 do
       writes[#writes + 1] = score
       writes[#writes + 1] = ARGV[i]
     end
@@ -50,7 +65,6 @@ end
 
 -- Full, or so it looks: whoever waits goes first, and only then the newcomers.
 local max_queue, counted, node = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
---@queued
 --@sweep
 if swept then
   all = redis.call('ZCARD', key)
@@ -58,7 +72,7 @@ if swept then
 end
 local in_use = all - 2 * waiting
 --@promote
-local ids = { unpack(ARGV, 6) }
+local ids = { unpack(ARGV, first) }
 local members = { unpack(ids) }
 for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))

@@ -165,7 +165,8 @@ impl Ledger {
         self.places.iter().map(|(id, place)| (*id, place.lease_end, place.ticket))
     }
 
-    /// Grants each place a permit, lets it join the queue, or refuses it.
+    /// Takes out those that are leaving, as [`release`](Self::release) does; then grants each place a
+    /// permit, lets it join the queue, or refuses it.
     ///
     /// `max_queue` says how many may wait; `None`: these ids may not. An id that is there keeps its
     /// place and gets its lease anew, so a repetition is safe.
@@ -174,9 +175,13 @@ impl Ledger {
         ask: Ask,
         lease_ms: u64,
         max_queue: Option<u32>,
+        leaving: &[PlaceId],
         ids: &[PlaceId],
         post: Post<'_>,
     ) -> Reply {
+        for id in leaving {
+            self.take(id);
+        }
         let mut reply = Reply { lease_end: ask.now / 1000 + lease_ms, ..Reply::default() };
         if self.queue.is_empty() && self.in_use() + ids.len() as u64 <= u64::from(ask.limit) {
             for id in ids {

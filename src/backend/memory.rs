@@ -126,8 +126,8 @@ impl Backend for MemoryBackend {
         };
         let was_empty = ledger.is_empty();
         let reply = match &call.op {
-            Op::Acquire { lease_ms, max_queue, ids } => {
-                ledger.acquire(ask, *lease_ms, *max_queue, ids, post)
+            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+                ledger.acquire(ask, *lease_ms, *max_queue, leaving, ids, post)
             }
             Op::Release { ids } => ledger.release(ask, ids, post),
             Op::Renew { lease_ms, ids } => ledger.renew(ask, *lease_ms, ids, post),

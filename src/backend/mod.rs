@@ -125,13 +125,15 @@ pub struct Call {
 /// An operation of the [`Ledger`](crate::ledger::Ledger).
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Grant each place a permit, let it join the queue, or refuse it.
+    /// Take places out; then grant each of the others a permit, let it join the queue, or refuse it.
     Acquire {
+        /// The places that leave: what was given back since the last call goes along.
+        leaving: Ids,
         /// Length of the lease, ms.
         lease_ms: u64,
         /// How many may wait; `None`: these may not.
         max_queue: Option<u32>,
-        /// The places.
+        /// The places that come.
         ids: Ids,
     },
     /// Take places out, waiting or held.

@@ -40,8 +40,8 @@ struct History {
 /// steps is a history too: that is what shrinking needs.
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire { node: usize, deaf: bool, ids: usize, lease_ms: u64, max_queue: Option<u32> },
-    AcquireAgain { node: usize, picks: Vec<Pick>, lease_ms: u64, max_queue: Option<u32> },
+    Acquire { node: usize, leaving: Vec<Pick>, deaf: bool, ids: usize, terms: Terms },
+    AcquireAgain { node: usize, leaving: Vec<Pick>, picks: Vec<Pick>, terms: Terms },
     Release { node: usize, picks: Vec<Pick> },
     Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
     Reassert { node: usize, proofs: Vec<(Pick, Proof)>, lease_ms: u64 },
@@ -50,6 +50,13 @@ enum Step {
     Time(Time),
     Subscribe { node: usize, alive: bool },
     Wipe,
+}
+
+/// What those that come ask for.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    lease_ms: u64,
+    max_queue: Option<u32>,
 }
 
 /// A place's id.
@@ -133,18 +140,17 @@ fn step(batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     let most = *batch.end();
     let sizes = batch.clone();
     let picks = move || prop::collection::vec(pick(), sizes.clone());
+    let leaving = move || prop_oneof![Just(Vec::new()), prop::collection::vec(pick(), 0..=most)];
+    let terms =
+        || (lease(), queue()).prop_map(|(lease_ms, max_queue)| Terms { lease_ms, max_queue });
     let proofs = prop::collection::vec((pick(), proof()), batch.clone());
     let node = 0..NODES;
     prop_oneof![
-        30 => (node.clone(), prop::bool::weighted(0.15), batch, lease(), queue()).prop_map(
-            |(node, deaf, ids, lease_ms, max_queue)| {
-                Step::Acquire { node, deaf, ids, lease_ms, max_queue }
-            }
+        30 => (node.clone(), leaving(), prop::bool::weighted(0.15), batch, terms()).prop_map(
+            |(node, leaving, deaf, ids, terms)| Step::Acquire { node, leaving, deaf, ids, terms }
         ),
-        6 => (node.clone(), picks(), lease(), queue()).prop_map(
-            |(node, picks, lease_ms, max_queue)| {
-                Step::AcquireAgain { node, picks, lease_ms, max_queue }
-            }
+        6 => (node.clone(), leaving(), picks(), terms()).prop_map(
+            |(node, leaving, picks, terms)| Step::AcquireAgain { node, leaving, picks, terms }
         ),
         18 => (node.clone(), picks()).prop_map(|(node, picks)| Step::Release { node, picks }),
         14 => (node.clone(), picks(), lease())
@@ -258,17 +264,18 @@ impl<'a> Model<'a> {
 
     fn take(&mut self, i: usize, step: &Step) {
         match step {
-            Step::Acquire { node: at, deaf, ids, lease_ms, max_queue } => {
+            Step::Acquire { node: at, leaving, deaf, ids, terms } => {
+                let leaving = self.pick_any(leaving);
                 let ids: Vec<_> = (0..*ids).map(|_| self.new_id(*at, *deaf)).collect();
-                self.acquire(i, *at, &ids, *lease_ms, *max_queue);
+                self.acquire(i, *at, &leaving, &ids, *terms);
             }
-            Step::AcquireAgain { node, picks, lease_ms, max_queue } => {
+            Step::AcquireAgain { node, leaving, picks, terms } => {
+                let leaving = self.pick_any(leaving);
                 let ids = self.pick_once(picks);
-                self.acquire(i, *node, &ids, *lease_ms, *max_queue);
+                self.acquire(i, *node, &leaving, &ids, *terms);
             }
             Step::Release { node, picks } => {
-                let present = self.present();
-                let ids: Vec<_> = picks.iter().map(|pick| self.pick(pick, &present)).collect();
+                let ids = self.pick_any(picks);
                 self.release(i, *node, &ids);
             }
             Step::Renew { node, picks, lease_ms } => {
@@ -329,6 +336,11 @@ impl<'a> Model<'a> {
             Pick::Present(_) | Pick::Known(_) => self.new_id(0, false),
             Pick::New { node, deaf } => self.new_id(*node, *deaf),
         }
+    }
+
+    fn pick_any(&mut self, picks: &[Pick]) -> Vec<PlaceId> {
+        let present = self.present();
+        picks.iter().map(|pick| self.pick(pick, &present)).collect()
     }
 
     /// No process names a place twice in one call.
@@ -455,24 +467,20 @@ impl<'a> Model<'a> {
         )
     }
 
-    fn acquire(
-        &mut self,
-        i: usize,
-        at: usize,
-        ids: &[PlaceId],
-        lease_ms: u64,
-        max_queue: Option<u32>,
-    ) {
-        let what =
-            self.what(i, "acquire", at, ids, &format!("lease {lease_ms}, queue {max_queue:?}"));
+    fn acquire(&mut self, i: usize, at: usize, leaving: &[PlaceId], ids: &[PlaceId], terms: Terms) {
+        let Terms { lease_ms, max_queue } = terms;
+        let left = self.what(i, "leave", at, leaving, "");
+        let what = self.what(i, "acquire", at, ids, &format!("{terms:?}, after {left}"));
         let mut command = self.lua.call("acquire", self.limit);
         command.arg(lease_ms).arg(max_queue.map_or(-1, i64::from));
-        command.arg(u8::from(self.counted)).arg(node(at).to_string()).arg(texts(ids));
-        let free = u64::from(self.limit).saturating_sub(self.ledger.in_use());
-        let at_once = self.ledger.waiting() == 0 && ids.len() as u64 <= free;
+        command.arg(u8::from(self.counted)).arg(node(at).to_string());
+        command.arg(leaving.len()).arg(texts(leaving)).arg(texts(ids));
+        let stay = self.ledger.places().filter(|(id, ..)| !leaving.contains(id));
+        let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(.., ticket)| ticket.is_some());
+        let at_once = queue.is_empty() && (held.len() + ids.len()) as u64 <= u64::from(self.limit);
         let told = if at_once { Told::InShort } else { Told::All };
         self.operate(what, at, ids, (lease_ms, told), &command, |ledger, ask, post| {
-            ledger.acquire(ask, lease_ms, max_queue, ids, post)
+            ledger.acquire(ask, lease_ms, max_queue, leaving, ids, post)
         });
     }
 
@@ -840,7 +848,8 @@ fn they_do_so_with_hundreds_of_places_too() {
 }
 
 fn acquire(node: usize, lease_ms: u64) -> Step {
-    Step::Acquire { node, deaf: false, ids: 512, lease_ms, max_queue: Some(20_000) }
+    let terms = Terms { lease_ms, max_queue: Some(20_000) };
+    Step::Acquire { node, leaving: Vec::new(), deaf: false, ids: 512, terms }
 }
 
 /// One history, told here.
@@ -920,7 +929,11 @@ fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
 }
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 52] = [
+const MUTANTS: [(&str, &str, &str); 56] = [
+    ("acquire", "  all = all - left\n", ""),
+    ("acquire", "queued .. members[i]", "members[i]"),
+    ("acquire", "if waiting > 0 and left > 1 then", "if false then"),
+    ("acquire", "unpack(ARGV, 7, first - 1)", "unpack(ARGV, 7, first)"),
     ("acquire", "if waiting == 0 and all +", "if all - 2 * waiting +"),
     ("acquire", "count_of_ids <= limit then", "count_of_ids <= limit + 1 then"),
     ("acquire", "all = all + redis.call('ZADD', key, unpack", "redis.call('ZADD', key, unpack"),

@@ -22,6 +22,7 @@ const fn deaf(node: NodeId, n: u64) -> PlaceId {
 }
 
 /// A ledger with a clock, a limit, and a note of what was posted.
+#[derive(Clone)]
 struct Desk {
     ledger: Ledger,
     now: u64,
@@ -63,7 +64,7 @@ impl Desk {
     }
 
     fn acquire_of(&mut self, node: NodeId, max_queue: Option<u32>, ids: &[PlaceId]) -> Reply {
-        self.ask(node, |ledger, ask, post| ledger.acquire(ask, LEASE, max_queue, ids, post))
+        self.ask(node, |ledger, ask, post| ledger.acquire(ask, LEASE, max_queue, &[], ids, post))
     }
 
     fn acquire(&mut self, ids: &[PlaceId]) -> Vec<Standing> {
@@ -507,6 +508,7 @@ fn an_id_has_one_text() {
 enum Step {
     Acquire {
         node: usize,
+        leaving: Option<usize>,
         count: u64,
         lease_ms: u64,
         max_queue: Option<u32>,
@@ -526,9 +528,16 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let lease = || 1..20_000u64;
     prop_oneof![
-        6 => (0..3usize, 1..4u64, lease(), prop::option::of(0..30u32)).prop_map(
-            |(node, count, lease_ms, max_queue)| Step::Acquire { node, count, lease_ms, max_queue }
-        ),
+        6 => (
+            0..3usize,
+            prop::option::weighted(0.3, 0..100usize),
+            1..4u64,
+            lease(),
+            prop::option::of(0..30u32),
+        )
+            .prop_map(|(node, leaving, count, lease_ms, max_queue)| {
+                Step::Acquire { node, leaving, count, lease_ms, max_queue }
+            }),
         4 => any::<u16>().prop_map(|i| Step::Release(i.into())),
         3 => (any::<u16>(), lease()).prop_map(|(i, lease_ms)| Step::Renew(i.into(), lease_ms)),
         1 => (0..3usize, lease()).prop_map(|(node, lease_ms)| Step::Reassert { node, lease_ms }),
@@ -570,14 +579,31 @@ proptest! {
             let mut swept = true;
             desk.posted.clear();
             let reply = match step {
-                Step::Acquire { node, count, lease_ms, max_queue } => {
+                Step::Acquire { node, leaving, count, lease_ms, max_queue } => {
                     let ids: Vec<_> = (0..count).map(|n| id(nodes[node], next + n)).collect();
                     next += count;
-                    swept = !(desk.ledger.waiting() == 0
-                        && desk.ledger.in_use() + count <= u64::from(desk.limit));
-                    desk.ask(nodes[node], |ledger, ask, post| {
-                        ledger.acquire(ask, lease_ms, max_queue, &ids, post)
-                    })
+                    let leaving: Vec<_> = leaving.and_then(pick).into_iter().collect();
+                    let stay = before.iter().filter(|(id, _)| !leaving.contains(id));
+                    let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(_, (_, t))| t.is_some());
+                    swept = !queue.is_empty()
+                        || held.len() as u64 + count > u64::from(desk.limit);
+                    let mut apart = desk.clone();
+                    let reply = desk.ask(nodes[node], |ledger, ask, post| {
+                        ledger.acquire(ask, lease_ms, max_queue, &leaving, &ids, post)
+                    });
+                    // In one call it is as in two.
+                    let mut granted = apart
+                        .ask(nodes[node], |ledger, ask, post| ledger.release(ask, &leaving, post))
+                        .granted;
+                    let mut second = apart.ask(nodes[node], |ledger, ask, post| {
+                        ledger.acquire(ask, lease_ms, max_queue, &[], &ids, post)
+                    });
+                    granted.append(&mut second.granted);
+                    second.granted = granted;
+                    prop_assert_eq!(&second, &reply);
+                    prop_assert_eq!(&apart.ledger, &desk.ledger);
+                    prop_assert_eq!(&apart.posted, &desk.posted);
+                    reply
                 }
                 Step::Release(i) => {
                     let Some(place) = pick(i) else { continue };

@@ -68,7 +68,8 @@ fn read(text: &str, list: &str) -> Indexes {
     let fixed =
         between(&code, &format!("{list}["), "]").filter_map(|index| index.parse().ok()).collect();
     let (unpacked, counted) = (format!("unpack({list}, "), format!(", #{list},"));
-    let from = between(&code, &unpacked, ")").next().or_else(|| {
+    let from = between(&code, &unpacked, ")").next().and_then(|rest| rest.split(',').next());
+    let from = from.or_else(|| {
         let (before, _) = code.split_once(&counted)?;
         before.rsplit("= ").next()
     });
@@ -127,6 +128,7 @@ fn no_number_becomes_text_inaccurately() {
     let known = [
         "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "acquire: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
         "acquire: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "acquire: writes[#writes + 1] = queued .. id",
         "release: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
@@ -363,13 +365,17 @@ fn calls_cost_what_the_headers_say() {
     let node = "00000000001";
     let id = |n: &str| format!("{node}:{n}");
     let (one, two, three) = (id("1"), id("2"), id("3"));
-    let acquire = |ids: &[&str]| {
-        let arguments = [&["10", "5000", "100", "1", node][..], ids].concat();
+    let acquire = |leaving: &[&str], ids: &[&str]| {
+        let count = leaving.len().to_string();
+        let arguments = [&["10", "5000", "100", "1", node, &count][..], leaving, ids].concat();
         commands(&server, "acquire", &arguments)
     };
     assert_eq!(cost("acquire"), 5);
-    assert_eq!(acquire(&[&one]), 4, "the first");
-    assert_eq!(acquire(&[&two, &three]), 5, "two more");
+    assert_eq!(acquire(&[], &[&one]), 4, "the first");
+    assert_eq!(acquire(&[], &[&two, &three]), 5, "two more");
+    let (four, five) = (id("4"), id("5"));
+    assert_eq!(acquire(&[&two, &three], &[&four, &five]), 6, "two for two");
+    assert_eq!(acquire(&[&four, &five], &[&two, &three]), 6, "and back");
     assert_eq!(commands(&server, "renew", &["10", "5000", "1", node, &one, &two]), cost("renew"));
     let reassert = commands(&server, "reassert", &["10", "5000", "1", node, &one, "1"]);
     assert!(reassert.abs_diff(cost("reassert")) <= 1, "{reassert}");

@@ -217,7 +217,8 @@ impl RedisBackend {
     /// that the scripts use, and lets this user call them. Leaves nothing.
     async fn probe(&self, lane: &mut RedisLane, node: NodeId) -> Result<(), BackendError> {
         let ids = Ids::from_elem(PlaceId { node, deaf: true, n: 0 }, 1);
-        let acquire = Op::Acquire { lease_ms: 1, max_queue: None, ids: ids.clone() };
+        let acquire =
+            Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
         let calls = [acquire, Op::Release { ids }].map(|op| Call {
             // No name is encoded so.
             key: self.keys.semaphore("!probe"),

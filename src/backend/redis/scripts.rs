@@ -88,12 +88,13 @@ fn arguments(name: &str, script: &str, call: &Call) -> Cmd {
     const ID: usize = 24;
     const REST: usize = 80;
     let places = match &call.op {
-        Op::Acquire { ids, .. } | Op::Release { ids } | Op::Renew { ids, .. } => ids.len(),
+        Op::Acquire { leaving, ids, .. } => leaving.len() + ids.len(),
+        Op::Release { ids } | Op::Renew { ids, .. } => ids.len(),
         Op::Reassert { proofs, .. } => 2 * proofs.len(),
         Op::Inspect { .. } => 0,
     };
     let size = name.len() + script.len() + call.key.len() + REST + places * ID;
-    let mut command = Cmd::with_capacity(9 + places, size);
+    let mut command = Cmd::with_capacity(10 + places, size);
     command.arg(name).arg(script).arg(1).arg(&*call.key);
     if let Op::Inspect { most } = &call.op {
         command.arg(*most);
@@ -112,7 +113,13 @@ fn arguments(name: &str, script: &str, call: &Call) -> Cmd {
     let node = call.node.text();
     command.arg(COUNTED).arg(&node[..]);
     match &call.op {
-        Op::Acquire { ids, .. } | Op::Release { ids } | Op::Renew { ids, .. } => {
+        Op::Acquire { leaving, ids, .. } => {
+            command.arg(leaving.len());
+            for id in leaving.iter().chain(ids) {
+                command.arg(id.text_of(&node).as_bytes());
+            }
+        }
+        Op::Release { ids } | Op::Renew { ids, .. } => {
             for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
@@ -260,7 +267,7 @@ pub(crate) fn decode_wire(
     let node = NodeId::new(1);
     let ids: Ids = (0..places as u64).map(|n| PlaceId { node, deaf: false, n }).collect();
     let op = match op % 5 {
-        0 => Op::Acquire { lease_ms: 1000, max_queue: None, ids },
+        0 => Op::Acquire { leaving: Ids::new(), lease_ms: 1000, max_queue: None, ids },
         1 => Op::Release { ids },
         2 => Op::Renew { lease_ms: 1000, ids },
         3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },

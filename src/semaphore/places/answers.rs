@@ -40,7 +40,8 @@ impl Places {
             self.seen = (reply.in_use, reply.waiting);
         }
         match op {
-            Op::Acquire { ids, .. } => {
+            Op::Acquire { leaving, ids, .. } => {
+                self.left(leaving);
                 for (id, standing) in ids.iter().zip(&reply.standings) {
                     self.joined(*id, *standing, reply, late, sent, now);
                 }
@@ -55,13 +56,7 @@ impl Places {
                     self.reasserted(id.n, *standing, reply.lease_end, sent, now);
                 }
             }
-            Op::Release { ids } => {
-                // Answers come in the order of the calls.
-                self.releasing.drain(..ids.len().min(self.releasing.len()));
-                for id in ids {
-                    self.released(id.n, &Ok(()));
-                }
-            }
+            Op::Release { ids } => self.left(ids),
             Op::Inspect { .. } => {}
         }
         for grant in &reply.granted {
@@ -255,6 +250,28 @@ impl Places {
         self.releases.push_back(release_of(self.node, slot, now));
     }
 
+    /// Releases were carried out.
+    fn left(&mut self, ids: &[PlaceId]) {
+        // Answers come in the order of the calls.
+        self.releasing.drain(..ids.len().min(self.releasing.len()));
+        for id in ids {
+            self.released(id.n, &Ok(()));
+        }
+    }
+
+    /// Releases were refused.
+    fn stayed(&mut self, ids: &[PlaceId], error: &BackendError, now: Instant) {
+        if ids.is_empty() {
+            return;
+        }
+        let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
+        self.deferred.extend(refused);
+        self.want(now + WAITING_RENEWAL);
+        for id in ids {
+            self.released(id.n, &Err(error.clone()));
+        }
+    }
+
     pub(super) fn released(&mut self, n: u64, result: &Result<(), BackendError>) {
         if let Some(slot) = find(&mut self.slots, n)
             && matches!(slot.state, State::Releasing)
@@ -266,21 +283,15 @@ impl Places {
 
     fn failed(&mut self, op: &Op, error: &BackendError, now: Instant) {
         match op {
-            Op::Acquire { ids, .. } => {
+            Op::Acquire { leaving, ids, .. } => {
+                self.stayed(leaving, error, now);
                 for id in ids {
                     if find(&mut self.slots, id.n).is_some() {
                         self.turned_away(slot_index(id.n), error, now);
                     }
                 }
             }
-            Op::Release { ids } => {
-                let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
-                self.deferred.extend(refused);
-                self.want(now + WAITING_RENEWAL);
-                for id in ids {
-                    self.released(id.n, &Err(error.clone()));
-                }
-            }
+            Op::Release { ids } => self.stayed(ids, error, now),
             // Due again at the next look, well before the lease ends.
             _ => {}
         }

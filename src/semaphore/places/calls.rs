@@ -18,7 +18,9 @@ impl Places {
     }
 
     /// What is to be sent, in this order: releases first, so that a process always reads its own.
+    /// Where nothing stands between them, newcomers take the last of them along in their call.
     pub(in crate::semaphore) fn collect(&mut self, now: Instant, out: &mut Vec<Call>) {
+        let before = out.len();
         self.collect_releases(now, out);
         self.collect_reasserts(now, out);
         if self.renew && self.renewing == 0 {
@@ -26,7 +28,14 @@ impl Places {
         }
         self.end_resync();
         if !self.resync {
-            self.collect_joins(now, out);
+            let mut leaving = Ids::new();
+            if !self.joins.is_empty()
+                && let Some(Call { op: Op::Release { ids }, .. }) = out[before..].last_mut()
+            {
+                leaving = std::mem::take(ids);
+                out.pop();
+            }
+            self.collect_joins(leaving, now, out);
         }
     }
 
@@ -100,7 +109,7 @@ impl Places {
         }
     }
 
-    pub(super) fn collect_joins(&mut self, now: Instant, out: &mut Vec<Call>) {
+    fn collect_joins(&mut self, mut leaving: Ids, now: Instant, out: &mut Vec<Call>) {
         // Of those that the last call is for.
         let mut common: Option<Terms> = None;
         while let Some(n) = self.joins.pop_front() {
@@ -117,7 +126,12 @@ impl Places {
             }
             common = Some(terms);
             let (max_queue, ids) = (terms.max_queue, Ids::from_elem(id, 1));
-            out.push(self.call(Op::Acquire { lease_ms, max_queue, ids }, now));
+            let leaving = std::mem::take(&mut leaving);
+            out.push(self.call(Op::Acquire { leaving, lease_ms, max_queue, ids }, now));
+        }
+        // Whoever was to come is gone again.
+        if !leaving.is_empty() {
+            out.push(self.call(Op::Release { ids: leaving }, now));
         }
     }
 

@@ -114,7 +114,8 @@ pub(crate) fn carry_out(
                     return Reply { lease_end: new, standings, ..Reply::default() };
                 }
                 if has(Bug::RetryKeepsOldLease) {
-                    let reply = ledger.acquire(ask, lease, wait.then_some(MAX_QUEUE), &ids, post);
+                    let reply =
+                        ledger.acquire(ask, lease, wait.then_some(MAX_QUEUE), &[], &ids, post);
                     let places: Vec<_> = ledger
                         .places()
                         .map(|(id, e, t)| (id, if ids.contains(&id) { end } else { e }, t))
@@ -130,7 +131,7 @@ pub(crate) fn carry_out(
                     return ledger.reassert(ask, lease, &proofs, post);
                 }
             }
-            ledger.acquire(ask, lease, wait.then_some(MAX_QUEUE), &ids, post)
+            ledger.acquire(ask, lease, wait.then_some(MAX_QUEUE), &[], &ids, post)
         }
         Op::Release { ids } => {
             let ids: Vec<_> = ids.iter().map(|n| place_id((process, *n))).collect();
