@@ -210,7 +210,7 @@ async fn a_killed_gateway_frees_its_permits_with_their_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_costs_two_script_calls() {
+async fn a_request_costs_two_script_calls_at_most() {
     let fleet = Fleet::start(1, &["--limit", "10"]).await;
     let url = fleet.url(0, "/");
     assert_eq!(fleet.client.get(&url).await, 200);
@@ -219,7 +219,7 @@ async fn a_request_costs_two_script_calls() {
     for _ in 0..100 {
         assert_eq!(fleet.client.get(&url).await, 200);
     }
-    eventually("all are given back", async || fleet.redis.calls("evalsha") == 200).await;
+    eventually("all are given back", async || fleet.redis.keys() == 0).await;
     let stats: String = fleet.redis.command(&["INFO", "commandstats"]);
     // What the scripts call themselves, and this test's own looks.
     let expected = [
@@ -241,7 +241,9 @@ async fn a_request_costs_two_script_calls() {
         let command = line.split(':').next().unwrap();
         assert!(expected.contains(&command), "{command} was called: {line}");
     }
-    assert_eq!(fleet.redis.calls("evalsha"), 200);
+    // One less wherever a newcomer takes along what was given back.
+    let calls = fleet.redis.calls("evalsha");
+    assert!((101..=200).contains(&calls), "{calls}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
