@@ -110,6 +110,14 @@
 //! Tower has a layer of the same name, for one process: if you need both, import one of them `as`
 //! something else.
 //!
+//! # What can be seen
+//!
+//! With the feature `metrics` there are counters, gauges and histograms, by layer. Spans and events of
+//! `tracing` have the target `tower_semaphore`: at `INFO` and above a change of state is told once,
+//! and nothing while all is well; at `DEBUG` there is a span `acquire` for each request, with the
+//! fields `semaphore`, `limit`, `outcome` and `waited_ms`. [`Semaphore::health`] says the same to
+//! the program itself. The page `docs/observability.md` lists all names.
+//!
 //! # Features
 //!
 //! | name    | what                                                        | default |
@@ -117,6 +125,7 @@
 //! | `redis` | permits shared through Redis, over `deadpool-redis`          | yes     |
 //! | `tls`   | `rediss://` URLs, with rustls                                | no      |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor | no |
+//! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
 //!
 //! Without `redis` there is the embedded backend alone.
 
@@ -124,6 +133,8 @@ pub mod backend;
 mod error;
 pub mod ledger;
 pub mod limit;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod name;
 mod semaphore;
 

@@ -68,6 +68,16 @@ enum State<B> {
     },
 }
 
+impl<B> State<B> {
+    /// Says that this was cut off.
+    fn tell(&self) {
+        if let Self::Flows { permit, .. } = self {
+            let semaphore = permit.name();
+            tracing::debug!(target: "tower_semaphore", semaphore, "cut off in its body: the permit is lost");
+        }
+    }
+}
+
 impl<B: Body + Send + 'static> ResponseBody<B> {
     /// Holds the permit, if any, until the body ends. `abort`: not longer than its lease.
     pub(super) fn passed(body: B, permit: Option<Permit>, abort: bool) -> Self {
@@ -184,6 +194,7 @@ where
             let flows = std::mem::replace(&mut *state, State::Lost { told: true });
             // The body's end may do whatever it likes: outside of the lock.
             drop(state);
+            flows.tell();
             drop(flows);
             return Poll::Ready(Some(Err(LeaseLost::new().into())));
         }
@@ -247,6 +258,7 @@ impl<B> Shared<B> {
         }
         let flows = std::mem::replace(&mut *state, State::Lost { told: false });
         drop(state);
+        flows.tell();
         if let State::Flows { reader: Some(reader), .. } = flows {
             reader.wake();
         }

@@ -20,7 +20,7 @@ use super::refusal::{Refusal, RefusalReason};
 use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
 use crate::error::AcquireError;
 use crate::name::Name;
-use crate::semaphore::{Acquire, Limit, Permit};
+use crate::semaphore::{Acquire, Limit, Outcome, Permit};
 
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).
@@ -83,6 +83,7 @@ impl Settings {
     /// The first step. The place in the queue is taken here already, if nothing must be waited for.
     fn begin(&self, parts: &Parts) -> Wait {
         if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+            self.meter.of(None).count(Outcome::Bypassed);
             return Wait::Done(Some(Verdict::Pass(None)));
         }
         match &self.key {
@@ -95,8 +96,12 @@ impl Settings {
         let key = match (key, self.missing_key) {
             (Some(key), _) => key,
             (None, MissingKey::Shared) => Name::missing(),
-            (None, MissingKey::Bypass) => return Wait::Done(Some(Verdict::Pass(None))),
+            (None, MissingKey::Bypass) => {
+                self.meter.of(None).count(Outcome::Bypassed);
+                return Wait::Done(Some(Verdict::Pass(None)));
+            }
             (None, MissingKey::Reject(status)) => {
+                self.meter.of(None).count(Outcome::MissingKey);
                 let refusal = Refusal::new(&self.name, None, status);
                 return Wait::Done(Some(Verdict::Refuse(refusal)));
             }
@@ -116,7 +121,9 @@ impl Settings {
 
     fn limited(&self, key: Name, limit: Limit) -> Wait {
         let name = self.full_name.clone().join(&key);
-        let acquire = self.semaphore.acquire(name, &self.policy.with_limit(limit));
+        let meter = self.meter.of(Some(&key));
+        let policy = self.policy.with_limit(limit);
+        let acquire = self.semaphore.acquire_measured(&name, &policy, meter);
         Wait::Permit(key, acquire)
     }
 
@@ -211,6 +218,8 @@ where
                             && leased.is_some_and(|permit| !permit.on_lost(cx.waker()));
                     }
                     if is_lost {
+                        let semaphore = permit.as_ref().map(Permit::name);
+                        tracing::debug!(target: "tower_semaphore", semaphore, "cut off before its head: the permit is lost");
                         // Neither the handler nor a second answer comes after this.
                         this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
                         return Poll::Ready(Ok(settings.respond(settings.lease_lost())));

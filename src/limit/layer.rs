@@ -10,6 +10,7 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
+use super::labels::KeyLabels;
 use super::refusal::{Problem, RefusalResponse};
 use super::service::ConcurrencyLimit;
 use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip};
@@ -61,6 +62,7 @@ pub struct ConcurrencyLimitBuilder {
     full_status: StatusCode,
     retry_after: Duration,
     rate_limit_fields: bool,
+    key_labels: KeyLabels,
     response: Option<Arc<dyn RefusalResponse>>,
 }
 
@@ -84,6 +86,7 @@ impl ConcurrencyLimitLayer {
             full_status: StatusCode::TOO_MANY_REQUESTS,
             retry_after: Duration::from_secs(1),
             rate_limit_fields: true,
+            key_labels: KeyLabels::default(),
             response: None,
         }
     }
@@ -228,6 +231,14 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
+    /// The keys that the [metrics](crate::metrics) tell apart by their label `key`. None unless set:
+    /// there is no such label then.
+    #[cfg(feature = "metrics")]
+    pub fn key_labels(mut self, labels: KeyLabels) -> Self {
+        self.key_labels = labels;
+        self
+    }
+
     /// The layer.
     ///
     /// # Errors
@@ -265,8 +276,10 @@ impl ConcurrencyLimitBuilder {
             ));
         };
         let problem = Problem { rate_limit_fields: self.rate_limit_fields };
+        let policy = self.policy.build()?;
         let settings = Settings {
-            policy: self.policy.build()?,
+            meter: self.key_labels.meter(&self.name, &policy)?,
+            policy,
             semaphore: self.semaphore,
             full_name: Name::new(&self.name),
             name: self.name.into(),

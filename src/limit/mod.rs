@@ -5,6 +5,8 @@ mod axum;
 mod body;
 mod future;
 mod key;
+#[cfg_attr(not(feature = "metrics"), path = "labels_off.rs")]
+mod labels;
 mod layer;
 mod refusal;
 mod service;
@@ -17,6 +19,8 @@ pub use self::future::ResponseFuture;
 pub use self::key::{
     ExtensionKey, GlobalKey, HeaderKey, KeyExtractor, MissingKey, PathKey, PeerIpKey,
 };
+#[cfg(feature = "metrics")]
+pub use self::labels::KeyLabels;
 pub use self::layer::{ConcurrencyLimitBuilder, ConcurrencyLimitLayer};
 pub use self::refusal::{Refusal, RefusalBody, RefusalReason, RefusalResponse};
 pub use self::service::ConcurrencyLimit;

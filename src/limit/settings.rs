@@ -10,6 +10,7 @@ use http::StatusCode;
 use http::request::Parts;
 
 use super::key::{KeyExtractor, MissingKey};
+use super::labels::LayerMeter;
 use super::refusal::RefusalResponse;
 use crate::name::Name;
 use crate::semaphore::{Limit, Policy, Semaphore};
@@ -52,6 +53,7 @@ pub(super) struct Settings {
     pub(super) full_status: StatusCode,
     pub(super) retry_after: Duration,
     pub(super) response: Arc<dyn RefusalResponse>,
+    pub(super) meter: LayerMeter,
 }
 
 pub(super) enum KeySource {

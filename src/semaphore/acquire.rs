@@ -9,6 +9,8 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ANSWER_TIMEOUT;
+use super::attempt::Attempt;
+use super::meter::Meter;
 use super::node::Node;
 use super::permit::Permit;
 use super::place::Place;
@@ -29,6 +31,7 @@ pub struct Acquire {
     began: Instant,
     wait_timeout: Duration,
     limit: u32,
+    attempt: Attempt,
     // Made only when there is something to wait for.
     alarm: Option<Pin<Box<Sleep>>>,
 }
@@ -40,8 +43,9 @@ enum State {
 }
 
 impl Acquire {
-    pub(super) fn new(node: &Arc<Node>, name: &str, policy: &Policy) -> Self {
+    pub(super) fn new(node: &Arc<Node>, name: &str, policy: &Policy, meter: Meter) -> Self {
         let began = Instant::now();
+        let attempt = Attempt::new(meter, name, policy);
         let mut limit = 0;
         let state = match policy.limit {
             _ if node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
@@ -61,7 +65,7 @@ impl Acquire {
                 }
             }
         };
-        Self { state, began, wait_timeout: policy.wait_timeout, limit, alarm: None }
+        Self { state, began, wait_timeout: policy.wait_timeout, limit, attempt, alarm: None }
     }
 
     fn full(&self, reason: FullReason, in_use: u64, waiting: u64) -> AcquireError {
@@ -78,20 +82,29 @@ impl Future for Acquire {
             let place = match &mut this.state {
                 State::Asking(place) => place,
                 State::Answered(answer) => {
-                    return Poll::Ready(answer.take().unwrap_or(Err(AcquireError::Closed)));
+                    let answer = answer.take().unwrap_or(Err(AcquireError::Closed));
+                    this.attempt.answered(answer.as_ref().err(), this.began.elapsed());
+                    return Poll::Ready(answer);
                 }
             };
             let now = Instant::now();
-            let until = match place.progress(now, cx) {
+            let progress = place.progress(now, cx);
+            let until = match progress {
                 Progress::Joining => this.began + ANSWER_TIMEOUT,
-                Progress::Waiting => this.began + this.wait_timeout,
-                Progress::Held => {
+                Progress::Waiting => {
+                    this.attempt.queued();
+                    this.began + this.wait_timeout
+                }
+                Progress::Held | Progress::Admitted => {
                     let State::Asking(place) =
                         std::mem::replace(&mut this.state, State::Answered(None))
                     else {
                         continue;
                     };
-                    return Poll::Ready(Ok(Permit::new(place, now - this.began)));
+                    let waited = now - this.began;
+                    let by_policy = matches!(progress, Progress::Admitted);
+                    let hold = this.attempt.granted(by_policy, waited, now);
+                    return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
                 Progress::Refused { reason, in_use, waiting } => {
                     let error = this.full(reason, in_use, waiting);

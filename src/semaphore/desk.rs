@@ -97,6 +97,7 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
                     for ((call, to), answer) in batch.calls.iter().zip(batch.senders).zip(answers) {
                         Node::answered(call, to, answer, batch.sent, now);
                     }
+                    node.wake_to_tell();
                 }
                 (Err(error), batch) => {
                     batches.extend(batch);
@@ -120,7 +121,7 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
     // Backwards, because each goes to the front of what is to be sent.
     for batch in batches.into_iter().rev() {
         for (call, to) in batch.calls.iter().zip(batch.senders).rev() {
-            Node::unanswered(call, to, &error);
+            Node::unanswered(call, to, &error, batch.sent);
         }
     }
     Err(error)

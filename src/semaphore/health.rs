@@ -1,10 +1,13 @@
 //! Whether the backend can be asked, and what was answered in its place.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::link_meter::LinkMeter;
+use super::lock;
 use crate::error::BackendError;
 
 /// How a [`Semaphore`](crate::Semaphore) is: the answer of
@@ -53,7 +56,26 @@ pub(super) struct Counts {
     lost: AtomicU64,
     disconnects: AtomicU64,
     warning: Mutex<Option<String>>,
+    /// Of the permits that were lost, those that were not seen to yet.
+    uncounted: AtomicU64,
+    lost_told: Mutex<Told>,
+    is_telling: AtomicBool,
+    /// When it was last told that the backend refuses calls.
+    refusal_told: Mutex<Option<Instant>>,
+    pub(super) meter: LinkMeter,
 }
+
+/// What was told of lost permits.
+#[derive(Debug, Default)]
+struct Told {
+    untold: u64,
+    last: Option<Instant>,
+}
+
+/// How often it is told that permits were lost.
+const LOST_TOLD: Duration = Duration::from_secs(1);
+/// How often it is told that the backend refuses calls.
+const REFUSAL_TOLD: Duration = Duration::from_secs(60);
 
 impl Counts {
     pub(super) fn admitted(&self) {
@@ -66,14 +88,57 @@ impl Counts {
 
     pub(super) fn lost(&self) {
         self.lost.fetch_add(1, Ordering::Relaxed);
+        self.uncounted.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn disconnected(&self) {
         self.disconnects.fetch_add(1, Ordering::Relaxed);
+        self.meter.disconnected();
     }
 
-    pub(super) fn warn(&self, warning: Option<String>) {
-        *self.warning.lock().unwrap_or_else(PoisonError::into_inner) = warning;
+    /// Tells of permits that were lost since the last time: at once, but not more than once a
+    /// second, unless `all` of it. Says when there is more to tell. Not to be called under a lock.
+    pub(super) fn tell_of_lost(&self, all: bool) -> Option<Instant> {
+        if self.uncounted.load(Ordering::Relaxed) == 0 && !self.is_telling.load(Ordering::Relaxed) {
+            return None;
+        }
+        let new = self.uncounted.swap(0, Ordering::Relaxed);
+        self.meter.lost(new);
+        let now = Instant::now();
+        let mut told = lock(&self.lost_told);
+        told.untold += new;
+        let again = told.last.map(|last| last + LOST_TOLD).filter(|at| !all && now < *at);
+        self.is_telling.store(again.is_some() && told.untold > 0, Ordering::Relaxed);
+        if again.is_some() {
+            return again.filter(|_| told.untold > 0);
+        }
+        let permits = std::mem::take(&mut told.untold);
+        told.last = Some(now);
+        drop(told);
+        if permits > 0 {
+            tracing::warn!(target: "tower_semaphore", permits, "permits were lost to their holders");
+        }
+        None
+    }
+
+    /// Tells that the backend refused a call, though it is there: once a minute at the most.
+    pub(super) fn tell_of_refusal(&self, semaphore: &str, error: &BackendError) {
+        let now = Instant::now();
+        let mut told = lock(&self.refusal_told);
+        if told.is_some_and(|told| now < told + REFUSAL_TOLD) {
+            return;
+        }
+        *told = Some(now);
+        drop(told);
+        tracing::warn!(target: "tower_semaphore", semaphore, %error, "the backend refused a call");
+    }
+
+    /// Keeps a warning of the backend's; tells of it, if it is another one than before.
+    pub(super) fn warn(&self, warning: Option<&str>) {
+        let before = std::mem::replace(&mut *lock(&self.warning), warning.map(str::to_owned));
+        if let Some(warning) = warning.filter(|warning| before.as_deref() != Some(warning)) {
+            tracing::warn!(target: "tower_semaphore", warning, "the backend's operator should know");
+        }
     }
 
     pub(super) fn health(&self, link: LinkState) -> Health {
@@ -83,7 +148,7 @@ impl Counts {
             refused_by_policy: self.refused.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
             disconnects: self.disconnects.load(Ordering::Relaxed),
-            warning: self.warning.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            warning: lock(&self.warning).clone(),
         }
     }
 }

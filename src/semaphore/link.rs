@@ -1,10 +1,12 @@
 //! The connection to the backend, as requests see it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
 
 use super::health::{Counts, LinkState};
+use super::link_meter::Level;
 use super::lock;
 use super::places::{Conditions, Quarantine};
 use crate::backend::Server;
@@ -16,6 +18,7 @@ pub(super) struct Link {
     counts: Arc<Counts>,
     quarantines: bool,
     met: Mutex<Option<Met>>,
+    was_deaf: AtomicBool,
 }
 
 enum State {
@@ -23,11 +26,13 @@ enum State {
     Connecting,
     Up {
         deaf: bool,
+        _open: Level,
     },
     /// It could not be opened, so requests are not made to wait for it.
     Down {
         error: BackendError,
         since: Instant,
+        _away: Level,
     },
 }
 
@@ -42,7 +47,8 @@ struct Met {
 impl Link {
     /// `quarantines`: whether a loss of data matters.
     pub(super) fn new(quarantines: bool, counts: Arc<Counts>) -> Self {
-        Self { state: Mutex::new(State::Connecting), counts, quarantines, met: Mutex::default() }
+        let (state, met) = (Mutex::new(State::Connecting), Mutex::default());
+        Self { state, counts, quarantines, met, was_deaf: AtomicBool::new(false) }
     }
 
     /// Why the backend cannot be asked at present, if so.
@@ -57,14 +63,16 @@ impl Link {
         match &*lock(&self.state) {
             State::Connecting => LinkState::Connecting,
             State::Up { .. } => LinkState::Up,
-            State::Down { error, since } => LinkState::Down { error: error.clone(), since: *since },
+            State::Down { error, since, .. } => {
+                LinkState::Down { error: error.clone(), since: *since }
+            }
         }
     }
 
     pub(super) fn conditions(&self) -> Conditions {
         let (deaf, away) = match &*lock(&self.state) {
             State::Connecting => (false, None),
-            State::Up { deaf } => (*deaf, None),
+            State::Up { deaf, .. } => (*deaf, None),
             State::Down { error, .. } => (false, Some(error.clone())),
         };
         let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
@@ -74,14 +82,21 @@ impl Link {
     /// There is a new connection. Says when data was lost, as far as this server shows, if that
     /// matters.
     pub(super) fn connected(&self, server: &Server) -> Option<Instant> {
-        if let Some(warning) = &server.warning {
-            tracing::warn!("{warning}");
-        }
-        self.counts.warn(server.warning.clone());
+        self.counts.warn(server.warning.as_deref());
         let lost_at = self.meet(server);
-        let up = State::Up { deaf: server.deaf };
-        if let State::Down { since, .. } = std::mem::replace(&mut *lock(&self.state), up) {
-            tracing::info!(after = ?since.elapsed(), "the semaphore's backend is back");
+        let up = State::Up { deaf: server.deaf, _open: self.counts.meter.connected() };
+        let before = std::mem::replace(&mut *lock(&self.state), up);
+        match before {
+            State::Down { since, .. } => {
+                let away_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(target: "tower_semaphore", away_ms, "the backend is back");
+            }
+            _ => tracing::debug!(target: "tower_semaphore", "connected to the backend"),
+        }
+        let was_deaf = self.was_deaf.swap(server.deaf, Ordering::Relaxed);
+        if server.deaf && !was_deaf {
+            let what = "hints cannot be had, so waiting costs polling";
+            tracing::warn!(target: "tower_semaphore", "{what}");
         }
         lost_at
     }
@@ -109,21 +124,33 @@ impl Link {
 
     /// The connection broke. That is no reason yet to turn anyone away.
     pub(super) fn disconnected(&self, error: &BackendError) {
-        tracing::debug!(%error, "the connection to the semaphore's backend is lost");
+        tracing::debug!(target: "tower_semaphore", %error, "the connection to the backend is lost");
         self.counts.disconnected();
-        *lock(&self.state) = State::Connecting;
+        self.ended();
     }
 
     /// There is none to be had for now.
     pub(super) fn unreachable(&self, error: &BackendError) {
-        let mut state = lock(&self.state);
-        let since = match &*state {
-            State::Down { since, .. } => *since,
-            State::Connecting | State::Up { .. } => {
-                tracing::warn!(%error, "the semaphore's backend is away: the policy answers");
-                Instant::now()
-            }
-        };
-        *state = State::Down { error: error.clone(), since };
+        self.counts.meter.connect_failed();
+        if let State::Down { error: last, .. } = &mut *lock(&self.state) {
+            *last = error.clone();
+            return;
+        }
+        let _away = self.counts.meter.unavailable();
+        let down = State::Down { error: error.clone(), since: Instant::now(), _away };
+        let before = std::mem::replace(&mut *lock(&self.state), down);
+        drop(before);
+        tracing::warn!(
+            target: "tower_semaphore",
+            %error,
+            "the backend is away: the policy answers in its place"
+        );
+    }
+
+    /// Nobody sees to the connection any more.
+    pub(super) fn ended(&self) {
+        let before = std::mem::replace(&mut *lock(&self.state), State::Connecting);
+        // Where no lock is held: what it counted ends with it.
+        drop(before);
     }
 }

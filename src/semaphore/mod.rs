@@ -1,9 +1,14 @@
 //! Permits without HTTP.
 
 mod acquire;
+mod attempt;
 mod desk;
 mod health;
 mod link;
+#[cfg_attr(not(feature = "metrics"), path = "link_meter_off.rs")]
+mod link_meter;
+#[cfg_attr(not(feature = "metrics"), path = "meter_off.rs")]
+mod meter;
 mod node;
 mod permit;
 mod place;
@@ -17,7 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
+pub(crate) use self::attempt::Outcome;
 pub use self::health::{Health, LinkState};
+pub(crate) use self::meter::Meter;
 use self::node::{Node, Task};
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
@@ -133,7 +140,13 @@ impl Semaphore {
     ///
     /// Dropping the future leaves nothing: see [`Acquire`].
     pub fn acquire(&self, name: impl Into<Name>, policy: &Policy) -> Acquire {
-        Acquire::new(&self.handle.node, name.into().as_str(), policy)
+        let meter = self.handle.node.meter(policy);
+        self.acquire_measured(&name.into(), policy, meter)
+    }
+
+    /// As [`acquire`](Self::acquire), counted by a meter of the caller's.
+    pub(crate) fn acquire_measured(&self, name: &Name, policy: &Policy, meter: Meter) -> Acquire {
+        Acquire::new(&self.handle.node, name.as_str(), policy, meter)
     }
 
     /// Takes a permit of `name` if one is free and nobody waits for it. The policy's wait timeout

@@ -17,7 +17,9 @@ use tokio::time::Instant;
 use super::health::{Counts, Health, LinkState};
 use super::link::Link;
 use super::lock;
+use super::meter::{Meter, Meters};
 use super::places::Places;
+use super::policy::Policy;
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server};
 use crate::error::BackendError;
@@ -40,6 +42,7 @@ pub(crate) struct Node {
     live: AtomicUsize,
     link: Link,
     counts: Arc<Counts>,
+    meters: Meters,
     closed: AtomicBool,
     running: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -120,6 +123,7 @@ impl Node {
             live: AtomicUsize::new(0),
             link,
             counts,
+            meters: Meters::default(),
             closed: AtomicBool::new(false),
             running: AtomicBool::new(false),
             tasks: Mutex::default(),
@@ -145,6 +149,23 @@ impl Node {
         if self.immediate { None } else { self.link.down() }
     }
 
+    /// What counts the requests under a policy.
+    pub(super) fn meter(&self, policy: &Policy) -> Meter {
+        self.meters.of(policy)
+    }
+
+    /// Tells of permits that were lost since the last time; says when there is more to tell.
+    pub(super) fn tell_of_lost(&self) -> Option<Instant> {
+        self.counts.tell_of_lost(false)
+    }
+
+    /// As that, by one who does not stay: the watchdog tells the rest.
+    pub(super) fn wake_to_tell(&self) {
+        if self.tell_of_lost().is_some() {
+            self.looks.wake();
+        }
+    }
+
     pub(super) fn health(&self) -> Health {
         let link = if self.immediate { LinkState::Embedded } else { self.link.health() };
         self.counts.health(link)
@@ -164,6 +185,7 @@ impl Node {
             return Ok(());
         }
         tasks.drain(..).for_each(|task| task.abort());
+        self.counts.meter.begin(self.immediate);
         for worker in (self.workers)(Arc::clone(self)) {
             // Whichever ends before its time, all are started anew.
             let running = Running(Arc::clone(self));
@@ -272,6 +294,7 @@ impl Node {
             for call in calls.drain(..) {
                 drop(state);
                 let answer = self.port.call_now(&call, now);
+                self.counts.meter.answered_here(&call.op, &answer);
                 state = gate.lock();
                 state.places.answered(&call.op, answer, now, now);
             }
@@ -305,19 +328,26 @@ impl Node {
 
     pub(super) fn answered(call: &Call, to: Sender, answer: Answer, sent: Instant, now: Instant) {
         match to {
-            Sender::Gate(gate) => gate.update(now, |places| {
-                places.answered(&call.op, answer, sent, now);
-            }),
+            Sender::Gate(gate) => {
+                let counts = &gate.node.counts;
+                counts.meter.answered(&call.op, &answer, now - sent);
+                if let Answer::Failed(error) = &answer {
+                    counts.tell_of_refusal(&gate.name, error);
+                }
+                gate.update(now, |places| places.answered(&call.op, answer, sent, now));
+            }
             Sender::Ask(to) => {
                 let _ = to.send(answer);
             }
         }
     }
 
-    pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError) {
+    pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError, sent: Instant) {
         match sender {
             Sender::Gate(gate) => {
-                gate.update(Instant::now(), |places| places.unanswered(&call.op));
+                let now = Instant::now();
+                gate.node.counts.meter.unanswered(&call.op, now - sent);
+                gate.update(now, |places| places.unanswered(&call.op));
             }
             Sender::Ask(to) => {
                 let _ = to.send(Answer::Failed(error.clone()));
@@ -434,6 +464,7 @@ impl Node {
             let now = Instant::now();
             gate.update(now, |places| places.close(now));
         }
+        self.counts.tell_of_lost(true);
     }
 
     /// Whether nothing is left to do.
@@ -528,6 +559,7 @@ struct Running(Arc<Node>);
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.running.store(false, Ordering::Release);
+        self.0.link.ended();
         self.0.forget_if_over();
     }
 }

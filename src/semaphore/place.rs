@@ -5,6 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
+use super::meter::Hold;
 use super::node::{Gate, Node};
 use super::places::{Progress, Terms};
 use super::policy::Policy;
@@ -15,6 +16,7 @@ use crate::error::BackendError;
 pub(super) struct Place {
     gate: Arc<Gate>,
     index: usize,
+    hold: Hold,
 }
 
 impl Place {
@@ -32,7 +34,13 @@ impl Place {
         let (gate, index) = node.with_gate(name, now, |places| places.join(limit, terms, now));
         let index = index?;
         node.place_taken();
-        Ok(Self { gate, index })
+        Ok(Self { gate, index, hold: Hold::default() })
+    }
+
+    /// The place of a permit that was granted, and is measured from here on.
+    pub(super) fn measured(mut self, hold: Hold) -> Self {
+        self.hold = hold;
+        self
     }
 
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
@@ -61,7 +69,15 @@ impl Place {
     /// to wait for.
     pub(super) fn give_back_now(&self) -> bool {
         let now = Instant::now();
-        self.gate.update(now, |places| places.give_back_now(self.index, now))
+        let (ended, awaited) = self.gate.update(now, |places| {
+            let held = self.hold.is_measured() && places.is_held(self.index);
+            let awaited = places.give_back_now(self.index, now);
+            (held && !places.is_held(self.index), awaited)
+        });
+        if ended {
+            self.hold.ended(now);
+        }
+        awaited
     }
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
@@ -75,16 +91,23 @@ impl Place {
 impl Clone for Place {
     fn clone(&self) -> Self {
         self.gate.look(|places| places.share(self.index));
-        Self { gate: Arc::clone(&self.gate), index: self.index }
+        let (gate, hold) = (Arc::clone(&self.gate), self.hold.clone());
+        Self { gate, index: self.index, hold }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let now = Instant::now();
-        let left = self.gate.update(now, |places| places.leave(self.index, now));
+        let (held, left) = self.gate.update(now, |places| {
+            let held = self.hold.is_measured() && places.is_held(self.index);
+            (held, places.leave(self.index, now))
+        });
         if left.is_some() {
             self.gate.node().place_left();
+            if held {
+                self.hold.ended(now);
+            }
         }
     }
 }

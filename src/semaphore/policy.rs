@@ -43,6 +43,8 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
     pub(crate) on_unavailable: OnUnavailable,
+    #[cfg(feature = "metrics")]
+    pub(crate) name: &'static str,
 }
 
 /// What becomes of a request while the backend cannot be asked.
@@ -88,6 +90,8 @@ impl Policy {
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
             on_unavailable: OnUnavailable::default(),
+            #[cfg(feature = "metrics")]
+            name: "default",
         }
     }
 
@@ -143,6 +147,17 @@ impl PolicyBuilder {
     /// in flight.
     pub const fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
         self.policy.on_unavailable = on_unavailable;
+        self
+    }
+
+    /// What the requests under this policy are called in the [metrics](crate::metrics): the value of
+    /// their label `policy`. A layer's own name counts there instead of this.
+    ///
+    /// `default` unless set. Whatever it is set to is kept for as long as the process lives, which is
+    /// why it is no `String`.
+    #[cfg(feature = "metrics")]
+    pub const fn name(mut self, name: &'static str) -> Self {
+        self.policy.name = name;
         self
     }
 

@@ -10,7 +10,8 @@ use super::node::Node;
 pub(super) async fn run(node: Arc<Node>) {
     let far = std::time::Duration::from_secs(24 * 3600);
     while !node.is_finished() {
-        let next = node.look().unwrap_or_else(|| Instant::now() + far);
+        let due = [node.look(), node.tell_of_lost()].into_iter().flatten().min();
+        let next = due.unwrap_or_else(|| Instant::now() + far);
         tokio::select! {
             () = sleep_until(next) => {}
             () = node.look_came() => {}

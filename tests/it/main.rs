@@ -23,6 +23,8 @@ mod layer;
 mod ledger;
 #[cfg(feature = "redis")]
 mod lua;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod model;
 #[cfg(feature = "redis")]
 mod outage;
@@ -32,3 +34,4 @@ mod redis_errors;
 #[cfg(feature = "axum")]
 mod refusals;
 mod support;
+mod traces;

@@ -191,7 +191,7 @@ impl Backend for RedisBackend {
                 match lane.connection.subscribe(self.keys.mailbox(*node)).await {
                     Ok(()) => lane.server.deaf = false,
                     Err(error) if is_forbidden(&error) => {
-                        tracing::warn!(%error, "hints cannot be had, so waiting costs polling");
+                        tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
                     }
                     Err(error) => return Err(lane::broken(error)),
                 }

@@ -193,7 +193,13 @@ pub(in crate::semaphore) enum Progress {
     Joining,
     Waiting,
     Held,
-    Refused { reason: FullReason, in_use: u64, waiting: u64 },
+    /// In flight by policy.
+    Admitted,
+    Refused {
+        reason: FullReason,
+        in_use: u64,
+        waiting: u64,
+    },
     Failed(BackendError),
     Closed,
 }
@@ -333,7 +339,7 @@ impl Places {
             State::Joining { .. } => Progress::Joining,
             State::Waiting { .. } => Progress::Waiting,
             State::Held if now < slot.deadline() => return Progress::Held,
-            State::Admitted { .. } => return Progress::Held,
+            State::Admitted { .. } => return Progress::Admitted,
             // Granted, but the request came for it too late: ask first.
             State::Held => {
                 slot.state = State::Waiting { ticket: None };
@@ -407,6 +413,12 @@ impl Places {
             }
             _ => Some(Ok(())),
         }
+    }
+
+    /// Whether the request has its permit still, lost or not.
+    pub(in crate::semaphore) fn is_held(&self, index: usize) -> bool {
+        let slot = self.slots.get(index);
+        slot.is_some_and(|slot| slot.is_in_flight() || matches!(slot.state, State::Lost))
     }
 
     /// Whether the permit is lost.

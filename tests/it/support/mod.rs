@@ -9,10 +9,13 @@ pub(crate) mod gateway;
 pub(crate) mod http;
 #[cfg(feature = "redis")]
 pub(crate) mod proxy;
+#[cfg(feature = "metrics")]
+pub(crate) mod recorded;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
 pub(crate) mod semaphore;
+pub(crate) mod told;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

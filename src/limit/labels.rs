@@ -1,0 +1,120 @@
+//! Which series a layer's requests are counted in. `labels_off.rs` is the same without the feature.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::error::ConfigError;
+use crate::name::Name;
+use crate::semaphore::{Meter, Policy};
+
+/// The keys that the metrics of a layer tell apart, with a bound.
+///
+/// A label of its own for each tenant is a series of its own for each outcome: with [`first`] or
+/// [`listed`] of *n* keys, a layer has some fifty times *n* + 1 series, histograms included. Whatever
+/// is beyond the bound has the key `other`.
+///
+/// [`first`]: Self::first
+/// [`listed`]: Self::listed
+#[derive(Clone, Debug, Default)]
+pub struct KeyLabels {
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Kind {
+    #[default]
+    None,
+    Listed(Vec<Name>),
+    First(usize),
+}
+
+impl KeyLabels {
+    /// Most keys that can be told apart: 10 000.
+    pub const MAX: usize = 10_000;
+
+    /// None: no label `key`.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { kind: Kind::None }
+    }
+
+    /// These keys. The label's value is [the name as it is stored](Name::as_str).
+    pub fn listed<K: Into<Name>>(keys: impl IntoIterator<Item = K>) -> Self {
+        Self { kind: Kind::Listed(keys.into_iter().map(Into::into).collect()) }
+    }
+
+    /// The first so many keys that come, for as long as the process lives. Only for keys that are
+    /// trusted: whoever can choose them can use up the bound. Then [list](Self::listed) those that
+    /// matter.
+    #[must_use]
+    pub const fn first(most: usize) -> Self {
+        Self { kind: Kind::First(most) }
+    }
+
+    /// The meter of a layer of this name.
+    pub(super) fn meter(&self, layer: &str, policy: &Policy) -> Result<LayerMeter, ConfigError> {
+        let count = match &self.kind {
+            Kind::None => 0,
+            Kind::Listed(keys) => keys.len(),
+            Kind::First(most) => *most,
+        };
+        if count > Self::MAX {
+            return Err(ConfigError::new(format!(
+                "key labels: {count} are too many; allowed: 0 to {}",
+                Self::MAX
+            )));
+        }
+        let layer: Arc<str> = layer.into();
+        let of = |key: &str| Meter::new(&layer, Some(key.into()), policy);
+        let by_key = match &self.kind {
+            Kind::None => return Ok(LayerMeter::whole(Meter::new(&layer, None, policy))),
+            Kind::Listed(keys) => keys.iter().map(|key| (key.clone(), of(key.as_str()))).collect(),
+            Kind::First(_) => HashMap::new(),
+        };
+        let keyed = Keyed {
+            layer: Arc::clone(&layer),
+            policy: *policy,
+            most: count,
+            by_key: by_key.into(),
+        };
+        Ok(LayerMeter { rest: of("other"), keyed: Some(keyed) })
+    }
+}
+
+/// Counts the requests of a layer.
+pub(super) struct LayerMeter {
+    rest: Meter,
+    keyed: Option<Keyed>,
+}
+
+struct Keyed {
+    layer: Arc<str>,
+    policy: Policy,
+    most: usize,
+    by_key: RwLock<HashMap<Name, Meter>>,
+}
+
+impl LayerMeter {
+    const fn whole(meter: Meter) -> Self {
+        Self { rest: meter, keyed: None }
+    }
+
+    /// For a request of this key, if it has one.
+    pub(super) fn of(&self, key: Option<&Name>) -> Meter {
+        let (Some(keyed), Some(key)) = (&self.keyed, key) else { return self.rest.clone() };
+        let known = keyed.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meter) = known.get(key) {
+            return meter.clone();
+        }
+        if known.len() >= keyed.most {
+            return self.rest.clone();
+        }
+        drop(known);
+        let mut known = keyed.by_key.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= keyed.most && !known.contains_key(key) {
+            return self.rest.clone();
+        }
+        let new = || Meter::new(&keyed.layer, Some(key.as_str().into()), &keyed.policy);
+        known.entry(key.clone()).or_insert_with(new).clone()
+    }
+}

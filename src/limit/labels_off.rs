@@ -1,0 +1,23 @@
+//! `labels.rs` without the feature `metrics`.
+
+use crate::error::ConfigError;
+use crate::name::Name;
+use crate::semaphore::{Meter, Policy};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct KeyLabels(());
+
+impl KeyLabels {
+    #[allow(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
+    pub(super) const fn meter(&self, _: &str, _: &Policy) -> Result<LayerMeter, ConfigError> {
+        Ok(LayerMeter)
+    }
+}
+
+pub(super) struct LayerMeter;
+
+impl LayerMeter {
+    pub(super) const fn of(&self, _: Option<&Name>) -> Meter {
+        Meter
+    }
+}

@@ -1,0 +1,379 @@
+//! Each instrument moves when its event happens, and no label has more values than were asked for.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio_test::{assert_pending, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_semaphore::limit::{
+    ConcurrencyLimitBuilder, HeaderKey, KeyLabels, MissingKey, RefusalReason,
+};
+use tower_semaphore::metrics::{
+    ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
+    BACKEND_OPERATION_DURATION, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS, PERMIT_DURATION,
+    PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE, WAIT_TIMEOUT,
+};
+use tower_semaphore::{ConcurrencyLimitLayer, Limit, Policy, Semaphore};
+
+use crate::support::eventually;
+use crate::support::recorded::Recorded;
+
+const ALL: [&str; 13] = [
+    REQUESTS,
+    ACTIVE_PERMITS,
+    QUEUED_REQUESTS,
+    TIME_IN_QUEUE,
+    PERMIT_DURATION,
+    WAIT_TIMEOUT,
+    PERMITS_LOST,
+    LEASE_RENEWALS,
+    BACKEND_OPERATION_DURATION,
+    BACKEND_CONNECTIONS,
+    BACKEND_UNAVAILABLE,
+    BACKEND_CONNECTS,
+    BACKEND_DISCONNECTS,
+];
+
+fn policy(limit: impl Into<Limit>, wait: Duration) -> Policy {
+    Policy::builder(limit).wait_timeout(wait).max_queue(1).name("jobs").build().unwrap()
+}
+
+fn of(name: &str) -> String {
+    format!("{name}{{policy=jobs}}")
+}
+
+fn requests(policy: &str, result: &str) -> String {
+    format!("{REQUESTS}{{policy={policy},result={result}}}")
+}
+
+#[tokio::test]
+async fn each_outcome_of_a_request_is_counted_once() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let (long, none) = (policy(1, Duration::from_secs(60)), policy(1, Duration::ZERO));
+    let count = |result| recorded.get(&requests("jobs", result));
+
+    let held = semaphore.acquire("x", &long).await.unwrap();
+    assert_eq!((count("acquired"), recorded.get(&of(ACTIVE_PERMITS))), (1.0, 1.0));
+
+    semaphore.acquire("x", &none).await.unwrap_err();
+    assert_eq!(count("limit"), 1.0);
+
+    let mut waits = task::spawn(semaphore.acquire("x", &long));
+    assert_pending!(waits.poll());
+    assert_pending!(waits.poll());
+    assert_eq!(recorded.get(&of(QUEUED_REQUESTS)), 1.0);
+    semaphore.acquire("x", &long).await.unwrap_err();
+    assert_eq!(count("queue_full"), 1.0);
+
+    drop(waits);
+    assert_eq!((count("request_canceled"), recorded.get(&of(QUEUED_REQUESTS))), (1.0, 0.0));
+
+    semaphore.acquire("x", &policy(1, Duration::from_millis(5))).await.unwrap_err();
+    assert_eq!((count("queue_timeout"), recorded.get(&of(QUEUED_REQUESTS))), (1.0, 0.0));
+
+    let mut waits = task::spawn(semaphore.acquire("x", &long));
+    assert_pending!(waits.poll());
+    drop(held);
+    let next = waits.await.unwrap();
+    assert_eq!((count("acquired_after_wait"), recorded.get(&of(ACTIVE_PERMITS))), (1.0, 1.0));
+    drop(next);
+
+    drop(semaphore.acquire("x", &policy(Limit::Unlimited, Duration::ZERO)).await.unwrap());
+    assert_eq!((count("unlimited"), recorded.get(&of(ACTIVE_PERMITS))), (1.0, 0.0));
+
+    semaphore.shutdown().await;
+    semaphore.acquire("x", &long).await.unwrap_err();
+    assert_eq!(count("closed"), 1.0);
+
+    // Two at once, one after a wait, one in vain.
+    let all = recorded.all();
+    assert_eq!((all[&of(TIME_IN_QUEUE)], all[&of(PERMIT_DURATION)]), (3.0, 2.0));
+    let of_requests = all.iter().filter(|(name, _)| name.starts_with(REQUESTS));
+    assert_eq!(of_requests.map(|(_, count)| count).sum::<f64>(), 8.0, "{all:#?}");
+    assert_eq!(all[&of(WAIT_TIMEOUT)], 60.0);
+}
+
+#[tokio::test]
+async fn a_permit_is_held_until_its_last_clone_is_gone_or_it_is_released() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let policy = policy(5, Duration::ZERO);
+    let seen = || (recorded.get(&of(ACTIVE_PERMITS)), recorded.get(&of(PERMIT_DURATION)));
+
+    let permit = semaphore.acquire("x", &policy).await.unwrap();
+    let clone = permit.clone();
+    drop(permit);
+    assert_eq!(seen(), (1.0, 0.0));
+    drop(clone);
+    assert_eq!(seen(), (0.0, 1.0));
+
+    let permit = semaphore.acquire("x", &policy).await.unwrap();
+    let (left, again) = (permit.clone(), permit.clone());
+    permit.release().await.unwrap();
+    assert_eq!(seen(), (0.0, 2.0));
+    again.release().await.unwrap();
+    drop(left);
+    assert_eq!(seen(), (0.0, 2.0));
+
+    // Granted, but nobody came for it.
+    drop(semaphore.acquire("x", &policy));
+    assert_eq!(seen(), (0.0, 2.0));
+    assert_eq!(recorded.get(&requests("jobs", "request_canceled")), 1.0);
+}
+
+#[tokio::test]
+async fn renewals_are_counted_and_so_are_leases_that_are_lost() {
+    let recorded = Recorded::new();
+    let backend = tower_semaphore::backend::MemoryBackend::new();
+    let semaphore = Semaphore::new(backend);
+    let policy = Policy::builder(5).lease(Policy::MIN_LEASE).build().unwrap();
+    let permit = semaphore.acquire("x", &policy).await.unwrap();
+    let renewed = format!("{LEASE_RENEWALS}{{result=renewed}}");
+    eventually("renewed", async || recorded.get(&renewed) >= 2.0).await;
+    assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{}}")), 0.0);
+    semaphore.shutdown().await;
+    assert!(permit.is_lost());
+    assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{}}")), 1.0);
+    assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=default}}")), 1.0);
+    // Lost, it is not given back by a release; its holder has let go of it when the last clone is gone.
+    permit.clone().release().await.unwrap();
+    assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=default}}")), 1.0);
+    drop(permit);
+    assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=default}}")), 0.0);
+    let of_backend = recorded.all().into_keys().find(|name| name.contains("backend"));
+    assert_eq!(of_backend, None, "the embedded backend has no connection");
+}
+
+type Answer = Result<Response<Full<Bytes>>, Infallible>;
+
+/// Asks once, as this tenant; the response, whose body has its permit still.
+async fn ask(
+    layer: &ConcurrencyLimitLayer,
+    tenant: Option<&str>,
+) -> Response<impl http_body::Body + use<>> {
+    let answer = |_: Request<()>| ready(Answer::Ok(Response::new(Full::from("done"))));
+    let mut service = layer.layer(service_fn(answer));
+    let mut request = Request::builder();
+    if let Some(tenant) = tenant {
+        request = request.header("x-tenant", tenant);
+    }
+    service.ready().await.unwrap().call(request.body(()).unwrap()).await.unwrap()
+}
+
+fn builder(semaphore: &Semaphore) -> ConcurrencyLimitBuilder {
+    ConcurrencyLimitLayer::builder(semaphore, "tenant")
+        .key(HeaderKey::from_static("x-tenant"))
+        .limit(1)
+        .wait_timeout(Duration::ZERO)
+}
+
+#[tokio::test]
+async fn a_layer_counts_under_its_name_and_never_by_key_unless_asked() {
+    // The layer is made first: the order does not matter.
+    let semaphore = Semaphore::in_memory();
+    let layer = builder(&semaphore).skip(|parts| parts.uri.path() == "/health").build().unwrap();
+    let recorded = Recorded::new();
+
+    let first = ask(&layer, Some("acme")).await;
+    assert_eq!(ask(&layer, Some("acme")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=tenant}}")), 1.0);
+    drop(first);
+    assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=tenant}}")), 0.0);
+    assert_eq!(ask(&layer, None).await.status(), StatusCode::BAD_REQUEST);
+    let bypass = builder(&semaphore).on_missing_key(MissingKey::Bypass).build().unwrap();
+    ask(&bypass, None).await;
+    let health = service_fn(|_: Request<()>| ready(Answer::Ok(Response::default())));
+    layer.layer(health).oneshot(Request::get("/health").body(()).unwrap()).await.unwrap();
+    let count = |result| recorded.get(&requests("tenant", result));
+    assert_eq!((count("acquired"), count("limit"), count("missing_key")), (1.0, 1.0, 1.0));
+    assert_eq!(count("bypassed"), 2.0);
+
+    let before = recorded.all().len();
+    for tenant in 0..100 {
+        ask(&layer, Some(&format!("tenant-{tenant}"))).await;
+    }
+    assert_eq!(recorded.all().len(), before);
+    assert!(!recorded.all().keys().any(|name| name.contains("key=") || name.contains("acme")));
+}
+
+#[tokio::test]
+async fn keys_are_told_apart_as_far_as_was_asked_for() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let keys = |recorded: &Recorded| {
+        let all = recorded.all();
+        let acquired = all.iter().filter(|(name, _)| name.contains("result=acquired}"));
+        let key = |name: &str| Some(name.split("key=").nth(1)?.split(',').next()?.to_owned());
+        acquired.filter_map(|(name, n)| Some((key(name)?, *n))).collect::<Vec<_>>()
+    };
+    let of = |pairs: &[(&str, f64)]| {
+        pairs.iter().map(|(key, n)| ((*key).to_owned(), *n)).collect::<Vec<_>>()
+    };
+
+    let listed = KeyLabels::listed(["acme", "a/b"]);
+    let layer = builder(&semaphore).key_labels(listed).build().unwrap();
+    for tenant in ["acme", "globex", "acme", "initech", "a/b"] {
+        ask(&layer, Some(tenant)).await;
+    }
+    assert_eq!(keys(&recorded), of(&[("a%2Fb", 1.0), ("acme", 2.0), ("other", 2.0)]));
+
+    drop(recorded);
+    let recorded = Recorded::new();
+    let layer = builder(&semaphore).key_labels(KeyLabels::first(2)).build().unwrap();
+    for tenant in 0..100 {
+        ask(&layer, Some(&format!("t{tenant}"))).await;
+    }
+    ask(&layer, Some("t1")).await;
+    assert_eq!(keys(&recorded), of(&[("other", 98.0), ("t0", 1.0), ("t1", 2.0)]));
+    let series = recorded.all().len();
+    for tenant in 100..200 {
+        ask(&layer, Some(&format!("t{tenant}"))).await;
+    }
+    assert_eq!(recorded.all().len(), series);
+
+    let error = builder(&semaphore).key_labels(KeyLabels::first(10_001)).build().unwrap_err();
+    assert_eq!(error.to_string(), "key labels: 10001 are too many; allowed: 0 to 10000");
+}
+
+#[test]
+fn buckets_rise_and_suit_streams() {
+    for (name, buckets) in BUCKETS {
+        assert!(buckets.is_sorted_by(|a, b| a < b), "{name}");
+    }
+    let [_, (name, held), _] = BUCKETS;
+    assert!(name == PERMIT_DURATION && held.last() >= Some(&3600.0));
+}
+
+#[test]
+fn reasons_of_refusals_are_called_the_same_as_results() {
+    let reasons = [
+        RefusalReason::Limit,
+        RefusalReason::QueueFull,
+        RefusalReason::QueueTimeout,
+        RefusalReason::MissingKey,
+        RefusalReason::Unavailable,
+    ];
+    let page = include_str!("../../docs/observability.md");
+    for reason in reasons {
+        assert!(page.contains(&format!("| `{}` |", reason.as_str())), "{reason:?}");
+    }
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use tower_semaphore::{LinkState, OnUnavailable};
+
+    use super::*;
+    use crate::support::redis::TestRedis;
+    use crate::support::semaphore::{down, up};
+
+    fn short(on_unavailable: OnUnavailable, name: &'static str) -> Policy {
+        let policy = Policy::builder(5).wait_timeout(Duration::ZERO).lease(Policy::MIN_LEASE);
+        policy.on_unavailable(on_unavailable).name(name).build().unwrap()
+    }
+
+    fn calls(op: &str) -> String {
+        format!("{BACKEND_OPERATION_DURATION}{{op={op}}}")
+    }
+
+    #[tokio::test]
+    async fn the_backend_is_seen_to_go_and_to_come_back() {
+        let recorded = Recorded::new();
+        let mut redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        let refuse = short(OnUnavailable::Refuse, "refuse");
+        let level = |name: &str| recorded.get(&format!("{name}{{}}"));
+        let connects = |result| recorded.get(&format!("{BACKEND_CONNECTS}{{result={result}}}"));
+
+        let held = semaphore.acquire("x", &refuse).await.unwrap();
+        drop(semaphore.acquire("x", &refuse).await.unwrap());
+        semaphore.inspect("x").await.unwrap();
+        eventually("released", async || recorded.get(&calls("release")) == 1.0).await;
+        assert_eq!(recorded.get(&calls("acquire")), 2.0);
+        eventually("renewed", async || recorded.get(&calls("renew")) >= 1.0).await;
+        assert!(recorded.get(&format!("{LEASE_RENEWALS}{{result=renewed}}")) >= 1.0);
+        assert_eq!((level(BACKEND_CONNECTIONS), level(BACKEND_UNAVAILABLE)), (1.0, 0.0));
+        assert_eq!((connects("connected"), connects("failed")), (1.0, 0.0));
+        assert_eq!(recorded.get(&requests("refuse", "acquired")), 2.0);
+
+        redis.kill();
+        down(&semaphore).await;
+        assert_eq!((level(BACKEND_CONNECTIONS), level(BACKEND_UNAVAILABLE)), (0.0, 1.0));
+        assert_eq!(level(BACKEND_DISCONNECTS), 1.0);
+        assert!(connects("failed") >= 1.0);
+        semaphore.acquire("x", &refuse).await.unwrap_err();
+        assert_eq!(recorded.get(&requests("refuse", "unavailable")), 1.0);
+        drop(semaphore.acquire("y", &short(OnUnavailable::Admit, "admit")).await.unwrap());
+        assert_eq!(recorded.get(&requests("admit", "admitted")), 1.0);
+        drop(semaphore.acquire("z", &short(OnUnavailable::Local(1), "local")).await.unwrap());
+        assert_eq!(recorded.get(&requests("local", "local")), 1.0);
+        held.lost().await;
+        eventually("counted as lost", async || level(PERMITS_LOST) == 1.0).await;
+        drop(held);
+
+        redis.restart();
+        up(&semaphore).await;
+        assert_eq!((level(BACKEND_CONNECTIONS), level(BACKEND_UNAVAILABLE)), (1.0, 0.0));
+        assert_eq!(connects("connected"), 2.0);
+        semaphore.shutdown().await;
+        assert_eq!((level(BACKEND_CONNECTIONS), level(BACKEND_UNAVAILABLE)), (0.0, 0.0));
+        for name in ["refuse", "admit", "local"] {
+            assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy={name}}}")), 0.0, "{name}");
+        }
+        assert!(matches!(semaphore.health().link, LinkState::Connecting));
+    }
+
+    #[tokio::test]
+    async fn calls_that_fail_are_told_apart() {
+        let recorded = Recorded::new();
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        let policy = short(OnUnavailable::Refuse, "p");
+        drop(semaphore.acquire("x", &policy).await.unwrap());
+        let of = |error| format!("{BACKEND_OPERATION_DURATION}{{op=acquire,error.type={error}}}");
+
+        let _: () = redis.command(&["SET", "semaphore:{taken}", "1"]);
+        semaphore.acquire("taken", &policy).await.unwrap_err();
+        assert_eq!(recorded.get(&of("refused")), 1.0);
+        assert_eq!(recorded.get(&of("connection")), 0.0);
+
+        redis.signal("STOP");
+        semaphore.acquire("x", &policy).await.unwrap_err();
+        assert_eq!(recorded.get(&of("connection")), 1.0);
+        redis.signal("CONT");
+    }
+
+    #[tokio::test]
+    async fn every_instrument_is_described_and_documented() {
+        let recorded = Recorded::new();
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        drop(semaphore.acquire("x", &Policy::new(1)).await.unwrap());
+        let described = recorded.described();
+        let mut names: Vec<&str> = described.keys().map(String::as_str).collect();
+        let mut all = ALL;
+        names.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(names, all);
+        let page = include_str!("../../docs/observability.md");
+        for (name, description) in described {
+            let (unit, _) = description.unwrap_or_else(|| panic!("{name} is not described"));
+            let seconds = BUCKETS.iter().any(|(known, _)| *known == name) || name == WAIT_TIMEOUT;
+            assert_eq!(unit, Some(if seconds { "seconds" } else { "count" }), "{name}");
+            assert!(page.contains(&format!("`{name}`")), "{name} is not documented");
+        }
+        for series in recorded.all().into_keys() {
+            if let Some(result) =
+                series.strip_prefix(REQUESTS).and_then(|s| s.split("result=").nth(1))
+            {
+                let result = result.trim_end_matches('}');
+                assert!(page.contains(&format!("| `{result}` |")), "{result} is not documented");
+            }
+        }
+    }
+}
