@@ -9,6 +9,8 @@ mod cancellation;
 #[cfg(feature = "redis")]
 mod chaos;
 mod conformance;
+#[cfg(all(feature = "metrics", feature = "redis"))]
+mod dashboard;
 #[cfg(feature = "redis")]
 mod differential;
 #[cfg(feature = "redis")]

@@ -1,0 +1,109 @@
+//! An Axum app that shows what its limit does: metrics for Prometheus, spans and events in the log.
+//!
+//! ```sh
+//! cargo run --all-features --example observability
+//! ```
+//!
+//! Beside this file lie a Grafana dashboard and alert rules for Prometheus. Counts in this process;
+//! with `REDIS_URL` set, all processes that have the same count together.
+
+#![allow(clippy::print_stdout, reason = "says what to try")]
+
+use std::env;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Query;
+use axum::routing::get;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use serde::Deserialize;
+use tokio::net::TcpListener;
+use tokio::time::{interval, sleep};
+use tower_semaphore::limit::{HeaderKey, KeyLabels};
+use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+use tracing_subscriber::EnvFilter;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Quiet, unless something changes: RUST_LOG=tower_semaphore=debug tells of every request.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).init();
+    let prometheus = prometheus()?;
+
+    let semaphore = match env::var("REDIS_URL") {
+        Ok(url) => Semaphore::redis(&url)?,
+        Err(_) => Semaphore::in_memory(),
+    };
+    let per_tenant = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
+        .key(HeaderKey::from_static("x-tenant"))
+        .limit(2)
+        .wait_timeout(Duration::from_millis(1500))
+        // Whoever asks chooses the header, so only these have series of their own.
+        .key_labels(KeyLabels::listed(["acme", "globex"]))
+        .build()?;
+
+    let app = Router::new()
+        .route("/work", get(work))
+        .layer(per_tenant)
+        // Outside of the layer: what shows the limit is not subject to it.
+        .route("/metrics", get(async move || prometheus.render()));
+
+    let address = env::args().nth(1).unwrap_or_else(|| "127.0.0.1:3000".to_owned());
+    let listener = TcpListener::bind(address).await?;
+    invite(&format!("http://{}", listener.local_addr()?));
+
+    axum::serve(listener, app).with_graceful_shutdown(stopped()).await?;
+    semaphore.shutdown().await;
+    Ok(())
+}
+
+/// A recorder with buckets that suit streams, for all that is counted in this process.
+fn prometheus() -> Result<PrometheusHandle, Box<dyn std::error::Error>> {
+    let mut exporter = PrometheusBuilder::new().with_recommended_naming(true);
+    for (name, buckets) in tower_semaphore::metrics::BUCKETS {
+        exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
+    }
+    let prometheus = exporter.install_recorder()?;
+    // Puts what was recorded into its buckets, even if nobody asks for them.
+    let upkeep = prometheus.clone();
+    tokio::spawn(async move {
+        let mut ticks = interval(Duration::from_secs(5));
+        loop {
+            ticks.tick().await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(prometheus)
+}
+
+#[derive(Deserialize)]
+struct Work {
+    #[serde(default = "half_a_second")]
+    ms: u64,
+}
+
+const fn half_a_second() -> u64 {
+    500
+}
+
+async fn work(Query(work): Query<Work>) -> &'static str {
+    sleep(Duration::from_millis(work.ms.min(60_000))).await;
+    "done\n"
+}
+
+async fn stopped() {
+    let _ = tokio::signal::ctrl_c().await;
+}
+
+fn invite(url: &str) {
+    println!(
+        r#"listening on {url}; try:
+
+# Ten at once for a tenant that may have two: some wait, some are refused.
+for i in $(seq 10); do curl -s -o /dev/null -w '%{{http_code}}\n' -H 'x-tenant: acme' {url}/work & done; wait
+
+# What Prometheus sees of it.
+curl -s {url}/metrics | grep -v '^#'
+"#
+    );
+}
