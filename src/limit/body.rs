@@ -10,8 +10,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::BoxError;
 use super::refusal::RefusalBody;
+use super::{BoxError, grpc};
 use crate::error::LeaseLost;
 use crate::semaphore::Permit;
 
@@ -21,8 +21,8 @@ pin_project! {
     /// Gives the permit back at the last frame, at an error, or when it is dropped, whichever comes
     /// first; before the end is passed on. Frames, trailers, size and end are those of the body
     /// inside. If the permit's lease is lost and the layer is set to abort, the body inside is dropped
-    /// then and there, even if nobody asks for frames, and this one ends with [`LeaseLost`] before one
-    /// more frame passes.
+    /// then and there, even if nobody asks for frames, and this one ends with [`LeaseLost`], or for
+    /// gRPC with trailers that say `UNAVAILABLE`, before one more frame passes.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -43,6 +43,25 @@ pin_project! {
 /// A body that ends with the lease of its permit.
 struct Leased<B> {
     shared: Arc<Shared<B>>,
+    cut: Cut,
+}
+
+/// How a body ends that is cut off.
+#[derive(Clone, Copy)]
+pub(super) enum Cut {
+    /// With [`LeaseLost`].
+    Error,
+    /// With the trailers of gRPC.
+    Grpc,
+}
+
+impl Cut {
+    fn frame(self) -> Result<Frame<Bytes>, BoxError> {
+        match self {
+            Self::Error => Err(LeaseLost::new().into()),
+            Self::Grpc => Ok(Frame::trailers(grpc::lost())),
+        }
+    }
 }
 
 /// Shared with whoever says that the lease is lost: a client that reads slowly lets nobody ask for
@@ -79,12 +98,12 @@ impl<B> State<B> {
 }
 
 impl<B: Body + Send + 'static> ResponseBody<B> {
-    /// Holds the permit, if any, until the body ends. `abort`: not longer than its lease.
-    pub(super) fn passed(body: B, permit: Option<Permit>, abort: bool) -> Self {
+    /// Holds the permit, if any, until the body ends. `cut`: not longer than its lease.
+    pub(super) fn passed(body: B, permit: Option<Permit>, cut: Option<Cut>) -> Self {
         // Nobody need ask a body for frames that says beforehand that it has none.
-        let inner = match permit.filter(|_| !body.is_end_stream()) {
-            Some(permit) if abort => Inner::Leased { leased: Leased::new(body, permit) },
-            permit => Inner::Passed { body, permit },
+        let inner = match (permit.filter(|_| !body.is_end_stream()), cut) {
+            (Some(permit), Some(cut)) => Inner::Leased { leased: Leased::new(body, permit, cut) },
+            (permit, _) => Inner::Passed { body, permit },
         };
         Self { inner }
     }
@@ -152,7 +171,7 @@ where
 }
 
 impl<B: Send + 'static> Leased<B> {
-    fn new(body: B, permit: Permit) -> Self {
+    fn new(body: B, permit: Permit, cut: Cut) -> Self {
         let flows = State::Flows { body: Box::pin(body), permit, reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
@@ -163,7 +182,7 @@ impl<B: Send + 'static> Leased<B> {
         if is_lost {
             alarm.wake();
         }
-        Self { shared }
+        Self { shared, cut }
     }
 }
 
@@ -196,7 +215,7 @@ where
             drop(state);
             flows.tell();
             drop(flows);
-            return Poll::Ready(Some(Err(LeaseLost::new().into())));
+            return Poll::Ready(Some(self.cut.frame()));
         }
         let (frame, last) = match &mut *state {
             State::Flows { body, reader, .. } => {
@@ -213,7 +232,7 @@ where
             State::Lost { told: true } => return Poll::Ready(None),
             State::Lost { told } => {
                 *told = true;
-                return Poll::Ready(Some(Err(LeaseLost::new().into())));
+                return Poll::Ready(Some(self.cut.frame()));
             }
         };
         if last {

@@ -14,7 +14,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::BoxError;
-use super::body::ResponseBody;
+use super::body::{Cut, ResponseBody};
+use super::grpc::Dialect;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
 use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
@@ -43,7 +44,7 @@ pin_project! {
     enum State<S, B, F> {
         /// What to do is being found out, or the permit is being waited for.
         Waiting { wait: Wait, call: Option<Call<S, B>> },
-        Calling { #[pin] future: F, permit: Option<Permit> },
+        Calling { #[pin] future: F, permit: Option<Permit>, origin: Origin },
     }
 }
 
@@ -65,6 +66,12 @@ struct Call<S, B> {
     service: S,
     parts: Parts,
     body: B,
+}
+
+/// What must be known of a request when its parts are gone.
+#[derive(Default)]
+struct Origin {
+    grpc: Option<Dialect>,
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -138,8 +145,17 @@ impl Settings {
         refusal.retry_after(self.retry_after)
     }
 
-    fn respond<B>(&self, refusal: Refusal) -> Response<ResponseBody<B>> {
-        let mut response = self.response.response(&refusal).map(ResponseBody::refused);
+    /// How the request says that it is gRPC, if that matters.
+    fn grpc(&self, parts: &Parts) -> Option<Dialect> {
+        if self.grpc_status { Dialect::of(&parts.headers) } else { None }
+    }
+
+    fn respond<B>(&self, refusal: Refusal, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
+        let response = match grpc {
+            Some(grpc) => grpc.refuse(&refusal),
+            None => self.response.response(&refusal),
+        };
+        let mut response = response.map(ResponseBody::refused);
         response.extensions_mut().insert(refusal);
         response
     }
@@ -193,21 +209,24 @@ where
                     let permit = match ready!(wait.poll(settings, &waiting.parts, cx)) {
                         Verdict::Pass(permit) => permit,
                         Verdict::Refuse(refusal) => {
+                            let grpc = settings.grpc(&waiting.parts);
                             *call = None;
-                            return Poll::Ready(Ok(settings.respond(refusal)));
+                            return Poll::Ready(Ok(settings.respond(refusal, grpc)));
                         }
                     };
                     let Some(Call { mut service, mut parts, body }) = call.take() else {
                         return Poll::Pending;
                     };
+                    let mut origin = Origin::default();
                     if let Some(permit) = &permit {
+                        origin.grpc = settings.grpc(&parts);
                         parts.extensions.insert(permit.clone());
                     }
                     let future = service.call(Request::from_parts(parts, body));
                     is_new = true;
-                    this.state.set(State::Calling { future, permit });
+                    this.state.set(State::Calling { future, permit, origin });
                 }
-                StateProj::Calling { future, permit } => {
+                StateProj::Calling { future, permit, origin } => {
                     let abort = settings.on_lost == OnLost::Abort;
                     let leased = permit.as_ref().filter(|_| abort);
                     let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
@@ -220,18 +239,26 @@ where
                     if is_lost {
                         let semaphore = permit.as_ref().map(Permit::name);
                         tracing::debug!(target: "tower_semaphore", semaphore, "cut off before its head: the permit is lost");
+                        let grpc = origin.grpc.take();
                         // Neither the handler nor a second answer comes after this.
                         this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
-                        return Poll::Ready(Ok(settings.respond(settings.lease_lost())));
+                        return Poll::Ready(Ok(settings.respond(settings.lease_lost(), grpc)));
                     }
                     let response = ready!(response);
                     let permit = match settings.hold_until {
                         HoldUntil::BodyEnd => permit.take(),
                         HoldUntil::ResponseHead => None,
                     };
+                    let grpc = origin.grpc.take();
                     // Done: an error has given the permit back before it is passed on.
                     this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
-                    let response = response?.map(|body| ResponseBody::passed(body, permit, abort));
+                    let response = response?;
+                    let cut =
+                        abort.then(|| match grpc.and_then(|_| Dialect::of(response.headers())) {
+                            Some(Dialect::Grpc) => Cut::Grpc,
+                            _ => Cut::Error,
+                        });
+                    let response = response.map(|body| ResponseBody::passed(body, permit, cut));
                     return Poll::Ready(Ok(response));
                 }
             }

@@ -63,6 +63,7 @@ pub struct ConcurrencyLimitBuilder {
     retry_after: Duration,
     rate_limit_fields: bool,
     key_labels: KeyLabels,
+    grpc_status: bool,
     response: Option<Arc<dyn RefusalResponse>>,
 }
 
@@ -87,6 +88,7 @@ impl ConcurrencyLimitLayer {
             retry_after: Duration::from_secs(1),
             rate_limit_fields: true,
             key_labels: KeyLabels::default(),
+            grpc_status: true,
             response: None,
         }
     }
@@ -225,7 +227,17 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// The response to refused requests, instead of the ready one.
+    /// Whether requests of gRPC, known by their content type, are refused with a gRPC status: they
+    /// are, unless set. It is `RESOURCE_EXHAUSTED` for a semaphore that is full, or `UNAVAILABLE` if
+    /// [`full_status`](Self::full_status) is a server error, and for a backend that cannot be asked;
+    /// with `grpc-retry-pushback-ms`. A stream whose permit is lost then ends with `UNAVAILABLE`.
+    pub const fn grpc_status(mut self, send: bool) -> Self {
+        self.grpc_status = send;
+        self
+    }
+
+    /// The response to refused requests, instead of the ready one. Requests of gRPC get their status
+    /// all the same, unless [`grpc_status`](Self::grpc_status) is off.
     pub fn refusal(mut self, response: impl RefusalResponse) -> Self {
         self.response = Some(Arc::new(response));
         self
@@ -292,6 +304,7 @@ impl ConcurrencyLimitBuilder {
             full_status: self.full_status,
             retry_after: self.retry_after,
             response: self.response.unwrap_or_else(|| Arc::new(problem)),
+            grpc_status: self.grpc_status,
         };
         Ok(ConcurrencyLimitLayer { settings: Arc::new(settings) })
     }

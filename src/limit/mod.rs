@@ -4,6 +4,7 @@
 mod axum;
 mod body;
 mod future;
+mod grpc;
 mod key;
 #[cfg_attr(not(feature = "metrics"), path = "labels_off.rs")]
 mod labels;

@@ -54,6 +54,8 @@ pub(super) struct Settings {
     pub(super) retry_after: Duration,
     pub(super) response: Arc<dyn RefusalResponse>,
     pub(super) meter: LayerMeter,
+    /// Whether gRPC is answered in its own words.
+    pub(super) grpc_status: bool,
 }
 
 pub(super) enum KeySource {

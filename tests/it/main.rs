@@ -17,6 +17,8 @@ mod differential;
 mod fleet;
 #[cfg(feature = "redis")]
 mod fleet_outage;
+#[cfg(feature = "redis")]
+mod grpc;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod http;
 #[cfg(all(feature = "axum", feature = "redis"))]

@@ -4,6 +4,8 @@
 pub(crate) mod fleet;
 #[cfg(feature = "redis")]
 pub(crate) mod gateway;
+#[cfg(feature = "redis")]
+pub(crate) mod grpc;
 #[cfg(feature = "axum")]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "most of it is for tests with Redis"))]
 pub(crate) mod http;
