@@ -5,6 +5,7 @@ mod axum;
 mod body;
 mod future;
 mod grpc;
+mod into_error;
 mod key;
 #[cfg_attr(not(feature = "metrics"), path = "labels_off.rs")]
 mod labels;
@@ -17,6 +18,7 @@ mod settings;
 pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
 pub use self::future::ResponseFuture;
+pub use self::into_error::{IntoError, IntoErrorFuture, IntoErrorLayer};
 pub use self::key::{
     ExtensionKey, GlobalKey, HeaderKey, KeyExtractor, MissingKey, PathKey, PeerIpKey,
 };

@@ -1,5 +1,6 @@
 //! Why not, and how that looks.
 
+use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -68,6 +69,32 @@ pub enum RefusalReason {
     Unavailable,
     /// The lease of the permit was lost before there was a response.
     LeaseLost,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { policy, limit, waiting, waited, .. } = self;
+        match self.reason {
+            RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
+            RefusalReason::QueueFull => {
+                write!(f, "the queue of {policy} is full: {waiting} requests are waiting")
+            }
+            RefusalReason::QueueTimeout => {
+                write!(f, "none of {limit} permits of {policy} came free in {waited:?}")
+            }
+            RefusalReason::MissingKey => write!(f, "the request has no key for {policy}"),
+            RefusalReason::Unavailable => write!(f, "permits of {policy} cannot be had for now"),
+            RefusalReason::LeaseLost => write!(f, "the lease of the permit of {policy} was lost"),
+        }
+    }
+}
+
+/// What a client of a [layer that refuses with errors](super::ConcurrencyLimitLayer::into_error)
+/// gets.
+impl Error for Refusal {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.as_ref().map(|error| error as _)
+    }
 }
 
 impl RefusalReason {

@@ -16,7 +16,8 @@ use super::settings::Settings;
 /// Takes a permit for each request and holds it as long as the response.
 ///
 /// Made by [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). A request that gets no permit is
-/// answered with a response, never with an error: `Error` is that of the service inside.
+/// answered with a response, never with an error: `Error` is that of the service inside. A client may
+/// like errors better: see [`ConcurrencyLimitLayer::into_error`](super::ConcurrencyLimitLayer::into_error).
 ///
 /// `poll_ready` is that of the service inside: whose permit a request takes is only known when it is
 /// there.

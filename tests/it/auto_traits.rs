@@ -13,8 +13,9 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tower::util::BoxCloneService;
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    BoxError, ConcurrencyLimitBuilder, ExtensionKey, GlobalKey, HeaderKey, HoldUntil, MissingKey,
-    OnLost, PathKey, PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
+    BoxError, ConcurrencyLimitBuilder, ExtensionKey, GlobalKey, HeaderKey, HoldUntil, IntoError,
+    IntoErrorFuture, IntoErrorLayer, MissingKey, OnLost, PathKey, PeerIpKey, Refusal, RefusalBody,
+    RefusalReason, ResponseBody, ResponseFuture,
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
@@ -99,6 +100,18 @@ fn a_response_future_can_be_sent_if_the_service_can() {
     is_send::<ResponseFuture<Boxed, ()>>();
     is_static::<ResponseFuture<Boxed, ()>>();
     is_unpin::<ResponseFuture<Boxed, ()>>();
+}
+
+#[test]
+fn refusing_with_errors_changes_none_of_that() {
+    is_free::<IntoErrorLayer>();
+    is_clone::<IntoErrorLayer>();
+    is_free::<IntoError<ConcurrencyLimit<()>>>();
+    is_send::<IntoError<ConcurrencyLimit<Boxed>>>();
+    is_clone::<IntoError<ConcurrencyLimit<Boxed>>>();
+    is_send::<IntoErrorFuture<ResponseFuture<Boxed, ()>>>();
+    is_unpin::<IntoErrorFuture<ResponseFuture<Boxed, ()>>>();
+    is_error::<Refusal>();
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod auto_traits;
 mod cancellation;
 #[cfg(feature = "redis")]
 mod chaos;
+#[cfg(all(feature = "axum", feature = "redis"))]
+mod clients;
 mod conformance;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
