@@ -15,6 +15,7 @@ use tower_service::Service;
 
 use super::BoxError;
 use super::body::{Cut, ResponseBody};
+use super::connection::Connection;
 use super::grpc::Dialect;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
@@ -72,6 +73,7 @@ struct Call<S, B> {
 #[derive(Default)]
 struct Origin {
     grpc: Option<Dialect>,
+    connection: Option<Connection>,
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -220,6 +222,7 @@ where
                     let mut origin = Origin::default();
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(&parts);
+                        origin.connection = parts.extensions.get::<Connection>().cloned();
                         parts.extensions.insert(permit.clone());
                     }
                     let future = service.call(Request::from_parts(parts, body));
@@ -249,10 +252,15 @@ where
                         HoldUntil::BodyEnd => permit.take(),
                         HoldUntil::ResponseHead => None,
                     };
-                    let grpc = origin.grpc.take();
+                    let Origin { grpc, connection } = std::mem::take(origin);
                     // Done: an error has given the permit back before it is passed on.
                     this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
                     let response = response?;
+                    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                        && let (Some(connection), Some(permit)) = (connection, &permit)
+                    {
+                        connection.keep(permit.clone(), abort);
+                    }
                     let cut =
                         abort.then(|| match grpc.and_then(|_| Dialect::of(response.headers())) {
                             Some(Dialect::Grpc) => Cut::Grpc,

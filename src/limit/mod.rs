@@ -3,6 +3,7 @@
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
+mod connection;
 mod future;
 mod grpc;
 mod into_error;
@@ -11,12 +12,15 @@ mod key;
 mod labels;
 mod layer;
 mod refusal;
+#[cfg(feature = "axum")]
+mod serve;
 mod service;
 mod settings;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
+pub use self::connection::{Connection, ConnectionIo};
 pub use self::future::ResponseFuture;
 pub use self::into_error::{IntoError, IntoErrorFuture, IntoErrorLayer};
 pub use self::key::{
@@ -26,6 +30,8 @@ pub use self::key::{
 pub use self::labels::KeyLabels;
 pub use self::layer::{ConcurrencyLimitBuilder, ConcurrencyLimitLayer};
 pub use self::refusal::{Refusal, RefusalBody, RefusalReason, RefusalResponse};
+#[cfg(feature = "axum")]
+pub use self::serve::{ConnectionListener, MakeConnectionService, serve};
 pub use self::service::ConcurrencyLimit;
 pub use self::settings::{HoldUntil, OnLost};
 

@@ -13,9 +13,9 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tower::util::BoxCloneService;
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    BoxError, ConcurrencyLimitBuilder, ExtensionKey, GlobalKey, HeaderKey, HoldUntil, IntoError,
-    IntoErrorFuture, IntoErrorLayer, MissingKey, OnLost, PathKey, PeerIpKey, Refusal, RefusalBody,
-    RefusalReason, ResponseBody, ResponseFuture,
+    BoxError, ConcurrencyLimitBuilder, Connection, ConnectionIo, ExtensionKey, GlobalKey,
+    HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer, MissingKey, OnLost, PathKey,
+    PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
@@ -115,6 +115,15 @@ fn refusing_with_errors_changes_none_of_that() {
 }
 
 #[test]
+fn a_connection_is_as_free_as_the_one_inside() {
+    is_free::<ConnectionIo<tokio::net::TcpStream>>();
+    is_send::<ConnectionIo<std::cell::Cell<u8>>>();
+    // Stands in extensions, which asks for all of this.
+    is_free::<Connection>();
+    is_clone::<Connection>();
+}
+
+#[test]
 fn a_body_is_as_free_as_the_one_inside() {
     is_free::<ResponseBody<Full<Bytes>>>();
     is_send::<ResponseBody<UnsyncBoxBody<Bytes, BoxError>>>();
@@ -161,7 +170,9 @@ fn what_axum_needs_is_there() {
     use axum::body::Body as AxumBody;
     use axum::response::IntoResponse;
     use axum::routing::Route;
-    use tower_semaphore::limit::{MatchedPathKey, PermitMissing};
+    use tower_semaphore::limit::{
+        ConnectionListener, MakeConnectionService, MatchedPathKey, PermitMissing,
+    };
 
     fn is_response<T: IntoResponse>() {}
     is_response::<http::Response<ResponseBody<AxumBody>>>();
@@ -169,6 +180,9 @@ fn what_axum_needs_is_there() {
     is_error::<PermitMissing>();
     is_copy::<MatchedPathKey>();
     is_free::<ConcurrencyLimit<Route>>();
+    is_free::<ConnectionListener<tokio::net::TcpListener>>();
+    is_free::<MakeConnectionService<axum::Router>>();
+    is_clone::<MakeConnectionService<axum::Router>>();
     is_send::<ResponseFuture<Route, AxumBody>>();
 }
 

@@ -39,5 +39,7 @@ mod properties;
 mod redis_errors;
 #[cfg(feature = "axum")]
 mod refusals;
+#[cfg(all(feature = "axum", feature = "redis"))]
+mod streams;
 mod support;
 mod traces;

@@ -29,6 +29,16 @@ impl Server {
         Self { address, task }
     }
 
+    /// The same, over connections that can keep a permit.
+    pub(crate) async fn start_holding(router: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let task = tokio::spawn(async move {
+            tower_semaphore::limit::serve(listener, router).await.unwrap();
+        });
+        Self { address, task }
+    }
+
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }

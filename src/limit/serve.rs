@@ -1,0 +1,108 @@
+//! Axum's `serve`, over connections that can keep a permit.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::io;
+use std::task::{Context, Poll};
+
+use axum::Extension;
+use axum::extract::{ConnectInfo, Request};
+use axum::middleware::AddExtension;
+use axum::response::Response;
+use axum::serve::{IncomingStream, Listener, Serve};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::connection::{Connection, ConnectionIo};
+
+/// Serves as `axum::serve` does, and lets an upgraded connection hold its request's permit until it
+/// closes.
+///
+/// So a WebSocket is counted as long as it is open, without a line in its handler; and if its permit
+/// is lost, the connection is closed, unless [`OnLost::Continue`](super::OnLost::Continue) is set.
+/// See [`ConnectionIo`] for how, and for HTTP/2. Requests have the address of their peer with them,
+/// as with `into_make_service_with_connect_info`.
+///
+/// What it returns is Axum's: to be awaited, or given a graceful shutdown first.
+///
+/// ```no_run
+/// use axum::Router;
+/// use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+/// use axum::routing::any;
+/// use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+///
+/// # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
+/// let semaphore = Semaphore::redis("redis://127.0.0.1/")?;
+/// let ten_sockets = ConcurrencyLimitLayer::builder(&semaphore, "sockets").limit(10).build()?;
+///
+/// let app = Router::new()
+///     .route("/", any(async |upgrade: WebSocketUpgrade| upgrade.on_upgrade(talk)))
+///     .layer(ten_sockets);
+/// async fn talk(_: WebSocket) {}
+///
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+/// tower_semaphore::limit::serve(listener, app).await?;
+/// # Ok(()) }
+/// ```
+pub fn serve<L, S>(
+    listener: L,
+    service: S,
+) -> Serve<ConnectionListener<L>, MakeConnectionService<S>, ConnectionService<S, L::Addr>>
+where
+    L: Listener,
+    L::Addr: Clone + Sync + 'static,
+    S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    axum::serve(ConnectionListener { listener }, MakeConnectionService { service })
+}
+
+/// The service of one connection, which tells its requests of it.
+type ConnectionService<S, A> = AddExtension<AddExtension<S, ConnectInfo<A>>, Connection>;
+
+/// The listener of [`serve`]: puts a [`ConnectionIo`] around each connection.
+#[derive(Debug)]
+pub struct ConnectionListener<L> {
+    listener: L,
+}
+
+impl<L: Listener> Listener for ConnectionListener<L> {
+    type Io = ConnectionIo<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let (io, address) = self.listener.accept().await;
+        (ConnectionIo::new(io), address)
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// What [`serve`] makes the service of each connection with.
+#[derive(Clone, Debug)]
+pub struct MakeConnectionService<S> {
+    service: S,
+}
+
+impl<L, S> Service<IncomingStream<'_, ConnectionListener<L>>> for MakeConnectionService<S>
+where
+    L: Listener,
+    L::Addr: Clone + Sync + 'static,
+    S: Clone,
+{
+    type Response = ConnectionService<S, L::Addr>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, stream: IncomingStream<'_, ConnectionListener<L>>) -> Self::Future {
+        let peer = Extension(ConnectInfo(stream.remote_addr().clone()));
+        let connection = Extension(stream.io().connection());
+        ready(Ok(connection.layer(peer.layer(self.service.clone()))))
+    }
+}
