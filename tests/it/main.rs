@@ -40,6 +40,8 @@ mod redis_errors;
 #[cfg(feature = "axum")]
 mod refusals;
 #[cfg(all(feature = "axum", feature = "redis"))]
+mod stacks;
+#[cfg(all(feature = "axum", feature = "redis"))]
 mod streams;
 mod support;
 mod traces;
