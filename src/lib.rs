@@ -100,10 +100,15 @@
 //! # }
 //! ```
 //!
+//! A WebSocket's connection can keep it too, without a line in the handler: see
+//! [`ConnectionIo`](limit::ConnectionIo).
+//!
 //! # Where the layer goes
 //!
-//! On an Axum router, a single route, a tonic server or a client of `hyper-util`: wherever a
-//! `Service<http::Request<_>>` answers with `http::Response<impl Body<Data = Bytes>>`. Put it inside
+//! On an Axum router, a single route, a tonic server or channel, a client of `hyper-util` or reqwest:
+//! wherever a `Service<http::Request<_>>` answers with `http::Response<impl Body<Data = Bytes>>`
+//! (`docs/stacks.md` has a snippet for each). gRPC requests are refused with a gRPC status; a client can have
+//! errors for refusals ([`ConcurrencyLimitLayer::into_error`]). Put the layer inside
 //! of what limits a request's size or time, and inside of authentication; outside of what works
 //! hard. In Axum, `Router::layer` also runs for what no route matches; `route_layer` does not.
 //!
@@ -126,6 +131,7 @@
 //! | `tls`   | `rediss://` URLs, with rustls                                | no      |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor | no |
 //! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
+//! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
 //!
 //! Without `redis` there is the embedded backend alone.
 
@@ -157,3 +163,8 @@ pub mod __fuzz {
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// And those of the page on stacks.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/stacks.md")]
+struct Stacks;

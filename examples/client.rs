@@ -1,0 +1,92 @@
+//! A client that keeps to a quota of an API, with errors for refusals: reqwest, by an adapter.
+//!
+//! ```sh
+//! cargo run --example client
+//! ```
+//!
+//! The API is a small server that this program starts itself. With `Semaphore::redis(url)` instead of
+//! `in_memory()` the quota is that of all processes together.
+
+#![allow(clippy::print_stdout, reason = "says what it saw")]
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use http::{Request, Response};
+use reqwest::Method;
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+use tower::{Service, ServiceBuilder, ServiceExt};
+use tower_semaphore::limit::{BoxError, Refusal, ResponseBody};
+use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    let url = serve().await?;
+    let semaphore = Semaphore::in_memory();
+    let quota = ConcurrencyLimitLayer::builder(&semaphore, "third-party")
+        .limit(2)
+        .wait_timeout(Duration::from_millis(600))
+        .build()?;
+    let client = limited(reqwest::Client::new(), quota);
+
+    let calls = (0..5).map(|n| {
+        let request = reqwest::Request::new(Method::GET, format!("{url}/{n}").parse().unwrap());
+        let client = client.clone();
+        tokio::spawn(async move {
+            let response = client.oneshot(request).await?;
+            // The permit is given back here: a body that nobody reads keeps it.
+            Ok::<_, BoxError>(response.text().await?)
+        })
+    });
+    let (mut answers, mut refusals) = (0, 0);
+    for call in calls.collect::<Vec<_>>() {
+        match call.await? {
+            Ok(answer) => {
+                answers += 1;
+                println!("{answer}");
+            }
+            Err(error) => {
+                // Anything else is an error of the client.
+                let refusal = error.downcast::<Refusal>()?;
+                refusals += 1;
+                println!("{refusal}; try again in {:?}", refusal.retry_after);
+            }
+        }
+    }
+    // Two went at once, two after them, and the fifth would have waited for longer than it may.
+    assert_eq!((answers, refusals), (4, 1));
+    semaphore.shutdown().await;
+    Ok(())
+}
+
+/// reqwest is a Tower service of requests and responses of its own: what is outside turns them into
+/// those of `http` for the layer, and what is inside turns them back.
+fn limited(
+    client: reqwest::Client,
+    quota: ConcurrencyLimitLayer,
+) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send> + Clone
+{
+    ServiceBuilder::new()
+        .filter(|request: reqwest::Request| Request::<reqwest::Body>::try_from(request))
+        .map_response(|response: Response<ResponseBody<reqwest::Body>>| {
+            reqwest::Response::from(response.map(reqwest::Body::wrap))
+        })
+        .layer(quota.into_error())
+        .filter(|request: Request<reqwest::Body>| reqwest::Request::try_from(request))
+        .map_response(Response::<reqwest::Body>::from)
+        .service(client)
+}
+
+/// Somebody else's API; each answer takes a while.
+async fn serve() -> std::io::Result<String> {
+    let answer = get(async |path: axum::extract::Path<u8>| {
+        sleep(Duration::from_millis(400)).await;
+        format!("answer {}", path.0)
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async { axum::serve(listener, Router::new().route("/{n}", answer)).await });
+    Ok(format!("http://{address}"))
+}
