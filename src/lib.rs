@@ -107,10 +107,9 @@
 //!
 //! On an Axum router, a single route, a tonic server or channel, a client of `hyper-util` or reqwest:
 //! wherever a `Service<http::Request<_>>` answers with `http::Response<impl Body<Data = Bytes>>`
-//! (`docs/stacks.md` has a snippet for each). gRPC requests are refused with a gRPC status; a client can have
-//! errors for refusals ([`ConcurrencyLimitLayer::into_error`]). Put the layer inside
-//! of what limits a request's size or time, and inside of authentication; outside of what works
-//! hard. In Axum, `Router::layer` also runs for what no route matches; `route_layer` does not.
+//! (`docs/stacks.md` has a snippet for each). gRPC requests are refused with a gRPC status; a client
+//! can have errors for refusals ([`ConcurrencyLimitLayer::into_error`]). Put the layer inside of what
+//! limits a request's size or time, and inside of authentication; outside of what works hard. In Axum, `Router::layer` also runs for what no route matches; `route_layer` does not.
 //!
 //! Tower has a layer of the same name, for one process: if you need both, import one of them `as`
 //! something else.
@@ -129,9 +128,8 @@
 //! |---------|-------------------------------------------------------------|---------|
 //! | `redis` | permits shared through Redis, over `deadpool-redis`          | yes     |
 //! | `tls`   | `rediss://` URLs, with rustls                                | no      |
-//! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor | no |
-//! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
+//! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
 //!
 //! Without `redis` there is the embedded backend alone.
 
