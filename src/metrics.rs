@@ -1,4 +1,4 @@
-//! What semaphores and layers count, for the facade of the crate [`metrics`](::metrics).
+//! What semaphores and layers count, for the facade of the crate [`metrics`](https://docs.rs/metrics).
 //!
 //! Install a recorder, and it is all there: the series are made when a layer or a semaphore is first
 //! used, so it does not matter whether the recorder or the layer is made first. What happens before
