@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Lane, Listing, Mailbox, Op, Server};
+use super::{Answer, Backend, Call, Lane, Listing, Mailbox, Op, Server, Shard};
 use crate::error::BackendError;
 use crate::ledger::{Ask, Grant, Ledger, NodeId, Reply};
 
@@ -153,7 +153,7 @@ impl Backend for MemoryBackend {
         Answer::Reply { reply, late: false }
     }
 
-    async fn connect(&self) -> Result<NoLane, BackendError> {
+    async fn connect(&self, _: &Shard) -> Result<Option<NoLane>, BackendError> {
         Err(BackendError::connection("the embedded backend has no connections"))
     }
 }

@@ -53,14 +53,24 @@ pub trait Backend: Send + Sync + 'static {
         Answer::Failed(BackendError::call("this backend does not answer at once"))
     }
 
-    /// Opens a connection over which calls are carried out in the order in which they are sent.
+    /// Which of the backend's servers counts the semaphore of this key, as far as is known.
+    fn shard(&self, key: &str) -> Shard {
+        let _ = key;
+        Shard::default()
+    }
+
+    /// Opens a connection to a server, over which calls are carried out in the order in which they
+    /// are sent. `None`: it counts nothing (any more); ask [`shard`](Self::shard) again.
     ///
     /// Bounded in time by the backend itself. Dropping the future opens nothing.
     ///
     /// # Errors
     ///
-    /// If the backend cannot be reached or refuses.
-    fn connect(&self) -> impl Future<Output = Result<Self::Lane, BackendError>> + Send;
+    /// If the server cannot be reached or refuses.
+    fn connect(
+        &self,
+        shard: &Shard,
+    ) -> impl Future<Output = Result<Option<Self::Lane>, BackendError>> + Send;
 
     /// Whether nothing is to be granted for one lease after data may have been lost.
     fn quarantines(&self) -> bool {
@@ -93,6 +103,23 @@ pub trait Lane: Send + Sync + 'static {
         &self,
         calls: Arc<[Call]>,
     ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static;
+}
+
+/// One of a backend's servers, by its name; or the only one, which needs none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Shard(Option<Arc<str>>);
+
+impl Shard {
+    /// The server of this name.
+    pub fn named(name: impl Into<Arc<str>>) -> Self {
+        Self(Some(name.into()))
+    }
+
+    /// Its name, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
 }
 
 /// What a connection leads to.
@@ -176,6 +203,8 @@ pub enum Answer {
     Listing(Listing),
     /// This call failed; others may not have.
     Failed(BackendError),
+    /// Nothing was done: another server counts this semaphore now; ask [`Backend::shard`] again.
+    Moved,
 }
 
 /// Who holds and who waits in a semaphore, at one moment of the backend's clock.

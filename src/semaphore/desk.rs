@@ -13,7 +13,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tokio::time::{Instant, sleep};
 
-use super::node::{Node, Sender};
+use super::node::{Ended, Node};
+use super::wire::{Sender, Wire};
 use crate::backend::{Backend, Call, Lane};
 use crate::error::BackendError;
 
@@ -30,43 +31,64 @@ struct Batch {
     sent: Instant,
 }
 
-/// Keeps a connection and sends over it, until the node is closed and empty.
-pub(super) async fn run<B: Backend>(node: Arc<Node>, backend: Arc<B>) {
+/// Keeps a connection to one server and sends over it, until the node is closed and empty, or that
+/// server is not one of the backend's any more.
+pub(super) async fn run<B: Backend>(node: Arc<Node>, wire: Arc<Wire>, backend: Arc<B>) -> Ended {
     let mut backoff = BACKOFF.0;
     loop {
-        match backend.connect().await {
-            Ok(lane) => {
+        let connected = backend.connect(wire.shard()).await;
+        let is_away = !matches!(connected, Ok(Some(_)));
+        match connected {
+            Ok(Some(lane)) => {
                 let opened = Instant::now();
-                node.connected(lane.server());
-                let Err(error) = serve(&node, &lane, backend.response_timeout()).await else {
+                node.connected(&wire, lane.server());
+                let timeout = backend.response_timeout();
+                let Err(error) = serve(&node, &wire, &lane, timeout).await else {
                     break;
                 };
-                node.disconnected(&error);
+                node.disconnected(&wire, &error);
                 // Not yet a reason to turn anyone away; nor to wait, unless it happens all the time.
                 if opened.elapsed() > BACKOFF.1 {
                     backoff = BACKOFF.0;
                     continue;
                 }
             }
-            Err(error) => {
-                node.unreachable(&error);
-                // What is still to be given back then ends with its lease.
-                if node.is_closed() {
-                    break;
+            Ok(None) => {
+                node.rehome_all(&wire);
+                if node.end(&wire) {
+                    return Ended::Alone;
                 }
             }
+            Err(error) => {
+                node.rehome_all(&wire);
+                node.unreachable(&wire, &error);
+            }
+        }
+        // What is still to be given back then ends with its lease.
+        if is_away && node.is_closed() {
+            node.give_up(&wire);
+            break;
         }
         tokio::select! {
             () = sleep(jittered(backoff)) => {}
-            () = closed(&node) => {}
+            () = closed(&node, &wire) => {}
         }
         backoff = (backoff * 2).min(BACKOFF.1);
     }
+    if !node.is_finished() {
+        return Ended::Alone;
+    }
     node.forget();
+    Ended::WithNode
 }
 
 /// Until the connection breaks, or nothing is left to do.
-async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<(), BackendError> {
+async fn serve(
+    node: &Arc<Node>,
+    wire: &Arc<Wire>,
+    lane: &impl Lane,
+    timeout: Duration,
+) -> Result<(), BackendError> {
     let mut answers = FuturesOrdered::new();
     let mut batches: VecDeque<Batch> = VecDeque::new();
     // Both are for the whole connection: to make them anew for each answer costs more than the rest.
@@ -76,7 +98,7 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
     let error = loop {
         if batches.len() < UNANSWERED_MAX {
             let sent = Instant::now();
-            let (calls, senders) = node.collect(sent);
+            let (calls, senders) = node.collect(wire, sent);
             if !calls.is_empty() {
                 let calls: Arc<[Call]> = calls.into();
                 answers.push_back(lane.send(Arc::clone(&calls)));
@@ -107,7 +129,7 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
                 (Ok(_), None) => {}
             },
             () = &mut closed => break BackendError::connection("the connection was closed"),
-            () = node.mail_came(), if batches.len() < UNANSWERED_MAX => {}
+            () = wire.mail_came(), if batches.len() < UNANSWERED_MAX => {}
             // Set for a batch that was answered meanwhile, most often: then for the one that is first now.
             () = &mut alarm, if is_set => match batches.front().map(|batch| batch.sent + timeout) {
                 Some(due) if due <= Instant::now() => {
@@ -127,9 +149,9 @@ async fn serve(node: &Arc<Node>, lane: &impl Lane, timeout: Duration) -> Result<
     Err(error)
 }
 
-async fn closed(node: &Node) {
+async fn closed(node: &Node, wire: &Wire) {
     while !node.is_closed() {
-        node.mail_came().await;
+        wire.mail_came().await;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::error::BackendError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether the backend can be asked.
+    /// Whether the backend can be asked; of several servers, the one that is worst off.
     pub link: LinkState,
     /// Requests that passed by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
     /// [`OnUnavailable::Local`](crate::OnUnavailable::Local).
@@ -55,7 +55,6 @@ pub(super) struct Counts {
     refused: AtomicU64,
     lost: AtomicU64,
     disconnects: AtomicU64,
-    warning: Mutex<Option<String>>,
     /// Of the permits that were lost, those that were not seen to yet.
     uncounted: AtomicU64,
     lost_told: Mutex<Told>,
@@ -133,22 +132,14 @@ impl Counts {
         tracing::warn!(target: "tower_semaphore", semaphore, %error, "the backend refused a call");
     }
 
-    /// Keeps a warning of the backend's; tells of it, if it is another one than before.
-    pub(super) fn warn(&self, warning: Option<&str>) {
-        let before = std::mem::replace(&mut *lock(&self.warning), warning.map(str::to_owned));
-        if let Some(warning) = warning.filter(|warning| before.as_deref() != Some(warning)) {
-            tracing::warn!(target: "tower_semaphore", warning, "the backend's operator should know");
-        }
-    }
-
-    pub(super) fn health(&self, link: LinkState) -> Health {
+    pub(super) fn health(&self, link: LinkState, warning: Option<String>) -> Health {
         Health {
             link,
             admitted_by_policy: self.admitted.load(Ordering::Relaxed),
             refused_by_policy: self.refused.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
             disconnects: self.disconnects.load(Ordering::Relaxed),
-            warning: lock(&self.warning).clone(),
+            warning,
         }
     }
 }

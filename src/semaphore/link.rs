@@ -1,4 +1,4 @@
-//! The connection to the backend, as requests see it.
+//! The connection to a server of the backend, as requests see it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,14 @@ use super::places::{Conditions, Quarantine};
 use crate::backend::Server;
 use crate::error::BackendError;
 
-/// How things stand between a process and its backend.
+/// How things stand between a process and a server of its backend.
 pub(super) struct Link {
     state: Mutex<State>,
     counts: Arc<Counts>,
     quarantines: bool,
     met: Mutex<Option<Met>>,
     was_deaf: AtomicBool,
+    warning: Mutex<Option<String>>,
 }
 
 enum State {
@@ -47,11 +48,17 @@ struct Met {
 impl Link {
     /// `quarantines`: whether a loss of data matters.
     pub(super) fn new(quarantines: bool, counts: Arc<Counts>) -> Self {
-        let (state, met) = (Mutex::new(State::Connecting), Mutex::default());
-        Self { state, counts, quarantines, met, was_deaf: AtomicBool::new(false) }
+        Self {
+            state: Mutex::new(State::Connecting),
+            counts,
+            quarantines,
+            met: Mutex::default(),
+            was_deaf: AtomicBool::new(false),
+            warning: Mutex::default(),
+        }
     }
 
-    /// Why the backend cannot be asked at present, if so.
+    /// Why the server cannot be asked at present, if so.
     pub(super) fn down(&self) -> Option<BackendError> {
         match &*lock(&self.state) {
             State::Connecting | State::Up { .. } => None,
@@ -69,6 +76,16 @@ impl Link {
         }
     }
 
+    pub(super) fn warning(&self) -> Option<String> {
+        lock(&self.warning).clone()
+    }
+
+    /// If there is a connection: whether it is deaf, and when data was lost, if that matters.
+    pub(super) fn up(&self) -> Option<(bool, Option<Instant>)> {
+        let State::Up { deaf, .. } = *lock(&self.state) else { return None };
+        Some((deaf, lock(&self.met).as_ref().and_then(|met| met.lost_at)))
+    }
+
     pub(super) fn conditions(&self) -> Conditions {
         let (deaf, away) = match &*lock(&self.state) {
             State::Connecting => (false, None),
@@ -82,7 +99,7 @@ impl Link {
     /// There is a new connection. Says when data was lost, as far as this server shows, if that
     /// matters.
     pub(super) fn connected(&self, server: &Server) -> Option<Instant> {
-        self.counts.warn(server.warning.as_deref());
+        self.warn(server.warning.as_deref());
         let lost_at = self.meet(server);
         let up = State::Up { deaf: server.deaf, _open: self.counts.meter.connected() };
         let before = std::mem::replace(&mut *lock(&self.state), up);
@@ -99,6 +116,14 @@ impl Link {
             tracing::warn!(target: "tower_semaphore", "{what}");
         }
         lost_at
+    }
+
+    /// Keeps a warning of the server's; tells of it, if it is another one than before.
+    fn warn(&self, warning: Option<&str>) {
+        let before = std::mem::replace(&mut *lock(&self.warning), warning.map(str::to_owned));
+        if let Some(warning) = warning.filter(|warning| before.as_deref() != Some(warning)) {
+            tracing::warn!(target: "tower_semaphore", warning, "the backend's operator should know");
+        }
     }
 
     fn meet(&self, server: &Server) -> Option<Instant> {

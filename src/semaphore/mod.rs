@@ -16,6 +16,7 @@ mod places;
 mod policy;
 mod schedule;
 mod watchdog;
+mod wire;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -112,16 +113,11 @@ impl Semaphore {
     #[must_use]
     pub fn new(backend: impl Backend) -> Self {
         let backend = Arc::new(backend);
-        let immediate = backend.is_immediate();
         let counter = Arc::clone(&backend);
-        let workers = move |node: Arc<Node>| -> Vec<Task> {
-            let mut workers: Vec<Task> = vec![Box::pin(watchdog::run(Arc::clone(&node)))];
-            if !immediate {
-                workers.push(Box::pin(desk::run(node, Arc::clone(&counter))));
-            }
-            workers
+        let desk = move |node: Arc<Node>, wire| -> Task {
+            Box::pin(desk::run(node, wire, Arc::clone(&counter)))
         };
-        let node = Node::new(NodeId::new(rand_u64()), &backend, workers);
+        let node = Node::new(NodeId::new(rand_u64()), &backend, desk);
         Self { handle: Arc::new(Handle { node }) }
     }
 

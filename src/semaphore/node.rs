@@ -1,6 +1,6 @@
 //! One process's part of all semaphores: the record of each, and the queues of desk and watchdog.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -21,12 +20,18 @@ use super::meter::{Meter, Meters};
 use super::places::Places;
 use super::policy::Policy;
 use super::schedule::Schedule;
-use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server};
+use super::wire::{Mail, Sender, Wire, Wires};
+use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server, Shard};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
 
 /// When to look again at a gate that should be idle and is not.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A gate that is sent on a second time within the first has to wait for the second: two servers can
+/// name each other for as long as they do not know of one another's state.
+const SENT_ON: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(25));
+/// How often a question is sent on before it is given up.
+const ASKED_MAX: usize = 5;
 
 /// One process's `Semaphore`.
 pub(crate) struct Node {
@@ -34,22 +39,19 @@ pub(crate) struct Node {
     id: NodeId,
     port: Arc<dyn Port>,
     immediate: bool,
-    /// Makes the tasks that carry out what is posted here.
-    workers: Box<dyn Fn(Arc<Self>) -> Vec<Task> + Send + Sync>,
+    /// Makes the task that carries out what is posted on a wire.
+    desk: Box<dyn Fn(Arc<Self>, Arc<Wire>) -> Task + Send + Sync>,
+    quarantines: bool,
     gates: Mutex<HashMap<Arc<str>, Arc<Gate>, RandomState>>,
     serial: Arc<AtomicU64>,
     /// Places in use, over all gates.
     live: AtomicUsize,
-    link: Link,
+    wires: Wires,
     counts: Arc<Counts>,
     meters: Meters,
     closed: AtomicBool,
     running: AtomicBool,
-    tasks: Mutex<Vec<JoinHandle<()>>>,
-
-    // The desk's queue.
-    mail: Mutex<Mail>,
-    mail_came: Notify,
+    tasks: Mutex<Tasks>,
 
     // The watchdog's queue.
     looks: Schedule<Arc<Gate>>,
@@ -64,6 +66,13 @@ pub(crate) struct Gate {
 
 struct GateState {
     places: Places,
+    /// The way to the server that counts it, and how often that was another one. An answer that is
+    /// not from this stay is nobody's: what it was about has been asked for again.
+    wire: Arc<Wire>,
+    stay: u64,
+    moved_at: Option<Instant>,
+    /// Nothing is to be sent until then.
+    held_until: Option<Instant>,
     /// It stands in the desk's queue.
     queued: bool,
     /// For the calls that someone is carrying out: see [`Node::post`]. `None` meanwhile.
@@ -72,22 +81,17 @@ struct GateState {
     retired: bool,
 }
 
-/// What the desk is to send.
+/// The tasks of a node, and where they run.
 #[derive(Default)]
-struct Mail {
-    gates: VecDeque<Arc<Gate>>,
-    asks: VecDeque<(Call, oneshot::Sender<Answer>)>,
-}
-
-/// Whom the answer to a call is for.
-pub(super) enum Sender {
-    Gate(Arc<Gate>),
-    Ask(oneshot::Sender<Answer>),
+struct Tasks {
+    runtime: Option<Handle>,
+    running: Vec<JoinHandle<()>>,
 }
 
 /// What a node needs of a [`Backend`], whose type need not be known here.
 trait Port: Send + Sync {
     fn key(&self, name: &str) -> Arc<str>;
+    fn shard(&self, key: &str) -> Shard;
     fn call_now(&self, call: &Call, now: Instant) -> Answer;
 }
 
@@ -96,39 +100,49 @@ impl<B: Backend> Port for B {
         B::key(self, name)
     }
 
+    fn shard(&self, key: &str) -> Shard {
+        B::shard(self, key)
+    }
+
     fn call_now(&self, call: &Call, now: Instant) -> Answer {
         B::call_now(self, call, now)
     }
 }
 
 /// A task of a node's, still to be started.
-pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Task = Pin<Box<dyn Future<Output = Ended> + Send>>;
+
+/// How a task of a node's ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// With the node.
+    WithNode,
+    /// Because there is nothing more to do for it alone.
+    Alone,
+}
 
 impl Node {
     pub(super) fn new<B: Backend>(
         id: NodeId,
         backend: &Arc<B>,
-        workers: impl Fn(Arc<Self>) -> Vec<Task> + Send + Sync + 'static,
+        desk: impl Fn(Arc<Self>, Arc<Wire>) -> Task + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let counts = Arc::<Counts>::default();
-        let link = Link::new(backend.quarantines(), Arc::clone(&counts));
         let node = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             id,
             immediate: backend.is_immediate(),
             port: Arc::clone(backend) as _,
-            workers: Box::new(workers),
+            desk: Box::new(desk),
+            quarantines: backend.quarantines(),
             gates: Mutex::default(),
             serial: Arc::new(AtomicU64::new(1)),
             live: AtomicUsize::new(0),
-            link,
-            counts,
+            wires: Wires::default(),
+            counts: Arc::default(),
             meters: Meters::default(),
             closed: AtomicBool::new(false),
             running: AtomicBool::new(false),
             tasks: Mutex::default(),
-            mail: Mutex::default(),
-            mail_came: Notify::new(),
             looks: Schedule::new(),
         });
         let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
@@ -142,11 +156,6 @@ impl Node {
 
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
-    }
-
-    /// Why the backend cannot be asked at present, if so.
-    pub(super) fn down(&self) -> Option<BackendError> {
-        if self.immediate { None } else { self.link.down() }
     }
 
     /// What counts the requests under a policy.
@@ -167,8 +176,18 @@ impl Node {
     }
 
     pub(super) fn health(&self) -> Health {
-        let link = if self.immediate { LinkState::Embedded } else { self.link.health() };
-        self.counts.health(link)
+        if self.immediate {
+            return self.counts.health(LinkState::Embedded, None);
+        }
+        let wires = self.wires.all();
+        let links = wires.iter().map(|wire| wire.link.health());
+        let worst = links.max_by_key(|link| match link {
+            LinkState::Embedded | LinkState::Up => 0,
+            LinkState::Connecting => 1,
+            LinkState::Down { .. } => 2,
+        });
+        let warning = wires.iter().find_map(|wire| wire.link.warning());
+        self.counts.health(worst.unwrap_or(LinkState::Connecting), warning)
     }
 
     /// Starts the tasks, if they do not run: at first use, because only then is there a runtime, and
@@ -184,17 +203,96 @@ impl Node {
         if self.running.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        tasks.drain(..).for_each(|task| task.abort());
+        tasks.running.drain(..).for_each(|task| task.abort());
+        tasks.runtime = Some(runtime);
         self.counts.meter.begin(self.immediate);
-        for worker in (self.workers)(Arc::clone(self)) {
-            // Whichever ends before its time, all are started anew.
-            let running = Running(Arc::clone(self));
-            tasks.push(runtime.spawn(async move {
-                let _running = running;
-                worker.await;
-            }));
+        let node = Arc::clone(self);
+        self.spawn(
+            &mut tasks,
+            Box::pin(async move {
+                super::watchdog::run(node).await;
+                Ended::WithNode
+            }),
+        );
+        for wire in self.wires.all().into_iter().filter(|_| !self.immediate) {
+            wire.started.store(true, Ordering::Release);
+            self.spawn(&mut tasks, (self.desk)(Arc::clone(self), wire));
         }
         Ok(())
+    }
+
+    fn spawn(self: &Arc<Self>, tasks: &mut Tasks, task: Task) {
+        let Some(runtime) = &tasks.runtime else { return };
+        // Whichever ends before its time, all are started anew.
+        let running = Running(Some(Arc::clone(self)));
+        let task = runtime.spawn(async move {
+            let running = running;
+            if task.await == Ended::Alone {
+                running.disarm();
+            }
+        });
+        tasks.running.push(task);
+    }
+
+    // ===== wires =====
+
+    /// The way to a server, with so many gates more on it.
+    fn attach(self: &Arc<Self>, shard: &Shard, gates: usize) -> Arc<Wire> {
+        let link = || Link::new(self.quarantines, Arc::clone(&self.counts));
+        let wire = self.wires.attach(shard, gates, link);
+        if self.immediate || wire.started.load(Ordering::Acquire) {
+            return wire;
+        }
+        let mut tasks = lock(&self.tasks);
+        if self.running.load(Ordering::Acquire) && !wire.started.swap(true, Ordering::AcqRel) {
+            tasks.running.retain(|task| !task.is_finished());
+            self.spawn(&mut tasks, (self.desk)(Arc::clone(self), Arc::clone(&wire)));
+        }
+        wire
+    }
+
+    /// This server is none of the backend's any more: forgets it, if no gate is left on it.
+    pub(super) fn end(&self, wire: &Arc<Wire>) -> bool {
+        let ended = self.wires.end(wire);
+        wire.answer_asks(&Answer::Moved);
+        ended
+    }
+
+    /// Looks where each semaphore of this server is counted now.
+    pub(super) fn rehome_all(self: &Arc<Self>, wire: &Arc<Wire>) {
+        for gate in self.gates_on(wire) {
+            self.rehome(&gate, false);
+        }
+    }
+
+    /// Sends a gate to the server that counts it now, and asks for everything again there.
+    fn rehome(self: &Arc<Self>, gate: &Arc<Gate>, was_sent_on: bool) {
+        let wire = self.attach(&self.port.shard(&self.port.key(&gate.name)), 1);
+        let now = Instant::now();
+        let mut state = gate.lock();
+        if state.retired || (Arc::ptr_eq(&state.wire, &wire) && !was_sent_on) {
+            drop(state);
+            self.wires.detach(&wire);
+            return;
+        }
+        let old = std::mem::replace(&mut state.wire, Arc::clone(&wire));
+        state.stay += 1;
+        state.queued = false;
+        let before = state.moved_at.replace(now);
+        if was_sent_on && before.is_some_and(|at| now < at + SENT_ON.0) {
+            state.held_until = Some(now + SENT_ON.1);
+            self.looks.push(Arc::clone(gate), now + SENT_ON.1);
+        }
+        // Looked at only now that a new connection would find this gate.
+        if let Some((deaf, lost_at)) = wire.link.up() {
+            state.places.connected(deaf, lost_at);
+        } else if let Some(error) = wire.link.down() {
+            state.places.unreachable(&error, now);
+        }
+        let woken = state.places.take_woken();
+        self.post(gate, state, now);
+        woken.into_iter().for_each(Waker::wake);
+        self.wires.detach(&old);
     }
 
     // ===== gates =====
@@ -218,18 +316,27 @@ impl Node {
     }
 
     fn gate(self: &Arc<Self>, name: &str) -> Arc<Gate> {
+        if let Some(gate) = lock(&self.gates).get(name) {
+            return Arc::clone(gate);
+        }
+        let key = self.port.key(name);
+        let wire = self.attach(&self.port.shard(&key), 1);
         let mut gates = lock(&self.gates);
         if let Some(gate) = gates.get(name) {
+            self.wires.detach(&wire);
             return Arc::clone(gate);
         }
         let name: Arc<str> = name.into();
         let (serial, counts) = (Arc::clone(&self.serial), Arc::clone(&self.counts));
-        let key = self.port.key(&name);
         let gate = Arc::new(Gate {
             node: Arc::clone(self),
             name: Arc::clone(&name),
             state: Mutex::new(GateState {
-                places: Places::new(key, self.id, serial, counts, self.link.conditions()),
+                places: Places::new(key, self.id, serial, counts, wire.link.conditions()),
+                wire,
+                stay: 0,
+                moved_at: None,
+                held_until: None,
                 queued: false,
                 calls: Some(Vec::new()),
                 retired: false,
@@ -241,6 +348,11 @@ impl Node {
 
     fn all_gates(&self) -> Vec<Arc<Gate>> {
         lock(&self.gates).values().cloned().collect()
+    }
+
+    fn gates_on(&self, wire: &Arc<Wire>) -> Vec<Arc<Gate>> {
+        let gates = lock(&self.gates);
+        gates.values().filter(|gate| Arc::ptr_eq(&gate.lock().wire, wire)).cloned().collect()
     }
 
     pub(super) fn place_taken(&self) {
@@ -269,14 +381,14 @@ impl Node {
         if let Some(at) = state.places.rescheduled() {
             self.looks.push(Arc::clone(gate), at);
         }
-        if !state.places.has_mail() {
+        if !state.places.has_mail() || state.held_until.is_some_and(|until| now < until) {
             return;
         }
         if !self.immediate {
             if !std::mem::replace(&mut state.queued, true) {
+                let wire = Arc::clone(&state.wire);
                 drop(state);
-                lock(&self.mail).gates.push_back(Arc::clone(gate));
-                self.mail_came.notify_one();
+                wire.post(Arc::clone(gate));
             }
             return;
         }
@@ -304,16 +416,21 @@ impl Node {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// All that is to be sent now, each call with whom its answer is for.
-    pub(super) fn collect(&self, now: Instant) -> (Vec<Call>, Vec<Sender>) {
-        let Mail { gates, asks } = std::mem::take(&mut *lock(&self.mail));
+    /// All that is to be sent there now, each call with whom its answer is for.
+    pub(super) fn collect(&self, wire: &Arc<Wire>, now: Instant) -> (Vec<Call>, Vec<Sender>) {
+        let Mail { gates, asks } = wire.take_mail();
         let (mut calls, mut senders) = (Vec::new(), Vec::new());
         for gate in gates {
             let mut state = gate.lock();
+            // It may have gone elsewhere meanwhile.
+            if !Arc::ptr_eq(&state.wire, wire) {
+                continue;
+            }
             state.queued = false;
+            let stay = state.stay;
             state.places.collect(now, &mut calls);
             drop(state);
-            senders.resize_with(calls.len(), || Sender::Gate(Arc::clone(&gate)));
+            senders.resize_with(calls.len(), || Sender::Gate(Arc::clone(&gate), stay));
         }
         for (call, to) in asks {
             calls.push(call);
@@ -322,21 +439,22 @@ impl Node {
         (calls, senders)
     }
 
-    pub(super) async fn mail_came(&self) {
-        self.mail_came.notified().await;
-    }
-
     pub(super) fn answered(call: &Call, to: Sender, answer: Answer, sent: Instant, now: Instant) {
-        match to {
-            Sender::Gate(gate) => {
+        match (to, answer) {
+            (Sender::Gate(gate, stay), Answer::Moved) => {
+                if gate.lock().stay == stay {
+                    gate.node.rehome(&gate, true);
+                }
+            }
+            (Sender::Gate(gate, stay), answer) => {
                 let counts = &gate.node.counts;
                 counts.meter.answered(&call.op, &answer, now - sent);
                 if let Answer::Failed(error) = &answer {
                     counts.tell_of_refusal(&gate.name, error);
                 }
-                gate.update(now, |places| places.answered(&call.op, answer, sent, now));
+                gate.update_in(stay, now, |places| places.answered(&call.op, answer, sent, now));
             }
-            Sender::Ask(to) => {
+            (Sender::Ask(to), answer) => {
                 let _ = to.send(answer);
             }
         }
@@ -344,10 +462,10 @@ impl Node {
 
     pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError, sent: Instant) {
         match sender {
-            Sender::Gate(gate) => {
+            Sender::Gate(gate, stay) => {
                 let now = Instant::now();
                 gate.node.counts.meter.unanswered(&call.op, now - sent);
-                gate.update(now, |places| places.unanswered(&call.op));
+                gate.update_in(stay, now, |places| places.unanswered(&call.op));
             }
             Sender::Ask(to) => {
                 let _ = to.send(Answer::Failed(error.clone()));
@@ -362,46 +480,52 @@ impl Node {
             self.port.call_now(&call, Instant::now())
         } else {
             self.ensure_running()?;
-            if let Some(error) = self.down() {
-                return Err(error);
-            }
-            let (to, answer) = oneshot::channel();
-            lock(&self.mail).asks.push_back((call, to));
-            self.mail_came.notify_one();
-            tokio::time::timeout(super::ANSWER_TIMEOUT, answer)
+            tokio::time::timeout(super::ANSWER_TIMEOUT, self.ask_until_answered(call))
                 .await
-                .map_err(|_| no_answer())?
-                .map_err(|_| no_answer())?
+                .map_err(|_| no_answer())??
         };
         match answer {
             Answer::Listing(listing) => Ok(listing),
             Answer::Failed(error) => Err(error),
             Answer::Reply { .. } => Err(BackendError::call("an answer to another question")),
+            Answer::Moved => Err(no_answer()),
         }
     }
 
-    // ===== connection =====
+    async fn ask_until_answered(self: &Arc<Self>, call: Call) -> Result<Answer, BackendError> {
+        for _ in 0..ASKED_MAX {
+            let wire = self.attach(&self.port.shard(&call.key), 0);
+            if let Some(error) = wire.link.down() {
+                return Err(error);
+            }
+            match wire.ask(call.clone()).await.map_err(|_| no_answer())? {
+                Answer::Moved => {}
+                answer => return Ok(answer),
+            }
+        }
+        Ok(Answer::Moved)
+    }
+
+    // ===== connections =====
 
     /// There is a new connection; everything is asked for again.
-    pub(super) fn connected(self: &Arc<Self>, server: &Server) {
-        let lost_at = self.link.connected(server);
-        for gate in self.all_gates() {
+    pub(super) fn connected(self: &Arc<Self>, wire: &Arc<Wire>, server: &Server) {
+        let lost_at = wire.link.connected(server);
+        for gate in self.gates_on(wire) {
             gate.update(Instant::now(), |places| places.connected(server.deaf, lost_at));
         }
     }
 
     /// The connection broke. That is no reason yet to turn anyone away.
-    pub(super) fn disconnected(&self, error: &BackendError) {
-        self.link.disconnected(error);
+    pub(super) fn disconnected(&self, wire: &Wire, error: &BackendError) {
+        wire.link.disconnected(error);
     }
 
     /// There is none to be had for now: the policy answers.
-    pub(super) fn unreachable(self: &Arc<Self>, error: &BackendError) {
-        self.link.unreachable(error);
-        for (_, to) in std::mem::take(&mut lock(&self.mail).asks) {
-            let _ = to.send(Answer::Failed(error.clone()));
-        }
-        for gate in self.all_gates() {
+    pub(super) fn unreachable(self: &Arc<Self>, wire: &Arc<Wire>, error: &BackendError) {
+        wire.link.unreachable(error);
+        wire.answer_asks(&Answer::Failed(error.clone()));
+        for gate in self.gates_on(wire) {
             let now = Instant::now();
             gate.update(now, |places| places.unreachable(error, now));
         }
@@ -422,9 +546,11 @@ impl Node {
                 Err(next) => return next,
             };
             // Only the last time that was asked for counts; the others are left over.
-            if gate.lock().places.wake_at() != Some(at) {
+            let state = gate.lock();
+            if state.places.wake_at() != Some(at) && state.held_until != Some(at) {
                 continue;
             }
+            drop(state);
             let mut next = None;
             gate.update(now, |places| next = places.tick(now));
             match next {
@@ -441,6 +567,7 @@ impl Node {
         if state.places.is_idle() && !state.queued {
             state.retired = true;
             gates.remove(&gate.name);
+            self.wires.detach(&state.wire);
             return;
         }
         // Something is still to be sent, or someone came just now: then he set a time himself.
@@ -477,7 +604,7 @@ impl Node {
 
     /// Waits for the tasks.
     pub(super) async fn join(&self) {
-        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        let tasks = std::mem::take(&mut lock(&self.tasks).running);
         for task in tasks {
             let _ = task.await;
         }
@@ -487,6 +614,15 @@ impl Node {
     pub(super) fn forget(&self) {
         lock(&self.gates).clear();
         self.looks.clear();
+        self.wake_tasks();
+    }
+
+    /// No connection is to be had, and none will be waited for: what is still to be given back to
+    /// this server ends with its lease.
+    pub(super) fn give_up(&self, wire: &Arc<Wire>) {
+        let mut gates = lock(&self.gates);
+        gates.retain(|_, gate| !Arc::ptr_eq(&gate.lock().wire, wire));
+        drop(gates);
         self.wake_tasks();
     }
 
@@ -500,14 +636,13 @@ impl Node {
     fn forget_if_over(&self) {
         if self.is_closed() && !self.running.load(Ordering::Acquire) {
             self.forget();
-            let mail = std::mem::take(&mut *lock(&self.mail));
-            // Its gates end here, and they look at the node as they do.
-            drop(mail);
+            // Their gates end here, and they look at the node as they do.
+            self.wires.all().iter().for_each(|wire| drop(wire.take_mail()));
         }
     }
 
     fn wake_tasks(&self) {
-        self.mail_came.notify_one();
+        self.wires.all().iter().for_each(|wire| wire.wake());
         self.looks.wake();
     }
 }
@@ -551,16 +686,39 @@ impl Gate {
         woken.into_iter().for_each(Waker::wake);
         result
     }
+
+    /// As [`update`](Self::update), unless the gate has gone to another server since.
+    fn update_in(self: &Arc<Self>, stay: u64, now: Instant, act: impl FnOnce(&mut Places)) {
+        let mut state = self.lock();
+        if state.stay != stay {
+            return;
+        }
+        act(&mut state.places);
+        let woken = state.places.take_woken();
+        self.node.post(self, state, now);
+        woken.into_iter().for_each(Waker::wake);
+    }
 }
 
 /// Says that the tasks are gone, however they went.
-struct Running(Arc<Node>);
+struct Running(Option<Arc<Node>>);
+
+impl Running {
+    /// Only this one is gone.
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.running.store(false, Ordering::Release);
-        self.0.link.ended();
-        self.0.forget_if_over();
+        if let Some(node) = &self.0 {
+            node.running.store(false, Ordering::Release);
+            for wire in node.wires.all() {
+                wire.link.ended();
+            }
+            node.forget_if_over();
+        }
     }
 }
 

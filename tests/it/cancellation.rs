@@ -26,7 +26,7 @@ use http_body_util::BodyExt;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
-use tower_semaphore::backend::{Answer, Backend, Call, Mailbox, MemoryBackend};
+use tower_semaphore::backend::{Answer, Backend, Call, Mailbox, MemoryBackend, Shard};
 use tower_semaphore::ledger::NodeId;
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, HoldUntil, ResponseBody};
 use tower_semaphore::{
@@ -577,6 +577,20 @@ fn anything_may_be_dropped_after_its_runtime_was_shut_down() {
     });
 }
 
+#[test]
+fn an_embedded_semaphore_goes_on_in_the_next_runtime() {
+    let semaphore = Semaphore::in_memory();
+    for _ in 0..3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..10 {
+                drop(semaphore.acquire("x", &policy(1)).await.unwrap());
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+}
+
 /// A backend that tells when the last of a process is gone: its record of places goes with it.
 struct Watched<B>(
     B,
@@ -602,8 +616,11 @@ impl<B: Backend> Backend for Watched<B> {
         self.0.call_now(call, now)
     }
 
-    fn connect(&self) -> impl Future<Output = Result<B::Lane, BackendError>> + Send {
-        self.0.connect()
+    fn connect(
+        &self,
+        shard: &Shard,
+    ) -> impl Future<Output = Result<Option<B::Lane>, BackendError>> + Send {
+        self.0.connect(shard)
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use self::keys::Keys;
 use self::lane::RedisLane;
-use super::{Answer, Backend, Call, Lane, Mailbox, Op};
+use super::{Answer, Backend, Call, Lane, Mailbox, Op, Shard};
 use crate::error::{BackendError, ConfigError};
 use crate::ledger::{Ids, NodeId, PlaceId};
 
@@ -173,7 +173,7 @@ impl Backend for RedisBackend {
         self.keys.semaphore(name)
     }
 
-    async fn connect(&self) -> Result<RedisLane, BackendError> {
+    async fn connect(&self, _: &Shard) -> Result<Option<RedisLane>, BackendError> {
         // Taken out of the pool for its life: going back would cost a round trip each time.
         let connection = self.pool.get().await.map_err(unreachable)?;
         let mut connection = Connection::take(connection);
@@ -196,7 +196,7 @@ impl Backend for RedisBackend {
                     Err(error) => return Err(lane::broken(error)),
                 }
             }
-            Ok(lane)
+            Ok(Some(lane))
         };
         tokio::time::timeout(self.response_timeout, opened)
             .await

@@ -29,7 +29,7 @@ impl Places {
                 self.replied(op, &reply, late, sent, now);
             }
             Answer::Failed(error) => self.failed(op, &error, now),
-            Answer::Listing(_) => {}
+            Answer::Listing(_) | Answer::Moved => {}
         }
         self.end_resync();
     }

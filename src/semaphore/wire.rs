@@ -1,0 +1,124 @@
+//! A node's way to one server of its backend: how things stand with it, and what goes there.
+//!
+//! Most backends have one server. Where they have several, each has its own connection and its own
+//! desk, so that one that is away harms only the semaphores that it counts.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{Notify, oneshot};
+
+use super::link::Link;
+use super::lock;
+use super::node::Gate;
+use crate::backend::{Answer, Call, Shard};
+
+/// One server, as a node sees it.
+pub(super) struct Wire {
+    shard: Shard,
+    pub(super) link: Link,
+    /// Its desk was started, in the runtime that there is.
+    pub(super) started: AtomicBool,
+    mail: Mutex<Mail>,
+    came: Notify,
+}
+
+/// What the desk is to send.
+#[derive(Default)]
+pub(super) struct Mail {
+    pub(super) gates: VecDeque<Arc<Gate>>,
+    pub(super) asks: VecDeque<(Call, oneshot::Sender<Answer>)>,
+}
+
+/// Whom the answer to a call is for.
+pub(super) enum Sender {
+    /// A gate, if it has not gone to another server since: see [`Gate`].
+    Gate(Arc<Gate>, u64),
+    Ask(oneshot::Sender<Answer>),
+}
+
+/// A node's wires, each with the number of gates that are on it.
+#[derive(Default)]
+pub(super) struct Wires(Mutex<Vec<(Arc<Wire>, usize)>>);
+
+impl Wires {
+    pub(super) fn all(&self) -> Vec<Arc<Wire>> {
+        lock(&self.0).iter().map(|(wire, _)| Arc::clone(wire)).collect()
+    }
+
+    /// The way to a server, with so many gates more on it.
+    pub(super) fn attach(
+        &self,
+        shard: &Shard,
+        gates: usize,
+        link: impl FnOnce() -> Link,
+    ) -> Arc<Wire> {
+        let mut wires = lock(&self.0);
+        if let Some((wire, count)) = wires.iter_mut().find(|(wire, _)| wire.shard() == shard) {
+            *count += gates;
+            return Arc::clone(wire);
+        }
+        let wire = Arc::new(Wire::new(shard.clone(), link()));
+        wires.push((Arc::clone(&wire), gates));
+        wire
+    }
+
+    /// One gate less.
+    pub(super) fn detach(&self, wire: &Arc<Wire>) {
+        let mut wires = lock(&self.0);
+        if let Some((_, count)) = wires.iter_mut().find(|(known, _)| Arc::ptr_eq(known, wire)) {
+            *count -= 1;
+        }
+    }
+
+    /// Forgets a wire, if no gate is left on it.
+    pub(super) fn end(&self, wire: &Arc<Wire>) -> bool {
+        let mut wires = lock(&self.0);
+        let before = wires.len();
+        wires.retain(|(known, gates)| *gates > 0 || !Arc::ptr_eq(known, wire));
+        wires.len() < before
+    }
+}
+
+impl Wire {
+    fn new(shard: Shard, link: Link) -> Self {
+        let started = AtomicBool::new(false);
+        Self { shard, link, started, mail: Mutex::default(), came: Notify::new() }
+    }
+
+    pub(super) const fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    pub(super) fn post(&self, gate: Arc<Gate>) {
+        lock(&self.mail).gates.push_back(gate);
+        self.wake();
+    }
+
+    pub(super) fn ask(&self, call: Call) -> oneshot::Receiver<Answer> {
+        let (to, answer) = oneshot::channel();
+        lock(&self.mail).asks.push_back((call, to));
+        self.wake();
+        answer
+    }
+
+    pub(super) fn take_mail(&self) -> Mail {
+        std::mem::take(&mut *lock(&self.mail))
+    }
+
+    /// Answers the questions that were not sent yet.
+    pub(super) fn answer_asks(&self, answer: &Answer) {
+        for (_, to) in std::mem::take(&mut lock(&self.mail).asks) {
+            let _ = to.send(answer.clone());
+        }
+    }
+
+    pub(super) async fn mail_came(&self) {
+        self.came.notified().await;
+    }
+
+    pub(super) fn wake(&self) {
+        self.came.notify_one();
+    }
+}
