@@ -97,9 +97,9 @@ impl Semaphore {
 
     /// Permits counted in a Redis, for all processes that use it with the same prefix.
     ///
-    /// For a `redis://`, `rediss://` or `redis+unix://` URL, with the defaults of
-    /// [`RedisBackend::builder`]. Does not connect yet: that happens at the first use, and again
-    /// whenever the connection breaks.
+    /// For any of the URLs of [`RedisBackend::builder`], with its defaults: one server, a Unix socket,
+    /// or Sentinel. Does not connect yet: that happens at the first use, and again whenever
+    /// the connection breaks.
     ///
     /// # Errors
     ///

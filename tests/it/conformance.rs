@@ -15,7 +15,7 @@ use crate::support::eventually;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
 
-trait Fleet {
+pub(crate) trait Fleet {
     /// One more process.
     fn node(&self) -> Semaphore;
     /// Whether nothing is stored.
@@ -67,6 +67,13 @@ macro_rules! conformance {
             async fn $name() {
                 super::$name(&crate::support::redis::TestRedis::start()).await;
             })*
+        }
+
+        /// All of it, one after the other, on a fleet that takes long to start.
+        #[cfg(feature = "redis")]
+        pub(crate) async fn all(fleet: &impl Fleet) {
+            $(println!("{}", stringify!($name));
+            $name(fleet).await;)*
         }
     };
 }

@@ -20,6 +20,8 @@ mod fleet;
 #[cfg(feature = "redis")]
 mod fleet_outage;
 #[cfg(feature = "redis")]
+mod fleet_sentinel;
+#[cfg(feature = "redis")]
 mod grpc;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod http;
@@ -37,6 +39,8 @@ mod outage;
 mod properties;
 #[cfg(feature = "redis")]
 mod redis_errors;
+#[cfg(feature = "redis")]
+mod redis_shapes;
 #[cfg(feature = "axum")]
 mod refusals;
 #[cfg(all(feature = "axum", feature = "redis"))]

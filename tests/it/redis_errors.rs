@@ -444,7 +444,7 @@ async fn a_server_that_cannot_save_is_not_asked_until_it_can() {
 
 const PASSWORD: &str = "open-sesame-4711";
 /// As the docs of `RedisBackend` say, and what is only nice to have.
-const LEAST: &str = "evalsha eval script|load subscribe publish time zadd zrem zcard zcount zmscore \
+pub(crate) const LEAST: &str = "evalsha eval script|load subscribe publish time zadd zrem zcard zcount zmscore \
                      zrange zrevrange zrangebyscore pttl pexpire hello";
 
 /// A user with the least rights, but for one.

@@ -19,9 +19,8 @@ use crate::error::BackendError;
 pub struct RedisLane {
     pub(super) connection: MultiplexedConnection,
     pub(super) server: Server,
-    /// How often a connection of this backend's was closed, and how often before this one.
-    pub(super) closings: watch::Receiver<u64>,
-    pub(super) closed_before: u64,
+    /// Whether the connection was closed, where that shows.
+    pub(super) closed: Option<watch::Receiver<bool>>,
 }
 
 impl Lane for RedisLane {
@@ -30,9 +29,9 @@ impl Lane for RedisLane {
     }
 
     async fn closed(&self) {
-        let mut closings = self.closings.clone();
-        // An error says that the backend itself is gone.
-        let _ = closings.wait_for(|count| *count > self.closed_before).await;
+        let Some(closed) = &self.closed else { return std::future::pending().await };
+        // An error says that nothing is left of the connection.
+        let _ = closed.clone().wait_for(|closed| *closed).await;
     }
 
     fn send(
@@ -41,16 +40,17 @@ impl Lane for RedisLane {
     ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static {
         let mut connection = self.connection.clone();
         async move {
-            let mut values = send(&mut connection, calls.iter().map(scripts::evalsha)).await?;
+            let commands = calls.iter().map(scripts::evalsha);
+            let mut values = send(&mut connection, commands).await?;
 
             // Scripts that this server does not know (any more) are sent whole. What was sent after
             // them may have been carried out before them.
-            let unknown: Vec<usize> =
+            let late: Vec<usize> =
                 values.iter().enumerate().filter(|(_, v)| is_unknown(v)).map(|(i, _)| i).collect();
-            if !unknown.is_empty() {
-                let whole = unknown.iter().map(|i| scripts::eval(&calls[*i]));
+            if !late.is_empty() {
+                let whole = late.iter().map(|i| scripts::eval(&calls[*i]));
                 let again = send(&mut connection, whole).await?;
-                for (i, value) in unknown.iter().zip(again) {
+                for (i, value) in late.iter().zip(again) {
                     values[*i] = value;
                 }
             }
@@ -61,8 +61,8 @@ impl Lane for RedisLane {
                     Value::ServerError(error) => failure(error.into())?,
                     value => scripts::decode(call, &value).unwrap_or_else(Answer::Failed),
                 };
-                if let Answer::Reply { late, .. } = &mut answer {
-                    *late = unknown.contains(&i);
+                if let Answer::Reply { late: is_late, .. } = &mut answer {
+                    *is_late = late.contains(&i);
                 }
                 answers.push(answer);
             }

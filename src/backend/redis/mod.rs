@@ -1,47 +1,71 @@
 //! Permits counted in Redis.
 
+mod dial;
 mod info;
 mod keys;
 mod lane;
 mod scripts;
+mod sentinel;
+mod url;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use deadpool_redis::redis::io::tcp::TcpSettings;
+use deadpool_redis::Pool;
+use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind,
-    RedisError, ServerErrorKind, Value, cmd,
+    AsyncConnectionConfig, ConnectionInfo, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    cmd,
 };
-use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, Timeouts};
 
 use tokio::sync::watch;
 
+use self::dial::{Patience, dial};
 use self::keys::Keys;
 use self::lane::RedisLane;
+use self::sentinel::Sentinel;
 use super::{Answer, Backend, Call, Lane, Mailbox, Op, Shard};
 use crate::error::{BackendError, ConfigError};
 use crate::ledger::{Ids, NodeId, PlaceId};
 
 /// The backend for a fleet: each semaphore is one sorted set in Redis.
 ///
-/// Redis 6.2 or later, or Valkey. Uses one connection, from a [`deadpool_redis::Pool`] of its own,
-/// with `TCP_NODELAY` and RESP3; hints arrive on it too. Every call is bounded in time.
+/// Redis 6.2 or later, or Valkey: one server, or one that Sentinel watches over; see
+/// [`builder`](Self::builder) for the URLs. Uses one connection, made by
+/// [`deadpool_redis`], with `TCP_NODELAY` and RESP3; hints arrive on it too. Every call is bounded in
+/// time, and none is repeated behind anyone's back.
+///
+/// # Users
 ///
 /// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
 /// `+evalsha +eval +script|load +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
 /// +zrevrange +zrangebyscore +pttl +pexpire +hello`; and `+info`, to see a restart and an eviction
 /// policy that loses semaphores.
+///
+/// A sentinel's own user needs `+sentinel|get-master-addr-by-name`.
+///
+/// # Sentinel
+///
+/// Sentinels are asked in turn, at each connection anew, for the master. What the old master granted
+/// and had not sent to its replica is lost in a failover: [`AfterLoss`] says what happens then. An
+/// old master that is cut off from the sentinels, but not from a process of yours, goes on granting
+/// to that one until the network is whole again; `min-replicas-to-write 1` keeps it from that.
 pub struct RedisBackend {
-    pool: Pool,
+    servers: Servers,
     keys: Keys,
-    response_timeout: Duration,
+    patience: Patience,
     after_loss: AfterLoss,
-    /// How often a connection was closed.
-    closings: watch::Receiver<u64>,
     /// Who calls, and who is told: see [`Backend::attach`].
     caller: Arc<OnceLock<Caller>>,
+}
+
+/// Where connections lead.
+enum Servers {
+    One(ConnectionInfo),
+    Sentinel(Sentinel),
+    /// Connections are made elsewhere.
+    Pool(Pool),
 }
 
 type Caller = (NodeId, Weak<dyn Mailbox>);
@@ -64,11 +88,17 @@ pub enum AfterLoss {
 #[derive(Clone)]
 #[must_use]
 pub struct RedisBackendBuilder {
-    url: String,
+    to: To,
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
     after_loss: AfterLoss,
+}
+
+#[derive(Clone)]
+enum To {
+    Url(String),
+    Pool(Pool),
 }
 
 impl RedisBackend {
@@ -77,20 +107,45 @@ impl RedisBackend {
     /// How long an answer may take, unless said otherwise: 500 ms.
     pub const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-    /// For a URL: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS (feature `tls`),
-    /// `redis+unix:///path` for a socket.
+    /// For a URL:
+    ///
+    /// | Redis is | URL |
+    /// |---|---|
+    /// | one server | `redis://[user:password@]host[:port][/db]` |
+    /// | with TLS (feature `tls`) | `rediss://...`; also `rediss-sentinel://` |
+    /// | on a Unix socket | `redis+unix:///path[?db=...&user=...&pass=...]` or `unix://` |
+    /// | watched by Sentinel | `redis-sentinel://[user:password@]host[:port][,host[:port]...]/master[/db]` |
+    ///
+    /// The hosts are those of the sentinels (port 26379 unless named); user and password are those of the servers. Sentinels that ask for their own get them
+    /// from `?sentinel_username=...&sentinel_password=...`.
     pub fn builder(url: impl Into<String>) -> RedisBackendBuilder {
-        RedisBackendBuilder {
-            url: url.into(),
-            prefix: "semaphore".to_owned(),
-            connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
-            response_timeout: Self::DEFAULT_RESPONSE_TIMEOUT,
-            after_loss: AfterLoss::default(),
-        }
+        RedisBackendBuilder::new(To::Url(url.into()))
+    }
+
+    /// For connections from a pool of yours, with the settings that it has; to one server. One
+    /// connection is taken out of it for good, whenever one is opened.
+    ///
+    /// This has a price. A connection that the pool has kept is tried by it first (`+unwatch +ping`).
+    /// Hints cannot arrive on a connection that was made elsewhere, so whoever
+    /// waits asks every 100 ms; he can be passed over once by another process's requests. A
+    /// connection that was closed is noticed only with the next call. TCP_NODELAY is off in such a
+    /// pool unless you turn it on. [`builder`](Self::builder) costs none of that.
+    pub fn from_pool(pool: Pool) -> RedisBackendBuilder {
+        RedisBackendBuilder::new(To::Pool(pool))
     }
 }
 
 impl RedisBackendBuilder {
+    fn new(to: To) -> Self {
+        Self {
+            to,
+            prefix: "semaphore".to_owned(),
+            connect_timeout: RedisBackend::DEFAULT_CONNECT_TIMEOUT,
+            response_timeout: RedisBackend::DEFAULT_RESPONSE_TIMEOUT,
+            after_loss: AfterLoss::default(),
+        }
+    }
+
     /// What all keys and channels begin with. `semaphore` unless set; 1 to 40 of
     /// `A-Z a-z 0-9 . _ -`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -131,33 +186,21 @@ impl RedisBackendBuilder {
                 return Err(ConfigError::new(format!("{name}: 0 cannot be used; allowed: more")));
             }
         }
-        let info = connection_info(&self.url)?;
-        let caller = Arc::new(OnceLock::new());
-        let (closed, closings) = watch::channel(0);
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.connect_timeout))
-            // The desk bounds the answers: it knows what to do about it.
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(1024)
-            .set_push_sender(deliver(Arc::clone(&caller), keys.clone(), closed));
-        let manager = Manager::new_with_config(info, config).map_err(|error| bad_url(&error))?;
-        let pool = Pool::builder(manager)
-            .max_size(1)
-            .timeouts(Timeouts {
-                wait: Some(self.connect_timeout),
-                create: Some(self.connect_timeout),
-                recycle: Some(self.connect_timeout),
-            })
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| ConfigError::new(format!("connection pool: {error}")))?;
+        let servers = match self.to {
+            To::Pool(pool) => Servers::Pool(pool),
+            To::Url(url) => match url::Servers::parse(&url)? {
+                url::Servers::One(info) => Servers::One(info),
+                url::Servers::Sentinel { sentinels, master, server } => {
+                    Servers::Sentinel(Sentinel::new(sentinels, master, server))
+                }
+            },
+        };
         Ok(RedisBackend {
-            pool,
+            servers,
             keys,
-            response_timeout: self.response_timeout,
+            patience: Patience { connect: self.connect_timeout, answer: self.response_timeout },
             after_loss: self.after_loss,
-            closings,
-            caller,
+            caller: Arc::default(),
         })
     }
 }
@@ -174,20 +217,56 @@ impl Backend for RedisBackend {
     }
 
     async fn connect(&self, _: &Shard) -> Result<Option<RedisLane>, BackendError> {
-        // Taken out of the pool for its life: going back would cost a round trip each time.
-        let connection = self.pool.get().await.map_err(unreachable)?;
-        let mut connection = Connection::take(connection);
+        match &self.servers {
+            Servers::One(info) => self.open(info).await.map(Some),
+            Servers::Pool(pool) => {
+                let connection = tokio::time::timeout(self.patience.connect, dial::from(pool));
+                let connection = connection.await.map_err(|_| no_answer())??;
+                self.prepare(connection, None).await.map(Some)
+            }
+            Servers::Sentinel(sentinel) => {
+                let info = sentinel.master(self.patience).await?;
+                let opened = self.open(&info).await;
+                // It may be a master no more, or not be there: another one may know better.
+                opened.inspect_err(|_| sentinel.distrust()).map(Some)
+            }
+        }
+    }
+
+    fn quarantines(&self) -> bool {
+        self.after_loss == AfterLoss::Quarantine
+    }
+
+    fn response_timeout(&self) -> Duration {
+        self.patience.answer
+    }
+}
+
+impl RedisBackend {
+    async fn open(&self, info: &ConnectionInfo) -> Result<RedisLane, BackendError> {
+        let (closed, closings) = watch::channel(false);
+        let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
+        let config = AsyncConnectionConfig::new().set_push_sender(deliver(caller, keys, closed));
+        let connection = dial(info, config, self.patience).await?;
+        self.prepare(connection, Some(closings)).await
+    }
+
+    /// Makes a connection ready for calls, and tries it. Without `closed` it can get no hints.
+    async fn prepare(
+        &self,
+        mut connection: MultiplexedConnection,
+        closed: Option<watch::Receiver<bool>>,
+    ) -> Result<RedisLane, BackendError> {
         let opened = async {
             let server = info::ask(&mut connection).await?;
-            let closed_before = *self.closings.borrow();
-            let closings = self.closings.clone();
-            let mut lane = RedisLane { connection, server, closings, closed_before };
+            let mut lane = RedisLane { connection, server, closed };
             // Who may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();
             lane.connection.send_packed_commands(&scripts, 0, count).await.map_err(lane::broken)?;
-            if let Some((node, _)) = self.caller.get() {
-                self.probe(&mut lane, *node).await?;
+            let Some((node, _)) = self.caller.get() else { return Ok(lane) };
+            self.probe(&mut lane, *node).await?;
+            if lane.closed.is_some() {
                 match lane.connection.subscribe(self.keys.mailbox(*node)).await {
                     Ok(()) => lane.server.deaf = false,
                     Err(error) if is_forbidden(&error) => {
@@ -196,23 +275,11 @@ impl Backend for RedisBackend {
                     Err(error) => return Err(lane::broken(error)),
                 }
             }
-            Ok(Some(lane))
+            Ok(lane)
         };
-        tokio::time::timeout(self.response_timeout, opened)
-            .await
-            .map_err(|_| BackendError::connection("Redis gave no answer in time"))?
+        tokio::time::timeout(self.patience.answer, opened).await.map_err(|_| no_answer())?
     }
 
-    fn quarantines(&self) -> bool {
-        self.after_loss == AfterLoss::Quarantine
-    }
-
-    fn response_timeout(&self) -> Duration {
-        self.response_timeout
-    }
-}
-
-impl RedisBackend {
     /// Whether this server can be used: it is not a replica, is not loading, knows the newest command
     /// that the scripts use, and lets this user call them. Leaves nothing.
     async fn probe(&self, lane: &mut RedisLane, node: NodeId) -> Result<(), BackendError> {
@@ -251,11 +318,11 @@ impl RedisBackend {
 fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
-    closed: watch::Sender<u64>,
+    closed: watch::Sender<bool>,
 ) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
     move |push| {
         if push.kind == PushKind::Disconnection {
-            closed.send_modify(|count| *count += 1);
+            closed.send_replace(true);
         }
         let PushInfo { kind: PushKind::Message, data } = push else { return Ok(()) };
         let [_, Value::BulkString(message)] = data.as_slice() else { return Ok(()) };
@@ -269,47 +336,12 @@ fn deliver(
     }
 }
 
-fn connection_info(url: &str) -> Result<ConnectionInfo, ConfigError> {
-    // rustls must be told once in a process who does the cryptography; what the user chose counts.
-    #[cfg(feature = "tls")]
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let info = url.into_connection_info().map_err(|error| bad_url(&error))?;
-    let settings = info
-        .redis_settings()
-        .clone()
-        .set_protocol(ProtocolVersion::RESP3)
-        // A call that an ACL need not allow for, and nobody here asks for what it tells.
-        .set_skip_set_lib_name();
-    let tcp = TcpSettings::default().set_nodelay(true);
-    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
-}
-
-// Never shows the URL: it may hold a password.
-fn bad_url(error: &RedisError) -> ConfigError {
-    ConfigError::new(format!(
-        "Redis URL: cannot be used ({}); allowed: redis://[user:password@]host[:port][/db], \
-         rediss://... with the feature `tls`, redis+unix:///path",
-        error.category()
-    ))
-}
-
 fn is_forbidden(error: &RedisError) -> bool {
     error.kind() == deadpool_redis::redis::ErrorKind::Server(ServerErrorKind::NoPerm)
 }
 
-fn unreachable(error: PoolError) -> BackendError {
-    let text = match &error {
-        PoolError::Timeout(_) => {
-            "Redis could not be reached in time; is it there, and does it speak TLS on this port if \
-             and only if the URL says rediss?"
-                .to_owned()
-        }
-        PoolError::Backend(error) => {
-            format!("Redis could not be reached: {error}{}", lane::advice(error))
-        }
-        error => format!("Redis could not be reached: {error}"),
-    };
-    BackendError::connection(text).with_source(error)
+fn no_answer() -> BackendError {
+    BackendError::connection("Redis gave no answer in time")
 }
 
 impl fmt::Debug for RedisBackend {

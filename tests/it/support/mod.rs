@@ -1,6 +1,8 @@
 //! What the tests share.
 
 #[cfg(feature = "redis")]
+pub(crate) mod crowd;
+#[cfg(feature = "redis")]
 pub(crate) mod fleet;
 #[cfg(feature = "redis")]
 pub(crate) mod gateway;
@@ -17,6 +19,8 @@ pub(crate) mod recorded;
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
 pub(crate) mod semaphore;
+#[cfg(feature = "redis")]
+pub(crate) mod sentinel;
 pub(crate) mod told;
 
 use std::future::Future;
@@ -32,5 +36,15 @@ where
     while !holds().await {
         assert!(Instant::now() < end, "not in ten seconds: {what}");
         tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
+/// Waits until something holds, where nothing else need go on; for twenty seconds at the most.
+#[cfg(feature = "redis")]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "not in twenty seconds: {what}");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

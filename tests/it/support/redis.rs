@@ -71,6 +71,15 @@ impl TestRedis {
         command.query(&mut connection).unwrap()
     }
 
+    /// Makes a user `app` with the password `secret`, and no rights but these.
+    pub(crate) fn let_in(&self, rights: &str) {
+        let rights: Vec<_> = rights.split_whitespace().map(|right| format!("+{right}")).collect();
+        let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret"];
+        words.extend(["~semaphore:*", "&semaphore:*", "-@all"]);
+        words.extend(rights.iter().map(String::as_str));
+        self.command::<()>(&words);
+    }
+
     pub(crate) fn keys(&self) -> u64 {
         self.command(&["DBSIZE"])
     }

@@ -1,0 +1,86 @@
+//! Which server is the master, as sentinels tell it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, cmd};
+use tokio::time::timeout;
+
+use super::dial::{Patience, dial};
+use super::lane;
+use crate::error::BackendError;
+
+/// Several sentinels, and what they call the master.
+pub(super) struct Sentinel {
+    sentinels: Vec<ConnectionInfo>,
+    master: String,
+    /// The servers': all but the address.
+    server: ConnectionInfo,
+    /// Which one to ask first.
+    first: AtomicUsize,
+}
+
+impl Sentinel {
+    pub(super) const fn new(
+        sentinels: Vec<ConnectionInfo>,
+        master: String,
+        server: ConnectionInfo,
+    ) -> Self {
+        Self { sentinels, master, server, first: AtomicUsize::new(0) }
+    }
+
+    /// The master now, by the first sentinel that knows. Asks each in turn.
+    pub(super) async fn master(&self, patience: Patience) -> Result<ConnectionInfo, BackendError> {
+        let first = self.first.load(Ordering::Relaxed);
+        let mut why = String::new();
+        for i in first..first + self.sentinels.len() {
+            let i = i % self.sentinels.len();
+            let sentinel = &self.sentinels[i];
+            match self.ask(sentinel, patience).await {
+                Ok(Some((host, port))) => {
+                    self.first.store(i, Ordering::Relaxed);
+                    return Ok(at(&self.server, host, port));
+                }
+                Ok(None) => {
+                    why += &format!("; {}: it knows no master {:?}", sentinel.addr(), self.master);
+                }
+                Err(error) => why += &format!("; {}: {error}", sentinel.addr()),
+            }
+        }
+        Err(BackendError::connection(format!("no sentinel told where the master is{why}")))
+    }
+
+    /// The server that was named was of no use: another sentinel is asked first.
+    pub(super) fn distrust(&self) {
+        let next = (self.first.load(Ordering::Relaxed) + 1) % self.sentinels.len();
+        self.first.store(next, Ordering::Relaxed);
+    }
+
+    async fn ask(
+        &self,
+        sentinel: &ConnectionInfo,
+        patience: Patience,
+    ) -> Result<Option<(String, u16)>, BackendError> {
+        let mut connection = dial(sentinel, AsyncConnectionConfig::new(), patience).await?;
+        let mut question = cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
+        let answer = question.query_async(&mut connection);
+        match timeout(patience.answer, answer).await {
+            Ok(answer) => answer.map_err(lane::broken),
+            Err(_) => Err(BackendError::connection("no answer in time")),
+        }
+    }
+}
+
+/// Another server, spoken to in the same way.
+pub(super) fn at(like: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let address = match like.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    like.clone().set_addr(address)
+}
