@@ -98,7 +98,7 @@ impl Semaphore {
     /// Permits counted in a Redis, for all processes that use it with the same prefix.
     ///
     /// For any of the URLs of [`RedisBackend::builder`], with its defaults: one server, a Unix socket,
-    /// or Sentinel. Does not connect yet: that happens at the first use, and again whenever
+    /// Sentinel or a cluster. Does not connect yet: that happens at the first use, and again whenever
     /// the connection breaks.
     ///
     /// # Errors

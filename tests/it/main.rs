@@ -18,6 +18,8 @@ mod differential;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(feature = "redis")]
+mod fleet_cluster;
+#[cfg(feature = "redis")]
 mod fleet_outage;
 #[cfg(feature = "redis")]
 mod fleet_sentinel;

@@ -1,11 +1,13 @@
 //! Permits counted in Redis.
 
+mod cluster;
 mod dial;
 mod info;
 mod keys;
 mod lane;
 mod scripts;
 mod sentinel;
+mod slots;
 mod url;
 
 use std::fmt;
@@ -21,9 +23,10 @@ use deadpool_redis::redis::{
 
 use tokio::sync::watch;
 
+use self::cluster::Cluster;
 use self::dial::{Patience, dial};
 use self::keys::Keys;
-use self::lane::RedisLane;
+use self::lane::{Member, RedisLane};
 use self::sentinel::Sentinel;
 use super::{Answer, Backend, Call, Lane, Mailbox, Op, Shard};
 use crate::error::{BackendError, ConfigError};
@@ -31,8 +34,8 @@ use crate::ledger::{Ids, NodeId, PlaceId};
 
 /// The backend for a fleet: each semaphore is one sorted set in Redis.
 ///
-/// Redis 6.2 or later, or Valkey: one server, or one that Sentinel watches over; see
-/// [`builder`](Self::builder) for the URLs. Uses one connection, made by
+/// Redis 6.2 or later, or Valkey: one server, one that Sentinel watches over, or a cluster; see
+/// [`builder`](Self::builder) for the URLs. Uses one connection to each server that it needs, made by
 /// [`deadpool_redis`], with `TCP_NODELAY` and RESP3; hints arrive on it too. Every call is bounded in
 /// time, and none is repeated behind anyone's back.
 ///
@@ -43,7 +46,8 @@ use crate::ledger::{Ids, NodeId, PlaceId};
 /// +zrevrange +zrangebyscore +pttl +pexpire +hello`; and `+info`, to see a restart and an eviction
 /// policy that loses semaphores.
 ///
-/// A sentinel's own user needs `+sentinel|get-master-addr-by-name`.
+/// In a cluster it needs `+cluster|slots +asking` too, and all of that on each node, replicas among
+/// them. A sentinel's own user needs `+sentinel|get-master-addr-by-name`.
 ///
 /// # Sentinel
 ///
@@ -51,6 +55,15 @@ use crate::ledger::{Ids, NodeId, PlaceId};
 /// and had not sent to its replica is lost in a failover: [`AfterLoss`] says what happens then. An
 /// old master that is cut off from the sentinels, but not from a process of yours, goes on granting
 /// to that one until the network is whole again; `min-replicas-to-write 1` keeps it from that.
+///
+/// # Cluster
+///
+/// Each semaphore is in the slot of its name. Each master has a connection of its own, and its own
+/// state: one that is away harms only its own semaphores, if the cluster has
+/// `cluster-require-full-coverage no`; with `yes`, which is Redis' default, all nodes stop until it is
+/// replaced. When a slot moves, or a replica is promoted, what is in it is asked for there. Hints go
+/// by the cluster's own bus to all of its nodes. A process that died while it waited is passed over
+/// when its lease ends, not at once, because in a cluster nobody can tell that it is gone.
 pub struct RedisBackend {
     servers: Servers,
     keys: Keys,
@@ -64,6 +77,7 @@ pub struct RedisBackend {
 enum Servers {
     One(ConnectionInfo),
     Sentinel(Sentinel),
+    Cluster(Arc<Cluster>),
     /// Connections are made elsewhere.
     Pool(Pool),
 }
@@ -112,11 +126,13 @@ impl RedisBackend {
     /// | Redis is | URL |
     /// |---|---|
     /// | one server | `redis://[user:password@]host[:port][/db]` |
-    /// | with TLS (feature `tls`) | `rediss://...`; also `rediss-sentinel://` |
+    /// | with TLS (feature `tls`) | `rediss://...`; also `rediss-sentinel://`, `rediss-cluster://` |
     /// | on a Unix socket | `redis+unix:///path[?db=...&user=...&pass=...]` or `unix://` |
     /// | watched by Sentinel | `redis-sentinel://[user:password@]host[:port][,host[:port]...]/master[/db]` |
+    /// | a cluster | `redis-cluster://[user:password@]host[:port][,host[:port]...]` |
     ///
-    /// The hosts are those of the sentinels (port 26379 unless named); user and password are those of the servers. Sentinels that ask for their own get them
+    /// The hosts are those of the sentinels (port 26379 unless named), or some nodes of the cluster
+    /// (6379); user and password are those of the servers. Sentinels that ask for their own get them
     /// from `?sentinel_username=...&sentinel_password=...`.
     pub fn builder(url: impl Into<String>) -> RedisBackendBuilder {
         RedisBackendBuilder::new(To::Url(url.into()))
@@ -193,6 +209,7 @@ impl RedisBackendBuilder {
                 url::Servers::Sentinel { sentinels, master, server } => {
                     Servers::Sentinel(Sentinel::new(sentinels, master, server))
                 }
+                url::Servers::Cluster(seeds) => Servers::Cluster(Arc::new(Cluster::new(seeds))),
             },
         };
         Ok(RedisBackend {
@@ -216,19 +233,39 @@ impl Backend for RedisBackend {
         self.keys.semaphore(name)
     }
 
-    async fn connect(&self, _: &Shard) -> Result<Option<RedisLane>, BackendError> {
+    fn shard(&self, key: &str) -> Shard {
         match &self.servers {
-            Servers::One(info) => self.open(info).await.map(Some),
+            Servers::Cluster(cluster) => cluster.master(key),
+            _ => Shard::default(),
+        }
+    }
+
+    async fn connect(&self, shard: &Shard) -> Result<Option<RedisLane>, BackendError> {
+        match &self.servers {
+            Servers::One(info) => self.open(info, None).await.map(Some),
             Servers::Pool(pool) => {
                 let connection = tokio::time::timeout(self.patience.connect, dial::from(pool));
                 let connection = connection.await.map_err(|_| no_answer())??;
-                self.prepare(connection, None).await.map(Some)
+                self.prepare(connection, None, None).await.map(Some)
             }
             Servers::Sentinel(sentinel) => {
                 let info = sentinel.master(self.patience).await?;
-                let opened = self.open(&info).await;
+                let opened = self.open(&info, None).await;
                 // It may be a master no more, or not be there: another one may know better.
                 opened.inspect_err(|_| sentinel.distrust()).map(Some)
+            }
+            Servers::Cluster(cluster) => {
+                let told = cluster.refresh(shard, self.patience).await;
+                let Some(info) = cluster.info(shard) else {
+                    told?;
+                    return if cluster.is_complete() { Ok(None) } else { Err(no_master()) };
+                };
+                if told.is_ok() && !cluster.has(shard) {
+                    return Ok(None);
+                }
+                let (cluster, node) = (Arc::clone(cluster), shard.clone());
+                let member = Member { cluster, node, patience: self.patience };
+                self.open(&info, Some(member)).await.map(Some)
             }
         }
     }
@@ -243,12 +280,21 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
-    async fn open(&self, info: &ConnectionInfo) -> Result<RedisLane, BackendError> {
+    async fn open(
+        &self,
+        info: &ConnectionInfo,
+        member: Option<Member>,
+    ) -> Result<RedisLane, BackendError> {
         let (closed, closings) = watch::channel(false);
         let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
-        let config = AsyncConnectionConfig::new().set_push_sender(deliver(caller, keys, closed));
+        let config = AsyncConnectionConfig::new().set_push_sender(deliver(
+            caller,
+            keys,
+            member.clone(),
+            closed,
+        ));
         let connection = dial(info, config, self.patience).await?;
-        self.prepare(connection, Some(closings)).await
+        self.prepare(connection, Some(closings), member).await
     }
 
     /// Makes a connection ready for calls, and tries it. Without `closed` it can get no hints.
@@ -256,10 +302,11 @@ impl RedisBackend {
         &self,
         mut connection: MultiplexedConnection,
         closed: Option<watch::Receiver<bool>>,
+        member: Option<Member>,
     ) -> Result<RedisLane, BackendError> {
         let opened = async {
             let server = info::ask(&mut connection).await?;
-            let mut lane = RedisLane { connection, server, closed };
+            let mut lane = RedisLane { connection, server, closed, member };
             // Who may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();
@@ -286,9 +333,18 @@ impl RedisBackend {
         let ids = Ids::from_elem(PlaceId { node, deaf: true, n: 0 }, 1);
         let acquire =
             Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
+        // No name is encoded so.
+        let name = match &lane.member {
+            None => "!probe".to_owned(),
+            Some(Member { cluster, node, .. }) => {
+                let key = |name: &str| self.keys.semaphore(name).to_string();
+                let Some(name) = cluster.name_at(node, key) else { return Ok(()) };
+                name
+            }
+        };
+        let key = self.keys.semaphore(&name);
         let calls = [acquire, Op::Release { ids }].map(|op| Call {
-            // No name is encoded so.
-            key: self.keys.semaphore("!probe"),
+            key: Arc::clone(&key),
             node,
             limit: 0,
             op,
@@ -318,6 +374,7 @@ impl RedisBackend {
 fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
+    member: Option<Member>,
     closed: watch::Sender<bool>,
 ) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
     move |push| {
@@ -329,6 +386,8 @@ fn deliver(
         let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;
         if let Some((key, hints)) = scripts::hints(message)
             && let Some(name) = keys.name(key)
+            // In a cluster each node sends every message on: what counts comes from the master.
+            && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
             hints.for_each(|(n, lease_end)| mailbox.hint(name, n, lease_end));
         }
@@ -342,6 +401,10 @@ fn is_forbidden(error: &RedisError) -> bool {
 
 fn no_answer() -> BackendError {
     BackendError::connection("Redis gave no answer in time")
+}
+
+fn no_master() -> BackendError {
+    BackendError::connection("no node of the cluster serves this slot")
 }
 
 impl fmt::Debug for RedisBackend {

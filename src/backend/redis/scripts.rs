@@ -71,19 +71,18 @@ pub(super) fn load() -> Pipeline {
 }
 
 /// The call by the script's hash; Redis answers NOSCRIPT if it does not know that.
-pub(super) fn evalsha(call: &Call) -> Cmd {
-    arguments("EVALSHA", &script(&call.op).hash, call)
+pub(super) fn evalsha(call: &Call, counted: bool) -> Cmd {
+    arguments("EVALSHA", &script(&call.op).hash, call, counted)
 }
 
 /// The call with the script's text, which Redis knows from then on.
-pub(super) fn eval(call: &Call) -> Cmd {
-    arguments("EVAL", &script(&call.op).text, call)
+pub(super) fn eval(call: &Call, counted: bool) -> Cmd {
+    arguments("EVAL", &script(&call.op).text, call, counted)
 }
 
-/// In the order in which the scripts' headers list them.
-fn arguments(name: &str, script: &str, call: &Call) -> Cmd {
-    /// A standalone server's PUBLISH tells whether a node listens.
-    const COUNTED: u8 = 1;
+/// In the order in which the scripts' headers list them. `counted`: PUBLISH tells whether a node
+/// listens, as it does where there is one server.
+fn arguments(name: &str, script: &str, call: &Call, counted: bool) -> Cmd {
     // Of one place and of all that is not a place, with room to spare.
     const ID: usize = 24;
     const REST: usize = 80;
@@ -111,7 +110,7 @@ fn arguments(name: &str, script: &str, call: &Call) -> Cmd {
         Op::Release { .. } | Op::Inspect { .. } => {}
     }
     let node = call.node.text();
-    command.arg(COUNTED).arg(&node[..]);
+    command.arg(u8::from(counted)).arg(&node[..]);
     match &call.op {
         Op::Acquire { leaving, ids, .. } => {
             command.arg(leaving.len());

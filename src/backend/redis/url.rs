@@ -7,8 +7,10 @@ use crate::error::ConfigError;
 
 const ALLOWED: &str = "redis://[user:password@]host[:port][/db], rediss://... with the feature `tls`, \
                        redis+unix:///path[?db=...&user=...&pass=...], \
-                       redis-sentinel://[user:password@]host[:port][,...]/master[/db]";
+                       redis-sentinel://[user:password@]host[:port][,...]/master[/db], \
+                       redis-cluster://[user:password@]host[:port][,...]";
 const SENTINEL_PORT: u16 = 26379;
+const REDIS_PORT: u16 = 6379;
 
 /// The servers, and how each is spoken to.
 #[derive(Clone)]
@@ -21,6 +23,8 @@ pub(super) enum Servers {
         /// For the servers that they name: all but the address.
         server: ConnectionInfo,
     },
+    /// Some nodes, of which any tells of all.
+    Cluster(Vec<ConnectionInfo>),
 }
 
 impl Servers {
@@ -39,6 +43,8 @@ impl Servers {
             // `+` is how it is written for Python's clients.
             "redis-sentinel" | "redis+sentinel" => sentinel("redis", rest),
             "rediss-sentinel" | "rediss+sentinel" => sentinel("rediss", rest),
+            "redis-cluster" | "redis+cluster" => cluster("redis", rest),
+            "rediss-cluster" | "rediss+cluster" => cluster("rediss", rest),
             // What has a password in it is no scheme that someone meant.
             scheme if scheme.len() <= 20 && scheme.bytes().all(is_of_scheme) => {
                 Err(bad(format!("the scheme {scheme:?} is not known")))
@@ -99,6 +105,18 @@ fn sentinel(scheme: &str, rest: &str) -> Result<Servers, ConfigError> {
         .collect::<Result<_, _>>()?;
     let server = one(&format!("{scheme}://{user}{}/{db}", hosts[0]))?;
     Ok(Servers::Sentinel { sentinels, master: master.to_owned(), server })
+}
+
+fn cluster(scheme: &str, rest: &str) -> Result<Servers, ConfigError> {
+    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT)?;
+    if !matches!(path, "" | "0") {
+        return Err(bad(format!("a cluster has no database {path:?}; only 0 can be named")));
+    }
+    if !query.is_empty() {
+        return Err(bad("a cluster has no options"));
+    }
+    let nodes = hosts.iter().map(|host| one(&format!("{scheme}://{user}{host}/")));
+    nodes.collect::<Result<_, _>>().map(Servers::Cluster)
 }
 
 /// `[user[:password]@]host[:port][,host[:port]...][/path][?query]`
@@ -205,6 +223,16 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_a_cluster_are_read() {
+        let Ok(Servers::Cluster(nodes)) = Servers::parse("redis-cluster://:pw@h1:7000,h2/0") else {
+            panic!("not read")
+        };
+        let addresses: Vec<_> = nodes.iter().map(|one| one.addr().to_string()).collect();
+        assert_eq!(addresses, ["h1:7000", "h2:6379"]);
+        assert!(nodes.iter().all(|node| node.redis_settings().password() == Some("pw")));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (url, named) in [
             ("localhost:6379", "`://`"),
@@ -221,6 +249,9 @@ mod tests {
             ("redis-sentinel://h1/m/0/y", "\"y\""),
             ("redis-sentinel://h1/m?timeout=3", "\"timeout\""),
             ("redis-sentinel://h1/m#x", "`#`"),
+            ("redis-cluster://", "\"\" is not a host"),
+            ("redis-cluster://h1:7000/3", "\"3\""),
+            ("redis-cluster://h1:7000?x=1", "options"),
         ] {
             let error = error(url);
             assert!(error.contains(named), "{url}: {error}");
@@ -230,11 +261,11 @@ mod tests {
     #[test]
     fn no_piece_of_a_password_is_shown() {
         for url in [
-            "redis-sentinel://u:hunt/er2@h1/m",
-            "redis-sentinel://u:hunt,er2@h1:x/m",
-            "redis-sentinel://u:hunt@er2@h1/m",
-            "redis-sentinel://u:hunter2@h1:x/m",
-            "redis-sentinel://u:hunter2@h!/m",
+            "redis-cluster://u:hunt/er2@h1",
+            "redis-cluster://u:hunt,er2@h1:x",
+            "redis-cluster://u:hunt@er2@h1",
+            "redis-cluster://u:hunter2@h1:x",
+            "redis-cluster://u:hunter2@h!",
             "redis-sentinel://u:hunt?er2@h1/m",
             "redis-sentinel://u:hunt#er2@h1/m",
             "redis-sentinel://h1/m?sentinel_password=hunt@er2",

@@ -1,6 +1,8 @@
 //! What the tests share.
 
 #[cfg(feature = "redis")]
+pub(crate) mod cluster;
+#[cfg(feature = "redis")]
 pub(crate) mod crowd;
 #[cfg(feature = "redis")]
 pub(crate) mod fleet;

@@ -1,0 +1,220 @@
+//! Which node of a cluster counts what, and what to do when that changes.
+//!
+//! The cluster client of the redis crate is not used: it repeats commands that went unanswered, up
+//! to sixteen times, and its connections have no bounds in time. What is needed here is little: a map
+//! of slots, kept by what the nodes themselves say.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionInfo, Pipeline, Value, cmd};
+use tokio::time::{Instant, timeout};
+
+use super::dial::{Patience, dial};
+use super::slots::{self, Slots, address, shard};
+use super::{lane, scripts, sentinel};
+use crate::backend::{Call, Shard};
+use crate::error::BackendError;
+
+/// The map is asked for not more often than this.
+const REFRESH: Duration = Duration::from_millis(100);
+/// How many nodes are asked for it before that is given up for now.
+const ASKED_MAX: usize = 4;
+/// How many names are tried to find one that a node counts.
+const NAMES_MAX: u32 = 50_000;
+
+pub(super) struct Cluster {
+    /// The nodes that the user named.
+    seeds: Vec<ConnectionInfo>,
+    slots: Mutex<Slots>,
+    refreshed: tokio::sync::Mutex<Option<(Instant, Result<(), BackendError>)>>,
+    /// To nodes that slots are on their way to.
+    asking: tokio::sync::Mutex<HashMap<Shard, MultiplexedConnection>>,
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<ConnectionInfo>) -> Self {
+        Self {
+            seeds,
+            slots: Mutex::new(Slots::unknown()),
+            refreshed: tokio::sync::Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The master of a key; one without a name, where that is not known.
+    pub(super) fn master(&self, key: &str) -> Shard {
+        self.slots().master(slots::slot(key)).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.slots().is_complete()
+    }
+
+    /// Whether a node has any slots.
+    pub(super) fn has(&self, master: &Shard) -> bool {
+        self.slots().has(master)
+    }
+
+    /// How to connect to a node.
+    pub(super) fn info(&self, node: &Shard) -> Option<ConnectionInfo> {
+        let (host, port) = address(node)?;
+        Some(sentinel::at(&self.seeds[0], host.to_owned(), port))
+    }
+
+    /// A name in a slot that this master has.
+    pub(super) fn name_at(&self, master: &Shard, key: impl Fn(&str) -> String) -> Option<String> {
+        let slots = self.slots();
+        let mut names = (0..NAMES_MAX).map(|n| format!("!probe{n}"));
+        names.find(|name| slots.master(slots::slot(&key(name))) == Some(master))
+    }
+
+    /// A node said who has a slot. Says who that is.
+    pub(super) fn moved(&self, slot: u16, to: &str, said_by: &Shard) -> Option<Shard> {
+        let master = named(to, said_by)?;
+        self.slots().set(slot, &master);
+        Some(master)
+    }
+
+    /// Asks for the map of slots, unless that was done just now. `suspect` is asked last.
+    pub(super) async fn refresh(
+        &self,
+        suspect: &Shard,
+        patience: Patience,
+    ) -> Result<(), BackendError> {
+        let mut refreshed = self.refreshed.lock().await;
+        if let Some((at, result)) = &*refreshed
+            && at.elapsed() < REFRESH
+        {
+            return result.clone();
+        }
+        let result = self.ask_nodes(suspect, patience).await;
+        *refreshed = Some((Instant::now(), result.clone()));
+        result
+    }
+
+    async fn ask_nodes(&self, suspect: &Shard, patience: Patience) -> Result<(), BackendError> {
+        let mut nodes = self.slots().nodes.clone();
+        // Another order each time, so that not all ask the same one, nor the same ones again.
+        fastrand::shuffle(&mut nodes);
+        nodes.sort_by_key(|(host, port)| shard(host, *port) == *suspect);
+        let known = nodes
+            .into_iter()
+            .take(ASKED_MAX - 1)
+            .map(|(host, port)| sentinel::at(&self.seeds[0], host, port));
+        let mut seeds = self.seeds.clone();
+        fastrand::shuffle(&mut seeds);
+        let mut why = String::new();
+        for info in known.chain(seeds).take(ASKED_MAX) {
+            match ask_node(&info, patience).await {
+                Ok(slots) => {
+                    let nodes: Vec<_> = slots.nodes.iter().map(|(h, p)| shard(h, *p)).collect();
+                    *self.slots() = slots;
+                    self.asking.lock().await.retain(|node, _| nodes.contains(node));
+                    return Ok(());
+                }
+                Err(error) => why += &format!("; {}: {error}", info.addr()),
+            }
+        }
+        Err(BackendError::connection(format!(
+            "no node of the cluster told where its slots are{why}"
+        )))
+    }
+
+    /// Sends calls where a slot is on its way to. Whole, because that node need not know the scripts.
+    pub(super) async fn ask(
+        &self,
+        to: &str,
+        said_by: &Shard,
+        calls: &[&Call],
+        patience: Patience,
+    ) -> Result<Vec<Value>, BackendError> {
+        let node =
+            named(to, said_by).ok_or_else(|| BackendError::call("a node without address"))?;
+        // All else that was sent with these waits for them.
+        timeout(patience.answer / 2, self.ask_at(&node, calls, patience))
+            .await
+            .unwrap_or_else(|_| Err(BackendError::call("no answer in time")))
+    }
+
+    async fn ask_at(
+        &self,
+        node: &Shard,
+        calls: &[&Call],
+        patience: Patience,
+    ) -> Result<Vec<Value>, BackendError> {
+        let mut asking = self.asking.lock().await;
+        let mut connection = match asking.get(node) {
+            Some(connection) => connection.clone(),
+            None => {
+                let info = self.info(node).ok_or_else(|| BackendError::call("no such node"))?;
+                let connection = dial(&info, AsyncConnectionConfig::new(), patience).await?;
+                asking.insert(node.clone(), connection.clone());
+                connection
+            }
+        };
+        drop(asking);
+        let mut pipeline = Pipeline::with_capacity(2 * calls.len());
+        for call in calls {
+            pipeline.cmd("ASKING").add_command(scripts::eval(call, false));
+        }
+        let count = pipeline.len();
+        match connection.send_packed_commands(&pipeline, 0, count).await {
+            Ok(values) if values.len() == count => {
+                // Who may not ask is told so, and not what came of it.
+                let pairs = values.chunks_exact(2).map(|pair| match pair {
+                    [refused @ Value::ServerError(_), _] => refused.clone(),
+                    [_, answer] => answer.clone(),
+                    _ => Value::Nil,
+                });
+                Ok(pairs.collect())
+            }
+            Ok(_) => Err(BackendError::call("fewer answers than it was asked")),
+            Err(error) => {
+                self.asking.lock().await.remove(node);
+                Err(lane::broken(error))
+            }
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn ask_node(info: &ConnectionInfo, patience: Patience) -> Result<Slots, BackendError> {
+    let mut connection = dial(info, AsyncConnectionConfig::new(), patience).await?;
+    let mut question = cmd("CLUSTER");
+    let answer = question.arg("SLOTS").query_async::<Value>(&mut connection);
+    let answer = match timeout(patience.answer, answer).await {
+        Ok(answer) => answer.map_err(lane::broken)?,
+        Err(_) => return Err(BackendError::connection("no answer in time")),
+    };
+    let address = info.addr().to_string();
+    let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
+    Slots::read(&answer, host)
+        .ok_or_else(|| BackendError::connection("it answered what no cluster does"))
+}
+
+/// The node at an address; without a host it is on that of the node which said so.
+fn named(to: &str, said_by: &Shard) -> Option<Shard> {
+    let (host, port) = to.rsplit_once(':')?;
+    let host = if host.is_empty() { address(said_by)?.0 } else { host };
+    Some(shard(host, port.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{named, shard};
+
+    #[test]
+    fn a_node_that_is_named_without_its_host_is_on_the_same_one() {
+        let by = shard("10.0.0.1", 7000);
+        assert_eq!(named("10.0.0.2:7001", &by), Some(shard("10.0.0.2", 7001)));
+        assert_eq!(named(":7001", &by), Some(shard("10.0.0.1", 7001)));
+        assert_eq!(named("::1:7001", &by), Some(shard("::1", 7001)));
+        assert_eq!(named("x", &by), None);
+    }
+}

@@ -1,0 +1,150 @@
+//! Which node of a cluster has which slot.
+
+use crc::{CRC_16_XMODEM, Crc};
+use deadpool_redis::redis::{Value, from_redis_value_ref};
+
+use crate::backend::Shard;
+
+const SLOTS: usize = 16384;
+/// A slot whose master is not known.
+const NOBODY: u16 = u16::MAX;
+
+/// The slot of a key: of what stands between its first braces, if anything does.
+pub(super) fn slot(key: &str) -> u16 {
+    const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    CRC.checksum(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % 16384
+}
+
+/// The master of each slot.
+#[derive(Clone)]
+pub(super) struct Slots {
+    masters: Vec<Shard>,
+    /// Which of them, by slot.
+    of: Box<[u16]>,
+    /// All nodes, replicas too: each can be asked for this.
+    pub(super) nodes: Vec<(String, u16)>,
+}
+
+impl Slots {
+    pub(super) fn unknown() -> Self {
+        Self { masters: Vec::new(), of: vec![NOBODY; SLOTS].into(), nodes: Vec::new() }
+    }
+
+    /// From the answer to `CLUSTER SLOTS`: `[first, last, [host, port, ...], replicas ...]` for each
+    /// range. Where no host is named, it is the one that was `asked`.
+    pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
+        let Value::Array(ranges) = answer else { return None };
+        let mut slots = Self::unknown();
+        for range in ranges {
+            let Value::Array(range) = range else { return None };
+            let [first, last, nodes @ ..] = &**range else { return None };
+            let (first, last) = (number(first)?, number(last)?);
+            for (i, node) in nodes.iter().enumerate() {
+                let Value::Array(node) = node else { return None };
+                let [host, port, ..] = &**node else { return None };
+                let host: Option<String> = from_redis_value_ref(host).ok()?;
+                let host = host.filter(|host| !matches!(&**host, "" | "?"));
+                let node = (host.unwrap_or_else(|| asked.to_owned()), number(port)?);
+                if i == 0 {
+                    let master = slots.index(&shard(&node.0, node.1));
+                    slots.of.get_mut(usize::from(first)..=usize::from(last))?.fill(master);
+                }
+                if !slots.nodes.contains(&node) {
+                    slots.nodes.push(node);
+                }
+            }
+        }
+        Some(slots)
+    }
+
+    pub(super) fn master(&self, slot: u16) -> Option<&Shard> {
+        self.masters.get(usize::from(*self.of.get(usize::from(slot))?))
+    }
+
+    /// One slot's master is another.
+    pub(super) fn set(&mut self, slot: u16, master: &Shard) {
+        let master = self.index(master);
+        if let Some(of) = self.of.get_mut(usize::from(slot)) {
+            *of = master;
+        }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        !self.of.contains(&NOBODY)
+    }
+
+    pub(super) fn has(&self, master: &Shard) -> bool {
+        let index = self.masters.iter().position(|known| known == master);
+        index.is_some_and(|index| self.of.iter().any(|of| usize::from(*of) == index))
+    }
+
+    fn index(&mut self, master: &Shard) -> u16 {
+        let at = self.masters.iter().position(|known| known == master).unwrap_or_else(|| {
+            self.masters.push(master.clone());
+            self.masters.len() - 1
+        });
+        u16::try_from(at).unwrap_or(NOBODY)
+    }
+}
+
+/// A node by its address.
+pub(super) fn shard(host: &str, port: u16) -> Shard {
+    Shard::named(format!("{host}:{port}"))
+}
+
+/// The address that names it.
+pub(super) fn address(shard: &Shard) -> Option<(&str, u16)> {
+    let (host, port) = shard.name()?.rsplit_once(':')?;
+    Some((host, port.parse().ok()?))
+}
+
+fn number(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(number) => u16::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::parse_redis_value;
+
+    use super::{Slots, address, shard, slot};
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // As CLUSTER KEYSLOT answers.
+        for (key, of) in [
+            ("foo", 12182),
+            ("semaphore:{foo}", 12182),
+            ("{}foo", 9500),
+            ("a{b}{c}", 3300),
+            ("a{b", 13340),
+        ] {
+            assert_eq!(slot(key), of, "{key}");
+        }
+    }
+
+    #[test]
+    fn the_map_of_slots_is_read() {
+        let wire = b"*2\r\n\
+            *4\r\n:0\r\n:8191\r\n*3\r\n$2\r\nh1\r\n:7000\r\n$1\r\nx\r\n*3\r\n$2\r\nh2\r\n:7001\r\n$1\r\ny\r\n\
+            *3\r\n:8192\r\n:16382\r\n*3\r\n$-1\r\n:7002\r\n$1\r\nz\r\n";
+        let mut slots = Slots::read(&parse_redis_value(wire).unwrap(), "asked").unwrap();
+        assert_eq!(slots.master(0), Some(&shard("h1", 7000)));
+        assert_eq!(slots.master(16382), Some(&shard("asked", 7002)));
+        assert_eq!(slots.master(16383), None);
+        assert_eq!(slots.nodes.len(), 3);
+        assert!(!slots.is_complete() && !slots.has(&shard("h2", 7001)));
+        slots.set(16383, &shard("h2", 7001));
+        assert!(slots.is_complete() && slots.has(&shard("h2", 7001)));
+        assert_eq!(address(&shard("::1", 7)), Some(("::1", 7)));
+        // A range that is none.
+        assert!(
+            Slots::read(&parse_redis_value(b"*1\r\n*2\r\n:5\r\n:20000\r\n").unwrap(), "").is_some()
+        );
+        let odd = b"*1\r\n*3\r\n:5\r\n:20000\r\n*2\r\n$1\r\nh\r\n:1\r\n";
+        assert!(Slots::read(&parse_redis_value(odd).unwrap(), "").is_none());
+    }
+}

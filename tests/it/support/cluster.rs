@@ -1,0 +1,138 @@
+//! A Redis Cluster of a test's own: three masters, each with a replica. Needs Redis 7, or Valkey.
+
+use deadpool_redis::redis::Value;
+use tower_semaphore::Semaphore;
+use tower_semaphore::backend::RedisBackend;
+
+use super::redis::{TestRedis, free_port};
+use super::until;
+use crate::redis_errors::LEAST;
+
+pub(crate) const MASTERS: usize = 3;
+const SLOTS: usize = 16384;
+
+/// The first three nodes are masters at first, each with a third of the slots.
+pub(crate) struct TestCluster {
+    pub(crate) nodes: Vec<TestRedis>,
+}
+
+impl TestCluster {
+    pub(crate) fn start() -> Self {
+        let mut buses = Vec::new();
+        let mut nodes = Vec::new();
+        for _ in 0..2 * MASTERS {
+            let bus = free_port().to_string();
+            nodes.push(TestRedis::start_with(&[
+                "--cluster-enabled",
+                "yes",
+                "--cluster-port",
+                &bus,
+                "--cluster-node-timeout",
+                "1000",
+                // A shard without a master is no reason for the others to stop.
+                "--cluster-require-full-coverage",
+                "no",
+                "--repl-diskless-sync-delay",
+                "0",
+            ]));
+            buses.push(bus);
+        }
+        let cluster = Self { nodes };
+        for (i, node) in cluster.nodes.iter().enumerate().take(MASTERS) {
+            let (first, last) = (i * SLOTS / MASTERS, (i + 1) * SLOTS / MASTERS - 1);
+            let (first, last) = (first.to_string(), last.to_string());
+            node.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+            node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(i + 1).to_string()]);
+        }
+        for (node, bus) in cluster.nodes.iter().zip(&buses).skip(1) {
+            let port = node.port().to_string();
+            cluster.nodes[0].command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]);
+        }
+        until("all have met", || {
+            cluster.nodes.iter().all(|node| {
+                let seen: String = node.command(&["CLUSTER", "NODES"]);
+                seen.lines().count() == 2 * MASTERS && !seen.contains("handshake")
+            })
+        });
+        for i in 0..MASTERS {
+            let master = cluster.id(i);
+            cluster.nodes[MASTERS + i].command::<()>(&["CLUSTER", "REPLICATE", &master]);
+        }
+        until("all is well", || {
+            cluster.nodes.iter().enumerate().all(|(i, node)| {
+                let info: String = node.command(&["CLUSTER", "INFO"]);
+                let replication: String = node.command(&["INFO", "replication"]);
+                info.contains("cluster_state:ok")
+                    && info.contains("cluster_slots_ok:16384")
+                    && (i < MASTERS || replication.contains("master_link_status:up"))
+                    && node.command::<Vec<Vec<Value>>>(&["CLUSTER", "SLOTS"]).len() == MASTERS
+            })
+        });
+        // A replica that is not seen as in step would not be promoted.
+        until("the replicas are in step", || {
+            cluster.nodes.iter().take(MASTERS).all(|node| {
+                node.command::<String>(&["INFO", "replication"]).contains("state=online")
+            })
+        });
+        cluster
+    }
+
+    /// As one writes it into a configuration: some of the nodes.
+    pub(crate) fn url(&self) -> String {
+        let (a, b) = (self.nodes[1].port(), self.nodes[MASTERS + 2].port());
+        format!("redis-cluster://127.0.0.1:{a},127.0.0.1:{b}")
+    }
+
+    /// One process's semaphore.
+    pub(crate) fn semaphore(&self) -> Semaphore {
+        Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
+    }
+
+    /// That of a process whose user may do no more than it must.
+    pub(crate) fn semaphore_of_least_rights(&self) -> Semaphore {
+        let rights = format!("{LEAST} cluster|slots asking info");
+        self.nodes.iter().for_each(|node| node.let_in(&rights));
+        let url = self.url().replace("://", "://app:secret@");
+        Semaphore::new(RedisBackend::builder(url).build().unwrap())
+    }
+
+    pub(crate) fn id(&self, node: usize) -> String {
+        self.nodes[node].command(&["CLUSTER", "MYID"])
+    }
+
+    /// The slot of a name.
+    pub(crate) fn slot(&self, name: &str) -> usize {
+        self.nodes[MASTERS - 1].command(&["CLUSTER", "KEYSLOT", &format!("semaphore:{{{name}}}")])
+    }
+
+    /// Which of the masters has this name at first.
+    pub(crate) fn home(&self, name: &str) -> usize {
+        let slot = self.slot(name);
+        (0..MASTERS).find(|i| slot < (i + 1) * SLOTS / MASTERS).unwrap()
+    }
+
+    /// The port of the master that has this slot, as a node sees it.
+    pub(crate) fn master(&self, slot: usize, seen_by: usize) -> Option<u16> {
+        let ranges: Vec<Value> = self.nodes[seen_by].command(&["CLUSTER", "SLOTS"]);
+        ranges.iter().find_map(|range| {
+            let Value::Array(range) = range else { return None };
+            let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &**range else {
+                return None;
+            };
+            let Some(Value::Int(port)) = master.get(1) else { return None };
+            let has = (*first..=*last).contains(&i64::try_from(slot).unwrap());
+            has.then(|| u16::try_from(*port).unwrap())
+        })
+    }
+
+    /// How often any node answered with this error.
+    pub(crate) fn errors(&self, code: &str) -> u64 {
+        let prefix = format!("errorstat_{code}:count=");
+        let count = |node: &TestRedis| {
+            let stats: String = node.command(&["INFO", "errorstats"]);
+            let line = stats.lines().find_map(|line| line.strip_prefix(&*prefix));
+            line.map_or(0, |count| count.trim().parse::<u64>().unwrap())
+        };
+        self.nodes.iter().map(count).sum()
+    }
+}
