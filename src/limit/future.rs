@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -20,9 +21,10 @@ use super::grpc::Dialect;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
 use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
+use super::shadow::{self, WouldRefuse};
 use crate::error::AcquireError;
 use crate::name::Name;
-use crate::semaphore::{Acquire, Limit, Outcome, Permit};
+use crate::semaphore::{Acquire, Limit, Outcome, Permit, Policy};
 
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).
@@ -45,7 +47,13 @@ pin_project! {
     enum State<S, B, F> {
         /// What to do is being found out, or the permit is being waited for.
         Waiting { wait: Wait, call: Option<Call<S, B>> },
-        Calling { #[pin] future: F, permit: Option<Permit>, origin: Origin },
+        Calling {
+            #[pin]
+            future: F,
+            permit: Option<Permit>,
+            origin: Origin,
+            would: Option<WouldRefuse>,
+        },
     }
 }
 
@@ -129,11 +137,27 @@ impl Settings {
     }
 
     fn limited(&self, key: Name, limit: Limit) -> Wait {
-        let name = self.full_name.clone().join(&key);
+        let name = self.name_of(Some(&key));
         let meter = self.meter.of(Some(&key));
         let policy = self.policy.with_limit(limit);
-        let acquire = self.semaphore.acquire_measured(&name, &policy, meter);
+        let acquire = match self.shadow {
+            None => self.semaphore.acquire_measured(&name, &policy, meter),
+            Some(_) => {
+                let policy = Policy { wait_timeout: Duration::ZERO, ..policy };
+                let acquire = self.semaphore.acquire_measured(&name, &policy, meter);
+                acquire.answer_timeout(shadow::PATIENCE)
+            }
+        };
         Wait::Permit(key, acquire)
+    }
+
+    /// The semaphore of this key.
+    fn name_of(&self, key: Option<&Name>) -> Name {
+        let name = self.full_name.clone();
+        match key {
+            Some(key) => name.join(key),
+            None => name,
+        }
     }
 
     fn refused(&self, key: Name, error: AcquireError) -> Refusal {
@@ -182,7 +206,12 @@ impl Wait {
                 }
                 Self::Permit(key, acquire) => {
                     return Poll::Ready(match ready!(Pin::new(acquire).poll(cx)) {
-                        Ok(permit) => Verdict::Pass(Some(permit)),
+                        Ok(permit) => {
+                            if let Some(shadow) = &settings.shadow {
+                                shadow.passed();
+                            }
+                            Verdict::Pass(Some(permit))
+                        }
                         Err(error) => Verdict::Refuse(settings.refused(key.clone(), error)),
                     });
                 }
@@ -208,12 +237,18 @@ where
             match this.state.as_mut().project() {
                 StateProj::Waiting { wait, call } => {
                     let Some(waiting) = call else { return Poll::Pending };
+                    let mut would = None;
                     let permit = match ready!(wait.poll(settings, &waiting.parts, cx)) {
                         Verdict::Pass(permit) => permit,
                         Verdict::Refuse(refusal) => {
-                            let grpc = settings.grpc(&waiting.parts);
-                            *call = None;
-                            return Poll::Ready(Ok(settings.respond(refusal, grpc)));
+                            let Some(shadow) = &settings.shadow else {
+                                let grpc = settings.grpc(&waiting.parts);
+                                *call = None;
+                                return Poll::Ready(Ok(settings.respond(refusal, grpc)));
+                            };
+                            let name = settings.name_of(refusal.key.as_ref());
+                            would = Some(shadow.instead_of(refusal));
+                            Some(Permit::uncounted(name.as_str()))
                         }
                     };
                     let Some(Call { mut service, mut parts, body }) = call.take() else {
@@ -225,11 +260,14 @@ where
                         origin.connection = parts.extensions.get::<Connection>().cloned();
                         parts.extensions.insert(permit.clone());
                     }
+                    if let Some(would) = &would {
+                        parts.extensions.insert(would.clone());
+                    }
                     let future = service.call(Request::from_parts(parts, body));
                     is_new = true;
-                    this.state.set(State::Calling { future, permit, origin });
+                    this.state.set(State::Calling { future, permit, origin, would });
                 }
-                StateProj::Calling { future, permit, origin } => {
+                StateProj::Calling { future, permit, origin, would } => {
                     let abort = settings.on_lost == OnLost::Abort;
                     let leased = permit.as_ref().filter(|_| abort);
                     let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
@@ -253,6 +291,7 @@ where
                         HoldUntil::ResponseHead => None,
                     };
                     let Origin { grpc, connection } = std::mem::take(origin);
+                    let would = would.take();
                     // Done: an error has given the permit back before it is passed on.
                     this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
                     let response = response?;
@@ -266,7 +305,10 @@ where
                             Some(Dialect::Grpc) => Cut::Grpc,
                             _ => Cut::Error,
                         });
-                    let response = response.map(|body| ResponseBody::passed(body, permit, cut));
+                    let mut response = response.map(|body| ResponseBody::passed(body, permit, cut));
+                    if let Some(would) = would {
+                        response.extensions_mut().insert(would);
+                    }
                     return Poll::Ready(Ok(response));
                 }
             }

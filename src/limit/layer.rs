@@ -14,6 +14,7 @@ use super::labels::KeyLabels;
 use super::refusal::{Problem, RefusalResponse};
 use super::service::ConcurrencyLimit;
 use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip};
+use super::shadow::{Shadow, ShadowCounts};
 use crate::error::ConfigError;
 use crate::name::Name;
 use crate::semaphore::{Limit, OnUnavailable, Policy, PolicyBuilder, Semaphore};
@@ -65,6 +66,7 @@ pub struct ConcurrencyLimitBuilder {
     key_labels: KeyLabels,
     grpc_status: bool,
     response: Option<Arc<dyn RefusalResponse>>,
+    shadow: bool,
 }
 
 impl ConcurrencyLimitLayer {
@@ -90,7 +92,15 @@ impl ConcurrencyLimitLayer {
             key_labels: KeyLabels::default(),
             grpc_status: true,
             response: None,
+            shadow: false,
         }
+    }
+
+    /// What a layer in [shadow](ConcurrencyLimitBuilder::shadow) has counted so far; `None` for one
+    /// that is in force.
+    #[must_use]
+    pub fn shadow_counts(&self) -> Option<ShadowCounts> {
+        self.settings.shadow.as_ref().map(Shadow::counts)
     }
 }
 
@@ -251,6 +261,48 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
+    /// Whether the layer only counts what it would have refused: to try a limit on real traffic
+    /// before it is in force. It is in force, unless set.
+    ///
+    /// In shadow a request takes a permit if one is free, so that all processes count together and
+    /// [`inspect`](Semaphore::inspect) shows it. Where none is, it passes all the same and is counted
+    /// by its reason: in [`shadow_counts`](ConcurrencyLimitLayer::shadow_counts), in `tracing` at
+    /// debug, and in the extensions of request and response as a
+    /// [`WouldRefuse`](super::WouldRefuse). It is never refused, never waits for others, and waits for
+    /// the backend's answer for 100 ms at the most; for none where the backend is known to be away.
+    /// (A key or limit of your own that must be looked up is waited for as ever.) A permit that is
+    /// lost cuts nothing off.
+    /// A handler that takes the `Permit` finds one in any case; it holds nothing if none was free.
+    ///
+    /// # What the figures mean
+    ///
+    /// With a wait timeout of zero, `full` is how many would have been refused. With a longer one it
+    /// is how many would have had to wait, *at least*: in force those would have had permits later
+    /// on, and so more would have found none free. How many of them would have waited in vain cannot
+    /// be known from this.
+    ///
+    /// What passes without a permit is not counted as in use: `in_use` never exceeds the limit,
+    /// though more may be in flight. And the permits are real. A layer of the same name that is in
+    /// force, in this process or another, has so many fewer; what it refuses then is refused. So try
+    /// a limit under a name of its own, or in the whole fleet together.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// # let semaphore = Semaphore::in_memory();
+    /// let layer = ConcurrencyLimitLayer::builder(&semaphore, "api").limit(100).shadow(true).build()?;
+    /// // Some days later:
+    /// if let Some(seen) = layer.shadow_counts() {
+    ///     println!("{} of {} would have had to wait", seen.full, seen.full + seen.passed);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub const fn shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
+        self
+    }
+
     /// The layer.
     ///
     /// # Errors
@@ -289,8 +341,10 @@ impl ConcurrencyLimitBuilder {
         };
         let problem = Problem { rate_limit_fields: self.rate_limit_fields };
         let policy = self.policy.build()?;
+        // What only would have been is not mixed with what was.
+        let metered = if self.shadow { format!("shadow:{}", self.name) } else { self.name.clone() };
         let settings = Settings {
-            meter: self.key_labels.meter(&self.name, &policy)?,
+            meter: self.key_labels.meter(&metered, &policy)?,
             policy,
             semaphore: self.semaphore,
             full_name: Name::new(&self.name),
@@ -300,11 +354,12 @@ impl ConcurrencyLimitBuilder {
             limit,
             skip: self.skip,
             hold_until: self.hold_until,
-            on_lost: self.on_lost,
+            on_lost: if self.shadow { OnLost::Continue } else { self.on_lost },
             full_status: self.full_status,
             retry_after: self.retry_after,
             response: self.response.unwrap_or_else(|| Arc::new(problem)),
             grpc_status: self.grpc_status,
+            shadow: self.shadow.then(Shadow::default),
         };
         Ok(ConcurrencyLimitLayer { settings: Arc::new(settings) })
     }

@@ -16,6 +16,7 @@ mod refusal;
 mod serve;
 mod service;
 mod settings;
+mod shadow;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
@@ -34,6 +35,7 @@ pub use self::refusal::{Refusal, RefusalBody, RefusalReason, RefusalResponse};
 pub use self::serve::{ConnectionListener, MakeConnectionService, serve};
 pub use self::service::ConcurrencyLimit;
 pub use self::settings::{HoldUntil, OnLost};
+pub use self::shadow::{ShadowCounts, WouldRefuse};
 
 /// What a body of ours can end with: an error of the body inside, or [`LeaseLost`](crate::LeaseLost).
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -12,6 +12,7 @@ use http::request::Parts;
 use super::key::{KeyExtractor, MissingKey};
 use super::labels::LayerMeter;
 use super::refusal::RefusalResponse;
+use super::shadow::Shadow;
 use crate::name::Name;
 use crate::semaphore::{Limit, Policy, Semaphore};
 
@@ -56,6 +57,8 @@ pub(super) struct Settings {
     pub(super) meter: LayerMeter,
     /// Whether gRPC is answered in its own words.
     pub(super) grpc_status: bool,
+    /// The layer only counts.
+    pub(super) shadow: Option<Shadow>,
 }
 
 pub(super) enum KeySource {
@@ -82,6 +85,7 @@ impl fmt::Debug for Settings {
             .field("missing_key", &self.missing_key)
             .field("hold_until", &self.hold_until)
             .field("on_lost", &self.on_lost)
+            .field("shadow", &self.shadow)
             .finish_non_exhaustive()
     }
 }

@@ -30,6 +30,8 @@ pub struct Acquire {
     state: State,
     began: Instant,
     wait_timeout: Duration,
+    /// How long the backend's answer is waited for.
+    answer_timeout: Duration,
     limit: u32,
     attempt: Attempt,
     // Made only when there is something to wait for.
@@ -65,7 +67,15 @@ impl Acquire {
                 }
             }
         };
-        Self { state, began, wait_timeout: policy.wait_timeout, limit, attempt, alarm: None }
+        let wait_timeout = policy.wait_timeout;
+        let answer_timeout = ANSWER_TIMEOUT;
+        Self { state, began, wait_timeout, answer_timeout, limit, attempt, alarm: None }
+    }
+
+    /// Waits no longer than this for the backend's answer.
+    pub(crate) const fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = timeout;
+        self
     }
 
     fn full(&self, reason: FullReason, in_use: u64, waiting: u64) -> AcquireError {
@@ -90,7 +100,7 @@ impl Future for Acquire {
             let now = Instant::now();
             let progress = place.progress(now, cx);
             let until = match progress {
-                Progress::Joining => this.began + ANSWER_TIMEOUT,
+                Progress::Joining => this.began + this.answer_timeout,
                 Progress::Waiting => {
                     this.attempt.queued();
                     this.began + this.wait_timeout

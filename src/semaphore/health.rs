@@ -20,7 +20,8 @@ pub struct Health {
     /// Requests that passed by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
     /// [`OnUnavailable::Local`](crate::OnUnavailable::Local).
     pub admitted_by_policy: u64,
-    /// Requests that were refused because the backend could not be asked.
+    /// Requests that were refused because the backend could not be asked; those of a layer in shadow,
+    /// which pass all the same, among them.
     pub refused_by_policy: u64,
     /// Permits that were lost to their holders.
     pub lost: u64,

@@ -30,7 +30,7 @@ pub struct Permit {
 #[derive(Clone)]
 enum Kind {
     Counted(Place),
-    /// Where there is no limit.
+    /// Where there is no limit, or none that is in force.
     Uncounted(Arc<str>),
 }
 
@@ -39,8 +39,8 @@ impl Permit {
         Self { kind: Kind::Counted(place), waited }
     }
 
-    /// A permit where there is no limit.
-    pub(super) fn uncounted(name: &str) -> Self {
+    /// A permit where there is no limit, or none that is in force.
+    pub(crate) fn uncounted(name: &str) -> Self {
         Self { kind: Kind::Uncounted(name.into()), waited: Duration::ZERO }
     }
 

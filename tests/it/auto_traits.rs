@@ -15,7 +15,8 @@ use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
     BoxError, ConcurrencyLimitBuilder, Connection, ConnectionIo, ExtensionKey, GlobalKey,
     HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer, MissingKey, OnLost, PathKey,
-    PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
+    PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture, ShadowCounts,
+    WouldRefuse,
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
@@ -77,6 +78,9 @@ fn values_can_be_copied_or_cloned() {
     // Stands in extensions, which asks for all of this.
     is_free::<Refusal>();
     is_clone::<Refusal>();
+    is_free::<WouldRefuse>();
+    is_clone::<WouldRefuse>();
+    is_copy::<ShadowCounts>();
 }
 
 #[test]

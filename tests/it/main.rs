@@ -45,6 +45,8 @@ mod redis_errors;
 mod redis_shapes;
 #[cfg(feature = "axum")]
 mod refusals;
+#[cfg(feature = "redis")]
+mod shadow;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod stacks;
 #[cfg(all(feature = "axum", feature = "redis"))]

@@ -1,0 +1,105 @@
+//! A layer that only counts: what it would have refused passes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::refusal::{Refusal, RefusalReason};
+
+/// How long a request waits for the backend's answer where nothing is to be delayed.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// A request that would have been refused, or would have had to wait, had its layer not been set to
+/// [`shadow`](super::ConcurrencyLimitBuilder::shadow).
+///
+/// It stands in the extensions of the request, for the handler, and in those of its response, for
+/// layers around this one.
+///
+/// ```
+/// use http::Request;
+/// use tower_semaphore::limit::WouldRefuse;
+///
+/// fn is_beyond_the_limit<B>(request: &Request<B>) -> bool {
+///     let would = request.extensions().get::<WouldRefuse>();
+///     would.is_some_and(|would| would.refusal().reason.is_full())
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct WouldRefuse {
+    refusal: Arc<Refusal>,
+}
+
+impl WouldRefuse {
+    /// The refusal that there would have been; or, if the layer has a wait timeout, what the request
+    /// would have had to wait for: [`RefusalReason::Limit`].
+    #[must_use]
+    pub fn refusal(&self) -> &Refusal {
+        &self.refusal
+    }
+}
+
+/// What a layer in shadow has seen: the answer of
+/// [`shadow_counts`](super::ConcurrencyLimitLayer::shadow_counts). Requests, in this process, since
+/// the layer was built; all of them passed. Those that the layer skips, or lets bypass it for want of
+/// a key, are not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShadowCounts {
+    /// Would have passed at once.
+    pub passed: u64,
+    /// Found all permits out, or others waiting: would have had to wait, or would have been refused
+    /// where nobody may wait.
+    pub full: u64,
+    /// Would have been refused because they have no key.
+    pub missing_key: u64,
+    /// Would perhaps have been refused: the backend could not be asked, or did not answer within
+    /// 100 ms.
+    pub unavailable: u64,
+}
+
+/// What a layer in shadow counts.
+#[derive(Debug, Default)]
+pub(super) struct Shadow {
+    passed: AtomicU64,
+    full: AtomicU64,
+    missing_key: AtomicU64,
+    unavailable: AtomicU64,
+}
+
+impl Shadow {
+    pub(super) fn passed(&self) {
+        self.passed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The refusal stays a thing that would have been.
+    pub(super) fn instead_of(&self, refusal: Refusal) -> WouldRefuse {
+        let count = match refusal.reason {
+            RefusalReason::Limit | RefusalReason::QueueFull | RefusalReason::QueueTimeout => {
+                &self.full
+            }
+            RefusalReason::MissingKey => &self.missing_key,
+            RefusalReason::Unavailable | RefusalReason::LeaseLost => &self.unavailable,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(
+            layer = &*refusal.policy,
+            key = refusal.key.as_ref().map(|key| key.as_str()),
+            reason = refusal.reason.as_str(),
+            limit = refusal.limit,
+            in_use = refusal.in_use,
+            waiting = refusal.waiting,
+            "passes, though it would have been refused or would have had to wait"
+        );
+        WouldRefuse { refusal: Arc::new(refusal) }
+    }
+
+    pub(super) fn counts(&self) -> ShadowCounts {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ShadowCounts {
+            passed: count(&self.passed),
+            full: count(&self.full),
+            missing_key: count(&self.missing_key),
+            unavailable: count(&self.unavailable),
+        }
+    }
+}
