@@ -16,13 +16,14 @@ use tower_service::Service;
 
 use super::BoxError;
 use super::body::{Cut, ResponseBody};
+use super::cached::{Found, LookUp};
 use super::connection::Connection;
 use super::grpc::Dialect;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
 use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
 use super::shadow::{self, WouldRefuse};
-use crate::error::AcquireError;
+use crate::error::{AcquireError, BackendError};
 use crate::name::Name;
 use crate::semaphore::{Acquire, Limit, Outcome, Permit, Policy};
 
@@ -62,6 +63,7 @@ enum Wait {
     Done(Option<Verdict>),
     Key(BoxFuture<Option<Name>>),
     Limit(Name, BoxFuture<Limit>),
+    CachedLimit(Name, LookUp),
     Permit(Name, Acquire),
 }
 
@@ -133,6 +135,25 @@ impl Settings {
                 let limit = limit(&key, parts);
                 Wait::Limit(key, limit)
             }
+            LimitSource::Cached(limits) => match limits.find(&key, parts) {
+                Found::Known(limit) => self.looked_up(key, limit),
+                Found::Later(lookup) => Wait::CachedLimit(key, lookup),
+            },
+        }
+    }
+
+    fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>) -> Wait {
+        match limit {
+            Ok(limit) => self.limited(key, limit),
+            Err(error) => {
+                self.meter.of(Some(&key)).count(Outcome::Unavailable);
+                let mut refusal =
+                    Refusal::new(&self.name, Some(key), StatusCode::SERVICE_UNAVAILABLE);
+                refusal.reason = RefusalReason::LimitUnknown;
+                refusal.error = Some(error);
+                let refusal = refusal.retry_after(self.retry_after);
+                Wait::Done(Some(Verdict::Refuse(refusal)))
+            }
         }
     }
 
@@ -203,6 +224,11 @@ impl Wait {
                     let limit = ready!(limit.as_mut().poll(cx));
                     let key = key.clone();
                     settings.limited(key, limit)
+                }
+                Self::CachedLimit(key, lookup) => {
+                    let limit = ready!(lookup.poll(key, parts, cx));
+                    let key = key.clone();
+                    settings.looked_up(key, limit)
                 }
                 Self::Permit(key, acquire) => {
                     return Poll::Ready(match ready!(Pin::new(acquire).poll(cx)) {

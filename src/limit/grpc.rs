@@ -72,7 +72,10 @@ pub(super) fn lost() -> HeaderMap {
 
 fn code(refusal: &Refusal) -> u16 {
     match (refusal.reason, refusal.status) {
-        (RefusalReason::Unavailable | RefusalReason::LeaseLost, _) => UNAVAILABLE,
+        (
+            RefusalReason::LimitUnknown | RefusalReason::Unavailable | RefusalReason::LeaseLost,
+            _,
+        ) => UNAVAILABLE,
         (_, status) if status.is_server_error() => UNAVAILABLE,
         (RefusalReason::MissingKey, StatusCode::UNAUTHORIZED) => UNAUTHENTICATED,
         (RefusalReason::MissingKey, StatusCode::FORBIDDEN) => PERMISSION_DENIED,
@@ -90,6 +93,9 @@ const fn message(refusal: &Refusal) -> &'static str {
         RefusalReason::QueueFull => "queue_full: as many requests wait as may",
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::MissingKey => "missing_key: the request does not say whose permit it takes",
+        RefusalReason::LimitUnknown => {
+            "limit_unknown: the request's limit cannot be looked up for now"
+        }
         RefusalReason::Unavailable => "unavailable: permits cannot be had for now",
         RefusalReason::LeaseLost => "lease_lost: the lease of the request's permit was lost",
     }

@@ -9,6 +9,7 @@ use http::StatusCode;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::cached::CachedLimit;
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
 use super::labels::KeyLabels;
 use super::refusal::{Problem, RefusalResponse};
@@ -158,7 +159,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// Permits by key, where that must be looked up: called for each request, which waits for it.
+    /// Permits by key, where that must be looked up: called for each request, which waits for it. To
+    /// remember the answers, see [`limit_cached`](Self::limit_cached).
     pub fn limit_by_async<F, Fut, L>(mut self, limit: F) -> Self
     where
         F: Fn(&Name, &Parts) -> Fut + Send + Sync + 'static,
@@ -169,6 +171,14 @@ impl ConcurrencyLimitBuilder {
             let limit = limit(key, parts);
             Box::pin(async move { limit.await.into() })
         })));
+        self
+    }
+
+    /// Permits by key, from a source of yours whose answers are remembered: the plan of each tenant,
+    /// say. A request whose limit is not known is refused with 503, unless
+    /// [`on_failure`](super::CachedLimitBuilder::on_failure) says otherwise.
+    pub fn limit_cached(mut self, limits: &CachedLimit) -> Self {
+        self.limit = Some(LimitSource::Cached(limits.clone()));
         self
     }
 

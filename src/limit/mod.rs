@@ -3,6 +3,7 @@
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
+mod cached;
 mod connection;
 mod future;
 mod grpc;
@@ -21,6 +22,7 @@ mod shadow;
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
+pub use self::cached::{CachedLimit, CachedLimitBuilder, OnUnknownLimit};
 pub use self::connection::{Connection, ConnectionIo};
 pub use self::future::ResponseFuture;
 pub use self::into_error::{IntoError, IntoErrorFuture, IntoErrorLayer};

@@ -49,7 +49,7 @@ pub struct Refusal {
     /// When to try again, jittered: whole seconds, at least one. `None` where trying again as it is
     /// makes no sense.
     pub retry_after: Option<Duration>,
-    /// What the backend said, if it is to blame.
+    /// What the backend said, if it is to blame; or why the limit is not known.
     pub error: Option<BackendError>,
 }
 
@@ -65,6 +65,8 @@ pub enum RefusalReason {
     QueueTimeout,
     /// The request has no key.
     MissingKey,
+    /// The request's limit could not be looked up, and nothing is set to take its place.
+    LimitUnknown,
     /// The backend could not be asked, or the semaphore was shut down.
     Unavailable,
     /// The lease of the permit was lost before there was a response.
@@ -83,6 +85,7 @@ impl fmt::Display for Refusal {
                 write!(f, "none of {limit} permits of {policy} came free in {waited:?}")
             }
             RefusalReason::MissingKey => write!(f, "the request has no key for {policy}"),
+            RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} cannot be had for now"),
             RefusalReason::LeaseLost => write!(f, "the lease of the permit of {policy} was lost"),
         }
@@ -106,6 +109,7 @@ impl RefusalReason {
             Self::QueueFull => FullReason::QueueFull.as_str(),
             Self::QueueTimeout => FullReason::QueueTimeout.as_str(),
             Self::MissingKey => "missing_key",
+            Self::LimitUnknown => "limit_unknown",
             Self::Unavailable => "unavailable",
             Self::LeaseLost => "lease_lost",
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http::request::Parts;
 
+use super::cached::CachedLimit;
 use super::key::{KeyExtractor, MissingKey};
 use super::labels::LayerMeter;
 use super::refusal::RefusalResponse;
@@ -70,6 +71,7 @@ pub(super) enum LimitSource {
     Fixed(Limit),
     Sync(Arc<LimitOf>),
     Async(Arc<LimitLookup>),
+    Cached(CachedLimit),
 }
 
 type KeyLookup = dyn Fn(&Parts) -> BoxFuture<Option<Name>> + Send + Sync;

@@ -52,6 +52,8 @@ pub struct ShadowCounts {
     pub full: u64,
     /// Would have been refused because they have no key.
     pub missing_key: u64,
+    /// Would have been refused because their limit could not be looked up.
+    pub limit_unknown: u64,
     /// Would perhaps have been refused: the backend could not be asked, or did not answer within
     /// 100 ms.
     pub unavailable: u64,
@@ -63,6 +65,7 @@ pub(super) struct Shadow {
     passed: AtomicU64,
     full: AtomicU64,
     missing_key: AtomicU64,
+    limit_unknown: AtomicU64,
     unavailable: AtomicU64,
 }
 
@@ -78,6 +81,7 @@ impl Shadow {
                 &self.full
             }
             RefusalReason::MissingKey => &self.missing_key,
+            RefusalReason::LimitUnknown => &self.limit_unknown,
             RefusalReason::Unavailable | RefusalReason::LeaseLost => &self.unavailable,
         };
         count.fetch_add(1, Ordering::Relaxed);
@@ -99,6 +103,7 @@ impl Shadow {
             passed: count(&self.passed),
             full: count(&self.full),
             missing_key: count(&self.missing_key),
+            limit_unknown: count(&self.limit_unknown),
             unavailable: count(&self.unavailable),
         }
     }

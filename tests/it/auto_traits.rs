@@ -13,10 +13,10 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tower::util::BoxCloneService;
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    BoxError, ConcurrencyLimitBuilder, Connection, ConnectionIo, ExtensionKey, GlobalKey,
-    HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer, MissingKey, OnLost, PathKey,
-    PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture, ShadowCounts,
-    WouldRefuse,
+    BoxError, CachedLimit, ConcurrencyLimitBuilder, Connection, ConnectionIo, ExtensionKey,
+    GlobalKey, HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer, MissingKey,
+    OnLost, PathKey, PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
+    ShadowCounts, WouldRefuse,
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
@@ -79,6 +79,8 @@ fn values_can_be_copied_or_cloned() {
     is_free::<Refusal>();
     is_clone::<Refusal>();
     is_free::<WouldRefuse>();
+    is_free::<CachedLimit>();
+    is_clone::<CachedLimit>();
     is_clone::<WouldRefuse>();
     is_copy::<ShadowCounts>();
 }

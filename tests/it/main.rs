@@ -5,6 +5,7 @@
 #![allow(clippy::async_yields_async, reason = "a task is made now and awaited later")]
 
 mod auto_traits;
+mod cached_limits;
 mod cancellation;
 #[cfg(feature = "redis")]
 mod chaos;
