@@ -111,6 +111,41 @@
 //! can have errors for refusals ([`ConcurrencyLimitLayer::into_error`]). Put the layer inside of what
 //! limits a request's size or time, and inside of authentication; outside of what works hard. In Axum, `Router::layer` also runs for what no route matches; `route_layer` does not.
 //!
+//! # Several layers on one request
+//!
+//! Each takes a permit of its own, the outermost first, and holds it as long as the response. Put the
+//! narrowest outermost: the tenant's, then the route's, then the one for all.
+//!
+//! ```
+//! # use tower_layer::Layer;
+//! # use tower_semaphore::limit::{HeaderKey, PathKey};
+//! # use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+//! # fn service<S>(handler: S) -> Result<(), tower_semaphore::ConfigError> {
+//! # let semaphore = Semaphore::in_memory();
+//! let tenant = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
+//!     .key(HeaderKey::from_static("x-tenant"))
+//!     .limit(5)
+//!     .build()?;
+//! let route = ConcurrencyLimitLayer::builder(&semaphore, "route").key(PathKey).limit(20).build()?;
+//! let all = ConcurrencyLimitLayer::builder(&semaphore, "all").limit(50).build()?;
+//! // With Axum, where what is put on last is outermost: .layer(all).layer(route).layer(tenant)
+//! let service = tenant.layer(route.layer(all.layer(handler)));
+//! # let _ = service; Ok(()) }
+//! ```
+//!
+//! * *Why so*: who waits in an inner layer holds the permits of the outer ones. A tenant's crowd then
+//!   waits in that tenant's own queue and has no more than its five permits of anything; the other way
+//!   round it would stand in the queue with the permits of all, and others would find none.
+//! * *Why nobody waits in a circle*: whoever holds a permit of one layer waits only for layers further
+//!   in, and who has the innermost waits for none. That holds as long as all requests meet the layers
+//!   in one order, in all services that share their names. It does not for two routes with opposite
+//!   orders, for one layer twice around a handler, or for a handler that calls, through these layers,
+//!   its own service again. Such a circle ends when the first wait timeout in it does, with a refusal.
+//! * *A refusal further in* gives back at once what the outer layers gave, and names the layer that
+//!   refused.
+//! * *What it costs*: a round trip for each layer, one after the other, and a place each in Redis. The
+//!   waits add up: three layers with two seconds each can take six.
+//!
 //! Tower has a layer of the same name, for one process: if you need both, import one of them `as`
 //! something else.
 //!

@@ -321,6 +321,9 @@ where
                     // Done: an error has given the permit back before it is passed on.
                     this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
                     let response = response?;
+                    // One that a layer further in refused: its answer needs no permit.
+                    let refused = response.extensions().get::<Refusal>().is_some();
+                    let permit = permit.filter(|_| !refused);
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS
                         && let (Some(connection), Some(permit)) = (connection, &permit)
                     {

@@ -48,6 +48,8 @@ mod redis_shapes;
 mod refusals;
 #[cfg(feature = "redis")]
 mod shadow;
+#[cfg(feature = "redis")]
+mod stacked;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod stacks;
 #[cfg(all(feature = "axum", feature = "redis"))]
