@@ -1,63 +1,103 @@
 //! What the command line says.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::{HeaderName, StatusCode};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
+use serde::Deserialize;
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
 use tower_semaphore::{ConfigError, Limit, Name, OnUnavailable, Policy, Semaphore};
 
+use super::file;
 use super::proxy::Upstream;
 
 /// A reverse proxy that lets no more than so many requests at a time through to an upstream,
 /// counted together by all gateways that share a Redis.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "gateway")]
 pub(crate) struct Args {
-    /// Where to listen; port 0 takes a free one
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = address)]
-    pub(crate) listen: SocketAddr,
+    /// A TOML file with all of this, and with several limits; read again at SIGHUP. What stands on
+    /// the command line too goes before it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) site: Site,
+
+    #[command(flatten)]
+    pub(crate) rule: Rule,
+}
+
+/// Where a gateway stands.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Site {
+    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub(crate) listen: Option<SocketAddr>,
 
     /// Where requests go: http://host[:port][/base]
     #[arg(long, value_name = "URL")]
-    pub(crate) upstream: Upstream,
+    pub(crate) upstream: Option<Upstream>,
 
     /// Where permits are counted; in this process, unless given
     #[arg(long, value_name = "URL")]
     pub(crate) redis: Option<String>,
 
+    /// What happens after Redis may have lost data: grants go on, or are held back for one lease
+    /// [default: continue]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) after_loss: Option<Loss>,
+}
+
+/// One limit, and whose requests it is for.
+#[derive(Clone, Debug, clap::Args, Deserialize)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub(crate) struct Rule {
+    /// Requests whose path is this, or goes on with `/` behind it; others pass
+    #[arg(long, value_name = "PATH", default_value = "/", value_parser = prefix)]
+    #[serde(deserialize_with = "file::prefix")]
+    prefix: String,
+
     /// Whose permits a request takes: global, path, peer-ip or header:NAME
     #[arg(long, default_value = "global", value_parser = key)]
+    #[serde(deserialize_with = "file::key")]
     key: Key,
 
     /// Permits of each key: a number (0 refuses everything) or `unlimited`
     #[arg(long, value_name = "N", value_parser = limit, allow_hyphen_values = true)]
-    limit: Limit,
+    #[serde(deserialize_with = "file::limit")]
+    limit: Option<Limit>,
 
     /// Permits of one key, such as acme=20; can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
+    #[serde(deserialize_with = "file::limit_for")]
     limit_for: Vec<(Name, Limit)>,
 
     /// How long a request may wait for a permit; 0s: it is refused at once
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
-    wait: Duration,
+    #[serde(deserialize_with = "file::duration")]
+    pub(crate) wait: Duration,
 
     /// How long a permit outlives a gateway that dies
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::duration")]
     lease: Duration,
 
     /// How many may wait for one key, in the whole fleet
     #[arg(long, value_name = "N", default_value_t = Policy::DEFAULT_MAX_QUEUE)]
     #[arg(value_parser = count, allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::count")]
     max_queue: u32,
 
     /// Until which end a permit is held: that of the response's body, or of its head
@@ -78,11 +118,12 @@ pub(crate) struct Args {
 
     /// Permits of each key in this gateway alone, for --on-unavailable local
     #[arg(long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::some_count")]
     local_limit: Option<u32>,
 
-    /// What happens after Redis may have lost data: grants go on, or are held back for one lease
-    #[arg(long, value_enum, value_name = "WHAT", default_value = "continue")]
-    after_loss: Loss,
+    /// Only count what would be refused or made to wait: everything passes
+    #[arg(long)]
+    shadow: bool,
 
     /// The name of the limit: gateways with the same one share their permits
     #[arg(long, default_value = "gateway")]
@@ -90,41 +131,46 @@ pub(crate) struct Args {
 }
 
 #[derive(Clone, Debug)]
-enum Key {
+pub(crate) enum Key {
     Global,
     Path,
     PeerIp,
     Header(HeaderName),
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Hold {
     Body,
     Head,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Missing {
     Reject,
     Bypass,
     Shared,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Lost {
     Abort,
     Continue,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Unavailable {
     Reject,
     Admit,
     Local,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Loss {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Loss {
     Continue,
     Quarantine,
 }
@@ -132,32 +178,95 @@ enum Loss {
 impl Args {
     /// The command line of this process. One that cannot be used ends it.
     pub(crate) fn read() -> Self {
-        let args = Self::parse();
-        if matches!(args.key, Key::Global) && !args.limit_for.is_empty() {
-            refuse("--limit-for: --key global has but one key; allowed: with any other --key");
-        }
-        let mut seen = HashSet::new();
-        if let Some((key, _)) = args.limit_for.iter().find(|(key, _)| !seen.insert(key)) {
-            refuse(format!("--limit-for: {key} is given twice; allowed: once for each key"));
-        }
-        let local = args.on_unavailable == Unavailable::Local;
-        if local != args.local_limit.is_some() {
-            refuse("--local-limit: allowed with --on-unavailable local, and needed there");
+        let matches = Self::command().get_matches();
+        let args = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        if args.config.is_some() {
+            for arg in RuleFlags::command().get_arguments() {
+                let id = arg.get_id().as_str();
+                if matches.value_source(id) == Some(ValueSource::CommandLine) {
+                    let flag = id.replace('_', "-");
+                    refuse(format!("--{flag}: allowed in the file alone, where there is --config"));
+                }
+            }
+        } else if let Err((field, what)) = args.rule.check() {
+            refuse(format!("--{field}: {what}"));
         }
         args
+    }
+}
+
+/// The flags of a rule alone: what is not said in a file is as on a command line without flags.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct RuleFlags {
+    #[command(flatten)]
+    rule: Rule,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        RuleFlags::parse_from(None::<&str>).rule
+    }
+}
+
+impl Site {
+    /// What is said here, and the rest as said there.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            listen: self.listen.or(other.listen),
+            upstream: self.upstream.or(other.upstream),
+            redis: self.redis.or(other.redis),
+            after_loss: self.after_loss.or(other.after_loss),
+        }
     }
 
     /// Where permits are counted.
     pub(crate) fn semaphore(&self) -> Result<Semaphore, ConfigError> {
         let Some(url) = &self.redis else { return Ok(Semaphore::in_memory()) };
         let after_loss = match self.after_loss {
-            Loss::Continue => AfterLoss::Continue,
-            Loss::Quarantine => AfterLoss::Quarantine,
+            None | Some(Loss::Continue) => AfterLoss::Continue,
+            Some(Loss::Quarantine) => AfterLoss::Quarantine,
         };
         Ok(Semaphore::new(RedisBackend::builder(url).after_loss(after_loss).build()?))
     }
+}
 
-    /// Sets the layer up as was said.
+impl Rule {
+    /// Whether what is said fits together; else the field that does not, and why.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.limit.is_none() {
+            return Err(("limit", "not set; allowed: a number, or unlimited".to_owned()));
+        }
+        if matches!(self.key, Key::Global) && !self.limit_for.is_empty() {
+            let what = "the key global is but one; allowed: with any other key";
+            return Err(("limit-for", what.to_owned()));
+        }
+        let mut seen = HashSet::new();
+        if let Some((key, _)) = self.limit_for.iter().find(|(key, _)| !seen.insert(key)) {
+            let what = format!("{key} is given twice; allowed: once for each key");
+            return Err(("limit-for", what));
+        }
+        let local = self.on_unavailable == Unavailable::Local;
+        if local != self.local_limit.is_some() {
+            let what = "allowed with on-unavailable local, and needed there";
+            return Err(("local-limit", what.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Permits of this key.
+    pub(crate) fn limit_of(&self, key: &Name) -> Limit {
+        let own = self.limit_for.iter().find(|(name, _)| name == key).map(|(_, limit)| *limit);
+        own.or(self.limit).unwrap_or(Limit::Unlimited)
+    }
+
+    /// Whether the rule is for requests to this path.
+    pub(crate) fn is_for(&self, path: &str) -> bool {
+        let rest = path.strip_prefix(self.prefix.trim_end_matches('/'));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Sets the layer up as was said, but for its limit.
     pub(crate) fn apply(&self, builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
         let builder = match &self.key {
             Key::Global => builder,
@@ -165,13 +274,11 @@ impl Args {
             Key::PeerIp => builder.key(PeerIpKey::new()),
             Key::Header(name) => builder.key(HeaderKey::new(name.clone())),
         };
-        let limit = self.limit;
-        let limits: HashMap<_, _> = self.limit_for.iter().cloned().collect();
         builder
-            .limit_by(move |key, _| limits.get(key).copied().unwrap_or(limit))
             .wait_timeout(self.wait)
             .lease(self.lease)
             .max_queue(self.max_queue)
+            .shadow(self.shadow)
             .hold_until(match self.hold {
                 Hold::Body => HoldUntil::BodyEnd,
                 Hold::Head => HoldUntil::ResponseHead,
@@ -198,11 +305,11 @@ pub(crate) fn refuse(what: impl Display) -> ! {
     Args::command().error(ErrorKind::ValueValidation, what).exit()
 }
 
-fn address(text: &str) -> Result<SocketAddr, &'static str> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "allowed: an IP address and a port, such as 127.0.0.1:8080")
 }
 
-fn key(text: &str) -> Result<Key, &'static str> {
+pub(crate) fn key(text: &str) -> Result<Key, &'static str> {
     const ALLOWED: &str = "allowed: global, path, peer-ip, header:NAME";
     match text {
         "global" => Ok(Key::Global),
@@ -215,11 +322,18 @@ fn key(text: &str) -> Result<Key, &'static str> {
     }
 }
 
-fn limit(text: &str) -> Result<Limit, String> {
+pub(crate) fn limit(text: &str) -> Result<Limit, String> {
     match text {
         "unlimited" => Ok(Limit::Unlimited),
         _ => count(text).map(Limit::Permits).map_err(|allowed| format!("{allowed}, or unlimited")),
     }
+}
+
+pub(crate) fn prefix(text: &str) -> Result<String, &'static str> {
+    if text != "/" && (!text.starts_with('/') || text.ends_with('/')) {
+        return Err("allowed: a path, such as /v1/chat, without a / at its end");
+    }
+    Ok(text.to_owned())
 }
 
 fn limit_for(text: &str) -> Result<(Name, Limit), String> {
@@ -228,12 +342,12 @@ fn limit_for(text: &str) -> Result<(Name, Limit), String> {
     Ok((Name::new(key), limit(permits)?))
 }
 
-fn count(text: &str) -> Result<u32, String> {
+pub(crate) fn count(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("allowed: a number from 0 to {}", u32::MAX))
 }
 
 /// A whole number and its unit. A bare number is refused: is it seconds?
-fn duration(text: &str) -> Result<Duration, &'static str> {
+pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
     const ALLOWED: &str = "allowed: a whole number with ms, s, m or h behind it, such as 250ms";
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let number: u64 = text[..text.len() - unit.len()].parse().map_err(|_| ALLOWED)?;

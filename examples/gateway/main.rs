@@ -8,15 +8,19 @@
 //! ```
 //!
 //! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
+//! With `--config FILE` there can be several limits, for parts of the paths if need be; the file is
+//! read again at SIGHUP.
 //! SIGTERM or Ctrl-C drains: what is in flight ends, the permits are given back, the exit code is
 //! 0. A second signal ends it at once, with 1.
 
 #![allow(clippy::print_stdout, reason = "says where it listens")]
 
+mod app;
 mod args;
+mod file;
 mod proxy;
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -26,36 +30,39 @@ use axum::extract::{ConnectInfo, Request};
 use axum::serve::ListenerExt;
 use axum::{Router, middleware};
 use tokio::net::TcpListener;
-use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
 
+use self::app::Current;
 use self::args::Args;
-use self::proxy::Proxy;
 
 fn main() -> ExitCode {
     let args = Args::read();
     tracing_subscriber::fmt().with_writer(io::stderr).init();
-    let listen = args.listen;
-    match serve(args) {
+    match serve(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {listen}: {error}");
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
 #[tokio::main(worker_threads = 2)]
-async fn serve(args: Args) -> io::Result<()> {
-    let (semaphore, layer) = limiter(&args).unwrap_or_else(|error| args::refuse(error));
-    let proxy = Arc::new(Proxy::new(args.upstream, &args.name));
+async fn serve(args: &Args) -> io::Result<()> {
+    let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
+    let listen = current.listen();
     let app = Router::new()
-        .fallback(move |request| async move { proxy.forward(request).await })
-        .layer(layer)
+        .fallback({
+            let current = Arc::clone(&current);
+            move |request| current.serve(request)
+        })
         .layer(middleware::map_request(with_peer))
         .into_make_service_with_connect_info::<SocketAddr>();
 
-    let listener = TcpListener::bind(args.listen).await?;
+    let listener = TcpListener::bind(listen)
+        .await
+        .map_err(|error| io::Error::new(error.kind(), format!("{listen}: {error}")))?;
     let drain = first_signal()?;
+    let reloads = reloads(Arc::clone(&current), args)?;
     println!("listening on http://{}", listener.local_addr()?);
     io::stdout().flush()?;
 
@@ -63,16 +70,37 @@ async fn serve(args: Args) -> io::Result<()> {
         // Without it, small frames of a stream are kept back. Fails on a dead socket only.
         let _ = socket.set_nodelay(true);
     });
-    axum::serve(listener, app).with_graceful_shutdown(drain).await?;
-    semaphore.shutdown().await;
+    tokio::select! {
+        end = axum::serve(listener, app).with_graceful_shutdown(drain).into_future() => end?,
+        () = reloads => {}
+    }
+    current.semaphore().shutdown().await;
     Ok(())
 }
 
-/// The permits, and the layer that takes them.
-fn limiter(args: &Args) -> Result<(Semaphore, ConcurrencyLimitLayer), ConfigError> {
-    let semaphore = args.semaphore()?;
-    let layer = args.apply(ConcurrencyLimitLayer::builder(&semaphore, &args.name)).build()?;
-    Ok((semaphore, layer))
+/// Reads the file again at each SIGHUP, if there is one. Never ends.
+#[cfg(unix)]
+fn reloads(current: Arc<Current>, args: &Args) -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let args = args.clone();
+    // Without a file SIGHUP does what it always does.
+    let mut hangups = args.config.is_some().then(|| signal(SignalKind::hangup())).transpose()?;
+    Ok(async move {
+        if let Some(hangups) = &mut hangups {
+            while hangups.recv().await.is_some() {
+                match current.reload(&args).await {
+                    Ok(()) => tracing::info!("the configuration was read again and is in force"),
+                    Err(error) => tracing::error!("{error}; the configuration of before stays"),
+                }
+            }
+        }
+        std::future::pending().await
+    })
+}
+
+#[cfg(not(unix))]
+fn reloads(_: Arc<Current>, _: &Args) -> io::Result<impl Future<Output = ()>> {
+    Ok(std::future::pending())
 }
 
 /// Puts the client's address where `PeerIpKey` looks for it.

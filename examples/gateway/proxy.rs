@@ -30,7 +30,7 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 ];
 
 /// Where requests go: `http://host:port` and what all paths begin with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Upstream {
     authority: Authority,
     base: String,

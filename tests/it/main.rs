@@ -21,6 +21,8 @@ mod fleet;
 #[cfg(feature = "redis")]
 mod fleet_cluster;
 #[cfg(feature = "redis")]
+mod fleet_config;
+#[cfg(feature = "redis")]
 mod fleet_outage;
 #[cfg(feature = "redis")]
 mod fleet_sentinel;

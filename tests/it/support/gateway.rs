@@ -27,13 +27,20 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// With `--upstream` and whatever else; listens on a free port.
     pub(crate) fn start(upstream: &str, args: &[&str]) -> Self {
-        let mut process = Command::new(binary())
-            .args(["--listen", "127.0.0.1:0", "--upstream", upstream])
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Self::command();
+        command.args(["--listen", "127.0.0.1:0", "--upstream", upstream]).args(args);
+        Self::running(command.spawn().unwrap())
+    }
+
+    /// The program, without arguments; its stdout is read.
+    pub(crate) fn command() -> Command {
+        let mut command = Command::new(binary());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    }
+
+    /// One that was started; waits until it listens.
+    pub(crate) fn running(mut process: Child) -> Self {
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").expect("the line it prints").to_owned();

@@ -1,0 +1,205 @@
+//! What a configuration file says: TOML, in the words of the command line.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use toml::de::{DeTable, DeValue};
+use tower_semaphore::{ConfigError, Limit, Name};
+
+use super::args::{self, Key, Rule, Site};
+use super::proxy::Upstream;
+
+/// Where the gateway stands, and a `[[rule]]` for each limit: outermost first.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Contents {
+    #[serde(default, deserialize_with = "address")]
+    listen: Option<SocketAddr>,
+    #[serde(default, deserialize_with = "upstream")]
+    upstream: Option<Upstream>,
+    redis: Option<String>,
+    after_loss: Option<args::Loss>,
+    #[serde(default, rename = "rule")]
+    rules: Vec<Rule>,
+}
+
+/// A file that was read.
+pub(crate) struct File {
+    name: String,
+    text: String,
+    pub(crate) site: Site,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// What is wrong with a file, and where; or with the command line.
+#[derive(Debug)]
+pub(crate) struct FileError {
+    place: String,
+    what: String,
+}
+
+impl FileError {
+    pub(crate) fn on_the_command_line(what: impl Display) -> Self {
+        Self { place: String::new(), what: what.to_string() }
+    }
+}
+
+impl Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.place {
+            "" => f.write_str(&self.what),
+            place => write!(f, "{place}: {}", self.what),
+        }
+    }
+}
+
+impl File {
+    pub(crate) fn read(path: &Path) -> Result<Self, FileError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| FileError { place: name.clone(), what: error.to_string() })?;
+        let contents: Contents = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| line(&text, span.start));
+            FileError { place: format!("{name}:{line}"), what: error.message().to_owned() }
+        })?;
+        let Contents { listen, upstream, redis, after_loss, rules } = contents;
+        let site = Site { listen, upstream, redis, after_loss };
+        let file = Self { name, text, site, rules };
+        file.check()?;
+        Ok(file)
+    }
+
+    fn check(&self) -> Result<(), FileError> {
+        if self.rules.is_empty() {
+            return Err(self.error("no [[rule]]; allowed: one or more".to_owned()));
+        }
+        let mut names = HashMap::new();
+        for (i, rule) in self.rules.iter().enumerate() {
+            rule.check().map_err(|(field, what)| self.rule_error(i, field, &what))?;
+            // One that takes two permits of one semaphore can wait for itself.
+            if let Some(first) = names.insert(&rule.name, i) {
+                let line = self.rule_line(first, "name");
+                let what = format!("{:?} is that of line {line}; allowed: once each", rule.name);
+                return Err(self.rule_error(i, "name", &what));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a rule, by the error that the crate has for it.
+    pub(crate) fn refused(&self, rule: usize, error: &ConfigError) -> FileError {
+        let what = error.to_string();
+        let words = [("lease", "lease"), ("wait timeout", "wait"), ("layer name", "name")];
+        let field = words.iter().find(|(word, _)| what.starts_with(word)).map_or("", |word| word.1);
+        let place = format!("{}:{}", self.name, self.rule_line(rule, field));
+        FileError { place, what }
+    }
+
+    /// What is wrong with a field outside of all rules.
+    pub(crate) fn site_error(&self, field: &str, what: impl Display) -> FileError {
+        let line = self.line_of(|table| key_line(&self.text, table, field)).unwrap_or(1);
+        FileError { place: format!("{}:{line}", self.name), what: format!("{field}: {what}") }
+    }
+
+    fn error(&self, what: String) -> FileError {
+        FileError { place: self.name.clone(), what }
+    }
+
+    fn rule_error(&self, rule: usize, field: &str, what: &str) -> FileError {
+        let place = format!("{}:{}", self.name, self.rule_line(rule, field));
+        FileError { place, what: format!("{field}: {what}") }
+    }
+
+    /// The line of a rule's field; that of the rule, if the field is not there.
+    fn rule_line(&self, rule: usize, field: &str) -> usize {
+        let line = |table: &DeTable<'_>| {
+            let DeValue::Array(rules) = table.get("rule")?.get_ref() else { return None };
+            let rule = rules.get(rule)?;
+            let DeValue::Table(table) = rule.get_ref() else { return None };
+            key_line(&self.text, table, field).or_else(|| Some(line(&self.text, rule.span().start)))
+        };
+        self.line_of(line).unwrap_or(1)
+    }
+
+    fn line_of(&self, find: impl FnOnce(&DeTable<'_>) -> Option<usize>) -> Option<usize> {
+        let table = DeTable::parse(&self.text).ok()?;
+        find(table.get_ref())
+    }
+}
+
+fn key_line(text: &str, table: &DeTable<'_>, field: &str) -> Option<usize> {
+    let mut keys = table.iter().map(|(key, _)| key);
+    let key = keys.find(|key| key.get_ref().as_ref() == field)?;
+    Some(line(text, key.span().start))
+}
+
+fn line(text: &str, at: usize) -> usize {
+    1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
+}
+
+// ===== values, in the words of the command line =====
+
+fn parsed<'de, D, T, E>(
+    deserializer: D,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    E: Display,
+{
+    let text = words(&toml::Value::deserialize(deserializer)?);
+    parse(&text).map_err(|allowed| D::Error::custom(format!("{text:?} cannot be used; {allowed}")))
+}
+
+fn words(value: &toml::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
+}
+
+pub(crate) fn address<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
+    parsed(d, args::address).map(Some)
+}
+
+pub(crate) fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {
+    parsed(d, str::parse).map(Some)
+}
+
+pub(crate) fn prefix<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+    parsed(d, args::prefix)
+}
+
+pub(crate) fn key<'de, D: Deserializer<'de>>(d: D) -> Result<Key, D::Error> {
+    parsed(d, args::key)
+}
+
+pub(crate) fn limit<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Limit>, D::Error> {
+    parsed(d, args::limit).map(Some)
+}
+
+pub(crate) fn limit_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, Limit)>, D::Error> {
+    let limits =
+        BTreeMap::<String, toml::Value>::deserialize(d)?.into_iter().map(|(key, value)| {
+            let text = words(&value);
+            let limit = args::limit(&text).map_err(|allowed| {
+                D::Error::custom(format!("{key}: {text:?} cannot be used; {allowed}"))
+            })?;
+            Ok((Name::new(key), limit))
+        });
+    limits.collect()
+}
+
+pub(crate) fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+    parsed(d, args::duration)
+}
+
+pub(crate) fn count<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+    parsed(d, args::count)
+}
+
+pub(crate) fn some_count<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    parsed(d, args::count).map(Some)
+}
