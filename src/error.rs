@@ -118,6 +118,10 @@ pub enum FullReason {
     QueueFull,
     /// No permit came free within the wait timeout.
     QueueTimeout,
+    /// An operator lets the semaphore run empty: see [`Semaphore::drain`](crate::Semaphore::drain).
+    Draining,
+    /// An operator took its place out: see [`Semaphore::revoke`](crate::Semaphore::revoke).
+    Revoked,
 }
 
 impl FullReason {
@@ -128,6 +132,8 @@ impl FullReason {
             Self::Limit => "limit",
             Self::QueueFull => "queue_full",
             Self::QueueTimeout => "queue_timeout",
+            Self::Draining => "draining",
+            Self::Revoked => "revoked",
         }
     }
 }
@@ -155,6 +161,8 @@ impl fmt::Display for AcquireError {
                 FullReason::QueueTimeout => {
                     write!(f, "none of {} permits came free in {:?}", full.limit, full.waited)
                 }
+                FullReason::Draining => f.write_str("no newcomers are let in: it is being drained"),
+                FullReason::Revoked => f.write_str("its place was revoked"),
             },
             Self::Unavailable(error) => {
                 write!(f, "the semaphore's backend is unavailable: {error}")

@@ -234,6 +234,17 @@ impl Ledger {
         Reply { granted, ..Reply::default() }
     }
 
+    /// Takes a place out, waiting or held, on an operator's word; or only looks. Says when its lease
+    /// ends, or would have, ms. Who does that does not know the limit: what it frees is granted when
+    /// someone asks who does.
+    pub fn revoke(&mut self, id: PlaceId, take: bool) -> Option<u64> {
+        let lease_end = self.places.get(&id)?.lease_end;
+        if take {
+            self.take(&id);
+        }
+        Some(lease_end)
+    }
+
     /// Gives the leases of places anew, whether they wait or hold.
     pub fn renew(&mut self, ask: Ask, lease_ms: u64, ids: &[PlaceId], post: Post<'_>) -> Reply {
         let mut reply = Reply { lease_end: ask.now / 1000 + lease_ms, ..Reply::default() };

@@ -177,12 +177,13 @@ pub mod metrics;
 mod name;
 mod semaphore;
 
+pub use self::backend::{Mode, Override};
 pub use self::error::{AcquireError, BackendError, ConfigError, Full, FullReason, LeaseLost};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::semaphore::{
-    Acquire, Health, Holder, Inspection, Limit, LinkState, OnUnavailable, Permit, Policy,
-    PolicyBuilder, Semaphore, Waiter,
+    Acquire, Cursor, Health, Holder, Inspection, Limit, LinkState, Listed, OnUnavailable, Page,
+    Permit, Policy, PolicyBuilder, Semaphore, Waiter,
 };
 
 /// For `fuzz/`. No part of the API; not there otherwise.

@@ -34,6 +34,8 @@
 //! | `limit` | was refused: no permit was free, and it might not wait |
 //! | `queue_full` | was refused: as many waited as may |
 //! | `queue_timeout` | was refused: it had waited as long as it might |
+//! | `draining` | was refused: see [`Semaphore::drain`](crate::Semaphore::drain) |
+//! | `revoked` | was refused: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
 //! | `missing_key` | was refused: it had no key |
 //! | `unavailable` | was refused: the backend could not be asked |
 //! | `closed` | was refused: the semaphore was shut down |

@@ -71,6 +71,22 @@ impl Name {
         Self { text: SmallVec::from_slice(b"!"), short: None }
     }
 
+    /// The name that is [stored](Self::as_str) so; `None` for a text that is none.
+    ///
+    /// ```
+    /// use tower_semaphore::Name;
+    ///
+    /// let name = Name::new("tenant").part("acme/eu");
+    /// assert_eq!(Name::from_stored("tenant:acme%2Feu"), Some(name));
+    /// assert_eq!(Name::from_stored("acme/eu"), None);
+    /// ```
+    #[must_use]
+    pub fn from_stored(text: &str) -> Option<Self> {
+        let known = |c: u8| c.is_ascii_alphanumeric() || b"._-%:#!".contains(&c);
+        let fits = !text.is_empty() && text.len() <= NAME_MAX && text.bytes().all(known);
+        fits.then(|| Self { text: SmallVec::from_slice(text.as_bytes()), short: None })
+    }
+
     /// The name as it is stored: ASCII, at most 128 bytes.
     #[must_use]
     pub fn as_str(&self) -> &str {

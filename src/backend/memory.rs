@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Lane, Listing, Mailbox, Op, Server, Shard};
+use super::{Answer, Backend, Call, Change, Lane, Listing, Mailbox, Op, Overrides, Server, Shard};
 use crate::error::BackendError;
 use crate::ledger::{Ask, Grant, Ledger, NodeId, Reply};
 
@@ -38,6 +38,7 @@ struct State {
     /// How many of them are empty: kept for whoever comes next, but not many.
     empty: usize,
     nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
+    overrides: Overrides,
 }
 
 /// Never opened: every call is answered at once.
@@ -75,6 +76,33 @@ impl MemoryBackend {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn names(&self, from: u64, most: u32) -> Answer {
+        let state = self.state();
+        let held = state.ledgers.iter().filter(|(_, ledger)| !ledger.is_empty());
+        let mut names: Vec<_> = held.map(|(name, _)| Arc::clone(name)).collect();
+        drop(state);
+        names.sort_unstable();
+        let all = names.len() as u64;
+        let passed = usize::try_from(from).unwrap_or(usize::MAX);
+        let names: Vec<_> = names.into_iter().skip(passed).take(most as usize).collect();
+        let next = from.saturating_add(names.len() as u64);
+        Answer::Names { names, next: if next < all { next } else { 0 } }
+    }
+
+    fn set(&self, name: &Arc<str>, change: Change, now: u64) -> Answer {
+        let mut state = self.state();
+        if !state.overrides.change(name, change, now / 1000) {
+            let most = Overrides::MOST;
+            return Answer::Failed(BackendError::call(format!(
+                "{name}: {most} names have something set in place of their policy, as many as may"
+            )));
+        }
+        let nodes: Vec<_> = state.nodes.values().filter_map(Weak::upgrade).collect();
+        drop(state);
+        nodes.iter().for_each(|node| node.overridden(name));
+        Answer::Done
+    }
+
     // µs since 1970, from tokio's clock, so that a test may pause it.
     fn at(&self, now: Instant) -> u64 {
         self.shared.began_us + micros(now.saturating_duration_since(self.shared.began))
@@ -100,9 +128,19 @@ impl Backend for MemoryBackend {
 
     fn call_now(&self, call: &Call, now: Instant) -> Answer {
         let now = self.at(now);
+        match &call.op {
+            Op::Overrides { known } => {
+                let state = self.state();
+                let news = (*known != state.overrides.version).then(|| state.overrides.clone());
+                return Answer::Overrides(news);
+            }
+            Op::Override { name, change } => return self.set(name, *change, now),
+            Op::List { from, most } => return self.names(*from, *most),
+            _ => {}
+        }
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let mut state = self.state();
-        let State { ledgers, empty, nodes } = &mut *state;
+        let State { ledgers, empty, nodes, .. } = &mut *state;
 
         if let Op::Inspect { most } = call.op {
             return Answer::Listing(list(ledgers.get(&call.key), now, most));
@@ -125,6 +163,7 @@ impl Backend for MemoryBackend {
             }
         };
         let was_empty = ledger.is_empty();
+        let mut revoked = None;
         let reply = match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 ledger.acquire(ask, *lease_ms, *max_queue, leaving, ids, post)
@@ -132,7 +171,11 @@ impl Backend for MemoryBackend {
             Op::Release { ids } => ledger.release(ask, ids, post),
             Op::Renew { lease_ms, ids } => ledger.renew(ask, *lease_ms, ids, post),
             Op::Reassert { lease_ms, proofs } => ledger.reassert(ask, *lease_ms, proofs, post),
-            Op::Inspect { .. } => Reply::default(),
+            Op::Revoke { id, take } => {
+                revoked = ledger.revoke(*id, *take);
+                Reply::default()
+            }
+            _ => Reply::default(),
         };
         match (was_empty, ledger.is_empty()) {
             (true, false) => *empty -= 1,
@@ -149,6 +192,9 @@ impl Backend for MemoryBackend {
             for grant in grants {
                 mailbox.hint(&call.key, grant.id.n, grant.lease_end);
             }
+        }
+        if let Op::Revoke { .. } = call.op {
+            return Answer::Revoked(revoked.map(|end| end.saturating_sub(now / 1000)));
         }
         Answer::Reply { reply, late: false }
     }

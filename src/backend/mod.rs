@@ -8,6 +8,7 @@
 //! [`ledger`]: crate::ledger
 
 mod memory;
+mod overrides;
 #[cfg(feature = "redis")]
 mod redis;
 
@@ -16,6 +17,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub use self::memory::MemoryBackend;
+pub use self::overrides::{Change, Mode, Override, Overrides, Revocation};
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
@@ -57,6 +59,12 @@ pub trait Backend: Send + Sync + 'static {
     fn shard(&self, key: &str) -> Shard {
         let _ = key;
         Shard::default()
+    }
+
+    /// All of its servers that count semaphores, as far as they are known; always in the same order, where
+    /// they stay the same.
+    fn shards(&self) -> Vec<Shard> {
+        vec![Shard::default()]
     }
 
     /// Opens a connection to a server, over which calls are carried out in the order in which they
@@ -187,7 +195,41 @@ pub enum Op {
         /// How many of each to list at the most.
         most: u32,
     },
+    /// Read what operators set in place of policies. The key is that of [`OVERRIDES`], as it is for
+    /// [`Op::Override`].
+    Overrides {
+        /// The version that is known already.
+        known: u64,
+    },
+    /// Set something for a name in place of its policy, and tell every process.
+    Override {
+        /// The name.
+        name: Arc<str>,
+        /// What becomes different.
+        change: Change,
+    },
+    /// Take a place out on an operator's word. What that frees is granted when someone asks who knows
+    /// the limit.
+    Revoke {
+        /// The place.
+        id: PlaceId,
+        /// Whether to do it; else only look.
+        take: bool,
+    },
+    /// Name semaphores that someone has. The key is that of [`EVERY`].
+    List {
+        /// Where to go on; 0: the beginning.
+        from: u64,
+        /// About how many.
+        most: u32,
+    },
 }
+
+/// Where overrides are kept, in place of a name: no name is encoded so.
+pub const OVERRIDES: &str = "!overrides";
+
+/// In place of a name: all of them.
+pub const EVERY: &str = "*";
 
 /// What came back for a call.
 #[derive(Clone, Debug)]
@@ -201,6 +243,20 @@ pub enum Answer {
     },
     /// The answer to [`Op::Inspect`].
     Listing(Listing),
+    /// The answer to [`Op::Overrides`]; `None`: what is known is what is set.
+    Overrides(Option<Overrides>),
+    /// The answer to [`Op::Override`]: it was done.
+    Done,
+    /// The answer to [`Op::Revoke`]: for how long the place's lease goes on, or would have, ms; `None`: it
+    /// was not there.
+    Revoked(Option<u64>),
+    /// The answer to [`Op::List`].
+    Names {
+        /// Some of the names. A name can come twice, in two answers.
+        names: Vec<Arc<str>>,
+        /// Where to go on; 0: that was all.
+        next: u64,
+    },
     /// This call failed; others may not have.
     Failed(BackendError),
     /// Nothing was done: another server counts this semaphore now; ask [`Backend::shard`] again.
@@ -226,4 +282,9 @@ pub trait Mailbox: Send + Sync {
     ///
     /// A hint may come late, twice or never: the grant itself is data in the backend.
     fn hint(&self, name: &str, n: u64, lease_end: u64);
+
+    /// Something was set for the semaphore `name` in place of its policy. Never blocks.
+    ///
+    /// As a hint, it may come late, twice or never.
+    fn overridden(&self, name: &str);
 }

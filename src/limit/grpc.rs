@@ -73,7 +73,11 @@ pub(super) fn lost() -> HeaderMap {
 fn code(refusal: &Refusal) -> u16 {
     match (refusal.reason, refusal.status) {
         (
-            RefusalReason::LimitUnknown | RefusalReason::Unavailable | RefusalReason::LeaseLost,
+            RefusalReason::LimitUnknown
+            | RefusalReason::Unavailable
+            | RefusalReason::LeaseLost
+            | RefusalReason::Draining
+            | RefusalReason::Revoked,
             _,
         ) => UNAVAILABLE,
         (_, status) if status.is_server_error() => UNAVAILABLE,
@@ -97,6 +101,8 @@ const fn message(refusal: &Refusal) -> &'static str {
             "limit_unknown: the request's limit cannot be looked up for now"
         }
         RefusalReason::Unavailable => "unavailable: permits cannot be had for now",
+        RefusalReason::Draining => "draining: no more permits are given out, for now",
+        RefusalReason::Revoked => "revoked: an operator took the request's place",
         RefusalReason::LeaseLost => "lease_lost: the lease of the request's permit was lost",
     }
 }

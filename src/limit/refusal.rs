@@ -63,6 +63,10 @@ pub enum RefusalReason {
     QueueFull,
     /// No permit came free within the wait timeout.
     QueueTimeout,
+    /// An operator lets the semaphore run empty. Always answered with 503.
+    Draining,
+    /// An operator took its place in the queue out. Always answered with 503.
+    Revoked,
     /// The request has no key.
     MissingKey,
     /// The request's limit could not be looked up, and nothing is set to take its place.
@@ -84,6 +88,8 @@ impl fmt::Display for Refusal {
             RefusalReason::QueueTimeout => {
                 write!(f, "none of {limit} permits of {policy} came free in {waited:?}")
             }
+            RefusalReason::Draining => write!(f, "{policy} is being drained"),
+            RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
             RefusalReason::MissingKey => write!(f, "the request has no key for {policy}"),
             RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} cannot be had for now"),
@@ -108,6 +114,8 @@ impl RefusalReason {
             Self::Limit => FullReason::Limit.as_str(),
             Self::QueueFull => FullReason::QueueFull.as_str(),
             Self::QueueTimeout => FullReason::QueueTimeout.as_str(),
+            Self::Draining => FullReason::Draining.as_str(),
+            Self::Revoked => FullReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
             Self::LimitUnknown => "limit_unknown",
             Self::Unavailable => "unavailable",
@@ -241,7 +249,12 @@ impl Refusal {
                     FullReason::Limit => RefusalReason::Limit,
                     FullReason::QueueFull => RefusalReason::QueueFull,
                     FullReason::QueueTimeout => RefusalReason::QueueTimeout,
+                    FullReason::Draining => RefusalReason::Draining,
+                    FullReason::Revoked => RefusalReason::Revoked,
                 };
+                if !refusal.reason.is_full() {
+                    refusal.status = StatusCode::SERVICE_UNAVAILABLE;
+                }
                 refusal.limit = full.limit;
                 refusal.in_use = full.in_use;
                 refusal.waiting = full.waiting;

@@ -54,6 +54,9 @@ pub struct ShadowCounts {
     pub missing_key: u64,
     /// Would have been refused because their limit could not be looked up.
     pub limit_unknown: u64,
+    /// Would have been refused because an operator [drains](crate::Semaphore::drain) the semaphore, or
+    /// revoked the request's place.
+    pub draining: u64,
     /// Would perhaps have been refused: the backend could not be asked, or did not answer within
     /// 100 ms.
     pub unavailable: u64,
@@ -66,6 +69,7 @@ pub(super) struct Shadow {
     full: AtomicU64,
     missing_key: AtomicU64,
     limit_unknown: AtomicU64,
+    draining: AtomicU64,
     unavailable: AtomicU64,
 }
 
@@ -82,6 +86,7 @@ impl Shadow {
             }
             RefusalReason::MissingKey => &self.missing_key,
             RefusalReason::LimitUnknown => &self.limit_unknown,
+            RefusalReason::Draining | RefusalReason::Revoked => &self.draining,
             RefusalReason::Unavailable | RefusalReason::LeaseLost => &self.unavailable,
         };
         count.fetch_add(1, Ordering::Relaxed);
@@ -104,6 +109,7 @@ impl Shadow {
             full: count(&self.full),
             missing_key: count(&self.missing_key),
             limit_unknown: count(&self.limit_unknown),
+            draining: count(&self.draining),
             unavailable: count(&self.unavailable),
         }
     }

@@ -116,7 +116,8 @@ impl Future for Acquire {
                     let hold = this.attempt.granted(by_policy, waited, now);
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
-                Progress::Refused { reason, in_use, waiting } => {
+                Progress::Refused { reason, in_use, waiting, limit } => {
+                    this.limit = limit.unwrap_or(this.limit);
                     let error = this.full(reason, in_use, waiting);
                     this.state = State::Answered(Some(Err(error)));
                     continue;

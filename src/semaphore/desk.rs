@@ -13,9 +13,9 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tokio::time::{Instant, sleep};
 
-use super::node::{Ended, Node};
+use super::node::{Ended, LOOK, Node};
 use super::wire::{Sender, Wire};
-use crate::backend::{Backend, Call, Lane};
+use crate::backend::{Answer, Backend, Call, Lane};
 use crate::error::BackendError;
 
 /// Writes that are not answered yet, at the most.
@@ -36,7 +36,7 @@ struct Batch {
 pub(super) async fn run<B: Backend>(node: Arc<Node>, wire: Arc<Wire>, backend: Arc<B>) -> Ended {
     let mut backoff = BACKOFF.0;
     loop {
-        let connected = backend.connect(wire.shard()).await;
+        let connected = connect(&node, &wire, &*backend).await;
         let is_away = !matches!(connected, Ok(Some(_)));
         match connected {
             Ok(Some(lane)) => {
@@ -82,6 +82,32 @@ pub(super) async fn run<B: Backend>(node: Arc<Node>, wire: Arc<Wire>, backend: A
     Ended::WithNode
 }
 
+/// A connection, by which it is known already what operators set: what goes out first goes by that.
+async fn connect<B: Backend>(
+    node: &Arc<Node>,
+    wire: &Wire,
+    backend: &B,
+) -> Result<Option<B::Lane>, BackendError> {
+    let Some(lane) = backend.connect(wire.shard()).await? else { return Ok(None) };
+    let Some((call, to)) = node.first_question(wire) else {
+        node.read_overrides().await;
+        return Ok(Some(lane));
+    };
+    let (sent, timeout) = (Instant::now(), backend.response_timeout());
+    let answers = tokio::time::timeout(timeout, lane.send([call.clone()].into())).await;
+    match answers.unwrap_or_else(|_| Err(unanswered(timeout))) {
+        Ok(answers) => {
+            let answer = answers.into_iter().next().unwrap_or(Answer::Moved);
+            Node::answered(&call, to, answer, sent, Instant::now());
+            Ok(Some(lane))
+        }
+        Err(error) => {
+            Node::unanswered(&call, to, &error, sent);
+            Err(error)
+        }
+    }
+}
+
 /// Until the connection breaks, or nothing is left to do.
 async fn serve(
     node: &Arc<Node>,
@@ -95,6 +121,7 @@ async fn serve(
     let mut closed = pin!(lane.closed());
     let mut alarm = pin!(sleep(timeout));
     let mut is_set = false;
+    let mut look = pin!(sleep(LOOK));
     let error = loop {
         if batches.len() < UNANSWERED_MAX {
             let sent = Instant::now();
@@ -133,11 +160,15 @@ async fn serve(
             // Set for a batch that was answered meanwhile, most often: then for the one that is first now.
             () = &mut alarm, if is_set => match batches.front().map(|batch| batch.sent + timeout) {
                 Some(due) if due <= Instant::now() => {
-                    break BackendError::connection(format!("no answer within {timeout:?}"));
+                    break unanswered(timeout);
                 }
                 Some(due) => alarm.as_mut().reset(due),
                 None => is_set = false,
             },
+            () = &mut look => {
+                node.look_for_overrides(wire);
+                look.as_mut().reset(Instant::now() + LOOK);
+            }
         }
     };
     // Backwards, because each goes to the front of what is to be sent.
@@ -147,6 +178,10 @@ async fn serve(
         }
     }
     Err(error)
+}
+
+fn unanswered(timeout: Duration) -> BackendError {
+    BackendError::connection(format!("no answer within {timeout:?}"))
 }
 
 async fn closed(node: &Node, wire: &Wire) {

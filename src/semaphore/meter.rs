@@ -38,7 +38,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 13] = [
+const OUTCOMES: [Outcome; 15] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -48,6 +48,8 @@ const OUTCOMES: [Outcome; 13] = [
     Outcome::Limit,
     Outcome::QueueFull,
     Outcome::QueueTimeout,
+    Outcome::Draining,
+    Outcome::Revoked,
     Outcome::MissingKey,
     Outcome::Unavailable,
     Outcome::Closed,

@@ -4,12 +4,14 @@ mod acquire;
 mod attempt;
 mod desk;
 mod health;
+mod inspect;
 mod link;
 #[cfg_attr(not(feature = "metrics"), path = "link_meter_off.rs")]
 mod link_meter;
 #[cfg_attr(not(feature = "metrics"), path = "meter_off.rs")]
 mod meter;
 mod node;
+mod operate;
 mod permit;
 mod place;
 mod places;
@@ -25,16 +27,16 @@ use std::time::Duration;
 pub use self::acquire::Acquire;
 pub(crate) use self::attempt::Outcome;
 pub use self::health::{Health, LinkState};
+pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, Waiter};
 pub(crate) use self::meter::Meter;
 use self::node::{Node, Task};
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 #[cfg(feature = "redis")]
 use crate::backend::RedisBackend;
-use crate::backend::{Backend, MemoryBackend, Op};
+use crate::backend::{Backend, MemoryBackend};
 #[cfg(doc)]
 use crate::error::AcquireError;
-use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
 use crate::ledger::NodeId;
@@ -42,8 +44,6 @@ use crate::name::Name;
 
 /// How long a request waits for the backend's first answer, and for an acknowledgement.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many holders and waiters an inspection lists.
-const INSPECTED_MAX: u32 = 1000;
 
 /// Permits by name, counted together by all who use the same backend.
 ///
@@ -160,22 +160,6 @@ impl Semaphore {
         self.acquire(name, &policy)
     }
 
-    /// Who holds permits of `name`, and who waits: up to a thousand places.
-    ///
-    /// # Errors
-    ///
-    /// If the backend gave no answer within a second.
-    ///
-    /// # Cancel safety
-    ///
-    /// Reads only.
-    pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
-        let node = &self.handle.node;
-        let op = Op::Inspect { most: INSPECTED_MAX };
-        let listing = node.ask(name.into().as_str(), op).await?;
-        Ok(Inspection::new(listing, node.id()))
-    }
-
     /// Whether the backend can be asked, and how often the policy answered in its place.
     #[must_use]
     pub fn health(&self) -> Health {
@@ -208,72 +192,6 @@ impl Drop for Handle {
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Semaphore").field("node", &self.handle.node.id()).finish_non_exhaustive()
-    }
-}
-
-/// Who holds and who waits, at one moment: the answer of [`Semaphore::inspect`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Inspection {
-    /// How many permits are out.
-    pub in_use: u64,
-    /// How many requests wait.
-    pub waiting: u64,
-    /// Who holds, the one whose lease ends first in front.
-    pub holders: Vec<Holder>,
-    /// Who waits, the head of the queue in front.
-    pub waiters: Vec<Waiter>,
-}
-
-/// One that holds a permit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Holder {
-    /// Its place.
-    pub id: String,
-    /// Whether it is one of this process.
-    pub is_own: bool,
-    /// When its lease ends, unless it is renewed.
-    pub lease_left: Duration,
-}
-
-/// One that waits for a permit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Waiter {
-    /// Its place.
-    pub id: String,
-    /// Whether it is one of this process.
-    pub is_own: bool,
-    /// When its lease ends, unless it is renewed.
-    pub lease_left: Duration,
-    /// How long it has been waiting.
-    pub waited: Duration,
-}
-
-impl Inspection {
-    fn new(listing: crate::backend::Listing, own: NodeId) -> Self {
-        let now = listing.now;
-        let (mut holders, mut queue) = (Vec::new(), Vec::new());
-        for (id, lease_end, ticket) in listing.places {
-            let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
-            let is_own = id.node == own;
-            let id = id.to_string();
-            match ticket {
-                None => holders.push(Holder { id, is_own, lease_left }),
-                Some(ticket) => {
-                    let waited = Duration::from_micros(now.saturating_sub(ticket));
-                    queue.push((ticket, Waiter { id, is_own, lease_left, waited }));
-                }
-            }
-        }
-        queue.sort_by_key(|(ticket, _)| *ticket);
-        Self {
-            in_use: listing.in_use,
-            waiting: listing.waiting,
-            holders,
-            waiters: queue.into_iter().map(|(_, waiter)| waiter).collect(),
-        }
     }
 }
 

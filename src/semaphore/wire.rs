@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::link::Link;
 use super::lock;
-use super::node::Gate;
+use super::node::{Gate, Node};
 use crate::backend::{Answer, Call, Shard};
 
 /// One server, as a node sees it.
@@ -36,6 +36,8 @@ pub(super) enum Sender {
     /// A gate, if it has not gone to another server since: see [`Gate`].
     Gate(Arc<Gate>, u64),
     Ask(oneshot::Sender<Answer>),
+    /// What operators set: for the gates that wait for that, and for one who asked.
+    Overrides(Arc<Node>, Vec<Arc<Gate>>, Option<oneshot::Sender<Answer>>),
 }
 
 /// A node's wires, each with the number of gates that are on it.

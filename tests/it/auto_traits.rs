@@ -20,8 +20,8 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
-    Full as FullError, FullReason, Holder, Inspection, LeaseLost, Limit, Name, Permit, Policy,
-    PolicyBuilder, Semaphore, Waiter,
+    Full as FullError, FullReason, Holder, Inspection, LeaseLost, Limit, Listed, Mode, Name,
+    Override, Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
 };
 
 fn is_send<T: Send>() {}
@@ -58,6 +58,8 @@ fn values_can_be_copied_or_cloned() {
     is_copy::<Policy>();
     is_copy::<PolicyBuilder>();
     is_copy::<Limit>();
+    is_copy::<Mode>();
+    is_copy::<Override>();
     is_copy::<FullError>();
     is_copy::<FullReason>();
     is_copy::<RefusalReason>();
@@ -75,6 +77,8 @@ fn values_can_be_copied_or_cloned() {
     is_clone::<Inspection>();
     is_clone::<Holder>();
     is_clone::<Waiter>();
+    is_free::<Page>();
+    is_clone::<Listed>();
     // Stands in extensions, which asks for all of this.
     is_free::<Refusal>();
     is_clone::<Refusal>();

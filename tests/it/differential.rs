@@ -46,6 +46,7 @@ enum Step {
     Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
     Reassert { node: usize, proofs: Vec<(Pick, Proof)>, lease_ms: u64 },
     Inspect { most: usize },
+    Revoke { pick: Pick },
     Limit(u32),
     Time(Time),
     Subscribe { node: usize, alive: bool },
@@ -158,6 +159,7 @@ fn step(batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
         8 => (node.clone(), proofs, lease())
             .prop_map(|(node, proofs, lease_ms)| Step::Reassert { node, proofs, lease_ms }),
         4 => (1..=4 * most).prop_map(|most| Step::Inspect { most }),
+        4 => pick().prop_map(|pick| Step::Revoke { pick }),
         4 => limit().prop_map(Step::Limit),
         16 => time().prop_map(Step::Time),
         4 => (node, any::<bool>()).prop_map(|(node, alive)| Step::Subscribe { node, alive }),
@@ -290,6 +292,11 @@ impl<'a> Model<'a> {
                 self.reassert(i, *node, &proofs, *lease_ms);
             }
             Step::Inspect { most } => self.inspect(i, *most),
+            Step::Revoke { pick } => {
+                let present = self.present();
+                let id = self.pick(pick, &present);
+                self.revoke(i, id);
+            }
             Step::Limit(limit) => self.limit = *limit,
             Step::Time(Time::By(us)) => self.now = self.now.saturating_add_signed(*us),
             Step::Time(Time::LeaseEnd(place, ms)) => {
@@ -551,6 +558,15 @@ impl<'a> Model<'a> {
         }
         self.expect(what, &command, Item::List(items), Vec::new());
     }
+
+    fn revoke(&mut self, i: usize, id: PlaceId) {
+        let what = self.what(i, "revoke", 0, &[id], "");
+        let mut command = cmd("EVALSHA");
+        command.arg(&self.lua.hashes["revoke"]).arg(1).arg(KEY).arg(id.to_string()).arg(1);
+        let left =
+            self.ledger.revoke(id, true).map(|end| number(end.saturating_sub(self.now / 1000)));
+        self.expect(what, &command, left.unwrap_or(Item::Int(-1)), Vec::new());
+    }
 }
 
 fn texts(ids: &[PlaceId]) -> Vec<String> {
@@ -563,12 +579,13 @@ fn number(n: u64) -> Item {
 
 // --- the scripts' side ----------------------------------------------------------------------------
 
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("acquire", include_str!("../../lua/acquire.lua")),
     ("release", include_str!("../../lua/release.lua")),
     ("renew", include_str!("../../lua/renew.lua")),
     ("reassert", include_str!("../../lua/reassert.lua")),
     ("inspect", include_str!("../../lua/inspect.lua")),
+    ("revoke", include_str!("../../lua/revoke.lua")),
 ];
 const PIECES: [(&str, &str); 6] = [
     ("clock", include_str!("../../lua/clock.lua")),
@@ -929,7 +946,7 @@ fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
 }
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 56] = [
+const MUTANTS: [(&str, &str, &str); 59] = [
     ("acquire", "  all = all - left\n", ""),
     ("acquire", "queued .. members[i]", "members[i]"),
     ("acquire", "if waiting > 0 and left > 1 then", "if false then"),
@@ -986,6 +1003,9 @@ const MUTANTS: [(&str, &str, &str); 56] = [
     ("promote", "math.min(limit - in_use, 1000)", "1"),
     ("promote", "in_use + #heads - #dead", "in_use + #heads"),
     ("answer", "if waiting == 0 then", "if false then"),
+    ("revoke", "id, queued .. id", "id"),
+    ("revoke", "id, queued .. id", "queued .. id"),
+    ("revoke", "lease_end) - now_ms, 0", "lease_end) - now_ms, 1"),
 ];
 
 #[test]

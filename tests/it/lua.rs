@@ -18,12 +18,15 @@ const PIECES: [(&str, &str); 6] = [
     ("write", include_str!("../../lua/write.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
 ];
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 8] = [
     ("acquire", include_str!("../../lua/acquire.lua")),
     ("release", include_str!("../../lua/release.lua")),
     ("renew", include_str!("../../lua/renew.lua")),
     ("reassert", include_str!("../../lua/reassert.lua")),
     ("inspect", include_str!("../../lua/inspect.lua")),
+    ("overrides", include_str!("../../lua/overrides.lua")),
+    ("override", include_str!("../../lua/override.lua")),
+    ("revoke", include_str!("../../lua/revoke.lua")),
 ];
 const DOCS: &str = include_str!("../../src/backend/redis/mod.rs");
 
@@ -136,6 +139,8 @@ fn no_number_becomes_text_inaccurately() {
         "reassert: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "reassert: writes[#writes + 1] = queued .. id",
         "inspect: local from = '(' .. string.format('%.0f', now_ms)",
+        "override: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
+        "revoke: if take then redis.call('ZREM', key, id, queued .. id) end",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");
 }
@@ -168,7 +173,7 @@ fn only_the_one_key_is_touched() {
     }
     for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
         // A message may fail, and nothing else.
-        let pcalls = usize::from(name == "promote");
+        let pcalls = usize::from(["promote", "override"].contains(&name));
         assert_eq!(code(text).matches("pcall").count(), pcalls, "{name}");
         assert_eq!(code(text).matches("redis.pcall('PUBLISH', channel,").count(), pcalls, "{name}");
         assert!(!code(text).contains("redis.call ("), "{name}");
@@ -208,7 +213,8 @@ fn the_docs_list_the_commands_that_are_used() {
     }
     // What the process itself sends.
     used.extend(
-        ["+evalsha", "+eval", "+script|load", "+subscribe", "+hello", "+info"].map(str::to_owned),
+        ["+evalsha", "+eval", "+script|load", "+subscribe", "+hello", "+info", "+scan"]
+            .map(str::to_owned),
     );
     let listed: BTreeSet<_> = rules().into_iter().filter(|rule| rule.starts_with('+')).collect();
     assert_eq!(listed, used);

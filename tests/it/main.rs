@@ -23,6 +23,8 @@ mod fleet_cluster;
 #[cfg(feature = "redis")]
 mod fleet_config;
 #[cfg(feature = "redis")]
+mod fleet_operate;
+#[cfg(feature = "redis")]
 mod fleet_outage;
 #[cfg(feature = "redis")]
 mod fleet_sentinel;
@@ -39,6 +41,7 @@ mod lua;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod model;
+mod operate;
 #[cfg(feature = "redis")]
 mod outage;
 mod properties;

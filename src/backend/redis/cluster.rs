@@ -49,6 +49,12 @@ impl Cluster {
         self.slots().master(slots::slot(key)).cloned().unwrap_or_default()
     }
 
+    /// All that have slots; the unnamed one, as long as none is known.
+    pub(super) fn masters(&self) -> Vec<Shard> {
+        let masters = self.slots().masters();
+        if masters.is_empty() { vec![Shard::default()] } else { masters }
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.slots().is_complete()
     }

@@ -8,7 +8,8 @@ use crate::ledger::NodeId;
 /// Longest prefix, in bytes.
 const PREFIX_MAX: usize = 40;
 
-/// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox.
+/// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox;
+/// `<prefix>:{!overrides}` is what operators set, and `<prefix>:@overrides` tells of it.
 ///
 /// Names come [encoded](crate::Name), so that nothing in them reaches this syntax; with the longest
 /// prefix and the longest name a key has 171 bytes.
@@ -35,6 +36,11 @@ impl Keys {
     /// The name in a semaphore's key.
     pub(super) fn name<'a>(&self, key: &'a str) -> Option<&'a str> {
         key.strip_prefix(&*self.prefix)?.strip_prefix(":{")?.strip_suffix('}')
+    }
+
+    /// Where `lua/override.lua` tells of changes.
+    pub(super) fn overrides(&self) -> String {
+        format!("{}:@overrides", self.prefix)
     }
 
     pub(super) fn mailbox(&self, node: NodeId) -> String {

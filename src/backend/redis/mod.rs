@@ -28,7 +28,7 @@ use self::dial::{Patience, dial};
 use self::keys::Keys;
 use self::lane::{Member, RedisLane};
 use self::sentinel::Sentinel;
-use super::{Answer, Backend, Call, Lane, Mailbox, Op, Shard};
+use super::{Answer, Backend, Call, Lane, Mailbox, OVERRIDES, Op, Shard};
 use crate::error::{BackendError, ConfigError};
 use crate::ledger::{Ids, NodeId, PlaceId};
 
@@ -43,7 +43,8 @@ use crate::ledger::{Ids, NodeId, PlaceId};
 ///
 /// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
 /// `+evalsha +eval +script|load +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
-/// +zrevrange +zrangebyscore +pttl +pexpire +hello`; and `+info`, to see a restart and an eviction
+/// +zrevrange +zrangebyscore +pttl +pexpire +hello`; `+hget +hgetall`, to go by what operators set, and
+/// `+hset +hdel +persist` to set it; `+scan`, to list semaphores; and `+info`, to see a restart and an eviction
 /// policy that loses semaphores.
 ///
 /// In a cluster it needs `+cluster|slots +asking` too, and all of that on each node, replicas among
@@ -240,6 +241,13 @@ impl Backend for RedisBackend {
         }
     }
 
+    fn shards(&self) -> Vec<Shard> {
+        match &self.servers {
+            Servers::Cluster(cluster) => cluster.masters(),
+            _ => vec![Shard::default()],
+        }
+    }
+
     async fn connect(&self, shard: &Shard) -> Result<Option<RedisLane>, BackendError> {
         match &self.servers {
             Servers::One(info) => self.open(info, None).await.map(Some),
@@ -314,7 +322,8 @@ impl RedisBackend {
             let Some((node, _)) = self.caller.get() else { return Ok(lane) };
             self.probe(&mut lane, *node).await?;
             if lane.closed.is_some() {
-                match lane.connection.subscribe(self.keys.mailbox(*node)).await {
+                let channels = [self.keys.mailbox(*node), self.keys.overrides()];
+                match lane.connection.subscribe(&channels).await {
                     Ok(()) => lane.server.deaf = false,
                     Err(error) if is_forbidden(&error) => {
                         tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
@@ -389,6 +398,10 @@ fn deliver(
             // In a cluster each node sends every message on: what counts comes from the master.
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
+            if name == OVERRIDES {
+                scripts::overridden(message).into_iter().for_each(|name| mailbox.overridden(name));
+                return Ok(());
+            }
             hints.for_each(|(n, lease_end)| mailbox.hint(name, n, lease_end));
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use deadpool_redis::redis::{Cmd, Pipeline, Script, Value};
 use smallvec::smallvec;
 
-use crate::backend::{Answer, Call, Listing, Op};
+use crate::backend::{Answer, Call, Change, Listing, Op, Override, Overrides, Revocation};
 use crate::error::BackendError;
 use crate::ledger::{Grant, PlaceId, Reply, Standing, TICKET_MIN};
 
@@ -50,21 +50,31 @@ static RELEASE: LazyLock<Lua> = lua!("release.lua");
 static RENEW: LazyLock<Lua> = lua!("renew.lua");
 static REASSERT: LazyLock<Lua> = lua!("reassert.lua");
 static INSPECT: LazyLock<Lua> = lua!("inspect.lua");
+static OVERRIDES: LazyLock<Lua> = lua!("overrides.lua");
+static OVERRIDE: LazyLock<Lua> = lua!("override.lua");
+static REVOKE: LazyLock<Lua> = lua!("revoke.lua");
 
-fn script(op: &Op) -> &'static Lua {
-    match op {
+/// `None`: that takes a command and no script.
+fn script(op: &Op) -> Option<&'static Lua> {
+    let script = match op {
         Op::Acquire { .. } => &ACQUIRE,
         Op::Release { .. } => &RELEASE,
         Op::Renew { .. } => &RENEW,
         Op::Reassert { .. } => &REASSERT,
         Op::Inspect { .. } => &INSPECT,
-    }
+        Op::Overrides { .. } => &OVERRIDES,
+        Op::Override { .. } => &OVERRIDE,
+        Op::Revoke { .. } => &REVOKE,
+        Op::List { .. } => return None,
+    };
+    Some(script)
 }
 
 /// Makes all scripts known, so that none has to be sent a second time, out of its turn.
 pub(super) fn load() -> Pipeline {
     let mut pipeline = Pipeline::new();
-    for script in [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT] {
+    for script in [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT, &OVERRIDES, &OVERRIDE, &REVOKE]
+    {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
     }
     pipeline
@@ -72,12 +82,25 @@ pub(super) fn load() -> Pipeline {
 
 /// The call by the script's hash; Redis answers NOSCRIPT if it does not know that.
 pub(super) fn evalsha(call: &Call, counted: bool) -> Cmd {
-    arguments("EVALSHA", &script(&call.op).hash, call, counted)
+    script(&call.op)
+        .map_or_else(|| scan(call), |script| arguments("EVALSHA", &script.hash, call, counted))
 }
 
 /// The call with the script's text, which Redis knows from then on.
 pub(super) fn eval(call: &Call, counted: bool) -> Cmd {
-    arguments("EVAL", &script(&call.op).text, call, counted)
+    script(&call.op)
+        .map_or_else(|| scan(call), |script| arguments("EVAL", &script.text, call, counted))
+}
+
+/// Keys of semaphores. No character of a prefix means anything but itself in a pattern.
+fn scan(call: &Call) -> Cmd {
+    let mut command = Cmd::new();
+    if let Op::List { from, most } = &call.op {
+        command.arg("SCAN").arg(*from).arg("MATCH").arg(&*call.key).arg("COUNT").arg(*most);
+        // The overrides' key looks like one of theirs.
+        command.arg("TYPE").arg("zset");
+    }
+    command
 }
 
 /// In the order in which the scripts' headers list them. `counted`: PUBLISH tells whether a node
@@ -90,14 +113,38 @@ fn arguments(name: &str, script: &str, call: &Call, counted: bool) -> Cmd {
         Op::Acquire { leaving, ids, .. } => leaving.len() + ids.len(),
         Op::Release { ids } | Op::Renew { ids, .. } => ids.len(),
         Op::Reassert { proofs, .. } => 2 * proofs.len(),
-        Op::Inspect { .. } => 0,
+        _ => 1,
     };
     let size = name.len() + script.len() + call.key.len() + REST + places * ID;
     let mut command = Cmd::with_capacity(10 + places, size);
     command.arg(name).arg(script).arg(1).arg(&*call.key);
-    if let Op::Inspect { most } = &call.op {
-        command.arg(*most);
-        return command;
+    match &call.op {
+        Op::Inspect { most } => {
+            command.arg(*most);
+            return command;
+        }
+        Op::Overrides { known } => {
+            command.arg(*known);
+            return command;
+        }
+        Op::Override { name, change } => {
+            command.arg(&**name);
+            match change {
+                Change::Limit(None) => command.arg(&["-", "=", "", "0"]),
+                Change::Limit(Some(limit)) => command.arg(*limit).arg(&["=", "", "0"]),
+                Change::Mode(mode) => command.arg(&["=", mode.as_str(), "", "0"]),
+                Change::Revoked { id, keep_ms } => {
+                    command.arg(&["=", "="]).arg(id.text().as_bytes()).arg(*keep_ms)
+                }
+            };
+            command.arg(Overrides::MOST);
+            return command;
+        }
+        Op::Revoke { id, take } => {
+            command.arg(id.text().as_bytes()).arg(u8::from(*take));
+            return command;
+        }
+        _ => {}
     }
     command.arg(call.limit);
     match &call.op {
@@ -107,7 +154,7 @@ fn arguments(name: &str, script: &str, call: &Call, counted: bool) -> Cmd {
         Op::Renew { lease_ms, .. } | Op::Reassert { lease_ms, .. } => {
             command.arg(*lease_ms);
         }
-        Op::Release { .. } | Op::Inspect { .. } => {}
+        _ => {}
     }
     let node = call.node.text();
     command.arg(u8::from(counted)).arg(&node[..]);
@@ -128,7 +175,7 @@ fn arguments(name: &str, script: &str, call: &Call, counted: bool) -> Cmd {
                 command.arg(id.text_of(&node).as_bytes()).arg(*proof);
             }
         }
-        Op::Inspect { .. } => {}
+        _ => {}
     }
     command
 }
@@ -153,6 +200,13 @@ pub(super) fn decode(call: &Call, value: &Value) -> Result<Answer, BackendError>
             grants(items).map(|granted| Answer::of(Reply { granted, ..Reply::default() }))
         }
         (Op::Inspect { most }, Value::Array(items)) => listing(items, *most).map(Answer::Listing),
+        (Op::Overrides { .. }, Value::Int(1)) => Some(Answer::Overrides(None)),
+        (Op::Overrides { .. }, Value::Array(items)) => {
+            overrides(items).map(|read| Answer::Overrides(Some(read)))
+        }
+        (Op::Override { .. }, Value::Int(_)) => Some(Answer::Done),
+        (Op::Revoke { .. }, Value::Int(left)) => Some(Answer::Revoked(u64::try_from(*left).ok())),
+        (Op::List { .. }, Value::Array(items)) => names(&call.key, items),
         _ => None,
     };
     answer.ok_or_else(|| unexpected(value))
@@ -208,6 +262,41 @@ fn listing(items: &[Value], most: u32) -> Option<Listing> {
     Some(Listing { now, in_use, waiting, places })
 }
 
+fn names(pattern: &str, items: &[Value]) -> Option<Answer> {
+    let [next, Value::Array(keys)] = items else { return None };
+    let (before, after) = pattern.split_once('*')?;
+    let mut names = Vec::with_capacity(keys.len());
+    for key in keys {
+        let Value::BulkString(key) = key else { return None };
+        // A key of someone else's may be anything.
+        let key = std::str::from_utf8(key).ok();
+        names.extend(key.and_then(|key| key.strip_prefix(before)?.strip_suffix(after)));
+    }
+    let names = names.into_iter().map(Into::into).collect();
+    Some(Answer::Names { names, next: number(next)? })
+}
+
+/// A field that this version cannot read is passed over: a later one may have written it.
+fn overrides(items: &[Value]) -> Option<Overrides> {
+    let mut read = Overrides::default();
+    for (field, value) in pairs(items) {
+        let (Value::BulkString(field), Value::BulkString(value)) = (field, value) else {
+            return None;
+        };
+        let (field, value) = (std::str::from_utf8(field).ok()?, std::str::from_utf8(value).ok()?);
+        if field == "@" {
+            read.version = value.parse().ok()?;
+        } else if let Some(id) = field.strip_prefix('@') {
+            let (id, (end, name)) = (PlaceId::parse(id.as_bytes())?, value.split_once(' ')?);
+            let revocation = Revocation { name: name.into(), end: end.parse().ok()? };
+            read.revoked.insert(id, revocation);
+        } else if let Ok(over) = value.parse::<Override>() {
+            read.names.insert(field.into(), over);
+        }
+    }
+    Some(read)
+}
+
 fn pairs(items: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
     items.chunks_exact(2).map(|pair| (&pair[0], &pair[1]))
 }
@@ -252,6 +341,11 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = (u64, 
         Some((n, words.next()?.parse().ok()?))
     });
     Some((key, pairs))
+}
+
+/// A message of `lua/override.lua`: `<key> <name>`.
+pub(super) fn overridden(message: &[u8]) -> Option<&str> {
+    Some(std::str::from_utf8(message).ok()?.split_once(' ')?.1)
 }
 
 /// For the fuzz targets and the test below: any bytes, as the answer to any call.

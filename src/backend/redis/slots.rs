@@ -62,6 +62,16 @@ impl Slots {
         self.masters.get(usize::from(*self.of.get(usize::from(slot))?))
     }
 
+    /// Those that have slots, by the first of them.
+    pub(super) fn masters(&self) -> Vec<Shard> {
+        let mut seen = vec![false; self.masters.len()];
+        let first = |index: &&u16| {
+            seen.get_mut(usize::from(**index)).is_some_and(|seen| !std::mem::replace(seen, true))
+        };
+        let masters = self.of.iter().filter(first);
+        masters.map(|index| self.masters[usize::from(*index)].clone()).collect()
+    }
+
     /// One slot's master is another.
     pub(super) fn set(&mut self, slot: u16, master: &Shard) {
         let master = self.index(master);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AFTER_LEASE_END, DEAF_RENEWAL, IDLE, Places, State, WAITING_RENEWAL, find, number, release_of,
+    AFTER_LEASE_END, DEAF_RENEWAL, IDLE, Places, State, WAITING_RENEWAL, find, release_of,
     slot_index,
 };
 use crate::backend::{Answer, Op};
@@ -29,7 +29,7 @@ impl Places {
                 self.replied(op, &reply, late, sent, now);
             }
             Answer::Failed(error) => self.failed(op, &error, now),
-            Answer::Listing(_) | Answer::Moved => {}
+            _ => {}
         }
         self.end_resync();
     }
@@ -57,7 +57,7 @@ impl Places {
                 }
             }
             Op::Release { ids } => self.left(ids),
-            Op::Inspect { .. } => {}
+            _ => {}
         }
         for grant in &reply.granted {
             self.promoted(grant.id, grant.lease_end, now);
@@ -129,24 +129,7 @@ impl Places {
                 slot.doubt = true;
                 self.renew = true;
             }
-            (State::Held, Standing::Gone) => {
-                self.reasserts.push(n);
-                self.data_was_lost(now);
-            }
-            (State::Waiting { ticket }, Standing::Gone) => {
-                // Back under a new id: what still names the old one must not reach this stay.
-                let ticket = *ticket;
-                let index = slot_index(n);
-                slot.n = number(&self.serial, index);
-                slot.deaf = self.deaf;
-                let n = slot.n;
-                if ticket.is_some() {
-                    self.reasserts.push(n);
-                } else {
-                    slot.state = State::Joining { sent: false, hint: None };
-                    self.joins.push_back(n);
-                }
-            }
+            (State::Held | State::Waiting { .. }, Standing::Gone) => self.gone(n),
             _ => self.confirmed(n, standing, lease_end, sent, now),
         }
     }
@@ -311,6 +294,6 @@ const fn lease_ms_of(op: &Op) -> u64 {
         Op::Acquire { lease_ms, .. }
         | Op::Renew { lease_ms, .. }
         | Op::Reassert { lease_ms, .. } => *lease_ms,
-        Op::Release { .. } | Op::Inspect { .. } => 0,
+        _ => 0,
     }
 }

@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::{Places, SLOT_BITS, State, number, release_of};
+use crate::backend::Mode;
 use crate::error::{BackendError, FullReason};
 use crate::semaphore::policy::OnUnavailable;
 
@@ -32,6 +33,8 @@ impl Places {
         }
         self.away = None;
         self.renewing = 0;
+        self.doubted.clear();
+        self.doubt = false;
         while let Some(unanswered) = self.releasing.pop_back() {
             self.releases.push_front(unanswered);
         }
@@ -59,13 +62,14 @@ impl Places {
     /// The backend cannot be asked for this place: the policy answers.
     pub(super) fn turned_away(&mut self, index: usize, error: &BackendError, now: Instant) {
         let in_flight = self.in_flight();
+        let paused = self.over.mode == Mode::Paused;
         let Some(slot) = self.slots.get(index) else { return };
         if !matches!(slot.state, State::Joining { .. } | State::Waiting { .. }) {
             return;
         }
         match (slot.terms.on_unavailable, slot.terms.max_queue) {
-            (OnUnavailable::Admit, _) => self.admit(index, now),
-            (OnUnavailable::Local(share), _) if in_flight < u64::from(share) => {
+            (OnUnavailable::Admit, _) if !paused => self.admit(index, now),
+            (OnUnavailable::Local(share), _) if !paused && in_flight < u64::from(share) => {
                 self.admit(index, now);
             }
             (OnUnavailable::Local(_), None) => {

@@ -138,7 +138,7 @@ impl Places {
     fn call(&self, op: Op, now: Instant) -> Call {
         let limit = match self.quarantined_until() {
             Some(end) if now < end => 0,
-            _ => self.limit,
+            _ => self.limit_in_force(),
         };
         Call { key: Arc::clone(&self.key), node: self.node, limit, op }
     }

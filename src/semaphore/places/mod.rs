@@ -22,6 +22,7 @@
 mod answers;
 mod away;
 mod calls;
+mod operated;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use tokio::time::Instant;
 
 use super::health::Counts;
 use super::policy::OnUnavailable;
+use crate::backend::{Mode, Override};
 use crate::error::{BackendError, FullReason};
 use crate::ledger::{NodeId, PlaceId, TICKET_MIN};
 
@@ -68,6 +70,8 @@ pub(in crate::semaphore) struct Places {
     away: Option<BackendError>,
     counts: Arc<Counts>,
     quarantine: Quarantine,
+    /// What an operator set in place of the policy.
+    over: Override,
     limit: u32,
     /// The lease of whoever came last.
     lease: Duration,
@@ -82,6 +86,10 @@ pub(in crate::semaphore) struct Places {
     /// Those that the backend refused: to be tried again after a while.
     deferred: Vec<(PlaceId, Instant)>,
     reasserts: Vec<u64>,
+    /// Places that are gone, each by its old number and its new one: lost by the backend, or revoked?
+    doubted: Vec<(u64, u64)>,
+    /// That is still to be asked.
+    doubt: bool,
     renew: bool,
     /// Renewals and reassertions that are on their way.
     renewing: usize,
@@ -195,10 +203,12 @@ pub(in crate::semaphore) enum Progress {
     Held,
     /// In flight by policy.
     Admitted,
+    /// `limit`: that which an operator set.
     Refused {
         reason: FullReason,
         in_use: u64,
         waiting: u64,
+        limit: Option<u32>,
     },
     Failed(BackendError),
     Closed,
@@ -263,6 +273,7 @@ impl Places {
             away,
             counts,
             quarantine,
+            over: Override::default(),
             limit: 0,
             lease: Duration::ZERO,
             slots: Slab::new(),
@@ -271,6 +282,8 @@ impl Places {
             releasing: VecDeque::new(),
             deferred: Vec::new(),
             reasserts: Vec::new(),
+            doubted: Vec::new(),
+            doubt: false,
             renew: false,
             renewing: 0,
             resync: false,
@@ -314,10 +327,14 @@ impl Places {
             waker: None,
             lost_wakers: LostWakers::new(),
         });
-        self.joins.push_back(n);
         if self.wake_at.is_none() {
             self.want(now + IDLE);
         }
+        if self.over.mode == Mode::Draining {
+            self.turn_newcomer_away(index);
+            return Ok(index);
+        }
+        self.joins.push_back(n);
         if let Some(error) = self.away.clone() {
             self.turned_away(index, &error, now);
         }
@@ -347,7 +364,8 @@ impl Places {
                 Progress::Waiting
             }
             State::Refused(reason, in_use, waiting) => {
-                return Progress::Refused { reason: *reason, in_use: *in_use, waiting: *waiting };
+                let (reason, in_use, waiting) = (*reason, *in_use, *waiting);
+                return Progress::Refused { reason, in_use, waiting, limit: self.over.in_place() };
             }
             State::Failed(error) => return Progress::Failed(error.clone()),
             _ => return Progress::Closed,
@@ -588,7 +606,8 @@ impl Places {
     }
 
     fn end_resync(&mut self) {
-        if self.renewing == 0 && self.reasserts.is_empty() && !self.renew {
+        let settled = self.reasserts.is_empty() && self.doubted.is_empty();
+        if self.renewing == 0 && settled && !self.renew {
             self.resync = false;
         }
     }

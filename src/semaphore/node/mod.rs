@@ -1,5 +1,8 @@
 //! One process's part of all semaphores: the record of each, and the queues of desk and watchdog.
 
+mod calls;
+mod overrides;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -13,6 +16,9 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+pub(super) use self::calls::another_answer;
+use self::overrides::Known;
+pub(super) use self::overrides::LOOK;
 use super::health::{Counts, Health, LinkState};
 use super::link::Link;
 use super::lock;
@@ -20,8 +26,8 @@ use super::meter::{Meter, Meters};
 use super::places::Places;
 use super::policy::Policy;
 use super::schedule::Schedule;
-use super::wire::{Mail, Sender, Wire, Wires};
-use crate::backend::{Answer, Backend, Call, Listing, Mailbox, Op, Server, Shard};
+use super::wire::{Wire, Wires};
+use crate::backend::{Answer, Backend, Call, Mailbox, OVERRIDES, Server, Shard};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
 
@@ -30,8 +36,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A gate that is sent on a second time within the first has to wait for the second: two servers can
 /// name each other for as long as they do not know of one another's state.
 const SENT_ON: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(25));
-/// How often a question is sent on before it is given up.
-const ASKED_MAX: usize = 5;
 
 /// One process's `Semaphore`.
 pub(crate) struct Node {
@@ -47,6 +51,7 @@ pub(crate) struct Node {
     /// Places in use, over all gates.
     live: AtomicUsize,
     wires: Wires,
+    overrides: Known,
     counts: Arc<Counts>,
     meters: Meters,
     closed: AtomicBool,
@@ -92,6 +97,7 @@ struct Tasks {
 trait Port: Send + Sync {
     fn key(&self, name: &str) -> Arc<str>;
     fn shard(&self, key: &str) -> Shard;
+    fn shards(&self) -> Vec<Shard>;
     fn call_now(&self, call: &Call, now: Instant) -> Answer;
 }
 
@@ -102,6 +108,10 @@ impl<B: Backend> Port for B {
 
     fn shard(&self, key: &str) -> Shard {
         B::shard(self, key)
+    }
+
+    fn shards(&self) -> Vec<Shard> {
+        B::shards(self)
     }
 
     fn call_now(&self, call: &Call, now: Instant) -> Answer {
@@ -138,6 +148,7 @@ impl Node {
             serial: Arc::new(AtomicU64::new(1)),
             live: AtomicUsize::new(0),
             wires: Wires::default(),
+            overrides: Known::new(backend.key(OVERRIDES)),
             counts: Arc::default(),
             meters: Meters::default(),
             closed: AtomicBool::new(false),
@@ -147,6 +158,9 @@ impl Node {
         });
         let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
         backend.attach(id, mailbox);
+        if node.immediate {
+            node.learn_now();
+        }
         node
     }
 
@@ -332,7 +346,8 @@ impl Node {
             node: Arc::clone(self),
             name: Arc::clone(&name),
             state: Mutex::new(GateState {
-                places: Places::new(key, self.id, serial, counts, wire.link.conditions()),
+                places: Places::new(key, self.id, serial, counts, wire.link.conditions())
+                    .overridden(self.overrides.of(&name)),
                 wire,
                 stay: 0,
                 moved_at: None,
@@ -366,146 +381,6 @@ impl Node {
         }
     }
 
-    // ===== calls =====
-
-    /// Sees to it that what the gate has to send is sent; `now` is not later than that.
-    ///
-    /// Where the backend answers at once, that is done here; by one at a time for each gate, so
-    /// that its calls keep their order.
-    fn post<'a>(
-        self: &Arc<Self>,
-        gate: &'a Arc<Gate>,
-        mut state: MutexGuard<'a, GateState>,
-        now: Instant,
-    ) {
-        if let Some(at) = state.places.rescheduled() {
-            self.looks.push(Arc::clone(gate), at);
-        }
-        if !state.places.has_mail() || state.held_until.is_some_and(|until| now < until) {
-            return;
-        }
-        if !self.immediate {
-            if !std::mem::replace(&mut state.queued, true) {
-                let wire = Arc::clone(&state.wire);
-                drop(state);
-                wire.post(Arc::clone(gate));
-            }
-            return;
-        }
-        // Whoever has the buffer is carrying out the calls, and sees to these too.
-        let Some(mut calls) = state.calls.take() else { return };
-        loop {
-            state.places.collect(now, &mut calls);
-            if calls.is_empty() {
-                state.calls = Some(calls);
-                if let Some(at) = state.places.rescheduled() {
-                    self.looks.push(Arc::clone(gate), at);
-                }
-                break;
-            }
-            for call in calls.drain(..) {
-                drop(state);
-                let answer = self.port.call_now(&call, now);
-                self.counts.meter.answered_here(&call.op, &answer);
-                state = gate.lock();
-                state.places.answered(&call.op, answer, now, now);
-            }
-        }
-        let woken = state.places.take_woken();
-        drop(state);
-        woken.into_iter().for_each(Waker::wake);
-    }
-
-    /// All that is to be sent there now, each call with whom its answer is for.
-    pub(super) fn collect(&self, wire: &Arc<Wire>, now: Instant) -> (Vec<Call>, Vec<Sender>) {
-        let Mail { gates, asks } = wire.take_mail();
-        let (mut calls, mut senders) = (Vec::new(), Vec::new());
-        for gate in gates {
-            let mut state = gate.lock();
-            // It may have gone elsewhere meanwhile.
-            if !Arc::ptr_eq(&state.wire, wire) {
-                continue;
-            }
-            state.queued = false;
-            let stay = state.stay;
-            state.places.collect(now, &mut calls);
-            drop(state);
-            senders.resize_with(calls.len(), || Sender::Gate(Arc::clone(&gate), stay));
-        }
-        for (call, to) in asks {
-            calls.push(call);
-            senders.push(Sender::Ask(to));
-        }
-        (calls, senders)
-    }
-
-    pub(super) fn answered(call: &Call, to: Sender, answer: Answer, sent: Instant, now: Instant) {
-        match (to, answer) {
-            (Sender::Gate(gate, stay), Answer::Moved) => {
-                if gate.lock().stay == stay {
-                    gate.node.rehome(&gate, true);
-                }
-            }
-            (Sender::Gate(gate, stay), answer) => {
-                let counts = &gate.node.counts;
-                counts.meter.answered(&call.op, &answer, now - sent);
-                if let Answer::Failed(error) = &answer {
-                    counts.tell_of_refusal(&gate.name, error);
-                }
-                gate.update_in(stay, now, |places| places.answered(&call.op, answer, sent, now));
-            }
-            (Sender::Ask(to), answer) => {
-                let _ = to.send(answer);
-            }
-        }
-    }
-
-    pub(super) fn unanswered(call: &Call, sender: Sender, error: &BackendError, sent: Instant) {
-        match sender {
-            Sender::Gate(gate, stay) => {
-                let now = Instant::now();
-                gate.node.counts.meter.unanswered(&call.op, now - sent);
-                gate.update_in(stay, now, |places| places.unanswered(&call.op));
-            }
-            Sender::Ask(to) => {
-                let _ = to.send(Answer::Failed(error.clone()));
-            }
-        }
-    }
-
-    /// A question that belongs to no place.
-    pub(super) async fn ask(self: &Arc<Self>, name: &str, op: Op) -> Result<Listing, BackendError> {
-        let call = Call { key: self.port.key(name), node: self.id, limit: 0, op };
-        let answer = if self.immediate {
-            self.port.call_now(&call, Instant::now())
-        } else {
-            self.ensure_running()?;
-            tokio::time::timeout(super::ANSWER_TIMEOUT, self.ask_until_answered(call))
-                .await
-                .map_err(|_| no_answer())??
-        };
-        match answer {
-            Answer::Listing(listing) => Ok(listing),
-            Answer::Failed(error) => Err(error),
-            Answer::Reply { .. } => Err(BackendError::call("an answer to another question")),
-            Answer::Moved => Err(no_answer()),
-        }
-    }
-
-    async fn ask_until_answered(self: &Arc<Self>, call: Call) -> Result<Answer, BackendError> {
-        for _ in 0..ASKED_MAX {
-            let wire = self.attach(&self.port.shard(&call.key), 0);
-            if let Some(error) = wire.link.down() {
-                return Err(error);
-            }
-            match wire.ask(call.clone()).await.map_err(|_| no_answer())? {
-                Answer::Moved => {}
-                answer => return Ok(answer),
-            }
-        }
-        Ok(Answer::Moved)
-    }
-
     // ===== connections =====
 
     /// There is a new connection; everything is asked for again.
@@ -529,6 +404,7 @@ impl Node {
             let now = Instant::now();
             gate.update(now, |places| places.unreachable(error, now));
         }
+        self.overrides_unreachable(wire);
     }
 
     // ===== time =====
@@ -653,6 +529,15 @@ impl Mailbox for Node {
         let now = Instant::now();
         node.gate(name).update(now, |places| places.hint(n, lease_end, now));
     }
+
+    fn overridden(&self, _name: &str) {
+        let Some(node) = self.me.upgrade() else { return };
+        if node.immediate {
+            return node.learn_now();
+        }
+        node.overrides.want();
+        node.wake_for_overrides();
+    }
 }
 
 impl Gate {
@@ -720,10 +605,6 @@ impl Drop for Running {
             node.forget_if_over();
         }
     }
-}
-
-fn no_answer() -> BackendError {
-    BackendError::call("the backend gave no answer in time")
 }
 
 impl std::fmt::Debug for Gate {

@@ -1,0 +1,91 @@
+-- override: change what an operator set, for a name in place of its policy or against a place, and tell every process.
+--
+-- KEYS[1]   <prefix>:{!overrides}  hash  `@`   -> the version, in us by TIME
+--                                        name  -> "<limit> <mode>", limit: permits, or `-` for the policy's own;
+--                                                 mode: open, paused or draining
+--                                        `@`id -> "<end> <name>": this place was revoked, and must not be counted
+--                                                 again; end: in ms by TIME, when that is not needed any more
+--                                        There is no key where nothing is set. No name begins with `@`.
+-- ARGV[1]   name        encoded
+-- ARGV[2]   limit       integer >= 0, permits; `-`: the policy's own; `=`: as it is
+-- ARGV[3]   mode        open, paused or draining; `=`: as it is
+-- ARGV[4]   id          the place that is revoked; empty: none
+-- ARGV[5]   keep_ms     integer >= 0, for how long to remember that; 0: no more
+-- ARGV[6]   most        integer >= 1, how many names and places may stand here
+--
+-- Returns   the version
+-- Errors    FULL, if so many stand here already
+-- Cost      about 6 commands; O(names and places)
+-- Retry     safe
+
+local key = KEYS[1]
+local name, limit, mode = ARGV[1], ARGV[2], ARGV[3]
+local id, keep_ms, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+--@clock
+local place = table.concat({ '@', id })
+local version, names, places, last = now, 0, 0, 0
+local old, was, ended = nil, false, {}
+local all = redis.call('HGETALL', key)
+for i = 1, #all, 2 do
+  local field, value = all[i], all[i + 1]
+  if field == '@' then
+    version = math.max(now, tonumber(value) + 1)
+  elseif field == place then
+    was = true
+  elseif field == name then
+    old = value
+  elseif string.sub(field, 1, 1) ~= '@' then
+    names = names + 1
+  else
+    local ends = tonumber(string.match(value, '^%d+'))
+    if ends > now_ms then
+      places = places + 1
+      last = math.max(last, ends)
+    else
+      ended[#ended + 1] = field
+    end
+  end
+end
+
+local had = names + places + (old and 1 or 0) + (was and 1 or 0)
+local writes = { '@', string.format('%.0f', version) }
+if id ~= '' then
+  names = names + (old and 1 or 0)
+  if keep_ms > 0 then
+    places = places + 1
+    last = math.max(last, now_ms + keep_ms)
+    writes[3] = place
+    writes[4] = table.concat({ string.format('%.0f', now_ms + keep_ms), name }, ' ')
+  elseif was then
+    ended[#ended + 1] = place
+  end
+else
+  local old_limit, old_mode = string.match(old or '- open', '^(%S+) (%S+)$')
+  if limit == '=' then limit = old_limit end
+  if mode == '=' then mode = old_mode end
+  if limit ~= '-' or mode ~= 'open' then
+    names = names + 1
+    writes[3] = name
+    writes[4] = table.concat({ limit, mode }, ' ')
+  elseif old then
+    ended[#ended + 1] = name
+  end
+end
+if names + places > math.max(had, most) then
+  local text = { 'FULL', most, 'names have something set in place of their policy, as many as may' }
+  return redis.error_reply(table.concat(text, ' '))
+end
+
+-- The version alone is nothing that is set.
+if names + places == 0 then ended[#ended + 1] = '@' end
+if #ended > 0 then redis.call('HDEL', key, unpack(ended)) end
+if names + places > 0 then redis.call('HSET', key, unpack(writes)) end
+if names > 0 then
+  redis.call('PERSIST', key)
+elseif places > 0 then
+  redis.call('PEXPIRE', key, last - now_ms)
+end
+-- A message that may not be sent is like one that is lost: every process looks each second.
+local channel = string.match(key, '^(.-):{') .. ':@overrides'
+redis.pcall('PUBLISH', channel, table.concat({ key, name }, ' '))
+return version

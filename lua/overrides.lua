@@ -1,0 +1,14 @@
+-- overrides: what operators set in place of policies, if that is not known already. Reads only.
+--
+-- KEYS[1]   <prefix>:{!overrides}  hash  see override.lua
+-- ARGV[1]   known       the version that the caller knows; 0 for none
+--
+-- Returns   1, if the caller knows all; else field, value ... of the whole hash, none of them if nothing is set
+-- Errors    none of its own
+-- Cost      1 command if nothing has changed, else 2; O(names with something set)
+-- Retry     safe
+
+local key = KEYS[1]
+local known = ARGV[1]
+if (redis.call('HGET', key, '@') or '0') == known then return 1 end
+return redis.call('HGETALL', key)

@@ -1,0 +1,20 @@
+-- revoke: take a place out, waiting or held, on an operator's word. Who does that does not know the limit,
+-- so nobody is granted what that frees: override.lua tells all processes, and those who wait ask again.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   id          the place
+-- ARGV[2]   take        1: take it out; 0: only look
+--
+-- Returns   for how long its lease goes on, or would have, in ms; -1, if it is not there
+-- Errors    none of its own
+-- Cost      3 commands; O(log n)
+-- Retry     safe
+
+local key = KEYS[1]
+local id, take = ARGV[1], ARGV[2] == '1'
+--@clock
+--@queued
+local lease_end = redis.call('ZMSCORE', key, id)[1]
+if not lease_end then return -1 end
+if take then redis.call('ZREM', key, id, queued .. id) end
+return math.max(tonumber(lease_end) - now_ms, 0)

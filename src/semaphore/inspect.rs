@@ -1,0 +1,268 @@
+//! Which semaphores there are, and who has them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+
+use super::Semaphore;
+use super::node::{Node, another_answer};
+use crate::backend::{Answer, EVERY, Listing, Op, Override};
+use crate::error::{BackendError, ConfigError};
+use crate::name::Name;
+
+/// How many holders and waiters an inspection lists.
+const INSPECTED_MAX: u32 = 1000;
+/// How many semaphores to list at a time, at the most.
+const LISTED_MAX: u32 = 1000;
+/// How often to go on where a piece of the backend's keys had no semaphore in it.
+const PIECES_MAX: u32 = 100;
+
+impl Semaphore {
+    /// Who holds permits of `name`, and who waits: up to a thousand places.
+    ///
+    /// # Errors
+    ///
+    /// If the backend gave no answer within a second.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
+        let (name, node) = (name.into(), &self.handle.node);
+        let listing = node.list(name.as_str(), INSPECTED_MAX).await?;
+        Ok(Inspection::new(name.as_str(), listing, node))
+    }
+
+    /// Names the semaphores of which someone holds or waits for a permit: about `most` of them, from
+    /// [`Cursor::default`] on, the beginning; [`Page::next`] tells how to go on.
+    ///
+    /// A semaphore that is there from the first page to the last comes at least once, and perhaps
+    /// twice; one that comes or goes meanwhile may be among them or not. Redis walks all of its keys
+    /// for that, a piece at a time: where it has many that are not semaphores, a page can be empty and
+    /// still not the last. A cluster's masters are walked one after the other; one that cannot be asked
+    /// is passed over and told in [`Page::away`], and while slots move or masters change some names
+    /// can be missed.
+    ///
+    /// # Errors
+    ///
+    /// If `most` is not from 1 to 1000, or the backend cannot be asked, or does not allow for it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn list(&self, from: Cursor, most: u32) -> Result<Page, BackendError> {
+        if !(1..=LISTED_MAX).contains(&most) {
+            return Err(BackendError::call(format!(
+                "most: {most} semaphores at a time cannot be listed; allowed: 1 to {LISTED_MAX}"
+            )));
+        }
+        let node = &self.handle.node;
+        if from == Cursor::default() {
+            // What is set stands beside the names; and with it a cluster's map is known.
+            node.catch_up().await?;
+        }
+        let servers = node.servers();
+        let (mut found, mut away, mut next) = (Vec::new(), Vec::new(), from);
+        for _ in 0..PIECES_MAX {
+            let Some(server) = servers.get(next.server) else { break };
+            let then = match node.ask_at(server, EVERY, Op::List { from: next.at, most }).await {
+                Ok(Answer::Names { names, next }) => {
+                    found.extend(names.iter().filter_map(|name| Name::from_stored(name)));
+                    next
+                }
+                Ok(_) => return Err(another_answer()),
+                Err(error) if servers.len() == 1 => return Err(error),
+                Err(error) => {
+                    away.push(error);
+                    0
+                }
+            };
+            next = if then == 0 {
+                Cursor { server: next.server + 1, at: 0 }
+            } else {
+                Cursor { at: then, ..next }
+            };
+            if !found.is_empty() {
+                break;
+            }
+        }
+        // Together: they go out in one write.
+        let seen = join_all(found.iter().map(|name| node.list(name.as_str(), 1))).await;
+        let mut semaphores = Vec::with_capacity(found.len());
+        for (name, seen) in found.into_iter().zip(seen) {
+            let Listing { in_use, waiting, .. } = seen?;
+            let set = node.override_of(name.as_str());
+            // One that is gone meanwhile is left out.
+            if in_use > 0 || waiting > 0 {
+                semaphores.push(Listed { name, in_use, waiting, set });
+            }
+        }
+        let next = (next.server < servers.len()).then_some(next);
+        Ok(Page { semaphores, away, next })
+    }
+
+    /// All names for which something is set in place of their policy, whether anyone has a permit of
+    /// them or not; at most 1000, by name.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn overrides(&self) -> Result<Vec<(Name, Override)>, BackendError> {
+        let node = &self.handle.node;
+        node.catch_up().await?;
+        let mut all = node.overrides();
+        all.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        Ok(all
+            .into_iter()
+            .filter_map(|(name, set)| Some((Name::from_stored(&name)?, set)))
+            .collect())
+    }
+}
+
+/// Where a page of [`Semaphore::list`] begins. As text it is two numbers with a dash, for a URL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Cursor {
+    /// Which of the servers.
+    server: usize,
+    /// As the server has it.
+    at: u64,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.server, self.at)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let read = || {
+            let (server, at) = text.split_once('-')?;
+            Some(Self { server: server.parse().ok()?, at: at.parse().ok()? })
+        };
+        read().ok_or_else(|| {
+            ConfigError::new(format!(
+                "cursor: {text:?} cannot be used; allowed: what a page gave as the next"
+            ))
+        })
+    }
+}
+
+/// Some of the semaphores: the answer of [`Semaphore::list`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Page {
+    /// The semaphores, in no order.
+    pub semaphores: Vec<Listed>,
+    /// Why servers of a cluster could not be asked, whose semaphores are missing here.
+    pub away: Vec<BackendError>,
+    /// Where the next page begins; `None`: this was the last.
+    pub next: Option<Cursor>,
+}
+
+/// A semaphore that someone holds or waits for a permit of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its name.
+    pub name: Name,
+    /// How many permits are out; those of dead processes count until they are swept.
+    pub in_use: u64,
+    /// How many requests wait; those of dead processes count until they are swept.
+    pub waiting: u64,
+    /// What is set in place of its policy, as this process knows it: a second old at the most.
+    pub set: Override,
+}
+
+/// Who holds and who waits, at one moment: the answer of [`Semaphore::inspect`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// How many permits are out.
+    pub in_use: u64,
+    /// How many requests wait.
+    pub waiting: u64,
+    /// Who holds, the one whose lease ends first in front.
+    pub holders: Vec<Holder>,
+    /// Who waits, the head of the queue in front.
+    pub waiters: Vec<Waiter>,
+    /// What is set in place of its policy, as this process knows it: a second old at the most.
+    pub set: Override,
+    /// The limit by which this process goes; `None`, if it has not used the semaphore for some seconds
+    /// and nothing is set, because nobody else knows the policy.
+    pub limit: Option<u32>,
+}
+
+/// One that holds a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Its place: [`Semaphore::revoke`] takes it, parsed.
+    pub id: String,
+    /// Its process.
+    pub node: String,
+    /// Whether it is one of this process.
+    pub is_own: bool,
+    /// For how long it has had its permit; known for this process's own alone.
+    pub held: Option<Duration>,
+    /// When its lease ends, unless it is renewed.
+    pub lease_left: Duration,
+}
+
+/// One that waits for a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// Its place: [`Semaphore::revoke`] takes it, parsed.
+    pub id: String,
+    /// Its process.
+    pub node: String,
+    /// Whether it is one of this process.
+    pub is_own: bool,
+    /// When its lease ends, unless it is renewed.
+    pub lease_left: Duration,
+    /// How long it has been waiting.
+    pub waited: Duration,
+}
+
+impl Inspection {
+    fn new(name: &str, listing: Listing, own: &Node) -> Self {
+        let (now, local) = (listing.now, Instant::now());
+        let (mut holders, mut queue) = (Vec::new(), Vec::new());
+        for (place, lease_end, ticket) in listing.places {
+            let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
+            let is_own = place.node == own.id();
+            let (id, node) = (place.to_string(), place.node.to_string());
+            match ticket {
+                None => {
+                    let held = own.look_at(name, |places| places.held_for(place, local)).flatten();
+                    let held = held.filter(|_| is_own);
+                    holders.push(Holder { id, node, is_own, held, lease_left });
+                }
+                Some(ticket) => {
+                    let waited = Duration::from_micros(now.saturating_sub(ticket));
+                    queue.push((ticket, Waiter { id, node, is_own, lease_left, waited }));
+                }
+            }
+        }
+        queue.sort_by_key(|(ticket, _)| *ticket);
+        let set = own.override_of(name);
+        Self {
+            in_use: listing.in_use,
+            waiting: listing.waiting,
+            holders,
+            waiters: queue.into_iter().map(|(_, waiter)| waiter).collect(),
+            set,
+            limit: own.look_at(name, |places| places.limit_in_force()).or_else(|| set.in_place()),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What an operator does on a Redis Cluster, where what is set is kept by one shard and counts on all.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use tower_semaphore::{AcquireError, Cursor, Policy, Semaphore};
+
+use crate::conformance::Fleet;
+use crate::operate;
+use crate::support::cluster::{MASTERS, TestCluster};
+use crate::support::{eventually, until};
+
+/// In place of a name: what operators set.
+const KEPT: &str = "!overrides";
+
+fn policy(limit: u32) -> Policy {
+    Policy::builder(limit).wait_timeout(Duration::from_secs(10)).build().unwrap()
+}
+
+/// A name on each master.
+fn names(cluster: &TestCluster) -> Vec<String> {
+    let home = |home| (0..).map(|i| format!("n{i}")).find(|name| cluster.home(name) == home);
+    (0..MASTERS).map(|master| home(master).unwrap()).collect()
+}
+
+/// The limit that a process goes by; all permits must be out.
+async fn limit_seen(semaphore: &Semaphore, name: &str) -> Option<u32> {
+    match semaphore.try_acquire(name, &policy(1)).await {
+        Err(AcquireError::Full(full)) => Some(full.limit),
+        _ => None,
+    }
+}
+
+async fn all_listed(semaphore: &Semaphore) -> (HashSet<String>, usize) {
+    let (mut names, mut away, mut from) = (HashSet::new(), 0, Some(Cursor::default()));
+    while let Some(at) = from {
+        let page = semaphore.list(at, 10).await.unwrap();
+        names.extend(page.semaphores.iter().map(|one| one.name.as_str().to_owned()));
+        away += page.away.len();
+        from = page.next;
+    }
+    (names, away)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_reaches_every_shard() {
+    let cluster = TestCluster::start();
+    operate::everywhere(&|| cluster.semaphore(), &|| cluster.wipe()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_shard_that_keeps_it_dies_the_others_go_by_what_they_know() {
+    let mut cluster = TestCluster::start();
+    let keeper = cluster.home(KEPT);
+    let names = names(&cluster);
+    let mut elsewhere = names.clone();
+    elsewhere.remove(keeper);
+    let (operator, other) = (cluster.semaphore(), cluster.semaphore_of_least_rights());
+    let mut held = Vec::new();
+    for name in &elsewhere {
+        operator.set_limit(&**name, 2).await.unwrap();
+        for _ in 0..2 {
+            held.push(other.acquire(&**name, &policy(1)).await.unwrap());
+        }
+    }
+    let slot = cluster.slot(KEPT);
+    let before = cluster.nodes[keeper].port();
+    cluster.nodes[keeper].kill();
+
+    let began = Instant::now();
+    for name in &elsewhere {
+        assert_eq!(limit_seen(&other, name).await, Some(2), "{name}");
+    }
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    // One that has just come cannot know it, and is not kept from working for that.
+    let newcomer = cluster.semaphore();
+    eventually("the newcomer is answered", async || {
+        limit_seen(&newcomer, &elsewhere[0]).await.is_some()
+    })
+    .await;
+    println!("a newcomer was answered {:?} after the kill", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+
+    let witness = (keeper + 1) % MASTERS;
+    until("a replica was promoted", || {
+        cluster.master(slot, witness).is_some_and(|port| port != before)
+    });
+    let promoted = Instant::now();
+    for name in &elsewhere {
+        eventually("the newcomer knows it", async || limit_seen(&newcomer, name).await == Some(2))
+            .await;
+    }
+    eventually("it can be set again", async || operator.set_limit(&*elsewhere[0], 3).await.is_ok())
+        .await;
+    eventually("the others know it", async || {
+        limit_seen(&other, &elsewhere[0]).await.is_none_or(|limit| limit == 3)
+    })
+    .await;
+    println!("all went by it {:?} after the promotion", promoted.elapsed());
+    assert!(promoted.elapsed() < Duration::from_secs(3), "{:?}", promoted.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_tells_which_shard_is_away_and_names_what_the_others_have() {
+    let mut cluster = TestCluster::start();
+    let names = names(&cluster);
+    let semaphore = cluster.semaphore();
+    let mut held = Vec::new();
+    for name in &names {
+        held.push(semaphore.acquire(&**name, &policy(1)).await.unwrap());
+    }
+    let all: HashSet<String> = names.iter().cloned().collect();
+    assert_eq!(all_listed(&semaphore).await, (all.clone(), 0));
+    // Not the one that keeps what is set: that is asked first. Its replica too, so that it stays away.
+    let dead = (cluster.home(KEPT) + 1) % MASTERS;
+    cluster.nodes[MASTERS + dead].kill();
+    cluster.nodes[dead].kill();
+    let mut left = all;
+    left.remove(&names[dead]);
+    eventually("it is told", async || all_listed(&semaphore).await == (left.clone(), 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_set_moves_along_with_its_slot() {
+    let cluster = TestCluster::start();
+    let names = names(&cluster);
+    let (operator, other) = (cluster.semaphore(), cluster.semaphore_of_least_rights());
+    let mut held = Vec::new();
+    for name in &names {
+        operator.set_limit(&**name, 1).await.unwrap();
+        held.push(other.acquire(&**name, &policy(1)).await.unwrap());
+    }
+    let (from, slot) = (cluster.home(KEPT), cluster.slot(KEPT).to_string());
+    let to = (from + 1) % MASTERS;
+    let set = |node: usize, words: &[&str]| {
+        cluster.nodes[node].command::<()>(&[&["CLUSTER", "SETSLOT", &slot], words].concat());
+    };
+    set(to, &["IMPORTING", &cluster.id(from)]);
+    set(from, &["MIGRATING", &cluster.id(to)]);
+    let port = cluster.nodes[to].port().to_string();
+    let key = format!("semaphore:{{{KEPT}}}");
+    let words = ["MIGRATE", "127.0.0.1", &port, &key, "0", "1000"];
+    cluster.nodes[from].command::<String>(&words);
+    // On its way: asked for where it goes to.
+    operator.set_limit(&*names[0], 2).await.unwrap();
+    held.push(other.acquire(&*names[0], &policy(1)).await.unwrap());
+    (0..MASTERS).for_each(|node| set((to + node) % MASTERS, &["NODE", &cluster.id(to)]));
+    // And there.
+    let moved = Instant::now();
+    operator.set_limit(&*names[1], 2).await.unwrap();
+    held.push(other.acquire(&*names[1], &policy(1)).await.unwrap());
+    println!("in force {:?} after the slot had moved", moved.elapsed());
+    assert!(moved.elapsed() < Duration::from_secs(2), "{:?}", moved.elapsed());
+    assert_eq!(limit_seen(&other, &names[2]).await, Some(1));
+    // Who comes now goes by it from his first call on, whichever shard that is for.
+    for (name, limit) in names.iter().zip([2, 2, 1]) {
+        assert_eq!(limit_seen(&cluster.semaphore(), name).await, Some(limit), "{name}");
+    }
+}
