@@ -165,9 +165,12 @@
 //! | `tls`   | `rediss://` URLs, with rustls                                | no      |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
 //! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
+//! | `admin` | a window for operators: JSON and a page, as an Axum router           | no |
 //!
 //! Without `redis` there is the embedded backend alone.
 
+#[cfg(feature = "admin")]
+pub mod admin;
 pub mod backend;
 mod error;
 pub mod ledger;

@@ -52,6 +52,11 @@ impl Current {
         self.site.listen.unwrap_or(LISTEN)
     }
 
+    #[cfg(feature = "admin")]
+    pub(crate) const fn admin(&self) -> Option<SocketAddr> {
+        self.site.admin
+    }
+
     pub(crate) async fn serve(self: Arc<Self>, request: Request) -> Response {
         let router = self.app().router.clone();
         router.oneshot(request).await.into_response()
@@ -66,6 +71,8 @@ impl Current {
             ("listen", old.listen == new.listen),
             ("redis", old.redis == new.redis),
             ("after-loss", old.after_loss == new.after_loss),
+            #[cfg(feature = "admin")]
+            ("admin", old.admin == new.admin),
         ];
         if let Some((field, _)) = fixed.iter().find(|(_, is_same)| !is_same) {
             return Err(said.site_error(field, "changed; allowed: with a restart"));

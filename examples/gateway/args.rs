@@ -56,6 +56,11 @@ pub(crate) struct Site {
     /// [default: continue]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) after_loss: Option<Loss>,
+
+    /// Where to serve the operator's page: a port, on loopback, or ADDR:PORT, for all who reach that
+    #[cfg(feature = "admin")]
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = admin_address)]
+    pub(crate) admin: Option<SocketAddr>,
 }
 
 /// One limit, and whose requests it is for.
@@ -217,6 +222,8 @@ impl Site {
             upstream: self.upstream.or(other.upstream),
             redis: self.redis.or(other.redis),
             after_loss: self.after_loss.or(other.after_loss),
+            #[cfg(feature = "admin")]
+            admin: self.admin.or(other.admin),
         }
     }
 
@@ -307,6 +314,12 @@ pub(crate) fn refuse(what: impl Display) -> ! {
 
 pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "allowed: an IP address and a port, such as 127.0.0.1:8080")
+}
+
+#[cfg(feature = "admin")]
+pub(crate) fn admin_address(text: &str) -> Result<SocketAddr, &'static str> {
+    let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
+    port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")
 }
 
 pub(crate) fn key(text: &str) -> Result<Key, &'static str> {

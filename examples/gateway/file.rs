@@ -24,6 +24,9 @@ struct Contents {
     upstream: Option<Upstream>,
     redis: Option<String>,
     after_loss: Option<args::Loss>,
+    #[cfg(feature = "admin")]
+    #[serde(default, deserialize_with = "admin")]
+    admin: Option<SocketAddr>,
     #[serde(default, rename = "rule")]
     rules: Vec<Rule>,
 }
@@ -67,9 +70,15 @@ impl File {
             let line = error.span().map_or(1, |span| line(&text, span.start));
             FileError { place: format!("{name}:{line}"), what: error.message().to_owned() }
         })?;
-        let Contents { listen, upstream, redis, after_loss, rules } = contents;
-        let site = Site { listen, upstream, redis, after_loss };
-        let file = Self { name, text, site, rules };
+        let site = Site {
+            listen: contents.listen,
+            upstream: contents.upstream,
+            redis: contents.redis,
+            after_loss: contents.after_loss,
+            #[cfg(feature = "admin")]
+            admin: contents.admin,
+        };
+        let file = Self { name, text, site, rules: contents.rules };
         file.check()?;
         Ok(file)
     }
@@ -162,6 +171,11 @@ fn words(value: &toml::Value) -> String {
 
 pub(crate) fn address<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
     parsed(d, args::address).map(Some)
+}
+
+#[cfg(feature = "admin")]
+pub(crate) fn admin<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
+    parsed(d, args::admin_address).map(Some)
 }
 
 pub(crate) fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {

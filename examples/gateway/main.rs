@@ -7,6 +7,8 @@
 //!     --redis redis://127.0.0.1/ --key header:x-tenant --limit 5 --limit-for acme=20
 //! ```
 //!
+//! With the feature `admin`, `--admin 9090` serves a page for operators, on loopback.
+//!
 //! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
 //! With `--config FILE` there can be several limits, for parts of the paths if need be; the file is
 //! read again at SIGHUP.
@@ -15,6 +17,8 @@
 
 #![allow(clippy::print_stdout, reason = "says where it listens")]
 
+#[cfg(feature = "admin")]
+mod admin;
 mod app;
 mod args;
 mod file;
@@ -50,6 +54,11 @@ fn main() -> ExitCode {
 async fn serve(args: &Args) -> io::Result<()> {
     let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
     let listen = current.listen();
+    #[cfg(feature = "admin")]
+    let window = match current.admin() {
+        Some(address) => Some(admin::serve(address, current.semaphore().clone()).await?),
+        None => None,
+    };
     let app = Router::new()
         .fallback({
             let current = Arc::clone(&current);
@@ -73,6 +82,11 @@ async fn serve(args: &Args) -> io::Result<()> {
     tokio::select! {
         end = axum::serve(listener, app).with_graceful_shutdown(drain).into_future() => end?,
         () = reloads => {}
+    }
+    #[cfg(feature = "admin")]
+    if let Some(window) = window {
+        window.abort();
+        let _ = window.await;
     }
     current.semaphore().shutdown().await;
     Ok(())

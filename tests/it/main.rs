@@ -4,6 +4,8 @@
 #![allow(clippy::print_stdout, reason = "figures, for whoever runs with --nocapture")]
 #![allow(clippy::async_yields_async, reason = "a task is made now and awaited later")]
 
+#[cfg(all(feature = "admin", feature = "redis"))]
+mod admin;
 mod auto_traits;
 mod cached_limits;
 mod cancellation;

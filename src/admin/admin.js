@@ -1,0 +1,38 @@
+// Fetches the page anew every two seconds, and sends what a button says.
+"use strict";
+
+const told = document.getElementById("told");
+
+async function show() {
+  try {
+    const response = await fetch(location.href);
+    if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    document.querySelector("main").replaceWith(page.querySelector("main"));
+    told.textContent = "";
+  } catch (error) {
+    told.textContent = `not up to date: ${error.message}`;
+  }
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-url]");
+  if (!button) return;
+  const { method, url } = button.dataset;
+  const headers = { "x-semaphore-admin": "1" };
+  let body;
+  if (method === "PUT") {
+    const limit = prompt("How many permits?");
+    if (limit === null) return;
+    headers["content-type"] = "application/json";
+    body = JSON.stringify({ limit: Number(limit) });
+  } else if (!confirm(`${button.textContent}?`)) {
+    return;
+  }
+  const response = await fetch(url, { method, headers, body });
+  const problem = response.ok ? "" : (await response.json()).detail;
+  await show();
+  if (problem) told.textContent = problem;
+});
+
+setInterval(show, 2000);
