@@ -20,6 +20,8 @@ mod dashboard;
 mod differential;
 #[cfg(feature = "redis")]
 mod fleet;
+#[cfg(all(feature = "admin", feature = "redis"))]
+mod fleet_admin;
 #[cfg(feature = "redis")]
 mod fleet_cluster;
 #[cfg(feature = "redis")]

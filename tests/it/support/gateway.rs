@@ -1,5 +1,6 @@
 //! Real gateway processes, and the upstream behind them.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -121,6 +122,8 @@ pub(crate) struct Upstream {
 #[derive(Default)]
 struct UpstreamState {
     seen: Seen,
+    /// How many there are in flight of each `x-tenant`.
+    tenants: HashMap<String, usize>,
     /// How many were in flight from when on.
     changes: Vec<(Instant, usize)>,
 }
@@ -144,11 +147,12 @@ struct Work {
     stream_ms: u64,
 }
 
-struct InFlight(Arc<Mutex<UpstreamState>>);
+struct InFlight(Arc<Mutex<UpstreamState>>, String);
 
 impl InFlight {
-    fn new(upstream: &Arc<Mutex<UpstreamState>>, number: Option<u64>) -> Self {
+    fn new(upstream: &Arc<Mutex<UpstreamState>>, number: Option<u64>, tenant: &str) -> Self {
         let mut state = upstream.lock().unwrap();
+        *state.tenants.entry(tenant.to_owned()).or_default() += 1;
         let seen = &mut state.seen;
         seen.in_flight += 1;
         seen.total += 1;
@@ -156,7 +160,7 @@ impl InFlight {
         seen.arrivals.extend(number);
         state.changed();
         drop(state);
-        Self(Arc::clone(upstream))
+        Self(Arc::clone(upstream), tenant.to_owned())
     }
 }
 
@@ -164,6 +168,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.0.lock().unwrap();
         state.seen.in_flight -= 1;
+        *state.tenants.get_mut(&self.1).unwrap() -= 1;
         state.changed();
     }
 }
@@ -192,6 +197,12 @@ impl Upstream {
         self.state.lock().unwrap().seen.clone()
     }
 
+    /// How many requests of an `x-tenant` it has.
+    #[cfg(feature = "admin")]
+    pub(crate) fn in_flight_of(&self, tenant: &str) -> usize {
+        self.state.lock().unwrap().tenants.get(tenant).copied().unwrap_or(0)
+    }
+
     /// For how long, all in all, more than so many were in flight.
     pub(crate) fn over(&self, limit: usize) -> Duration {
         let mut changes = self.state.lock().unwrap().changes.clone();
@@ -207,7 +218,8 @@ async fn work(
     headers: HeaderMap,
 ) -> Body {
     let number = headers.get("x-number").and_then(|n| n.to_str().ok()?.parse().ok());
-    let in_flight = InFlight::new(&state, number);
+    let tenant = headers.get("x-tenant").and_then(|tenant| tenant.to_str().ok());
+    let in_flight = InFlight::new(&state, number, tenant.unwrap_or_default());
     tokio::time::sleep(Duration::from_millis(work.ms)).await;
     if work.stream_ms == 0 {
         // Done before the answer is: what the client does next is not in flight together with it.

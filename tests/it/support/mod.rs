@@ -1,5 +1,7 @@
 //! What the tests share.
 
+#[cfg(all(feature = "admin", feature = "redis"))]
+pub(crate) mod browser;
 #[cfg(feature = "redis")]
 pub(crate) mod cluster;
 #[cfg(feature = "redis")]

@@ -1,0 +1,151 @@
+//! A real browser without a window, steered over the DevTools protocol.
+//!
+//! Of that protocol five methods are needed, over a WebSocket; the crates for it bring all of its
+//! thousand, and minutes of compiling.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One page in a browser of its own; ended when this is dropped.
+pub(crate) struct Browser {
+    _process: Child,
+    _home: tempfile::TempDir,
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    session: String,
+    calls: u64,
+    /// What is said to a `prompt`; a `confirm` is agreed to.
+    pub(crate) says: String,
+    /// The kinds of all dialogs that there were.
+    pub(crate) dialogs: Vec<String>,
+}
+
+impl Browser {
+    /// `None`, and a word about it, where there is none in the PATH.
+    pub(crate) async fn start() -> Option<Self> {
+        let Some(program) = program() else {
+            println!(
+                "skipped: there is no chromium, chromium-browser or google-chrome in the PATH"
+            );
+            return None;
+        };
+        let home = tempfile::tempdir().unwrap();
+        let mut process = Command::new(program)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+            .args(["--no-first-run", "--disable-background-networking", "--disable-sync"])
+            .args(["--remote-debugging-port=0", "about:blank"])
+            .arg(format!("--user-data-dir={}", home.path().display()))
+            .env("HOME", home.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut told = BufReader::new(process.stderr.take().unwrap()).lines();
+        let url = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let line = told.next_line().await.unwrap().expect("the browser ended");
+                if let Some(url) = line.strip_prefix("DevTools listening on ") {
+                    return url.to_owned();
+                }
+            }
+        });
+        let url = url.await.expect("the browser starts");
+        // Nobody may be kept from writing there.
+        tokio::spawn(async move { while let Ok(Some(_)) = told.next_line().await {} });
+        let (socket, _) = connect_async(url).await.unwrap();
+        let (session, says) = (String::new(), String::new());
+        let (calls, dialogs) = (0, Vec::new());
+        let mut browser =
+            Self { _process: process, _home: home, socket, session, calls, says, dialogs };
+        let target = browser.call("Target.createTarget", json!({ "url": "about:blank" })).await;
+        let target = json!({ "targetId": target["targetId"], "flatten": true });
+        let session = browser.call("Target.attachToTarget", target).await;
+        browser.session = session["sessionId"].as_str().unwrap().to_owned();
+        browser.call("Page.enable", json!({})).await;
+        Some(browser)
+    }
+
+    pub(crate) async fn open(&mut self, url: &str) {
+        self.call("Page.navigate", json!({ "url": url })).await;
+        let there = format!("document.readyState === 'complete' && location.href === '{url}'");
+        self.wait_for(&there).await;
+    }
+
+    /// What an expression in the page comes to.
+    pub(crate) async fn eval(&mut self, expression: &str) -> Value {
+        let what = json!({ "expression": expression, "returnByValue": true });
+        let answer = self.call("Runtime.evaluate", what).await;
+        // While a page goes and the next comes, there is nothing to ask.
+        answer["result"]["value"].clone()
+    }
+
+    pub(crate) async fn wait_for(&mut self, condition: &str) {
+        let end = tokio::time::Instant::now() + PATIENCE;
+        while self.eval(condition).await != Value::Bool(true) {
+            assert!(tokio::time::Instant::now() < end, "never: {condition}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Clicks on the first link or button of this text.
+    pub(crate) async fn click(&mut self, text: &str) {
+        let text = Value::from(text);
+        let found = format!(
+            "[...document.querySelectorAll('a, button')].find(one => one.textContent === {text})"
+        );
+        self.wait_for(&format!("Boolean({found})")).await;
+        self.eval(&format!("{found}.click()")).await;
+    }
+
+    async fn call(&mut self, method: &str, params: Value) -> Value {
+        let id = self.send(method, params).await;
+        let answer = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let Some(Ok(Message::Text(text))) = self.socket.next().await else {
+                    panic!("the browser is gone")
+                };
+                let message: Value = serde_json::from_str(&text).unwrap();
+                if message["method"] == "Page.javascriptDialogOpening" {
+                    let kind = message["params"]["type"].as_str().unwrap().to_owned();
+                    self.dialogs.push(kind);
+                    let answer = json!({ "accept": true, "promptText": self.says });
+                    self.send("Page.handleJavaScriptDialog", answer).await;
+                } else if message["id"] == id {
+                    return message["result"].clone();
+                }
+            }
+        });
+        answer.await.unwrap_or_else(|_| panic!("{method}: no answer"))
+    }
+
+    async fn send(&mut self, method: &str, params: Value) -> u64 {
+        self.calls += 1;
+        let mut message = json!({ "id": self.calls, "method": method, "params": params });
+        if !self.session.is_empty() {
+            message["sessionId"] = self.session.clone().into();
+        }
+        self.socket.send(Message::text(message.to_string())).await.unwrap();
+        self.calls
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let mut found = std::env::split_paths(&paths)
+        .flat_map(|path| names.map(|name| path.join(name)))
+        .filter(|program| program.is_file());
+    found.next()
+}
