@@ -120,6 +120,27 @@ async fn a_list_tells_which_shard_is_away_and_names_what_the_others_have() {
     eventually("it is told", async || all_listed(&semaphore).await == (left.clone(), 1)).await;
 }
 
+/// Whether it was revoked cannot be asked: then it is what a loss of data leaves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_shard_lost_meanwhile_is_counted_again() {
+    let mut cluster = TestCluster::start();
+    let keeper = cluster.home(KEPT);
+    let home = (keeper + 1) % MASTERS;
+    let name = names(&cluster).swap_remove(home);
+    let semaphore = cluster.semaphore();
+    let policy = Policy::builder(1).lease(Duration::from_secs(2)).build().unwrap();
+    let held = semaphore.acquire(&*name, &policy).await.unwrap();
+    cluster.nodes[MASTERS + keeper].kill();
+    cluster.nodes[keeper].kill();
+    let gone: u64 = cluster.nodes[home].command(&["DEL", &format!("semaphore:{{{name}}}")]);
+    assert_eq!(gone, 1);
+    eventually("it is there again", async || {
+        semaphore.inspect(&*name).await.is_ok_and(|seen| seen.in_use == 1)
+    })
+    .await;
+    assert!(!held.is_lost());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_set_moves_along_with_its_slot() {
     let cluster = TestCluster::start();
