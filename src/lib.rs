@@ -205,3 +205,8 @@ struct Readme;
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../docs/stacks.md")]
 struct Stacks;
+
+/// And those of the page on moving here from something else.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/comparison.md")]
+struct Comparison;
