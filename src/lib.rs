@@ -210,3 +210,8 @@ struct Stacks;
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../docs/comparison.md")]
 struct Comparison;
+
+/// And those of the page on security.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/security.md")]
+struct Security;

@@ -12,10 +12,12 @@ use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tower_semaphore::backend::RedisBackend;
 use tower_semaphore::{AcquireError, LinkState, Permit, Policy, Semaphore};
+use tracing::Level;
 
 use crate::support::eventually;
 use crate::support::redis::{TestRedis, free_port};
 use crate::support::semaphore::{down, empty, in_use, up, waiting, warm};
+use crate::support::told::Told;
 
 /// In which a request must have its answer, whatever state Redis is in: the longest is to open a
 /// connection, or to wait for an answer on it, and a busy machine.
@@ -626,6 +628,39 @@ async fn a_wrong_password_is_named_and_never_shown() {
     up(&semaphore).await;
     drop(semaphore.acquire("x", &policy).await.unwrap());
     empty(&redis).await;
+}
+
+#[tokio::test]
+async fn what_is_logged_has_no_password_in_it() {
+    let told_of = Told::new();
+    let redis = TestRedis::start();
+    let admin = Admin::new(&redis);
+    user(&admin, "app", "");
+    let wrong = "not-so-secret-0815";
+    let policy = policy(1, 900);
+    let refused = semaphore(url_of(&redis, "app", wrong));
+    told(&refused, "x", &policy, SOON).await;
+    // Connected, cut off, refused a command, shut out, and let in again.
+    let semaphore = semaphore(url_of(&redis, "app", PASSWORD));
+    let held = semaphore.acquire("x", &policy).await.unwrap();
+    admin.run::<()>(&["ACL", "SETUSER", "app", "-zadd"]);
+    semaphore.acquire("y", &policy).await.unwrap_err();
+    admin.run::<()>(&["ACL", "DELUSER", "app"]);
+    down(&semaphore).await;
+    user(&admin, "app", "");
+    up(&semaphore).await;
+    drop(held);
+    semaphore.shutdown().await;
+
+    let items = [told_of.events(), told_of.spans()].concat();
+    for (level, least) in [(Level::WARN, 2), (Level::INFO, 1), (Level::DEBUG, 4)] {
+        let count = items.iter().filter(|item| item.level == level).count();
+        assert!(count >= least, "{count} at {level}: {items:#?}");
+    }
+    let shown = format!("{items:?}");
+    for secret in [PASSWORD, wrong] {
+        assert!(!shown.contains(secret), "{shown}");
+    }
 }
 
 #[tokio::test]
