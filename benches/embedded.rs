@@ -1,4 +1,5 @@
-//! What the layer adds to a request on the embedded backend, in detail: `cargo bench --bench embedded`.
+//! What the layer adds to a request on the embedded backend, in detail:
+//! `cargo bench -p benches --bench embedded`.
 
 #[path = "semaphore/requests.rs"]
 mod requests;

@@ -1,8 +1,8 @@
 //! What the crate costs and how fast it is, beside what there would be without it.
 //!
-//! `cargo bench --bench semaphore` starts its own Redis servers and processes, and ends them. Each
-//! figure stands beside its reference, taken in the same run: rounds of both alternate, and medians
-//! are compared. The table and the plots go to `target/bench/`.
+//! `cargo bench -p benches --bench semaphore` starts its own Redis servers and processes, and ends
+//! them. Each figure stands beside its reference, taken in the same run: rounds of both alternate, and
+//! medians are compared. The table and the plots go to `target/bench/`.
 //!
 //! Times depend on the machine and never fail a run; counts (commands, allocations, instructions) do.
 //!
