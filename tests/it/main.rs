@@ -44,7 +44,6 @@ mod ledger;
 mod lua;
 #[cfg(feature = "metrics")]
 mod metrics;
-mod model;
 mod operate;
 #[cfg(feature = "redis")]
 mod outage;
