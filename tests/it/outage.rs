@@ -265,3 +265,33 @@ async fn an_eviction_policy_that_loses_semaphores_is_reported() {
     let redis = TestRedis::start();
     assert_eq!(used(&redis).await.health().warning, None);
 }
+
+/// The server that is asked after a failover may not have heard of the last releases.
+#[tokio::test]
+async fn a_release_that_a_failover_undid_is_made_again() {
+    let redis = TestRedis::start();
+    let (a, b) = (used(&redis).await, used(&redis).await);
+    let policy = Policy::builder(1).wait_timeout(Duration::from_secs(5)).build().unwrap();
+    let others = b.acquire("y", &policy).await.unwrap();
+    let mut waits = tokio::spawn(a.acquire("y", &policy));
+    let held = a.acquire("x", &policy).await.unwrap();
+    let key = "semaphore:{x}";
+    let places: Vec<String> = redis.command(&["ZRANGE", key, "0", "-1", "WITHSCORES"]);
+    let [id, lease_end] = &*places else { panic!("{places:?}") };
+    drop(held);
+    eventually("it is given back", async || redis.command::<u64>(&["EXISTS", key]) == 0).await;
+    redis.command::<u64>(&["ZADD", key, lease_end, id]);
+    for kind in ["pubsub", "normal"] {
+        redis.command::<u64>(&["CLIENT", "KILL", "TYPE", kind]);
+    }
+    let cut = Instant::now();
+    drop(b.acquire("x", &policy).await.expect("a permit, though the lease is 10 s"));
+    println!("given back {:?} after the cut", cut.elapsed());
+    assert!(cut.elapsed() < Duration::from_millis(1500), "{:?}", cut.elapsed());
+    // And nothing else is.
+    let waited = tokio::time::timeout(Duration::from_millis(300), &mut waits).await;
+    assert!(waited.is_err() && !others.is_lost(), "{waited:?}");
+    drop(others);
+    drop(waits.await.unwrap().unwrap());
+    empty(&redis).await;
+}

@@ -8,7 +8,7 @@ use super::{
     AFTER_LEASE_END, DEAF_RENEWAL, IDLE, Places, State, WAITING_RENEWAL, find, release_of,
     slot_index,
 };
-use crate::backend::{Answer, Op};
+use crate::backend::{Answer, Listing, Op};
 use crate::error::{BackendError, FullReason};
 use crate::ledger::{PlaceId, Reply, Standing};
 
@@ -29,6 +29,7 @@ impl Places {
                 self.replied(op, &reply, late, sent, now);
             }
             Answer::Failed(error) => self.failed(op, &error, now),
+            Answer::Listing(listing) => self.recounted(&listing, now),
             _ => {}
         }
         self.end_resync();
@@ -69,6 +70,18 @@ impl Places {
             self.ask_at = Some(at);
             if self.slots.iter().any(|(_, slot)| matches!(slot.state, State::Waiting { .. })) {
                 self.want(at);
+            }
+        }
+    }
+
+    /// What stands there after a reconnect. A place that was given back, and acknowledged, stands
+    /// there again if the server that is asked now had not heard of that: nobody would renew it, and
+    /// its permit would be idle for a lease. No number is used twice, so what is not known is gone.
+    fn recounted(&mut self, listing: &Listing, now: Instant) {
+        for (id, ..) in listing.places.iter().filter(|(id, ..)| id.node == self.node) {
+            let slot = find(&mut self.slots, id.n);
+            if !slot.is_some_and(|slot| slot.is_there() || matches!(slot.state, State::Releasing)) {
+                self.releases.push_back((*id, now + IDLE));
             }
         }
     }

@@ -57,6 +57,7 @@ impl Places {
         self.joins = joins.into();
         self.resync = self.slots.iter().any(|(_, slot)| slot.is_live());
         self.renew = self.resync;
+        self.recount = self.has_asked;
     }
 
     /// The backend cannot be asked for this place: the policy answers.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{BATCH_MAX, NEVER_ENDS, Places, State, Terms, find, slot_id};
+use super::{BATCH_MAX, NEVER_ENDS, Places, RECOUNT_MAX, State, Terms, find, slot_id};
 use crate::backend::{Call, Op};
 use crate::ledger::{Ids, PlaceId};
 
@@ -14,6 +14,7 @@ impl Places {
         !self.releases.is_empty()
             || !self.reasserts.is_empty()
             || (self.renew && self.renewing == 0)
+            || self.recount
             || (!self.joins.is_empty() && !self.resync)
     }
 
@@ -25,6 +26,9 @@ impl Places {
         self.collect_reasserts(now, out);
         if self.renew && self.renewing == 0 {
             self.collect_renewals(now, out);
+        }
+        if std::mem::take(&mut self.recount) {
+            out.push(self.call(Op::Inspect { most: RECOUNT_MAX }, now));
         }
         self.end_resync();
         if !self.resync {
@@ -116,6 +120,7 @@ impl Places {
             let Some(slot) = find(&mut self.slots, n) else { continue };
             let State::Joining { sent, .. } = &mut slot.state else { continue };
             *sent = true;
+            self.has_asked = true;
             let (terms, lease_ms, id) = (slot.terms, slot.lease_ms(), slot_id(self.node, slot));
             if common == Some(terms)
                 && let Some(Call { op: Op::Acquire { ids, .. }, .. }) = out.last_mut()

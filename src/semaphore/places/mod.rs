@@ -16,6 +16,8 @@
 //! 4. An acquire that went unanswered is repeated with the same id; a release too. A promotion for
 //!    an id that is not known here is answered by a release.
 //! 5. After a reconnect: releases, then renewals of everything, then new acquires.
+//! 6. After a reconnect the data may be older than what was acknowledged (a failover): what stands
+//!    there of this process, and is gone here, is released once more.
 //!
 //! [`ledger`]: crate::ledger
 
@@ -55,6 +57,9 @@ const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 const LEASE_GRAIN: Duration = Duration::from_millis(1);
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
 const NEVER_ENDS: u64 = TICKET_MIN - 1;
+/// Of the places that stand in a semaphore after a reconnect, those looked at: the earliest lease ends
+/// first, which are the ones that nobody renews.
+const RECOUNT_MAX: u32 = 1000;
 /// How long the record of an unused semaphore is kept.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -95,6 +100,10 @@ pub(in crate::semaphore) struct Places {
     renewing: usize,
     /// After a reconnect: joins wait until it is known what became of the places of before.
     resync: bool,
+    /// Something was asked for over a connection, this one or an earlier one.
+    has_asked: bool,
+    /// After a reconnect: what stands there of this process is still to be asked for.
+    recount: bool,
 
     /// When to look again, and whether that came to be earlier than the watchdog knows.
     wake_at: Option<Instant>,
@@ -287,6 +296,8 @@ impl Places {
             renew: false,
             renewing: 0,
             resync: false,
+            has_asked: false,
+            recount: false,
             wake_at: None,
             rescheduled: false,
             ask_at: None,
