@@ -88,12 +88,16 @@ impl TestCluster {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
-    /// That of a process whose user may do no more than it must.
-    pub(crate) fn semaphore_of_least_rights(&self) -> Semaphore {
+    /// For a process whose user may do no more than it must.
+    pub(crate) fn url_of_least_rights(&self) -> String {
         let rights = format!("{LEAST} cluster|slots asking info");
         self.nodes.iter().for_each(|node| node.let_in(&rights));
-        let url = self.url().replace("://", "://app:secret@");
-        Semaphore::new(RedisBackend::builder(url).build().unwrap())
+        self.url().replace("://", "://app:secret@")
+    }
+
+    /// The semaphore of such a process.
+    pub(crate) fn semaphore_of_least_rights(&self) -> Semaphore {
+        Semaphore::new(RedisBackend::builder(self.url_of_least_rights()).build().unwrap())
     }
 
     pub(crate) fn id(&self, node: usize) -> String {
@@ -111,18 +115,31 @@ impl TestCluster {
         (0..MASTERS).find(|i| slot < (i + 1) * SLOTS / MASTERS).unwrap()
     }
 
-    /// The port of the master that has this slot, as a node sees it.
-    pub(crate) fn master(&self, slot: usize, seen_by: usize) -> Option<u16> {
-        let ranges: Vec<Value> = self.nodes[seen_by].command(&["CLUSTER", "SLOTS"]);
-        ranges.iter().find_map(|range| {
-            let Value::Array(range) = range else { return None };
-            let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &**range else {
-                return None;
-            };
-            let Some(Value::Int(port)) = master.get(1) else { return None };
-            let has = (*first..=*last).contains(&i64::try_from(slot).unwrap());
-            has.then(|| u16::try_from(*port).unwrap())
-        })
+    /// A slot is on its way to another master: what is not there any more is asked for at the other.
+    pub(crate) fn begin_to_move(&self, slot: usize, from: usize, to: usize) {
+        self.set_slot(slot, to, &["IMPORTING", &self.id(from)]);
+        self.set_slot(slot, from, &["MIGRATING", &self.id(to)]);
+    }
+
+    /// All that is in the slot goes, while it is used.
+    pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize) {
+        let (slot, port) = (slot.to_string(), self.nodes[to].port().to_string());
+        for round in 0..50 {
+            let words = ["CLUSTER", "GETKEYSINSLOT", &slot, "10"];
+            let keys: Vec<String> = self.nodes[from].command(&words);
+            if keys.is_empty() {
+                break;
+            }
+            assert!(round < 49, "{keys:?} do not go");
+            let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
+            let keys: Vec<&str> = keys.iter().map(|key| &**key).collect();
+            self.nodes[from].command::<String>(&[&words, &keys[..]].concat());
+        }
+    }
+
+    pub(crate) fn set_slot(&self, slot: usize, node: usize, words: &[&str]) {
+        let command = ["CLUSTER", "SETSLOT", &slot.to_string()];
+        self.nodes[node].command::<()>(&[&command, words].concat());
     }
 
     /// How often any node answered with this error.

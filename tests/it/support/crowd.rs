@@ -19,12 +19,6 @@ pub(crate) struct Outcome {
     pub(crate) over: bool,
 }
 
-impl Outcome {
-    pub(crate) fn at(&self) -> Instant {
-        self.asked + self.took
-    }
-}
-
 /// Asks on and on, until it is told to stop.
 pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,

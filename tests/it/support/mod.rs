@@ -7,6 +7,8 @@ pub(crate) mod cluster;
 #[cfg(feature = "redis")]
 pub(crate) mod crowd;
 #[cfg(feature = "redis")]
+pub(crate) mod failover;
+#[cfg(feature = "redis")]
 pub(crate) mod fleet;
 #[cfg(feature = "redis")]
 pub(crate) mod gateway;
@@ -25,6 +27,8 @@ pub(crate) mod redis;
 pub(crate) mod semaphore;
 #[cfg(feature = "redis")]
 pub(crate) mod sentinel;
+#[cfg(feature = "redis")]
+pub(crate) mod tenants;
 pub(crate) mod told;
 
 use std::future::Future;

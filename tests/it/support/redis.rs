@@ -84,6 +84,13 @@ impl TestRedis {
         self.command(&["DBSIZE"])
     }
 
+    /// How far its writes have come, in bytes; of a replica, as far as it has them.
+    pub(crate) fn replicated(&self) -> u64 {
+        let info: String = self.command(&["INFO", "replication"]);
+        let line = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
+        line.unwrap().trim().parse().unwrap()
+    }
+
     /// How often a command was called since the start or the last `CONFIG RESETSTAT`.
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let stats: String = self.command(&["INFO", "commandstats"]);

@@ -43,12 +43,19 @@ impl TestSentinel {
         // They look around every ten seconds, unless told otherwise.
         for sentinel in &all.sentinels {
             until("it answers", || sentinel.command::<String>(&["PING"]).is_ok());
-            let periods = ["INFO-PERIOD", "200", "PUBLISH-PERIOD", "200", "ASK-PERIOD", "200"];
-            let command = [&["SENTINEL", "DEBUG"], &periods[..]].concat();
-            sentinel.command::<()>(&command).unwrap();
         }
+        all.periods(["200", "200", "200"]);
         all.settle();
         all
+    }
+
+    /// How often sentinels ask servers for their state, tell each other what they know, and ask each
+    /// other; in ms.
+    fn periods(&self, [info, publish, ask]: [&str; 3]) {
+        let periods = ["INFO-PERIOD", info, "PUBLISH-PERIOD", publish, "ASK-PERIOD", ask];
+        for sentinel in &self.sentinels {
+            sentinel.command::<()>(&[&["SENTINEL", "DEBUG"], &periods[..]].concat()).unwrap();
+        }
     }
 
     /// Waits until each sentinel knows the others and both replicas.
@@ -75,8 +82,8 @@ impl TestSentinel {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
-    /// That of a process whose users, here and there, may do no more than they must.
-    pub(crate) fn semaphore_of_least_rights(&self) -> Semaphore {
+    /// For a process whose users, here and there, may do no more than they must.
+    pub(crate) fn url_of_least_rights(&self) -> String {
         self.servers.iter().for_each(|server| server.let_in(&format!("{LEAST} info")));
         for sentinel in &self.sentinels {
             let right = "+sentinel|get-master-addr-by-name";
@@ -84,15 +91,20 @@ impl TestSentinel {
             sentinel.command::<()>(&words).unwrap();
         }
         let url = self.url().replace("://", "://app:secret@");
-        let url = format!("{url}?sentinel_username=asker&sentinel_password=hidden");
-        Semaphore::new(RedisBackend::builder(url).build().unwrap())
+        format!("{url}?sentinel_username=asker&sentinel_password=hidden")
     }
 
-    /// The master's port, as a sentinel says.
+    /// The master's port, as the sentinel says that is asked first.
     pub(crate) fn master(&self) -> u16 {
         let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
-        let (_, port): (String, u16) = self.sentinels[2].command(&question).unwrap();
+        let (_, port): (String, u16) = self.sentinels[0].command(&question).unwrap();
         port
+    }
+
+    /// The server that is the master, as a sentinel says.
+    pub(crate) fn now(&self) -> &TestRedis {
+        let port = self.master();
+        self.servers.iter().find(|server| server.port() == port).unwrap()
     }
 
     pub(crate) fn failover(&self) {
@@ -106,7 +118,7 @@ fn sentinel(master: u16) -> Process {
     let conf = format!(
         "port {port}\nbind 127.0.0.1\ndir {}\n\
          sentinel monitor mymaster 127.0.0.1 {master} 2\n\
-         sentinel down-after-milliseconds mymaster 500\n\
+         sentinel down-after-milliseconds mymaster 1000\n\
          sentinel failover-timeout mymaster 3000\nsentinel parallel-syncs mymaster 1\n",
         dir.path().display()
     );
