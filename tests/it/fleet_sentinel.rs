@@ -60,3 +60,29 @@ async fn a_master_that_dies_is_replaced() {
     let cost = changes(|redis| redis.servers[0].kill()).await;
     assert!(cost.was_noticed(), "nobody noticed");
 }
+
+/// An old master that was not dead goes on for some ten seconds, until it is told that it is none any
+/// more. Who asked it till then and who comes new must not both have all permits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_master_that_does_not_know_yet_is_left_at_once() {
+    let redis = TestSentinel::start();
+    let url = redis.url();
+    let mut tenants = Tenants::start(&[url.clone(), url.clone()]).await;
+    let its: Vec<usize> = (0..tenants::TENANTS).collect();
+    tenants.all_come(&its, Instant::now()).await;
+    redis.take_time();
+    let calm = Instant::now();
+    let streams = tenants.streams(&its[..its.len() / 2]).await;
+    let before = redis.master();
+    let failed = Instant::now();
+    redis.failover();
+    until("another master is named", || redis.master() != before);
+    let promoted = Instant::now();
+    tenants.add(&url);
+    Failover { calm, failed, promoted, its }.cost(&tenants).await;
+    let old: String = redis.servers[0].command(&["INFO", "replication"]);
+    assert!(old.contains("role:master"), "it was told before this was over: {old}");
+    assert_eq!(streams.await.unwrap(), 0, "streams that did not come whole");
+    tenants.stop().await;
+    until("nothing is left", || redis.now().keys() == 0);
+}

@@ -7,13 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{Pipeline, RedisError, ServerErrorKind, Value};
+use deadpool_redis::redis::{ConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value};
 
 use tokio::sync::watch;
 
 use super::cluster::Cluster;
 use super::dial::Patience;
 use super::scripts;
+use super::sentinel::Sentinel;
 use crate::backend::{Answer, Call, Lane, Server, Shard};
 use crate::error::BackendError;
 
@@ -26,6 +27,16 @@ pub struct RedisLane {
     pub(super) closed: Option<watch::Receiver<bool>>,
     /// If the server is a node of a cluster.
     pub(super) member: Option<Member>,
+    /// If the server is one that sentinels name.
+    pub(super) named: Option<Named>,
+}
+
+/// A master by the word of sentinels.
+#[derive(Clone)]
+pub(super) struct Named {
+    pub(super) by: Arc<Sentinel>,
+    pub(super) info: ConnectionInfo,
+    pub(super) patience: Patience,
 }
 
 /// A node of a cluster.
@@ -42,9 +53,16 @@ impl Lane for RedisLane {
     }
 
     async fn closed(&self) {
-        let Some(closed) = &self.closed else { return std::future::pending().await };
-        // An error says that nothing is left of the connection.
-        let _ = closed.clone().wait_for(|closed| *closed).await;
+        let closed = async {
+            let Some(closed) = &self.closed else { return std::future::pending().await };
+            // An error says that nothing is left of the connection.
+            let _ = closed.clone().wait_for(|closed| *closed).await;
+        };
+        let Some(Named { by, info, patience }) = &self.named else { return closed.await };
+        tokio::select! {
+            () = closed => {}
+            () = by.replaced(info, *patience) => {}
+        }
     }
 
     fn send(
@@ -143,6 +161,12 @@ impl Member {
             }
             _ => failure(error),
         }
+    }
+}
+
+impl fmt::Debug for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Named").field("address", self.info.addr()).finish_non_exhaustive()
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use self::cluster::Cluster;
 use self::dial::{Patience, dial};
 use self::keys::Keys;
-use self::lane::{Member, RedisLane};
+use self::lane::{Member, Named, RedisLane};
 use self::sentinel::Sentinel;
 use super::{Answer, Backend, Call, Lane, Mailbox, OVERRIDES, Op, Shard};
 use crate::error::{BackendError, ConfigError};
@@ -52,9 +52,12 @@ use crate::ledger::{Ids, NodeId, PlaceId};
 ///
 /// # Sentinel
 ///
-/// Sentinels are asked in turn, at each connection anew, for the master. What the old master granted
+/// Sentinels are asked in turn for the master, at each connection anew, and the one that named it four
+/// times a second after that: an old master that lives goes on granting for some ten seconds after a
+/// new one was named, and is left at once. Name the sentinels in the same order in all processes, so
+/// that all go to the new master together. What the old one granted
 /// and had not sent to its replica is lost in a failover: [`AfterLoss`] says what happens then. An
-/// old master that is cut off from the sentinels, but not from a process of yours, goes on granting
+/// old master that is cut off from the sentinels, together with a process of yours, goes on granting
 /// to that one until the network is whole again; `min-replicas-to-write 1` keeps it from that.
 ///
 /// # Cluster
@@ -76,8 +79,8 @@ pub struct RedisBackend {
 
 /// Where connections lead.
 enum Servers {
-    One(ConnectionInfo),
-    Sentinel(Sentinel),
+    One(Box<ConnectionInfo>),
+    Sentinel(Arc<Sentinel>),
     Cluster(Arc<Cluster>),
     /// Connections are made elsewhere.
     Pool(Pool),
@@ -206,9 +209,9 @@ impl RedisBackendBuilder {
         let servers = match self.to {
             To::Pool(pool) => Servers::Pool(pool),
             To::Url(url) => match url::Servers::parse(&url)? {
-                url::Servers::One(info) => Servers::One(info),
+                url::Servers::One(info) => Servers::One(Box::new(info)),
                 url::Servers::Sentinel { sentinels, master, server } => {
-                    Servers::Sentinel(Sentinel::new(sentinels, master, server))
+                    Servers::Sentinel(Arc::new(Sentinel::new(sentinels, master, server)))
                 }
                 url::Servers::Cluster(seeds) => Servers::Cluster(Arc::new(Cluster::new(seeds))),
             },
@@ -258,9 +261,16 @@ impl Backend for RedisBackend {
             }
             Servers::Sentinel(sentinel) => {
                 let info = sentinel.master(self.patience).await?;
-                let opened = self.open(&info, None).await;
-                // It may be a master no more, or not be there: another one may know better.
-                opened.inspect_err(|_| sentinel.distrust()).map(Some)
+                let mut opened = self.open(&info, None).await;
+                match &mut opened {
+                    Ok(lane) => {
+                        let (by, patience) = (Arc::clone(sentinel), self.patience);
+                        lane.named = Some(Named { by, info, patience });
+                    }
+                    // It may be a master no more, or not be there: another one may know better.
+                    Err(_) => sentinel.distrust(),
+                }
+                opened.map(Some)
             }
             Servers::Cluster(cluster) => {
                 let told = cluster.refresh(shard, self.patience).await;
@@ -314,7 +324,7 @@ impl RedisBackend {
     ) -> Result<RedisLane, BackendError> {
         let opened = async {
             let server = info::ask(&mut connection).await?;
-            let mut lane = RedisLane { connection, server, closed, member };
+            let mut lane = RedisLane { connection, server, closed, member, named: None };
             // Who may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();

@@ -1,13 +1,18 @@
 //! Which server is the master, as sentinels tell it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, cmd};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::dial::{Patience, dial};
 use super::lane;
 use crate::error::BackendError;
+
+/// How often a sentinel is asked, while there is a connection to the master, whether it is that still.
+const ASKED_AGAIN: Duration = Duration::from_millis(250);
 
 /// Several sentinels, and what they call the master.
 pub(super) struct Sentinel {
@@ -55,16 +60,54 @@ impl Sentinel {
         self.first.store(next, Ordering::Relaxed);
     }
 
+    /// Ready when a sentinel names another server than this one. An old master that lives is told
+    /// by its sentinels some ten seconds after the new one that it is none any more, and grants
+    /// until then. Goes on over one connection to the sentinel that named the master.
+    pub(super) async fn replaced(&self, master: &ConnectionInfo, patience: Patience) {
+        let mut kept: Option<(usize, MultiplexedConnection)> = None;
+        loop {
+            sleep(ASKED_AGAIN).await;
+            let first = self.first.load(Ordering::Relaxed) % self.sentinels.len();
+            let asked = async {
+                let mut connection = match kept.take().filter(|(of, _)| *of == first) {
+                    Some((_, connection)) => connection,
+                    None => {
+                        dial(&self.sentinels[first], AsyncConnectionConfig::new(), patience).await?
+                    }
+                };
+                let named = self.named_by(&mut connection, patience).await?;
+                Ok::<_, BackendError>((named, connection))
+            };
+            match asked.await {
+                Ok((Some((host, port)), _))
+                    if at(master, host.clone(), port).addr() != master.addr() =>
+                {
+                    tracing::debug!(target: "tower_semaphore", host, port, "another master is named");
+                    return;
+                }
+                Ok((Some(_), connection)) => kept = Some((first, connection)),
+                Ok((None, _)) | Err(_) => self.distrust(),
+            }
+        }
+    }
+
     async fn ask(
         &self,
         sentinel: &ConnectionInfo,
         patience: Patience,
     ) -> Result<Option<(String, u16)>, BackendError> {
         let mut connection = dial(sentinel, AsyncConnectionConfig::new(), patience).await?;
+        self.named_by(&mut connection, patience).await
+    }
+
+    async fn named_by(
+        &self,
+        connection: &mut MultiplexedConnection,
+        patience: Patience,
+    ) -> Result<Option<(String, u16)>, BackendError> {
         let mut question = cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
-        let answer = question.query_async(&mut connection);
-        match timeout(patience.answer, answer).await {
+        match timeout(patience.answer, question.query_async(connection)).await {
             Ok(answer) => answer.map_err(lane::broken),
             Err(_) => Err(BackendError::connection("no answer in time")),
         }

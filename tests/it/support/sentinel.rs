@@ -58,6 +58,11 @@ impl TestSentinel {
         }
     }
 
+    /// From here on sentinels take the time that they take unless told otherwise.
+    pub(crate) fn take_time(&self) {
+        self.periods(["10000", "2000", "1000"]);
+    }
+
     /// Waits until each sentinel knows the others and both replicas.
     fn settle(&self) {
         until("the sentinels know of all", || {
