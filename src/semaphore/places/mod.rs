@@ -102,6 +102,8 @@ pub(in crate::semaphore) struct Places {
     resync: bool,
     /// Something was asked for over a connection, this one or an earlier one.
     has_asked: bool,
+    /// When a place was left last.
+    left_at: Option<Instant>,
     /// After a reconnect: what stands there of this process is still to be asked for.
     recount: bool,
 
@@ -297,6 +299,7 @@ impl Places {
             renewing: 0,
             resync: false,
             has_asked: false,
+            left_at: None,
             recount: false,
             wake_at: None,
             rescheduled: false,
@@ -403,6 +406,7 @@ impl Places {
             return None;
         }
         let slot = self.slots.remove(index);
+        self.left_at = Some(now);
         self.give_back(&slot, now);
         if slot.is_in_flight() {
             self.admit_next(now);
@@ -548,6 +552,10 @@ impl Places {
             } else {
                 want(due);
             }
+        }
+        // Who has used it till now is asked by the next connection what he gave back.
+        if let Some(end) = self.left_at.map(|left_at| left_at + IDLE).filter(|end| now < *end) {
+            want(end);
         }
         match self.quarantined_until() {
             Some(end) if now < end => want(end),
