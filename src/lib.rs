@@ -169,6 +169,8 @@
 //!
 //! Without `redis` there is the embedded backend alone.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "admin")]
 pub mod admin;
 pub mod backend;
