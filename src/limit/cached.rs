@@ -276,7 +276,7 @@ impl Entry {
         match answer {
             Ok(limit) => *seen = Seen { limit: Some((limit, now)), failure: None },
             Err(error) => {
-                tracing::debug!(%error, "what was known before goes on, if anything was");
+                tracing::debug!(target: "tower_semaphore", %error, "what was known before goes on, if anything was");
                 seen.failure = Some((error, now));
             }
         }

@@ -91,6 +91,7 @@ impl Shadow {
         };
         count.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(
+            target: "tower_semaphore",
             layer = &*refusal.policy,
             key = refusal.key.as_ref().map(|key| key.as_str()),
             reason = refusal.reason.as_str(),

@@ -139,7 +139,9 @@ impl Member {
                     asked.extend(those);
                 }
                 // Asked for again from the start, before long.
-                Err(error) => tracing::debug!(%error, to, "a slot that moves cannot be asked for"),
+                Err(error) => {
+                    tracing::debug!(target: "tower_semaphore", %error, to, "a slot that moves cannot be asked for")
+                }
             }
         }
         asked

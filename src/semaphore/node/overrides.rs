@@ -284,7 +284,7 @@ impl Known {
             }
             Answer::Failed(error) if !state.failed => {
                 state.failed = true;
-                tracing::warn!(%error, "what operators set cannot be read, so policies alone count");
+                tracing::warn!(target: "tower_semaphore", %error, "what operators set cannot be read, so policies alone count");
             }
             _ => {}
         }
