@@ -109,7 +109,7 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
         .iter()
         .map(|one| {
             json!({
-                "id": one.id,
+                "id": one.id.to_string(),
                 "node": one.node,
                 "is_own": one.is_own,
                 "held_ms": one.held.map(ms),
@@ -122,7 +122,7 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
         .iter()
         .map(|one| {
             json!({
-                "id": one.id,
+                "id": one.id.to_string(),
                 "node": one.node,
                 "is_own": one.is_own,
                 "waited_ms": ms(one.waited),

@@ -210,12 +210,12 @@ pub(super) async fn one(
         let _ = write!(
             main,
             "<tr><td>{}<td>{}{}<td class=\"n\">{}<td class=\"n\">{}<td>{}",
-            Text(&one.id),
+            Text(one.id),
             Text(&one.node),
             if one.is_own { " (this one)" } else { "" },
             one.held.map_or_else(|| "–".to_owned(), ago),
             ago(one.lease_left),
-            button("revoke", "DELETE", &format!("{url}/permits/{}", Segment(&one.id))),
+            button("revoke", "DELETE", &format!("{url}/permits/{}", Segment(&one.id.to_string()))),
         );
     }
     main.push_str(
@@ -226,11 +226,11 @@ pub(super) async fn one(
         let _ = write!(
             main,
             "<tr><td>{}<td>{}{}<td class=\"n\">{}<td>{}",
-            Text(&one.id),
+            Text(one.id),
             Text(&one.node),
             if one.is_own { " (this one)" } else { "" },
             ago(one.waited),
-            button("revoke", "DELETE", &format!("{url}/permits/{}", Segment(&one.id))),
+            button("revoke", "DELETE", &format!("{url}/permits/{}", Segment(&one.id.to_string()))),
         );
     }
     main.push_str("</tbody></table>");

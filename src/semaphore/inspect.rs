@@ -11,6 +11,7 @@ use super::Semaphore;
 use super::node::{Node, another_answer};
 use crate::backend::{Answer, EVERY, Listing, Op, Override};
 use crate::error::{BackendError, ConfigError};
+use crate::ledger::PlaceId;
 use crate::name::Name;
 
 /// How many holders and waiters an inspection lists.
@@ -206,8 +207,8 @@ pub struct Inspection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Its place: [`Semaphore::revoke`] takes it, parsed.
-    pub id: String,
+    /// Its place, as [`Semaphore::revoke`] takes it.
+    pub id: PlaceId,
     /// Its process.
     pub node: String,
     /// Whether it is one of this process.
@@ -222,8 +223,8 @@ pub struct Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// Its place: [`Semaphore::revoke`] takes it, parsed.
-    pub id: String,
+    /// Its place, as [`Semaphore::revoke`] takes it.
+    pub id: PlaceId,
     /// Its process.
     pub node: String,
     /// Whether it is one of this process.
@@ -241,7 +242,7 @@ impl Inspection {
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
             let is_own = place.node == own.id();
-            let (id, node) = (place.to_string(), place.node.to_string());
+            let (id, node) = (place, place.node.to_string());
             match ticket {
                 None => {
                     let held = own.look_at(name, |places| places.held_for(place, local)).flatten();
