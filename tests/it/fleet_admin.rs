@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::support::browser::Browser;
+use crate::support::eventually;
 use crate::support::fleet::Fleet;
 use crate::support::gateway::Gateway;
 use crate::support::redis::free_port;
@@ -104,6 +105,10 @@ async fn the_page_shows_what_the_upstream_has_whatever_breaks() {
         shows(&mut browser, &fleet, counts, in_use, waiting, fault).await;
         longest = longest.max(struck.elapsed());
         println!("{fault:?}: {in_use} in use, {waiting} wait; right after {:?}", struck.elapsed());
+        if matches!(fault, Fault::RedisKilled) {
+            clients.iter().for_each(|clients| clients.want(0));
+            eventually("all end", async || fleet.upstream.seen().in_flight == 0).await;
+        }
     }
     println!("all {} rounds; the longest took {longest:?}", FAULTS.len());
     assert_eq!(browser.dialogs, [""; 0], "a name was run");
@@ -138,13 +143,25 @@ async fn shows(
     fault: Fault,
 ) {
     let end = Instant::now() + Duration::from_secs(20);
+    // Without its data it may let newcomers in beside those who hold, until these end.
+    let may_exceed = matches!(fault, Fault::RedisKilled);
     let page = "[...document.querySelectorAll('main b')].map(one => one.textContent).join() \
                 + document.getElementById('told').textContent";
     loop {
         let upstream = TENANTS.map(|tenant| fleet.upstream.in_flight_of(tenant));
         let shown = browser.eval(page).await;
         let right = counts.map(|count| count.min(LIMIT));
-        if upstream == right && shown == format!("{in_use},{waiting}") {
+        let (in_use, waiting) = if may_exceed {
+            (upstream[0], counts[0].saturating_sub(upstream[0]))
+        } else {
+            (in_use, waiting)
+        };
+        let is_right = if may_exceed {
+            (0..3).all(|i| upstream[i] >= right[i] && upstream[i] <= 2 * LIMIT)
+        } else {
+            upstream == right
+        };
+        if is_right && shown == format!("{in_use},{waiting}") {
             return;
         }
         assert!(

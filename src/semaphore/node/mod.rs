@@ -56,6 +56,8 @@ pub(crate) struct Node {
     meters: Meters,
     closed: AtomicBool,
     running: AtomicBool,
+    /// There was a connection, to any server.
+    was_connected: AtomicBool,
     tasks: Mutex<Tasks>,
 
     // The watchdog's queue.
@@ -153,6 +155,7 @@ impl Node {
             meters: Meters::default(),
             closed: AtomicBool::new(false),
             running: AtomicBool::new(false),
+            was_connected: AtomicBool::new(false),
             tasks: Mutex::default(),
             looks: Schedule::new(),
         });
@@ -299,7 +302,7 @@ impl Node {
         }
         // Looked at only now that a new connection would find this gate.
         if let Some((deaf, lost_at)) = wire.link.up() {
-            state.places.connected(deaf, lost_at);
+            state.places.connected(deaf, lost_at, true);
         } else if let Some(error) = wire.link.down() {
             state.places.unreachable(&error, now);
         }
@@ -386,8 +389,9 @@ impl Node {
     /// There is a new connection; everything is asked for again.
     pub(super) fn connected(self: &Arc<Self>, wire: &Arc<Wire>, server: &Server) {
         let lost_at = wire.link.connected(server);
+        let again = self.was_connected.swap(true, Ordering::AcqRel);
         for gate in self.gates_on(wire) {
-            gate.update(Instant::now(), |places| places.connected(server.deaf, lost_at));
+            gate.update(Instant::now(), |places| places.connected(server.deaf, lost_at, again));
         }
     }
 

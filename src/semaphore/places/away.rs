@@ -25,8 +25,14 @@ impl Places {
         }
     }
 
-    /// There is a new connection: ask for everything again, in the order of rule 5.
-    pub(in crate::semaphore) fn connected(&mut self, deaf: bool, lost_at: Option<Instant>) {
+    /// There is a new connection: ask for everything again, in the order of rule 5. `again`: not the
+    /// first one of this process.
+    pub(in crate::semaphore) fn connected(
+        &mut self,
+        deaf: bool,
+        lost_at: Option<Instant>,
+        again: bool,
+    ) {
         self.deaf = deaf;
         if let Some(at) = lost_at {
             self.data_was_lost(at);
@@ -57,7 +63,7 @@ impl Places {
         self.joins = joins.into();
         self.resync = self.slots.iter().any(|(_, slot)| slot.is_live());
         self.renew = self.resync;
-        self.recount = self.has_asked;
+        self.recount = again;
     }
 
     /// The backend cannot be asked for this place: the policy answers.

@@ -120,7 +120,6 @@ impl Places {
             let Some(slot) = find(&mut self.slots, n) else { continue };
             let State::Joining { sent, .. } = &mut slot.state else { continue };
             *sent = true;
-            self.has_asked = true;
             let (terms, lease_ms, id) = (slot.terms, slot.lease_ms(), slot_id(self.node, slot));
             if common == Some(terms)
                 && let Some(Call { op: Op::Acquire { ids, .. }, .. }) = out.last_mut()

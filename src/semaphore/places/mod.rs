@@ -100,8 +100,6 @@ pub(in crate::semaphore) struct Places {
     renewing: usize,
     /// After a reconnect: joins wait until it is known what became of the places of before.
     resync: bool,
-    /// Something was asked for over a connection, this one or an earlier one.
-    has_asked: bool,
     /// When a place was left last.
     left_at: Option<Instant>,
     /// After a reconnect: what stands there of this process is still to be asked for.
@@ -298,7 +296,6 @@ impl Places {
             renew: false,
             renewing: 0,
             resync: false,
-            has_asked: false,
             left_at: None,
             recount: false,
             wake_at: None,
@@ -553,7 +550,7 @@ impl Places {
                 want(due);
             }
         }
-        // Who has used it till now is asked by the next connection what he gave back.
+        // A name that is used now and then keeps its record: see `recount`.
         if let Some(end) = self.left_at.map(|left_at| left_at + IDLE).filter(|end| now < *end) {
             want(end);
         }
