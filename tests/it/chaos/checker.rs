@@ -11,7 +11,8 @@
 //!   - while its gateway is frozen, and [`TAIL`] longer, if it came before.
 //!
 //!   More than the limit may come only after Redis lost its data: from the loss until one lease and
-//!   [`TAIL`] after Redis is there again. By then every holder was counted again or had lost its
+//!   [`TAIL`] after Redis is there again, and [`WAKE`] after a gateway wakes that slept while Sentinel
+//!   made another server the master. By then every holder was counted again or had lost its
 //!   lease; so whoever comes later and finds the cap passed is one too many. Never more than once
 //!   the limit for each loss, and once for what was there before.
 //! * **order**: of two requests for one key, the later comes to the upstream first, or comes to it at
@@ -41,7 +42,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::history::{At, End, Kind, Request, Run, What};
+use super::history::{At, End, Fault, Kind, Request, Run, What};
 
 const MS: At = 1000;
 /// How long it may take until the upstream sees that it was cut off.
@@ -145,15 +146,28 @@ impl Run {
         })
     }
 
-    /// Whether nothing befell the gateway or Redis in this time, nor shortly before.
-    fn is_clean(&self, gateway: usize, from: At, to: At) -> bool {
+    /// Whether the request's gateway slept while Sentinel made another server the master, and woke
+    /// just now: it asks the old one, which was not told yet, until it has asked the sentinel.
+    fn woke_beside_an_old_master(&self, loss: &Fault, number: usize, at: At) -> bool {
+        let gateway = self.requests[number].gateway;
+        loss.what == What::Failover
+            && self.frozen(gateway).any(|(begin, end)| {
+                begin < loss.end.saturating_add(TAIL)
+                    && loss.end < end
+                    && (end..end.saturating_add(WAKE)).contains(&at)
+            })
+    }
+
+    /// Whether nothing befell the gateway, or Redis for that key, in this time, nor shortly before.
+    fn is_clean(&self, key: usize, gateway: usize, from: At, to: At) -> bool {
         let life = &self.gateways[gateway];
         // From its birth it has no connection; before the run there was time to get one.
         let is_young = self.is_heir(gateway) && life.born + SETTLE > from;
         !is_young
             && life.died.is_none_or(|died| died > to)
             && !self.faults.iter().any(|fault| {
-                fault.what != What::ScriptFlush
+                !fault.what.is_harmless()
+                    && fault.befalls(key)
                     && fault.gateway.is_none_or(|whose| whose == gateway)
                     && overlap((fault.begin, fault.end.saturating_add(SETTLE)), (from, to + 1)) > 0
             })
@@ -277,7 +291,9 @@ impl Check<'_> {
         let counted: Vec<_> = steps.iter().map(|(at, comes, ..)| (*at, *comes)).collect();
         self.report.over_after_loss_ms += ms(self::over(&counted, limit).0);
 
-        let losses: Vec<_> = self.run.faults.iter().filter(|fault| fault.what.is_loss()).collect();
+        let shape = self.run.rules.shape;
+        let losses = self.run.faults.iter().filter(|f| f.what.is_loss(shape) && f.befalls(key));
+        let losses: Vec<_> = losses.collect();
         let mut in_flight: BTreeMap<usize, At> = BTreeMap::new();
         for (at, comes, number, is_new) in steps {
             if !comes {
@@ -290,13 +306,15 @@ impl Check<'_> {
             }
             let end = |end: At| end.saturating_add(self.run.rules.lease + TAIL);
             let excuse = losses.iter().find(|loss| {
-                loss.begin <= at && at <= end(loss.end) + self.run.stalled(loss.begin, at)
+                let soon =
+                    loss.begin <= at && at <= end(loss.end) + self.run.stalled(loss.begin, at);
+                soon || self.run.woke_beside_an_old_master(loss, number, at)
             });
             let oldest = in_flight.keys().filter_map(|n| self.run.requests[*n].came()).min();
             let since = losses.iter().filter(|loss| {
                 loss.begin <= at && oldest.is_some_and(|oldest| end(loss.end) >= oldest)
             });
-            let most = limit * (1 + since.count());
+            let most = limit * (1 + since.count().max(1));
             let Some(loss) = excuse else {
                 let text = format!(
                     "request {number} came as number {} of {limit}, with {:?} in flight",
@@ -335,7 +353,7 @@ impl Check<'_> {
         let (mut compared, mut flags) = (0, Vec::new());
         for (number, request) in &requests {
             let Some(turn) = request.turn() else { continue };
-            if !self.run.is_clean(request.gateway, request.sent, turn) {
+            if !self.run.is_clean(request.key, request.gateway, request.sent, turn) {
                 continue;
             }
             compared += 1;
@@ -395,7 +413,7 @@ impl Check<'_> {
             let waited = (request.sent, turn);
             let idle = room.iter().map(|room| overlap(*room, waited)).max().unwrap_or(0);
             if idle >= IDLE + self.run.stalled(waited.0, waited.1)
-                && self.run.is_clean(request.gateway, request.sent, turn)
+                && self.run.is_clean(request.key, request.gateway, request.sent, turn)
             {
                 flags.push((
                     turn,
@@ -455,7 +473,7 @@ impl Check<'_> {
                     let text = format!("request {number} was refused after {} ms", ms(waited));
                     self.flag("status", at, key, text);
                 }
-                503 if self.run.is_clean(request.gateway, request.sent, at) => {
+                503 if self.run.is_clean(request.key, request.gateway, request.sent, at) => {
                     let text = format!(
                         "request {number}: 503, with nothing wrong, after {} ms",
                         ms(waited)
@@ -472,7 +490,10 @@ impl Check<'_> {
             End::Broken if !killed && !self.run.slept_past_its_lease(request, *at) => {
                 self.flag("status", *at, key, format!("request {number}: the connection broke"));
             }
-            End::Cut if !killed && self.run.is_clean(request.gateway, request.sent, *at) => {
+            End::Cut
+                if !killed
+                    && self.run.is_clean(request.key, request.gateway, request.sent, *at) =>
+            {
                 self.flag("status", *at, key, format!("request {number}: cut, with nothing wrong"));
             }
             End::Short => {
@@ -522,12 +543,12 @@ impl Check<'_> {
     // ===== recovery and rest =====
 
     fn recovery(&mut self) {
-        let mut successes: Vec<Vec<At>> = vec![Vec::new(); self.run.gateways.len()];
+        let mut successes: Vec<Vec<(At, usize)>> = vec![Vec::new(); self.run.gateways.len()];
         let mut last = 0;
         for request in &self.run.requests {
             last = last.max(request.sent);
             if let Some((at, 200)) = request.head {
-                successes[request.gateway].push(at);
+                successes[request.gateway].push((at, request.key));
             }
         }
         successes.iter_mut().for_each(|times| times.sort_unstable());
@@ -542,8 +563,9 @@ impl Check<'_> {
             let mut slowest = None;
             for gateway in befell {
                 let died = self.run.gateways[gateway].died.unwrap_or(At::MAX);
-                let first = successes[gateway].partition_point(|at| *at < fault.end);
-                let first = successes[gateway].get(first).copied();
+                let first = successes[gateway].partition_point(|(at, _)| *at < fault.end);
+                let mut later = successes[gateway][first..].iter();
+                let first = later.find(|(_, key)| fault.befalls(*key)).map(|(at, _)| *at);
                 let until = first.unwrap_or_else(|| last.min(died)).max(fault.end);
                 let took = until - fault.end;
                 // The time in which others befell it, or its consequences lasted.
@@ -552,7 +574,7 @@ impl Check<'_> {
                     .faults
                     .iter()
                     .filter(|other| !std::ptr::eq(*other, fault))
-                    .filter(|other| other.what != What::ScriptFlush)
+                    .filter(|other| !other.what.is_harmless())
                     .filter(|other| other.gateway.is_none_or(|whose| whose == gateway))
                     .map(|other| {
                         (other.begin.max(fault.end), other.end.saturating_add(SETTLE).min(until))
@@ -630,7 +652,11 @@ pub(crate) fn around(run: &Run, violation: &Violation) -> String {
     let mut lines: Vec<(At, String)> = Vec::new();
     for fault in &run.faults {
         if overlap((fault.begin, fault.end.saturating_add(SETTLE)), (from, to)) > 0 {
-            let whose = fault.gateway.map_or_else(|| "all".to_owned(), |g| format!("gateway {g}"));
+            let mut whose =
+                fault.gateway.map_or_else(|| "all".to_owned(), |g| format!("gateway {g}"));
+            if !fault.keys.is_empty() {
+                whose = format!("the server of {:?}", fault.keys);
+            }
             lines.push((fault.begin, format!("{:?} of {whose}", fault.what)));
             lines.push((fault.end, format!("{:?} of {whose} is over", fault.what)));
         }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::plan::Shape;
+
 /// A point in time, in µs since the run began.
 pub(crate) type At = u64;
 
@@ -31,6 +33,7 @@ pub(crate) struct Rules {
     pub(crate) limits: Vec<usize>,
     pub(crate) wait: At,
     pub(crate) lease: At,
+    pub(crate) shape: Shape,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -108,6 +111,14 @@ pub(crate) enum What {
     StallCut,
     Cut,
     HalfClose,
+    /// It comes back as a replica of the one that took its place.
+    KillMaster,
+    /// Sentinel makes a replica the master; what the old one had not sent on is lost.
+    Failover,
+    /// A replica of a cluster takes over, once it has all that its master had.
+    Handover,
+    /// A slot goes to another master of the cluster, while it is used.
+    MoveSlot,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -115,6 +126,8 @@ pub(crate) struct Fault {
     pub(crate) what: What,
     /// The process it befell; `None`: all of them.
     pub(crate) gateway: Option<usize>,
+    /// The keys it befell; empty: all of them.
+    pub(crate) keys: Vec<usize>,
     /// The process that took its place.
     pub(crate) heir: Option<usize>,
     pub(crate) begin: At,
@@ -172,9 +185,30 @@ pub(crate) fn us(time: Duration) -> At {
     u64::try_from(time.as_micros()).unwrap()
 }
 
+impl Fault {
+    pub(crate) fn befalls(&self, key: usize) -> bool {
+        self.keys.is_empty() || self.keys.contains(&key)
+    }
+}
+
 impl What {
-    /// Whether it makes Redis forget.
-    pub(crate) const fn is_loss(self) -> bool {
-        matches!(self, Self::FlushAll | Self::RestartRedis)
+    /// Whether it makes Redis forget. One that stands still may be replaced meanwhile, where there
+    /// are several.
+    pub(crate) const fn is_loss(self, shape: Shape) -> bool {
+        match self {
+            Self::FlushAll | Self::RestartRedis | Self::KillMaster | Self::Failover => true,
+            Self::FreezeRedis => !matches!(shape, Shape::One),
+            _ => false,
+        }
+    }
+
+    /// Whether nobody is to notice.
+    pub(crate) const fn is_harmless(self) -> bool {
+        matches!(self, Self::ScriptFlush | Self::MoveSlot)
+    }
+
+    /// Of several servers, each.
+    pub(crate) const fn befalls_all_servers(self) -> bool {
+        matches!(self, Self::KillPubsub | Self::KillNormal | Self::ScriptFlush)
     }
 }

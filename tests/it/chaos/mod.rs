@@ -13,6 +13,7 @@ mod memory;
 mod plan;
 mod planted;
 mod proxy;
+mod servers;
 mod soak;
 mod world;
 
@@ -31,10 +32,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::checker::Report;
 use self::history::{At, Kind, Recorder, Rules, Run, us};
 use self::load::{FEW, KEYS, LIMITS, LONG, Load, ONE};
-use self::plan::{Planned, plan};
-use self::world::{LEASE, WAIT, World, start_redis};
+use self::plan::{Planned, Shape, plan};
+use self::world::{LEASE, WAIT, World};
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway};
+use crate::support::redis::TestRedis;
 
 /// How long the load goes on after the last fault is over.
 const CALM: Duration = Duration::from_millis(2500);
@@ -62,11 +64,11 @@ struct Course {
 }
 
 impl Course {
-    async fn begin() -> Self {
+    async fn begin(shape: Shape) -> Self {
         let limits = LIMITS.to_vec();
-        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE) };
+        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE), shape };
         let recorder = Arc::new(Recorder::new(rules));
-        let world = World::start(Arc::clone(&recorder)).await;
+        let world = World::start(Arc::clone(&recorder), shape).await;
         // Each gateway has a connection before it counts.
         let client = Client::new();
         let addresses = *world.addresses.lock().unwrap();
@@ -120,8 +122,7 @@ impl Course {
             sleep(Duration::from_millis(10)).await;
         }
         if empty.is_none() {
-            let left: Vec<String> = block_in_place(|| redis.command(&["KEYS", "*"]));
-            println!("left in Redis: {left:?}");
+            println!("left in Redis: {:?}", block_in_place(|| redis.left()));
         }
         stalls.abort();
         let mut run = recorder.lock().clone();
@@ -132,11 +133,11 @@ impl Course {
     }
 }
 
-async fn run(seed: u64, length: Duration) -> Run {
-    println!("seed {seed}, {length:?} of faults");
-    let course = Course::begin().await;
+async fn run(shape: Shape, seed: u64, length: Duration) -> Run {
+    println!("{shape:?}, seed {seed}, {length:?} of faults");
+    let course = Course::begin(shape).await;
     let clients = course.load.start(seed);
-    course.faults(plan(seed, length)).await;
+    course.faults(plan(shape, seed, length)).await;
     sleep(CALM).await;
     course.load.stop.store(true, Ordering::Relaxed);
     join_all(clients).await.into_iter().for_each(Result::unwrap);
@@ -193,8 +194,8 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
-async fn chaos(seed: u64, length: Duration) -> Report {
-    let run = run(seed, length).await;
+async fn chaos(shape: Shape, seed: u64, length: Duration) -> Report {
+    let run = run(shape, seed, length).await;
     let report = checker::check(&run);
     publish(seed, &run, &report);
     assert!(report.violations.is_empty(), "seed {seed}: {} violations", report.violations.len());
@@ -203,11 +204,27 @@ async fn chaos(seed: u64, length: Duration) -> Report {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short() {
-    let report = chaos(3, Duration::from_secs(18)).await;
+    let report = chaos(Shape::One, 3, Duration::from_secs(18)).await;
     // That there was something to see.
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
     assert!(report.faults.len() >= 10, "{:?}", report.faults);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_on_a_cluster() {
+    on_several(Shape::Cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_on_sentinel() {
+    on_several(Shape::Sentinel).await;
+}
+
+async fn on_several(shape: Shape) {
+    let report = chaos(shape, 3, Duration::from_secs(14)).await;
+    assert!(report.granted > 300, "{} granted", report.granted);
+    assert!(report.faults.len() >= 4, "{:?}", report.faults);
 }
 
 /// Found by seed 21: while the client takes nothing, nobody asks the body for frames, and so nobody
@@ -216,7 +233,7 @@ async fn short() {
 async fn a_stream_that_nobody_reads_is_cut_when_its_lease_is_lost() {
     let recorder = Arc::new(Recorder::new(Rules::default()));
     let upstream = load::upstream(Arc::clone(&recorder)).await;
-    let mut redis = block_in_place(start_redis);
+    let mut redis = TestRedis::start();
     let args = ["--redis", &redis.url(), "--limit", "1", "--lease", "1s"];
     let gateway = block_in_place(|| Gateway::start(&upstream, &args));
     recorder.sent(warm_up());
@@ -243,5 +260,10 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lease_is_lost() {
 async fn long() {
     let seed = number("CHAOS_SEED").unwrap_or_else(|| fastrand::u64(..1 << 32));
     let minutes = number("CHAOS_MINUTES").unwrap_or(10);
-    chaos(seed, Duration::from_secs(60 * minutes)).await;
+    let shape = match std::env::var("CHAOS_SHAPE").as_deref() {
+        Ok("cluster") => Shape::Cluster,
+        Ok("sentinel") => Shape::Sentinel,
+        _ => Shape::One,
+    };
+    chaos(shape, seed, Duration::from_secs(60 * minutes)).await;
 }

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use serde::Serialize;
 
 use super::history::What;
+use super::load::KEYS;
 
 /// How many gateways there are at a time.
 pub(crate) const SLOTS: usize = 3;
@@ -12,6 +14,15 @@ pub(crate) const SLOTS: usize = 3;
 const HALF: Duration = Duration::from_secs(4);
 /// Between two faults that befall the same: to start a process takes some time.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How Redis is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) enum Shape {
+    #[default]
+    One,
+    Cluster,
+    Sentinel,
+}
 
 /// A fault to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,30 +35,66 @@ pub(crate) struct Planned {
     pub(crate) lasts: Duration,
     /// Its strength, where that has a meaning: of a delay in ms, of a half-close which half.
     pub(crate) strength: u64,
+    /// Of several servers, that of this key.
+    pub(crate) key: usize,
+}
+
+/// What can befall a gateway, and what Redis; the scripts' loss is of both kinds. Gateways that speak
+/// to several servers are led through no proxy.
+const fn kinds(shape: Shape) -> (&'static [What], &'static [What]) {
+    match shape {
+        Shape::One => (
+            &[
+                What::KillGateway,
+                What::FreezeGateway,
+                What::Delay,
+                What::Stall,
+                What::StallCut,
+                What::Cut,
+                What::HalfClose,
+                What::ScriptFlush,
+            ],
+            &[
+                What::FreezeRedis,
+                What::RestartRedis,
+                What::KillPubsub,
+                What::KillNormal,
+                What::FlushAll,
+                What::DebugSleep,
+            ],
+        ),
+        Shape::Cluster => (
+            &[What::KillGateway, What::FreezeGateway, What::ScriptFlush, What::MoveSlot],
+            &[
+                What::KillMaster,
+                What::Handover,
+                What::FreezeRedis,
+                What::KillPubsub,
+                What::KillNormal,
+                What::FlushAll,
+                What::DebugSleep,
+            ],
+        ),
+        Shape::Sentinel => (
+            &[What::KillGateway, What::FreezeGateway, What::ScriptFlush],
+            &[
+                What::KillMaster,
+                What::Failover,
+                What::FreezeRedis,
+                What::KillPubsub,
+                What::KillNormal,
+                What::FlushAll,
+                What::DebugSleep,
+            ],
+        ),
+    }
 }
 
 /// A fault every 200 to 700 ms, in rounds of two halves. In the first, one gateway of the three is
 /// spared: what must hold for a process that nothing befell is seen there. In the second, everything
-/// can happen.
-pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
-    const LOCAL: [What; 8] = [
-        What::KillGateway,
-        What::FreezeGateway,
-        What::Delay,
-        What::Stall,
-        What::StallCut,
-        What::Cut,
-        What::HalfClose,
-        What::ScriptFlush,
-    ];
-    const GLOBAL: [What; 6] = [
-        What::FreezeRedis,
-        What::RestartRedis,
-        What::KillPubsub,
-        What::KillNormal,
-        What::FlushAll,
-        What::DebugSleep,
-    ];
+/// can happen. What takes its time with several servers makes the next ones late.
+pub(crate) fn plan(shape: Shape, seed: u64, length: Duration) -> Vec<Planned> {
+    let (local, global) = kinds(shape);
     let mut rng = Rng::with_seed(seed);
     let mut plan = Vec::new();
     let mut at = Duration::from_millis(500);
@@ -62,12 +109,12 @@ pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
             round = halves / 2 + 1;
         }
         let calm = halves.is_multiple_of(2);
-        let all = if calm { 0 } else { GLOBAL.len() };
-        let what = match rng.usize(..LOCAL.len() + all) {
-            i if i < LOCAL.len() => LOCAL[i],
-            i => GLOBAL[i - LOCAL.len()],
+        let all = if calm { 0 } else { global.len() };
+        let what = match rng.usize(..local.len() + all) {
+            i if i < local.len() => local[i],
+            i => global[i - local.len()],
         };
-        let befalls_all = what == What::ScriptFlush || GLOBAL.contains(&what);
+        let befalls_all = what.is_harmless() || global.contains(&what);
         let mut free: Vec<_> = (0..SLOTS)
             .filter(|slot| busy[*slot] <= at && !(calm && *slot == spared))
             .map(Some)
@@ -80,8 +127,9 @@ pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Planned> {
             continue;
         };
         let (lasts, strength) = extent(what, &mut rng);
-        busy[slot.unwrap_or(SLOTS)] = at + lasts + PAUSE;
-        plan.push(Planned { at, what, slot, lasts, strength });
+        busy[slot.unwrap_or(SLOTS)] = at + lasts + settling(shape, what) + PAUSE;
+        let key = if shape == Shape::One { 0 } else { rng.usize(..KEYS.len()) };
+        plan.push(Planned { at, what, slot, lasts, strength, key });
         at += Duration::from_millis(rng.u64(200..700));
     }
     plan
@@ -109,10 +157,21 @@ pub(crate) fn gentle(seed: u64, length: Duration) -> Vec<Planned> {
             i => (GLOBAL[i - LOCAL.len()], None),
         };
         let (lasts, strength) = extent(what, &mut rng);
-        plan.push(Planned { at, what, slot, lasts, strength });
+        plan.push(Planned { at, what, slot, lasts, strength, key: 0 });
         at += lasts + Duration::from_millis(rng.u64(1500..4000));
     }
     plan
+}
+
+/// How long several servers are busy with a fault beyond its time, or thereabouts.
+const fn settling(shape: Shape, what: What) -> Duration {
+    match (shape, what) {
+        (Shape::One, _) => Duration::ZERO,
+        (_, What::KillMaster) => Duration::from_secs(5),
+        (_, What::Failover | What::Handover) => Duration::from_secs(2),
+        (_, What::FreezeRedis) => Duration::from_secs(1),
+        _ => Duration::ZERO,
+    }
 }
 
 /// How long a fault lasts, and how strong it is.
@@ -122,7 +181,8 @@ fn extent(what: What, rng: &mut Rng) -> (Duration, u64) {
         // Longer than the lease of 1 s.
         What::FreezeGateway => rng.u64(1200..2500),
         What::FreezeRedis => rng.u64(200..2000),
-        What::RestartRedis => rng.u64(50..1000),
+        What::RestartRedis | What::KillMaster => rng.u64(50..1000),
+        What::MoveSlot => rng.u64(100..600),
         What::DebugSleep => rng.u64(200..800),
         What::Delay | What::Stall | What::StallCut => rng.u64(200..1500),
         _ => 0,
@@ -137,13 +197,18 @@ fn extent(what: What, rng: &mut Rng) -> (Duration, u64) {
 #[test]
 fn a_seed_decides_the_schedule() {
     let length = Duration::from_secs(300);
-    assert_eq!(plan(7, length), plan(7, length));
-    assert_ne!(plan(7, length), plan(8, length));
-    for seed in 0..20 {
-        let faults = plan(seed, length);
-        assert!((500..900).contains(&faults.len()), "{} faults", faults.len());
-        let kinds: std::collections::BTreeSet<_> = faults.iter().map(|fault| fault.what).collect();
-        assert_eq!(kinds.len(), 14, "seed {seed}: {kinds:?}");
+    for (shape, count, fewest) in
+        [(Shape::One, 14, 500), (Shape::Cluster, 11, 250), (Shape::Sentinel, 10, 250)]
+    {
+        assert_eq!(plan(shape, 7, length), plan(shape, 7, length));
+        assert_ne!(plan(shape, 7, length), plan(shape, 8, length));
+        for seed in 0..20 {
+            let faults = plan(shape, seed, length);
+            assert!((fewest..900).contains(&faults.len()), "{shape:?}: {} faults", faults.len());
+            let kinds: std::collections::BTreeSet<_> =
+                faults.iter().map(|fault| fault.what).collect();
+            assert_eq!(kinds.len(), count, "{shape:?}, seed {seed}: {kinds:?}");
+        }
     }
 }
 

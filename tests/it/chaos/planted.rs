@@ -3,6 +3,7 @@
 
 use super::checker::{Report, check};
 use super::history::{At, End, Fault, Kind, Life, Request, Rules, Run, Stay, What};
+use super::plan::Shape;
 
 const MS: At = 1000;
 const S: At = 1000 * MS;
@@ -11,7 +12,7 @@ const S: At = 1000 * MS;
 /// key has a request more than it has permits, all the time.
 fn clean() -> Run {
     let mut run = Run {
-        rules: Rules { limits: vec![1, 2], wait: 3 * S, lease: S },
+        rules: Rules { limits: vec![1, 2], wait: 3 * S, lease: S, shape: Shape::One },
         gateways: vec![Life::default(); 3],
         ..Run::default()
     };
@@ -54,7 +55,7 @@ fn refused(key: usize, gateway: At, sent: At, at: At, status: u16) -> Request {
 }
 
 fn fault(what: What, gateway: Option<usize>, begin: At, end: At) -> Fault {
-    Fault { what, gateway, heir: None, begin, end }
+    Fault { what, gateway, keys: Vec::new(), heir: None, begin, end }
 }
 
 /// The request of a key that came first after a time.
@@ -435,4 +436,73 @@ fn a_key_that_is_left_is_found() {
 #[test]
 fn a_request_that_is_left_at_the_upstream_is_found() {
     found("rest", |run| run.in_flight_left = 1);
+}
+
+// ===== several servers =====
+
+fn fault_of_keys(what: What, keys: &[usize], begin: At, end: At) -> Fault {
+    Fault { keys: keys.to_vec(), ..fault(what, None, begin, end) }
+}
+
+/// A refusal of key 1 while Redis is away for these keys.
+fn refused_meanwhile(run: &mut Run, what: What, keys: &[usize]) {
+    run.rules.shape = Shape::Cluster;
+    run.faults.push(fault_of_keys(what, keys, 5 * S, 5500 * MS));
+    run.requests.push(refused(1, 1, 5100 * MS, 5110 * MS, 503));
+}
+
+#[test]
+fn a_refusal_while_the_master_of_other_keys_is_away_is_found() {
+    found("status", |run| refused_meanwhile(run, What::KillMaster, &[0]));
+    excused(|run| refused_meanwhile(run, What::KillMaster, &[1]));
+    excused(|run| refused_meanwhile(run, What::KillMaster, &[]));
+}
+
+#[test]
+fn a_refusal_while_a_slot_moves_is_found() {
+    found("status", |run| refused_meanwhile(run, What::MoveSlot, &[1]));
+}
+
+/// One too many for key 1 just after these keys have a new master.
+fn too_many_after(run: &mut Run, what: What, keys: &[usize]) {
+    run.rules.shape = Shape::Cluster;
+    run.faults.push(fault_of_keys(what, keys, 5 * S, 5010 * MS));
+    one_too_many(run, 1, 5050 * MS);
+}
+
+#[test]
+fn one_too_many_is_let_pass_only_where_writes_were_lost() {
+    excused(|run| too_many_after(run, What::KillMaster, &[1]));
+    excused(|run| too_many_after(run, What::Failover, &[1]));
+    excused(|run| too_many_after(run, What::FreezeRedis, &[1]));
+    found("cap", |run| too_many_after(run, What::KillMaster, &[0]));
+    found("cap", |run| too_many_after(run, What::Handover, &[1]));
+    found("cap", |run| too_many_after(run, What::MoveSlot, &[1]));
+}
+
+#[test]
+fn a_gateway_that_slept_through_a_failover_may_ask_the_old_master_once_more() {
+    let sleeps = |run: &mut Run, what, until| {
+        run.rules.shape = Shape::Sentinel;
+        run.faults.push(fault_of_keys(what, &[], 3 * S, 3100 * MS));
+        run.faults.push(fault(What::FreezeGateway, Some(3), 3050 * MS, until));
+        run.gateways.push(Life::default());
+        one_too_many(run, 3, 5050 * MS);
+    };
+    excused(|run| sleeps(run, What::Failover, 5 * S));
+    found("cap", |run| sleeps(run, What::Failover, 4500 * MS));
+    found("cap", |run| sleeps(run, What::KillMaster, 5 * S));
+}
+
+#[test]
+fn a_gateway_that_serves_only_other_keys_after_a_failover_is_found() {
+    found("recovery", |run| {
+        run.rules.shape = Shape::Cluster;
+        run.faults.push(fault_of_keys(What::KillMaster, &[0], 5 * S, 5010 * MS));
+        for request in &mut run.requests {
+            if request.key == 0 && request.sent > 4900 * MS && request.gateway == 1 {
+                request.gateway = 2;
+            }
+        }
+    });
 }

@@ -19,7 +19,7 @@ use super::checker::{self, Report};
 use super::history::{At, End, Kind, Run, us};
 use super::load::{self, FEW, KEYS, LONG, Load, ONE};
 use super::memory::{Series, Verdict, median};
-use super::plan::gentle;
+use super::plan::{Shape, gentle};
 use super::world::World;
 use super::{Course, explain, number, target, write};
 
@@ -142,7 +142,8 @@ async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>
         next.tick().await;
         let gateways = pids.iter().map(|pid| rss(*pid)).collect();
         // No fault befalls Redis while this has it.
-        let redis = world.redis.lock().await;
+        let servers = world.redis.lock().await;
+        let redis = servers.one();
         let sample = block_in_place(|| {
             let info: String = redis.command(&["INFO", "memory"]);
             let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
@@ -154,14 +155,14 @@ async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>
                 keys: redis.keys() as f64,
             }
         });
-        drop(redis);
+        drop(servers);
         samples.lock().unwrap().push(sample);
     }
 }
 
 async fn soak(seed: u64, length: Duration, rate: u32) -> Soak {
     println!("seed {seed}, {length:?}, {rate} requests/s");
-    let course = Course::begin().await;
+    let course = Course::begin(Shape::One).await;
     let (began, start) = (Instant::now(), course.recorder.now());
     let samples = Arc::<Mutex<Vec<Sample>>>::default();
     let watching = tokio::spawn(watch(Arc::clone(&course.world), began, Arc::clone(&samples)));

@@ -1,7 +1,6 @@
 //! What a run is made of: Redis, the gateways, the links between them, and how a fault befalls them.
 
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
@@ -11,10 +10,10 @@ use tokio::time::sleep;
 
 use super::history::{At, Fault, Recorder, What};
 use super::load::{self, Addresses, KEYS, LIMITS};
-use super::plan::{Planned, SLOTS};
+use super::plan::{Planned, SLOTS, Shape};
 use super::proxy::Proxy;
+use super::servers::Servers;
 use crate::support::gateway::Gateway;
-use crate::support::redis::{TestRedis, server_binary};
 
 pub(super) const WAIT: Duration = Duration::from_secs(3);
 pub(super) const LEASE: Duration = Duration::from_secs(1);
@@ -23,12 +22,15 @@ pub(super) struct World {
     recorder: Arc<Recorder>,
     upstream: String,
     pub(super) addresses: Addresses,
-    pub(super) redis: Arc<Mutex<TestRedis>>,
+    pub(super) redis: Arc<Mutex<Servers>>,
     slots: Vec<Slot>,
 }
 
 struct Slot {
-    proxy: Proxy,
+    /// What its gateway knows Redis by.
+    redis: String,
+    /// What stands between the two, where there is one server.
+    proxy: Option<Proxy>,
     gateway: Arc<Mutex<Option<Running>>>,
 }
 
@@ -39,18 +41,24 @@ pub(super) struct Running {
 
 /// What a fault befalls, for as long as it lasts.
 pub(super) enum Victim {
-    Redis(OwnedMutexGuard<TestRedis>),
+    Redis(OwnedMutexGuard<Servers>),
     Gateway(OwnedMutexGuard<Option<Running>>),
 }
 
 impl World {
-    pub(super) async fn start(recorder: Arc<Recorder>) -> Arc<Self> {
+    pub(super) async fn start(recorder: Arc<Recorder>, shape: Shape) -> Arc<Self> {
         let upstream = load::upstream(Arc::clone(&recorder)).await;
-        let redis = block_in_place(start_redis);
-        let port = redis.port();
+        let redis = block_in_place(|| Servers::start(shape));
         let mut slots = Vec::new();
         for _ in 0..SLOTS {
-            slots.push(Slot { proxy: Proxy::start(port).await, gateway: Arc::default() });
+            let (redis, proxy) = match redis.url() {
+                Some(url) => (url, None),
+                None => {
+                    let proxy = Proxy::start(redis.one().port()).await;
+                    (proxy.url(), Some(proxy))
+                }
+            };
+            slots.push(Slot { redis, proxy, gateway: Arc::default() });
         }
         let world = Arc::new(Self {
             recorder,
@@ -67,7 +75,7 @@ impl World {
     }
 
     async fn start_gateway(&self, slot: usize, to: &mut Option<Running>) -> usize {
-        let redis = self.slots[slot].proxy.url();
+        let redis = self.slots[slot].redis.clone();
         let limits = KEYS.iter().zip(LIMITS).map(|(key, limit)| format!("{key}={limit}"));
         let mut args: Vec<String> =
             ["--redis", &redis, "--key", "header:x-key", "--limit", "1"].map(str::to_owned).into();
@@ -107,6 +115,7 @@ impl World {
                 Victim::Gateway(running) => running.as_ref().map(|running| running.number),
                 Victim::Redis(_) => None,
             },
+            keys: Vec::new(),
             heir: None,
             begin: self.recorder.now(),
             end: 0,
@@ -118,42 +127,13 @@ impl World {
             run.faults.len() - 1
         };
         fault.end = match &mut victim {
-            Victim::Redis(redis) => self.befall_redis(&planned, redis).await,
+            Victim::Redis(redis) => redis.befall(&planned, &mut fault, &self.recorder).await,
             Victim::Gateway(running) => self.befall_gateway(&planned, running, &mut fault).await,
         };
         self.recorder.lock().faults[index] = fault;
     }
 
     /// Returns when it was over.
-    async fn befall_redis(&self, planned: &Planned, redis: &mut TestRedis) -> At {
-        match planned.what {
-            What::FreezeRedis => {
-                signal(redis.pid(), "STOP");
-                sleep(planned.lasts).await;
-                signal(redis.pid(), "CONT");
-            }
-            What::RestartRedis => {
-                redis.kill();
-                sleep(planned.lasts).await;
-                block_in_place(|| redis.restart());
-            }
-            What::KillPubsub => {
-                block_in_place(|| redis.command::<u64>(&["CLIENT", "KILL", "TYPE", "pubsub"]));
-            }
-            What::KillNormal => {
-                block_in_place(|| redis.command::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]));
-            }
-            What::ScriptFlush => block_in_place(|| redis.command(&["SCRIPT", "FLUSH"])),
-            What::FlushAll => block_in_place(|| redis.command(&["FLUSHALL"])),
-            What::DebugSleep => {
-                let time = planned.lasts.as_secs_f64().to_string();
-                block_in_place(|| redis.command(&["DEBUG", "SLEEP", &time]))
-            }
-            what => unreachable!("{what:?} befalls one gateway"),
-        }
-        self.recorder.now()
-    }
-
     async fn befall_gateway(
         &self,
         planned: &Planned,
@@ -161,7 +141,7 @@ impl World {
         fault: &mut Fault,
     ) -> At {
         let slot = planned.slot.unwrap();
-        let proxy = &self.slots[slot].proxy;
+        let proxy = || self.slots[slot].proxy.as_ref().expect("where there is one server");
         match planned.what {
             What::KillGateway => {
                 if let Some(Running { number, mut process }) = running.take() {
@@ -176,6 +156,8 @@ impl World {
             What::FreezeGateway => {
                 let process = &running.as_ref().unwrap().process;
                 block_in_place(|| process.signal("STOP"));
+                // Only now: on a busy machine it takes a while to send a signal.
+                fault.begin = self.recorder.now();
                 sleep(planned.lasts).await;
                 // The time before: what comes after waking comes after it.
                 let end = self.recorder.now();
@@ -183,38 +165,22 @@ impl World {
                 return end;
             }
             What::Delay => {
-                proxy.delay(Duration::from_millis(planned.strength));
+                proxy().delay(Duration::from_millis(planned.strength));
                 sleep(planned.lasts).await;
-                proxy.delay(Duration::ZERO);
+                proxy().delay(Duration::ZERO);
             }
             What::Stall | What::StallCut => {
-                proxy.stall(true);
+                proxy().stall(true);
                 sleep(planned.lasts).await;
                 if planned.what == What::StallCut {
-                    proxy.cut();
+                    proxy().cut();
                 }
-                proxy.stall(false);
+                proxy().stall(false);
             }
-            What::Cut => proxy.cut(),
-            What::HalfClose => proxy.half_close(planned.strength == 1),
+            What::Cut => proxy().cut(),
+            What::HalfClose => proxy().half_close(planned.strength == 1),
             what => unreachable!("{what:?} befalls all"),
         }
         self.recorder.now()
     }
-}
-
-pub(super) fn start_redis() -> TestRedis {
-    // Since 7.0 DEBUG has to be asked for; before, the option is not known.
-    let version = Command::new(server_binary()).arg("--version").output().unwrap().stdout;
-    if String::from_utf8_lossy(&version).contains("v=6.") {
-        TestRedis::start()
-    } else {
-        TestRedis::start_with(&["--enable-debug-command", "local"])
-    }
-}
-
-fn signal(pid: u32, name: &str) {
-    let pid = pid.to_string();
-    let status = block_in_place(|| Command::new("kill").args(["-s", name, &pid]).status());
-    assert!(status.unwrap().success());
 }

@@ -18,11 +18,21 @@ pub(crate) struct TestCluster {
 
 impl TestCluster {
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With these arguments for each node.
+    pub(crate) fn start_with(args: &[&str]) -> Self {
+        Self::start_each(|| args.iter().map(|arg| (*arg).to_owned()).collect())
+    }
+
+    /// With arguments for each node that are its own.
+    pub(crate) fn start_each(args: impl Fn() -> Vec<String>) -> Self {
         let mut buses = Vec::new();
         let mut nodes = Vec::new();
         for _ in 0..2 * MASTERS {
             let bus = free_port().to_string();
-            nodes.push(TestRedis::start_with(&[
+            let own = [
                 "--cluster-enabled",
                 "yes",
                 "--cluster-port",
@@ -34,7 +44,10 @@ impl TestCluster {
                 "no",
                 "--repl-diskless-sync-delay",
                 "0",
-            ]));
+            ];
+            let args = args();
+            let args: Vec<&str> = args.iter().map(|arg| &**arg).collect();
+            nodes.push(TestRedis::start_with(&[&own[..], &args].concat()));
             buses.push(bus);
         }
         let cluster = Self { nodes };
@@ -115,6 +128,29 @@ impl TestCluster {
         (0..MASTERS).find(|i| slot < (i + 1) * SLOTS / MASTERS).unwrap()
     }
 
+    /// The node that is the master of this slot, as another one sees it.
+    pub(crate) fn owner(&self, slot: usize, seen_by: usize) -> Option<usize> {
+        let ranges: Vec<Value> = self.nodes[seen_by].command(&["CLUSTER", "SLOTS"]);
+        let port = ranges.iter().find_map(|range| {
+            let Value::Array(range) = range else { return None };
+            let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &**range else {
+                return None;
+            };
+            let Some(Value::Int(port)) = master.get(1) else { return None };
+            (*first..=*last).contains(&i64::try_from(slot).unwrap()).then_some(*port)
+        })?;
+        self.nodes.iter().position(|node| i64::from(node.port()) == port)
+    }
+
+    /// The node that replicates this master.
+    pub(crate) fn replica_of(&self, master: usize) -> usize {
+        let line = format!("master_port:{}\r\n", self.nodes[master].port());
+        let is_its = |node: &TestRedis| {
+            node.is_alive() && node.command::<String>(&["INFO", "replication"]).contains(&line)
+        };
+        self.nodes.iter().position(is_its).expect("a replica")
+    }
+
     /// A slot is on its way to another master: what is not there any more is asked for at the other.
     pub(crate) fn begin_to_move(&self, slot: usize, from: usize, to: usize) {
         self.set_slot(slot, to, &["IMPORTING", &self.id(from)]);
@@ -134,6 +170,15 @@ impl TestCluster {
             let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "1000", "KEYS"];
             let keys: Vec<&str> = keys.iter().map(|key| &**key).collect();
             self.nodes[from].command::<String>(&[&words, &keys[..]].concat());
+        }
+    }
+
+    /// The slot is the other master's from here on: that one is told first.
+    pub(crate) fn end_move(&self, slot: usize, masters: &[usize], to: usize) {
+        let id = self.id(to);
+        self.set_slot(slot, to, &["NODE", &id]);
+        for node in masters.iter().filter(|node| **node != to) {
+            self.set_slot(slot, *node, &["NODE", &id]);
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use deadpool_redis::redis::{self, FromRedisValue};
+use deadpool_redis::redis::{self, FromRedisValue, RedisResult};
 use tempfile::TempDir;
 use tower_semaphore::Semaphore;
 use tower_semaphore::backend::RedisBackend;
@@ -62,13 +62,18 @@ impl TestRedis {
 
     /// One command, on a connection of its own.
     pub(crate) fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        let client = redis::Client::open(self.url()).unwrap();
-        let mut connection = client.get_connection().unwrap();
+        self.try_command(words).unwrap()
+    }
+
+    /// The same, where the server may be killed, or cut its clients off, meanwhile.
+    pub(crate) fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let client = redis::Client::open(self.url())?;
+        let mut connection = client.get_connection()?;
         let mut command = redis::cmd(words[0]);
         for word in &words[1..] {
             command.arg(*word);
         }
-        command.query(&mut connection).unwrap()
+        command.query(&mut connection)
     }
 
     /// Makes a user `app` with the password `secret`, and no rights but these.
@@ -118,6 +123,11 @@ impl TestRedis {
         }
     }
 
+    /// Whether it was not killed.
+    pub(crate) fn is_alive(&self) -> bool {
+        std::path::Path::new(&format!("/proc/{}", self.server.id())).exists()
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.server.id()
     }
@@ -158,8 +168,7 @@ fn is_ready(port: u16, server: &mut Child) -> bool {
             return false;
         }
         if let Ok(mut connection) = client.get_connection() {
-            let pid: redis::RedisResult<String> =
-                redis::cmd("INFO").arg("server").query(&mut connection);
+            let pid: RedisResult<String> = redis::cmd("INFO").arg("server").query(&mut connection);
             // That it is this server, not another that took the port.
             if pid.is_ok_and(|info| info.contains(&format!("process_id:{}", server.id()))) {
                 return true;

@@ -1,5 +1,6 @@
 //! A Redis with Sentinel, of a test's own: a master, two replicas, three sentinels.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
@@ -21,30 +22,55 @@ pub(crate) struct TestSentinel {
 struct Process {
     process: Child,
     port: u16,
+    /// The port that others know.
+    at: u16,
     _dir: TempDir,
 }
 
 impl TestSentinel {
     pub(crate) fn start() -> Self {
-        let quick = ["--repl-diskless-sync-delay", "0"];
-        let master = TestRedis::start_with(&quick);
-        let port = master.port();
+        Self::start_with(&[])
+    }
+
+    /// With these arguments for each server.
+    pub(crate) fn start_with(args: &[&str]) -> Self {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Self::start_each(|| args.clone(), TestRedis::port, Vec::new)
+    }
+
+    /// With arguments for each server that are its own, and lines for each sentinel's configuration;
+    /// `port` is how a server is known to all others.
+    pub(crate) fn start_each(
+        args: impl Fn() -> Vec<String>,
+        port: impl Fn(&TestRedis) -> u16,
+        lines: impl Fn() -> Vec<(&'static str, String)>,
+    ) -> Self {
+        let server = |more: &[&str]| {
+            let args = args();
+            let args = args.iter().map(|arg| &**arg).chain(more.iter().copied());
+            let all: Vec<&str> =
+                ["--repl-diskless-sync-delay", "0"].into_iter().chain(args).collect();
+            TestRedis::start_with(&all)
+        };
+        let master = server(&[]);
+        let port = port(&master);
         let mut servers = vec![master];
         for _ in 0..2 {
-            let of = format!("127.0.0.1 {port}");
-            servers.push(TestRedis::start_with(&[&quick[..], &["--replicaof", &of]].concat()));
+            servers.push(server(&["--replicaof", &format!("127.0.0.1 {port}")]));
         }
         until("the replicas are in step", || {
             let info: String = servers[0].command(&["INFO", "replication"]);
             info.matches("state=online").count() == 2
         });
-        let sentinels = (0..3).map(|_| sentinel(port)).collect();
+        let sentinels = (0..3).map(|_| sentinel(port, &lines())).collect();
         let all = Self { servers, sentinels };
         // They look around every ten seconds, unless told otherwise.
         for sentinel in &all.sentinels {
             until("it answers", || sentinel.command::<String>(&["PING"]).is_ok());
         }
-        all.periods(["200", "200", "200"]);
+        // Four of the second one must be longer than a failover: a sentinel that has not heard of it
+        // after that time makes the new master a replica again.
+        all.periods(["200", "600", "200"]);
         all.settle();
         all
     }
@@ -77,7 +103,7 @@ impl TestSentinel {
 
     /// As one writes it into a configuration; the first sentinel named is not there.
     pub(crate) fn url(&self) -> String {
-        let ports = [free_port(), self.sentinels[0].port, self.sentinels[1].port];
+        let ports = [free_port(), self.sentinels[0].at, self.sentinels[1].at];
         let hosts = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
         format!("redis-sentinel://{hosts}/mymaster")
     }
@@ -106,18 +132,36 @@ impl TestSentinel {
         port
     }
 
+    /// The same, as each sentinel says.
+    pub(crate) fn named(&self) -> Vec<u16> {
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
+        let ask = |sentinel: &Process| sentinel.command::<(String, u16)>(&question).unwrap().1;
+        self.sentinels.iter().map(ask).collect()
+    }
+
+    /// Whether no sentinel knows of anything to be done.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.sentinels.iter().all(|sentinel| {
+            let question = ["SENTINEL", "MASTER", "mymaster"];
+            let master: HashMap<String, String> = sentinel.command(&question).unwrap();
+            master["flags"] == "master" && master["num-slaves"] == "2"
+        })
+    }
+
     /// The server that is the master, as a sentinel says.
     pub(crate) fn now(&self) -> &TestRedis {
         let port = self.master();
         self.servers.iter().find(|server| server.port() == port).unwrap()
     }
 
+    /// As soon as a sentinel finds a replica fit for it.
     pub(crate) fn failover(&self) {
-        self.sentinels[2].command::<()>(&["SENTINEL", "FAILOVER", "mymaster"]).unwrap();
+        let failover = ["SENTINEL", "FAILOVER", "mymaster"];
+        until("a failover begins", || self.sentinels[2].command::<()>(&failover).is_ok());
     }
 }
 
-fn sentinel(master: u16) -> Process {
+fn sentinel(master: u16, lines: &[(&'static str, String)]) -> Process {
     let dir = TempDir::new().unwrap();
     let port = free_port();
     let conf = format!(
@@ -127,7 +171,10 @@ fn sentinel(master: u16) -> Process {
          sentinel failover-timeout mymaster 3000\nsentinel parallel-syncs mymaster 1\n",
         dir.path().display()
     );
-    std::fs::write(dir.path().join("conf"), conf).unwrap();
+    let more: String = lines.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
+    std::fs::write(dir.path().join("conf"), more + &conf).unwrap();
+    let secret = lines.iter().find(|(name, _)| *name == "tls-port");
+    let at = secret.map_or(port, |(_, port)| port.parse().unwrap());
     let process = Command::new(server_binary())
         .args([dir.path().join("conf").as_os_str(), "--sentinel".as_ref()])
         .current_dir(dir.path())
@@ -136,7 +183,7 @@ fn sentinel(master: u16) -> Process {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    Process { process, port, _dir: dir }
+    Process { process, port, at, _dir: dir }
 }
 
 impl Process {
