@@ -32,6 +32,8 @@ mod fleet_operate;
 mod fleet_outage;
 #[cfg(feature = "redis")]
 mod fleet_sentinel;
+#[cfg(feature = "tls")]
+mod fleet_tls;
 #[cfg(feature = "redis")]
 mod grpc;
 #[cfg(all(feature = "axum", feature = "redis"))]

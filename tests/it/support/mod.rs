@@ -29,6 +29,8 @@ pub(crate) mod semaphore;
 pub(crate) mod sentinel;
 #[cfg(feature = "redis")]
 pub(crate) mod tenants;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 pub(crate) mod told;
 
 use std::future::Future;
