@@ -103,7 +103,7 @@ pub(super) async fn overrides(State(window): State<Window>) -> Answer {
 }
 
 pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<String>) -> Answer {
-    let seen = window.semaphore.inspect(name_of(&name)?).await?;
+    let seen = window.semaphore.inspect_fleet(name_of(&name)?).await?;
     let holders: Vec<_> = seen
         .holders
         .iter()
@@ -111,6 +111,7 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
             json!({
                 "id": one.id.to_string(),
                 "node": one.node,
+                "process": one.process,
                 "is_own": one.is_own,
                 "held_ms": one.held.map(ms),
                 "lease_left_ms": ms(one.lease_left),
@@ -124,6 +125,7 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
             json!({
                 "id": one.id.to_string(),
                 "node": one.node,
+                "process": one.process,
                 "is_own": one.is_own,
                 "waited_ms": ms(one.waited),
                 "lease_left_ms": ms(one.lease_left),

@@ -171,7 +171,7 @@ pub(super) async fn one(
 ) -> Result<Html<String>, Problem> {
     let base = base_of(&nested);
     let name = name_of(&text)?;
-    let seen = window.semaphore.inspect(name.clone()).await?;
+    let seen = window.semaphore.inspect_fleet(name.clone()).await?;
     let sample = Sample { in_use: seen.in_use, waiting: seen.waiting };
     let samples = window.history.keep(name.as_str(), sample);
     let url = format!("{base}/semaphores/{}", Segment(name.as_str()));
@@ -211,7 +211,7 @@ pub(super) async fn one(
             main,
             "<tr><td>{}<td>{}{}<td class=\"n\">{}<td class=\"n\">{}<td>{}",
             Text(one.id),
-            Text(&one.node),
+            Text(one.process.as_ref().unwrap_or(&one.node)),
             if one.is_own { " (this one)" } else { "" },
             one.held.map_or_else(|| "–".to_owned(), ago),
             ago(one.lease_left),
@@ -227,7 +227,7 @@ pub(super) async fn one(
             main,
             "<tr><td>{}<td>{}{}<td class=\"n\">{}<td>{}",
             Text(one.id),
-            Text(&one.node),
+            Text(one.process.as_ref().unwrap_or(&one.node)),
             if one.is_own { " (this one)" } else { "" },
             ago(one.waited),
             button("revoke", "DELETE", &format!("{url}/permits/{}", Segment(&one.id.to_string()))),

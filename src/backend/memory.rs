@@ -136,6 +136,12 @@ impl Backend for MemoryBackend {
             }
             Op::Override { name, change } => return self.set(name, *change, now),
             Op::List { from, most } => return self.names(*from, *most),
+            Op::Tell { to, word } => {
+                let mailbox = self.state().nodes.get(to).and_then(Weak::upgrade);
+                // May say something itself: not under the lock.
+                mailbox.into_iter().for_each(|mailbox| mailbox.told(&call.key, word.clone()));
+                return Answer::Done;
+            }
             _ => {}
         }
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();

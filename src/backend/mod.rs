@@ -11,6 +11,7 @@ mod memory;
 mod overrides;
 #[cfg(feature = "redis")]
 mod redis;
+mod word;
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -22,6 +23,7 @@ pub use self::overrides::{Change, Mode, Override, Overrides, Revocation};
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
+pub use self::word::Word;
 
 use tokio::time::Instant;
 
@@ -223,6 +225,13 @@ pub enum Op {
         /// About how many.
         most: u32,
     },
+    /// Say something to another process. Whether anybody hears it is not told.
+    Tell {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        word: Word,
+    },
 }
 
 /// Where overrides are kept, in place of a name: no name is encoded so.
@@ -245,7 +254,7 @@ pub enum Answer {
     Listing(Listing),
     /// The answer to [`Op::Overrides`]; `None`: what is known is what is set.
     Overrides(Option<Overrides>),
-    /// The answer to [`Op::Override`]: it was done.
+    /// The answer to [`Op::Override`] and [`Op::Tell`]: it was done.
     Done,
     /// The answer to [`Op::Revoke`]: for how long the place's lease goes on, or would have, ms; `None`: it
     /// was not there.
@@ -287,4 +296,7 @@ pub trait Mailbox: Send + Sync {
     ///
     /// As a hint, it may come late, twice or never.
     fn overridden(&self, name: &str);
+
+    /// Another process says something about the semaphore `name`. Never blocks.
+    fn told(&self, name: &str, word: Word);
 }

@@ -1,5 +1,6 @@
 //! Which semaphores there are, and who has them.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::Semaphore;
-use super::node::{Node, another_answer};
+use super::node::{Node, Told, another_answer, process};
 use crate::backend::{Answer, EVERY, Listing, Op, Override};
 use crate::error::{BackendError, ConfigError};
-use crate::ledger::PlaceId;
+use crate::ledger::{NodeId, PlaceId};
 use crate::name::Name;
 
 /// How many holders and waiters an inspection lists.
@@ -34,7 +35,29 @@ impl Semaphore {
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), &self.handle.node);
         let listing = node.list(name.as_str(), INSPECTED_MAX).await?;
-        Ok(Inspection::new(name.as_str(), listing, node))
+        Ok(Inspection::new(name.as_str(), listing, node, &HashMap::new()))
+    }
+
+    /// As [`inspect`](Self::inspect), and asks the other processes what they are called and for how
+    /// long they have had their permits, since nobody else knows. Waits for their answers for 200 ms at
+    /// the most: of a process that is gone or stands still, or that Redis forbids to subscribe, this
+    /// tells no more than `inspect`. At most 64 processes are asked.
+    ///
+    /// # Errors
+    ///
+    /// If the backend gave no answer within a second.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
+        let (name, node) = (name.into(), &self.handle.node);
+        let listing = node.list(name.as_str(), INSPECTED_MAX).await?;
+        let others = listing.places.iter().map(|(place, ..)| place);
+        let others = others.filter(|place| place.node != node.id() && !place.deaf);
+        let others = others.map(|place| place.node).collect();
+        let told = node.ask_others(name.as_str(), others).await;
+        Ok(Inspection::new(name.as_str(), listing, node, &told))
     }
 
     /// Names the semaphores of which someone holds or waits for a permit: about `most` of them, from
@@ -209,11 +232,15 @@ pub struct Inspection {
 pub struct Holder {
     /// Its place, as [`Semaphore::revoke`] takes it.
     pub id: PlaceId,
-    /// Its process.
+    /// Its process, by a random id.
     pub node: String,
+    /// What its process is called: host and process id. Known for this one, and for those that
+    /// [`Semaphore::inspect_fleet`] asked.
+    pub process: Option<String>,
     /// Whether it is one of this process.
     pub is_own: bool,
-    /// For how long it has had its permit; known for this process's own alone.
+    /// For how long it has had its permit; known for this process's own, and for those of processes that
+    /// [`Semaphore::inspect_fleet`] asked.
     pub held: Option<Duration>,
     /// When its lease ends, unless it is renewed.
     pub lease_left: Duration,
@@ -225,8 +252,11 @@ pub struct Holder {
 pub struct Waiter {
     /// Its place, as [`Semaphore::revoke`] takes it.
     pub id: PlaceId,
-    /// Its process.
+    /// Its process, by a random id.
     pub node: String,
+    /// What its process is called: host and process id. Known for this one, and for those that
+    /// [`Semaphore::inspect_fleet`] asked.
+    pub process: Option<String>,
     /// Whether it is one of this process.
     pub is_own: bool,
     /// When its lease ends, unless it is renewed.
@@ -236,22 +266,26 @@ pub struct Waiter {
 }
 
 impl Inspection {
-    fn new(name: &str, listing: Listing, own: &Node) -> Self {
+    fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, Told>) -> Self {
         let (now, local) = (listing.now, Instant::now());
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
             let is_own = place.node == own.id();
             let (id, node) = (place, place.node.to_string());
+            let told = told.get(&place.node);
+            let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
+            let process = named.map(ToOwned::to_owned);
             match ticket {
                 None => {
                     let held = own.look_at(name, |places| places.held_for(place, local)).flatten();
-                    let held = held.filter(|_| is_own);
-                    holders.push(Holder { id, node, is_own, held, lease_left });
+                    let told = told.and_then(|told| told.held.get(&place.n).copied());
+                    let held = held.filter(|_| is_own).or(told);
+                    holders.push(Holder { id, node, process, is_own, held, lease_left });
                 }
                 Some(ticket) => {
                     let waited = Duration::from_micros(now.saturating_sub(ticket));
-                    queue.push((ticket, Waiter { id, node, is_own, lease_left, waited }));
+                    queue.push((ticket, Waiter { id, node, process, is_own, lease_left, waited }));
                 }
             }
         }

@@ -14,6 +14,9 @@ use super::lock;
 use super::node::{Gate, Node};
 use crate::backend::{Answer, Call, Shard};
 
+/// Questions and words that wait to be sent, from which on no more words are taken.
+const TOLD_MAX: usize = 1000;
+
 /// One server, as a node sees it.
 pub(super) struct Wire {
     shard: Shard,
@@ -103,6 +106,16 @@ impl Wire {
         lock(&self.mail).asks.push_back((call, to));
         self.wake();
         answer
+    }
+
+    /// Sends what needs no answer, unless too much is waiting to be sent.
+    pub(super) fn tell(&self, call: Call) {
+        let mut mail = lock(&self.mail);
+        if mail.asks.len() < TOLD_MAX {
+            mail.asks.push_back((call, oneshot::channel().0));
+            drop(mail);
+            self.wake();
+        }
     }
 
     pub(super) fn take_mail(&self) -> Mail {

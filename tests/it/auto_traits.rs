@@ -4,6 +4,7 @@
 
 use std::error::Error;
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
@@ -20,8 +21,8 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
-    Full as FullError, FullReason, Holder, Inspection, LeaseLost, Limit, Listed, Mode, Name,
-    Override, Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
+    Cursor, Full as FullError, FullReason, Holder, Inspection, LeaseLost, Limit, Listed, Mode,
+    Name, Override, Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
 };
 
 fn is_send<T: Send>() {}
@@ -78,6 +79,7 @@ fn values_can_be_copied_or_cloned() {
     is_clone::<Holder>();
     is_clone::<Waiter>();
     is_free::<Page>();
+    is_copy::<Cursor>();
     is_clone::<Listed>();
     // Stands in extensions, which asks for all of this.
     is_free::<Refusal>();
@@ -205,6 +207,10 @@ fn the_futures_of_all_methods_can_be_sent() {
         future(|| semaphore.acquire("x", &policy));
         future(|| semaphore.try_acquire("x", &policy));
         future(|| semaphore.inspect("x"));
+        future(|| semaphore.inspect_fleet("x"));
+        future(|| semaphore.list(Cursor::default(), 10));
+        future(|| semaphore.revoke("x", "00000000001:1".parse().unwrap()));
+        future(|| semaphore.drain("x", Duration::ZERO));
         future(|| semaphore.shutdown());
     };
     let _ = |permit: Permit| {

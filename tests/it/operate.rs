@@ -67,6 +67,7 @@ both! {
     a_list_names_every_semaphore_that_someone_has
     what_is_set_is_listed_by_name
     an_inspection_tells_limit_and_age
+    an_inspection_of_the_fleet_asks_the_others
 }
 
 fn policy(limit: u32) -> Policy {
@@ -432,6 +433,41 @@ async fn what_is_set_is_listed_by_name(node: &dyn Fn() -> Semaphore) {
     assert_eq!(operator.overrides().await.unwrap().len(), 1);
 }
 
+async fn an_inspection_of_the_fleet_asks_the_others(node: &dyn Fn() -> Semaphore) {
+    let (operator, a, b) = (node(), node(), node());
+    let one = policy(1);
+    let began = Instant::now();
+    let held = a.acquire("x", &one).await.unwrap();
+    let wait = tokio::spawn(b.acquire("x", &one));
+    waiting(&operator, "x", 1).await;
+    let seen = operator.inspect("x").await.unwrap();
+    assert_eq!((seen.holders[0].held, seen.holders[0].process.as_deref()), (None, None));
+    // On a busy machine an answer may come too late.
+    eventually("they answer", async || {
+        let seen = operator.inspect_fleet("x").await.unwrap();
+        seen.holders[0].held.is_some() && seen.waiters[0].process.is_some()
+    })
+    .await;
+    let (early, since) = (operator.inspect_fleet("x").await.unwrap(), Instant::now());
+    let age = early.holders[0].held.unwrap_or_default();
+    assert!(age <= since - began, "{age:?}");
+    eventually("it grows older", async || {
+        let seen = operator.inspect_fleet("x").await.unwrap();
+        seen.holders[0].held.is_some_and(|held| held > age && held <= began.elapsed())
+    })
+    .await;
+    let seen = early;
+    // All of them are in this process.
+    let id = format!(":{}", std::process::id());
+    for process in [&seen.holders[0].process, &seen.waiters[0].process] {
+        assert!(process.as_ref().is_none_or(|process| process.ends_with(&id)), "{process:?}");
+    }
+    let own = a.inspect_fleet("x").await.unwrap();
+    assert!(own.holders[0].is_own && own.holders[0].held.is_some());
+    drop(held);
+    drop(wait.await.unwrap().unwrap());
+}
+
 async fn an_inspection_tells_limit_and_age(node: &dyn Fn() -> Semaphore) {
     let (operator, other) = (node(), node());
     let began = Instant::now();
@@ -685,4 +721,23 @@ async fn keys_of_others_are_passed_over() {
         from = page.next;
     }
     assert_eq!(found, [Name::from("x")]);
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_process_that_does_not_answer_is_not_waited_for() {
+    let server = TestRedis::start();
+    let (operator, other) = (server.semaphore(), server.semaphore());
+    let _held = other.acquire("x", &policy(2)).await.unwrap();
+    let places: Vec<String> = server.command(&["ZRANGE", "semaphore:{x}", "0", "-1", "WITHSCORES"]);
+    let _: u64 = server.command(&["ZADD", "semaphore:{x}", &places[1], "00000000009:1"]);
+    let asked = Instant::now();
+    let seen = operator.inspect_fleet("x").await.unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    assert_eq!(seen.holders.len(), 2);
+    eventually("what the other one tells is there all the same", async || {
+        let seen = operator.inspect_fleet("x").await.unwrap();
+        seen.holders.iter().filter(|one| one.held.is_some()).count() == 1
+    })
+    .await;
 }

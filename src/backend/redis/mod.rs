@@ -412,6 +412,10 @@ fn deliver(
                 scripts::overridden(message).into_iter().for_each(|name| mailbox.overridden(name));
                 return Ok(());
             }
+            if let Some(word) = scripts::word(message) {
+                mailbox.told(name, word);
+                return Ok(());
+            }
             hints.for_each(|(n, lease_end)| mailbox.hint(name, n, lease_end));
         }
         Ok(())

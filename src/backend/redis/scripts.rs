@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use deadpool_redis::redis::{Cmd, Pipeline, Script, Value};
 use smallvec::smallvec;
 
-use crate::backend::{Answer, Call, Change, Listing, Op, Override, Overrides, Revocation};
+use crate::backend::{Answer, Call, Change, Listing, Op, Override, Overrides, Revocation, Word};
 use crate::error::BackendError;
 use crate::ledger::{Grant, PlaceId, Reply, Standing, TICKET_MIN};
 
@@ -65,7 +65,7 @@ fn script(op: &Op) -> Option<&'static Lua> {
         Op::Overrides { .. } => &OVERRIDES,
         Op::Override { .. } => &OVERRIDE,
         Op::Revoke { .. } => &REVOKE,
-        Op::List { .. } => return None,
+        Op::List { .. } | Op::Tell { .. } => return None,
     };
     Some(script)
 }
@@ -83,22 +83,31 @@ pub(super) fn load() -> Pipeline {
 /// The call by the script's hash; Redis answers NOSCRIPT if it does not know that.
 pub(super) fn evalsha(call: &Call, counted: bool) -> Cmd {
     script(&call.op)
-        .map_or_else(|| scan(call), |script| arguments("EVALSHA", &script.hash, call, counted))
+        .map_or_else(|| command(call), |script| arguments("EVALSHA", &script.hash, call, counted))
 }
 
 /// The call with the script's text, which Redis knows from then on.
 pub(super) fn eval(call: &Call, counted: bool) -> Cmd {
     script(&call.op)
-        .map_or_else(|| scan(call), |script| arguments("EVAL", &script.text, call, counted))
+        .map_or_else(|| command(call), |script| arguments("EVAL", &script.text, call, counted))
 }
 
-/// Keys of semaphores. No character of a prefix means anything but itself in a pattern.
-fn scan(call: &Call) -> Cmd {
+/// What is no script.
+fn command(call: &Call) -> Cmd {
     let mut command = Cmd::new();
-    if let Op::List { from, most } = &call.op {
-        command.arg("SCAN").arg(*from).arg("MATCH").arg(&*call.key).arg("COUNT").arg(*most);
-        // The overrides' key looks like one of theirs.
-        command.arg("TYPE").arg("zset");
+    match &call.op {
+        // Keys of semaphores. No character of a prefix means anything but itself in a pattern.
+        Op::List { from, most } => {
+            command.arg("SCAN").arg(*from).arg("MATCH").arg(&*call.key).arg("COUNT").arg(*most);
+            // The overrides' key looks like one of theirs.
+            command.arg("TYPE").arg("zset");
+        }
+        Op::Tell { to, word } => {
+            let prefix = call.key.split_once(":{").map_or("", |(prefix, _)| prefix);
+            let message = format!("{} {word}", call.key);
+            command.arg("PUBLISH").arg(format!("{prefix}:@{to}")).arg(message);
+        }
+        _ => {}
     }
     command
 }
@@ -204,7 +213,7 @@ pub(super) fn decode(call: &Call, value: &Value) -> Result<Answer, BackendError>
         (Op::Overrides { .. }, Value::Array(items)) => {
             overrides(items).map(|read| Answer::Overrides(Some(read)))
         }
-        (Op::Override { .. }, Value::Int(_)) => Some(Answer::Done),
+        (Op::Override { .. } | Op::Tell { .. }, Value::Int(_)) => Some(Answer::Done),
         (Op::Revoke { .. }, Value::Int(left)) => Some(Answer::Revoked(u64::try_from(*left).ok())),
         (Op::List { .. }, Value::Array(items)) => names(&call.key, items),
         _ => None,
@@ -343,6 +352,12 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = (u64, 
     Some((key, pairs))
 }
 
+/// What another process says: `<key> <word>`.
+pub(super) fn word(message: &[u8]) -> Option<Word> {
+    let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
+    text.starts_with(['?', '=']).then(|| text.parse().ok())?
+}
+
 /// A message of `lua/override.lua`: `<key> <name>`.
 pub(super) fn overridden(message: &[u8]) -> Option<&str> {
     Some(std::str::from_utf8(message).ok()?.split_once(' ')?.1)
@@ -378,7 +393,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::{decode_wire, hints};
+    use super::{decode_wire, hints, word};
 
     /// Something that a script answers, or nearly.
     fn item() -> impl Strategy<Value = String> {
@@ -418,12 +433,13 @@ mod tests {
         #[test]
         fn no_hint_makes_the_decoder_panic(
             any in vec(any::<u8>(), 0..60),
-            near in "[a-z:{}]{0,5}( [0-9a-z]{0,13}){0,7}",
+            near in "[a-z:{}]{0,5}( [?=])?( [0-9a-z]{0,13}){0,7}",
         ) {
             for message in [&any, near.as_bytes()] {
                 if let Some((_, hints)) = hints(message) {
                     hints.for_each(drop);
                 }
+                let _ = word(message);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! One process's part of all semaphores: the record of each, and the queues of desk and watchdog.
 
+mod ages;
 mod calls;
 mod overrides;
 
@@ -16,6 +17,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use self::ages::Questions;
+pub(super) use self::ages::{Told, process};
 pub(super) use self::calls::another_answer;
 use self::overrides::Known;
 pub(super) use self::overrides::LOOK;
@@ -27,7 +30,7 @@ use super::places::Places;
 use super::policy::Policy;
 use super::schedule::Schedule;
 use super::wire::{Wire, Wires};
-use crate::backend::{Answer, Backend, Call, Mailbox, OVERRIDES, Server, Shard};
+use crate::backend::{Answer, Backend, Call, Mailbox, OVERRIDES, Server, Shard, Word};
 use crate::error::BackendError;
 use crate::ledger::NodeId;
 
@@ -52,6 +55,7 @@ pub(crate) struct Node {
     live: AtomicUsize,
     wires: Wires,
     overrides: Known,
+    questions: Questions,
     counts: Arc<Counts>,
     meters: Meters,
     closed: AtomicBool,
@@ -151,6 +155,7 @@ impl Node {
             live: AtomicUsize::new(0),
             wires: Wires::default(),
             overrides: Known::new(backend.key(OVERRIDES)),
+            questions: Questions::default(),
             counts: Arc::default(),
             meters: Meters::default(),
             closed: AtomicBool::new(false),
@@ -541,6 +546,11 @@ impl Mailbox for Node {
         }
         node.overrides.want();
         node.wake_for_overrides();
+    }
+
+    fn told(&self, name: &str, word: Word) {
+        let Some(node) = self.me.upgrade() else { return };
+        node.told(name, word);
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Places, State, find, number, release_of, slot_index};
+use super::{Places, Slot, State, find, number, release_of, slot_index};
 use crate::backend::{Mode, Override};
 use crate::error::FullReason;
 use crate::ledger::PlaceId;
@@ -111,6 +111,13 @@ impl Places {
     pub(in crate::semaphore) fn held_for(&self, id: PlaceId, now: Instant) -> Option<Duration> {
         let slot = self.slots.get(slot_index(id.n)).filter(|slot| slot.n == id.n)?;
         slot.is_in_flight().then(|| now.saturating_duration_since(slot.held_at))
+    }
+
+    /// Places that have a permit, and for how long, ms.
+    pub(in crate::semaphore) fn held_since(&self, now: Instant, most: usize) -> Vec<(u64, u64)> {
+        let held = self.slots.iter().filter(|(_, slot)| slot.is_in_flight()).take(most);
+        let ms = |slot: &Slot| now.saturating_duration_since(slot.held_at).as_millis();
+        held.map(|(_, slot)| (slot.n, u64::try_from(ms(slot)).unwrap_or(u64::MAX))).collect()
     }
 
     fn anyone_waits(&self) -> bool {
