@@ -4,7 +4,7 @@
 //! desk, so that one that is away harms only the semaphores that it counts.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, oneshot};
@@ -23,6 +23,8 @@ pub(super) struct Wire {
     pub(super) link: Link,
     /// Its desk was started, in the runtime that there is.
     pub(super) started: AtomicBool,
+    /// Its desk is gone for good. Changed while the mail is locked.
+    ended: AtomicBool,
     mail: Mutex<Mail>,
     came: Notify,
 }
@@ -88,8 +90,8 @@ impl Wires {
 
 impl Wire {
     fn new(shard: Shard, link: Link) -> Self {
-        let started = AtomicBool::new(false);
-        Self { shard, link, started, mail: Mutex::default(), came: Notify::new() }
+        let (started, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { shard, link, started, ended, mail: Mutex::default(), came: Notify::new() }
     }
 
     pub(super) const fn shard(&self) -> &Shard {
@@ -103,9 +105,24 @@ impl Wire {
 
     pub(super) fn ask(&self, call: Call) -> oneshot::Receiver<Answer> {
         let (to, answer) = oneshot::channel();
-        lock(&self.mail).asks.push_back((call, to));
+        let mut mail = lock(&self.mail);
+        // Whoever found it just before it ended has to look for another.
+        if self.ended.load(Ordering::Acquire) {
+            let _ = to.send(Answer::Moved);
+            return answer;
+        }
+        mail.asks.push_back((call, to));
+        drop(mail);
         self.wake();
         answer
+    }
+
+    /// Nobody sends anything there any more.
+    pub(super) fn end(&self) {
+        let mail = lock(&self.mail);
+        self.ended.store(true, Ordering::Release);
+        drop(mail);
+        self.answer_asks(&Answer::Moved);
     }
 
     /// Sends what needs no answer, unless too much is waiting to be sent.
@@ -135,5 +152,30 @@ impl Wire {
 
     pub(super) fn wake(&self) {
         self.came.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::Wires;
+    use crate::backend::{Answer, Call, Op, Shard};
+    use crate::ledger::NodeId;
+    use crate::semaphore::link::Link;
+
+    #[test]
+    fn a_question_to_a_server_that_is_none_any_more_is_sent_on() {
+        let wires = Wires::default();
+        let wire = wires.attach(&Shard::default(), 0, || Link::new(false, Arc::default()));
+        let op = Op::Inspect { most: 1 };
+        let call = Call { key: "x".into(), node: NodeId::new(1), limit: 0, op };
+        let mut before = wire.ask(call.clone());
+        assert!(before.try_recv().is_err());
+        assert!(wires.end(&wire));
+        wire.end();
+        for mut answer in [before, wire.ask(call)] {
+            assert!(matches!(answer.try_recv(), Ok(Answer::Moved)));
+        }
     }
 }

@@ -276,7 +276,11 @@ impl Node {
     /// This server is none of the backend's any more: forgets it, if no gate is left on it.
     pub(super) fn end(&self, wire: &Arc<Wire>) -> bool {
         let ended = self.wires.end(wire);
-        wire.answer_asks(&Answer::Moved);
+        if ended {
+            wire.end();
+        } else {
+            wire.answer_asks(&Answer::Moved);
+        }
         ended
     }
 

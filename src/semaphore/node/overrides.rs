@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Gate, Node};
 use crate::backend::{Answer, Call, OVERRIDES, Op, Override, Overrides};
@@ -18,6 +18,8 @@ use crate::semaphore::wire::{Sender, Wire};
 
 /// How often to look, for messages that are lost or may not be had.
 pub(in crate::semaphore) const LOOK: Duration = Duration::from_secs(1);
+/// How long a connection to another server than the one that keeps it waits for it.
+const PATIENCE: Duration = Duration::from_millis(250);
 /// Who is sent on a second time within this asks with the next look.
 const SENT_ON: Duration = Duration::from_millis(100);
 
@@ -83,7 +85,7 @@ impl Node {
     /// With what the others' begin, once: unless the server that keeps it is away, it is known then too.
     pub(in crate::semaphore) async fn read_overrides(self: &Arc<Self>) {
         if !self.overrides.was_read() && !self.is_closed() {
-            let _ = self.catch_up().await;
+            let _ = timeout(PATIENCE, self.catch_up()).await;
         }
     }
 
