@@ -104,6 +104,10 @@ async fn sentinels_and_their_master_are_reached_over_tls_with_passwords_and_foll
     let before = redis.master();
     redis.failover();
     until("another master is named", || redis.master() != before);
+    // For a moment one can ask the new master while the other asks the old one.
+    until("both have left the old one", || {
+        !redis.servers[0].command::<String>(&["CLIENT", "LIST"]).contains("user=app")
+    });
     gateways.serve().await;
     gateways.nobody_else(&redis.servers).await;
 }
