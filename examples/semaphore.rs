@@ -23,7 +23,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Both are out. This one does not wait:
     match semaphore.try_acquire("scraper", &policy).await {
-        Err(AcquireError::Full(full)) => println!("full: {} of {}", full.in_use, full.limit),
+        Err(AcquireError::Rejected(rejected)) => {
+            println!("full: {} of {}", rejected.in_use, rejected.limit)
+        }
         other => return Err(format!("expected a full semaphore, got {other:?}").into()),
     }
 

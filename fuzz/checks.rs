@@ -9,8 +9,8 @@ use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_semaphore::ledger::{NodeId, PlaceId};
 use tower_semaphore::limit::{MissingKey, Refusal};
+use tower_semaphore::protocol::{NodeId, PlaceId};
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
 /// Two names: parts are separated by `|`, the two by `\n`.
@@ -73,7 +73,7 @@ pub(crate) fn place_ids(data: &[u8]) {
         };
         let node = NodeId::new(number(0));
         assert_eq!(NodeId::parse(node.to_string().as_bytes()), Some(node));
-        let id = PlaceId { node, deaf: bytes[16] & 1 == 1, n: number(8) % PlaceId::N_MAX };
+        let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n: number(8) % PlaceId::N_MAX };
         let text = id.to_string();
         assert!(text.len() <= 24, "{text}");
         assert_eq!(PlaceId::parse(text.as_bytes()), Some(id), "{text}");

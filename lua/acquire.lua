@@ -15,11 +15,13 @@
 -- ARGV[7..] id          those that leave, in any order; then one or many that come, in the order of their arrival
 --
 -- Returns   lease_end, if all that come were granted at once; else
---           {lease_end, earliest, in_use, waiting, standing of each that comes ..., id, lease_end of own grants ...}
---           standing: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
+--           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
+--           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
+--           permit was free and a place waited: call again, at once
+--           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 for the first, 1 more if any leave, whatever the number
---           of ids; O(ids * log n)
+--           of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: an id that is there keeps its place and gets its lease anew; one that left is passed over
 
 local key = KEYS[1]
@@ -79,32 +81,32 @@ local scores = redis.call('ZMSCORE', key, unpack(members))
 local score = string.format('%.0f', lease_end)
 -- Whether a lease that was there before is gone or longer: it may have been the earliest.
 local moved = gone
-local standings, writes, ticket = {}, {}, 0
+local statuses, writes, ticket = {}, {}, 0
 for i, id in ipairs(ids) do
-  local standing
+  local status
   if scores[i] then
-    standing = tonumber(scores[#ids + i] or 1)
+    status = tonumber(scores[#ids + i] or 1)
     moved = true
   elseif waiting == 0 and in_use < limit then
-    standing = 1
+    status = 1
     in_use = in_use + 1
   elseif max_queue < 0 then
-    standing = -1
+    status = -1
   elseif waiting >= max_queue then
-    standing = -2
+    status = -2
   else
     if ticket == 0 then
       local latest = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
       ticket = tonumber(latest or 0)
     end
     ticket = math.max(now, ticket + 1)
-    standing = ticket
+    status = ticket
     waiting = waiting + 1
     writes[#writes + 1] = ticket
     writes[#writes + 1] = queued .. id
   end
-  standings[i] = standing
-  if standing > 0 then
+  statuses[i] = status
+  if status > 0 then
     writes[#writes + 1] = score
     writes[#writes + 1] = id
   end

@@ -3,15 +3,19 @@
 -- KEYS[1]   <prefix>:{!overrides}  hash  `@`   -> the version, in us by TIME
 --                                        name  -> "<limit> <mode>", limit: permits, or `-` for the policy's own;
 --                                                 mode: open, paused or draining
---                                        `@`id -> "<end> <name>": this place was revoked, and must not be counted
---                                                 again; end: in ms by TIME, when that is not needed any more
---                                        There is no key where nothing is set. No name begins with `@`.
+--                                        `@`id name -> "<end>": this place of that semaphore was revoked, and must
+--                                                 not be counted again; end: in ms by TIME, when that is not needed
+--                                                 any more
+--                                        There is no key where nothing is set. No name begins with `@` or has a space
+--                                        in it. A field that cannot be read stays, and counts as one that is set; a
+--                                        version that cannot be read is replaced.
 -- ARGV[1]   name        encoded
 -- ARGV[2]   limit       integer >= 0, permits; `-`: the policy's own; `=`: as it is
 -- ARGV[3]   mode        open, paused or draining; `=`: as it is
--- ARGV[4]   id          the place that is revoked; empty: none
+-- ARGV[4]   id          the place of it that is revoked; empty: none
 -- ARGV[5]   keep_ms     integer >= 0, for how long to remember that; 0: no more
 -- ARGV[6]   most        integer >= 1, how many names and places may stand here
+-- ARGV[7]   tell        1: tell every process; 0: they find it out when they look
 --
 -- Returns   the version
 -- Errors    FULL, if so many stand here already
@@ -20,30 +24,30 @@
 
 local key = KEYS[1]
 local name, limit, mode = ARGV[1], ARGV[2], ARGV[3]
-local id, keep_ms, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local id, keep_ms, most, tell = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 --@clock
-local place = table.concat({ '@', id })
+local place = table.concat({ '@', id, ' ', name })
 local version, names, places, last = now, 0, 0, 0
 local old, was, ended = nil, false, {}
 local all = redis.call('HGETALL', key)
 for i = 1, #all, 2 do
   local field, value = all[i], all[i + 1]
+  -- A longer number was not written by this script.
+  local number = #value <= 16 and tonumber(string.match(value, '^%d+$'))
   if field == '@' then
-    version = math.max(now, tonumber(value) + 1)
+    -- Beyond 2^53 one more is the same number.
+    if number and number < 9e15 then version = math.max(now, number + 1) end
   elseif field == place then
     was = true
   elseif field == name then
     old = value
-  elseif string.sub(field, 1, 1) ~= '@' then
+  elseif not (number and string.find(field, '^@%S+ %S+$')) then
     names = names + 1
+  elseif number > now_ms then
+    places = places + 1
+    last = math.max(last, number)
   else
-    local ends = tonumber(string.match(value, '^%d+'))
-    if ends > now_ms then
-      places = places + 1
-      last = math.max(last, ends)
-    else
-      ended[#ended + 1] = field
-    end
+    ended[#ended + 1] = field
   end
 end
 
@@ -55,14 +59,14 @@ if id ~= '' then
     places = places + 1
     last = math.max(last, now_ms + keep_ms)
     writes[3] = place
-    writes[4] = table.concat({ string.format('%.0f', now_ms + keep_ms), name }, ' ')
+    writes[4] = string.format('%.0f', now_ms + keep_ms)
   elseif was then
     ended[#ended + 1] = place
   end
 else
-  local old_limit, old_mode = string.match(old or '- open', '^(%S+) (%S+)$')
-  if limit == '=' then limit = old_limit end
-  if mode == '=' then mode = old_mode end
+  local old_limit, old_mode = string.match(old or '', '^([%d-]+) (%l+)$')
+  if limit == '=' then limit = old_limit or '-' end
+  if mode == '=' then mode = old_mode or 'open' end
   if limit ~= '-' or mode ~= 'open' then
     names = names + 1
     writes[3] = name
@@ -87,5 +91,5 @@ elseif places > 0 then
 end
 -- A message that may not be sent is like one that is lost: every process looks each second.
 local channel = string.match(key, '^(.-):{') .. ':@overrides'
-redis.pcall('PUBLISH', channel, table.concat({ key, name }, ' '))
+if tell then redis.pcall('PUBLISH', channel, table.concat({ key, name }, ' ')) end
 return version

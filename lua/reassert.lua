@@ -10,11 +10,13 @@
 -- ARGV[4]   node        the caller's
 -- ARGV[5..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
 --
--- Returns   {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
---           standing: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
---           The standings are those from before the grants that this call made.
+-- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
+--           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
+--           permit was free and a place waited: call again, at once
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
+--           The statuses are those from before the grants that this call made.
 -- Errors    none of its own
--- Cost      about 8 commands, whatever the number of ids; O((ids + grants) * log n)
+-- Cost      about 8 commands, whatever the number of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: an id that is there keeps its place and gets its lease anew
 
 local key = KEYS[1]
@@ -34,20 +36,20 @@ local members = { unpack(ids) }
 for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local score = string.format('%.0f', lease_end)
-local standings, writes = {}, {}
+local statuses, writes = {}, {}
 for i, id in ipairs(ids) do
-  local standing = 0
+  local status = 0
   if scores[i] then
-    standing = tonumber(scores[#ids + i] or 1)
+    status = tonumber(scores[#ids + i] or 1)
   elseif proofs[i] >= 1e14 then
-    standing = proofs[i]
-    writes[#writes + 1] = standing
+    status = proofs[i]
+    writes[#writes + 1] = status
     writes[#writes + 1] = queued .. id
   elseif proofs[i] > now_ms then
-    standing = 1
+    status = 1
   end
-  standings[i] = standing
-  if standing > 0 then
+  statuses[i] = status
+  if status > 0 then
     writes[#writes + 1] = score
     writes[#writes + 1] = id
   end

@@ -4,17 +4,18 @@
 -- ARGV[1]   limit       integer >= 1, permits
 -- ARGV[2]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
 -- ARGV[3]   node        the caller's
--- ARGV[4..] id          one or many
+-- ARGV[4..] id          none, one or many; with none the call only sweeps and promotes
 --
--- Returns   {id, lease_end of own grants ...}
+-- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
+--           permit was free and a place waited: call again, at once
 -- Errors    none of its own
--- Cost      2 commands while nobody waits, about 9 with a hand-over; O((ids + grants) * log n)
+-- Cost      2 commands while nobody waits, about 9 with a hand-over; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: an id that is not there is passed over
 
 local key = KEYS[1]
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 if waiting == 0 then
-  redis.call('ZREM', key, unpack(ARGV, 4))
+  if #ARGV > 3 then redis.call('ZREM', key, unpack(ARGV, 4)) end
   return {}
 end
 
@@ -23,7 +24,7 @@ local limit, counted, node = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3]
 local members = { unpack(ARGV, 4) }
 for i = 1, #members do members[#members + 1] = queued .. members[i] end
 -- More than one member: one that waited may be among them.
-if redis.call('ZREM', key, unpack(members)) > 1 then
+if #members > 0 and redis.call('ZREM', key, unpack(members)) > 1 then
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
   if waiting == 0 then return {} end
 end
@@ -32,4 +33,6 @@ end
 if swept then waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf') end
 local in_use = redis.call('ZCARD', key) - 2 * waiting
 --@promote
+-- Promotion reached its bound: see answer.lua.
+if waiting > 0 and in_use < limit then own[#own + 1] = 1 end
 return own

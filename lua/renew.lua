@@ -9,11 +9,13 @@
 -- ARGV[5..] id          one or many
 --
 -- Returns   lease_end, if nobody waits and every id holds; else
---           {lease_end, earliest, in_use, waiting, standing per id ..., id, lease_end of own grants ...}
---           standing: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
---           The standings are those from before the grants that this call made.
+--           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
+--           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
+--           permit was free and a place waited: call again, at once
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
+--           The statuses are those from before the grants that this call made.
 -- Errors    none of its own
--- Cost      7 commands while nobody waits, whatever the number of ids; O((ids + grants) * log n)
+-- Cost      7 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
@@ -33,11 +35,11 @@ if waiting > 0 then
   for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
-local standings, writes = {}, {}
+local statuses, writes = {}, {}
 for i, id in ipairs(ids) do
-  standings[i] = 0
+  statuses[i] = 0
   if scores[i] then
-    standings[i] = tonumber(scores[#ids + i] or 1)
+    statuses[i] = tonumber(scores[#ids + i] or 1)
     writes[#writes + 1] = score
     writes[#writes + 1] = id
   end

@@ -84,20 +84,20 @@ impl Error for BackendError {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The semaphore is full: no permit for now.
-    Full(Full),
+    /// No permit is granted now: [`Rejected::reason`] says why.
+    Rejected(Rejected),
     /// The backend could not be asked in time.
     Unavailable(BackendError),
     /// The semaphore was shut down.
     Closed,
 }
 
-/// A semaphore that is full, as it was seen when it refused.
+/// Why a request was rejected, and the semaphore as it was seen then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Full {
+pub struct Rejected {
     /// What stood in the way.
-    pub reason: FullReason,
+    pub reason: RejectReason,
     /// The limit in force, permits.
     pub limit: u32,
     /// How many permits were out.
@@ -111,7 +111,7 @@ pub struct Full {
 /// What stood in the way of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FullReason {
+pub enum RejectReason {
     /// All permits are out, or others wait for one, and this request may not wait.
     Limit,
     /// As many requests wait as may.
@@ -124,7 +124,7 @@ pub enum FullReason {
     Revoked,
 }
 
-impl FullReason {
+impl RejectReason {
     /// The reason as one lower-case word, as it stands in problem documents and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -138,9 +138,9 @@ impl FullReason {
     }
 }
 
-impl Full {
+impl Rejected {
     pub(crate) const fn new(
-        reason: FullReason,
+        reason: RejectReason,
         limit: u32,
         in_use: u64,
         waiting: u64,
@@ -153,16 +153,22 @@ impl Full {
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full(full) => match full.reason {
-                FullReason::Limit => write!(f, "all {} permits are in use", full.limit),
-                FullReason::QueueFull => {
-                    write!(f, "the queue is full: {} requests are waiting", full.waiting)
+            Self::Rejected(rejected) => match rejected.reason {
+                RejectReason::Limit => write!(f, "all {} permits are in use", rejected.limit),
+                RejectReason::QueueFull => {
+                    write!(f, "the queue is full: {} requests are waiting", rejected.waiting)
                 }
-                FullReason::QueueTimeout => {
-                    write!(f, "none of {} permits came free in {:?}", full.limit, full.waited)
+                RejectReason::QueueTimeout => {
+                    write!(
+                        f,
+                        "none of {} permits came free in {:?}",
+                        rejected.limit, rejected.waited
+                    )
                 }
-                FullReason::Draining => f.write_str("no newcomers are let in: it is being drained"),
-                FullReason::Revoked => f.write_str("its place was revoked"),
+                RejectReason::Draining => {
+                    f.write_str("no newcomers are let in: it is being drained")
+                }
+                RejectReason::Revoked => f.write_str("its place was revoked"),
             },
             Self::Unavailable(error) => {
                 write!(f, "the semaphore's backend is unavailable: {error}")

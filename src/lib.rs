@@ -175,20 +175,23 @@
 pub mod admin;
 pub mod backend;
 mod error;
-pub mod ledger;
 pub mod limit;
+#[cfg(not(feature = "metrics"))]
+mod metrics;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod name;
+pub mod protocol;
 mod semaphore;
+mod sync;
 
 pub use self::backend::{Mode, Override};
-pub use self::error::{AcquireError, BackendError, ConfigError, Full, FullReason, LeaseLost};
+pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::semaphore::{
-    Acquire, Cursor, Health, Holder, Inspection, Limit, LinkState, Listed, OnUnavailable, Page,
-    Permit, Policy, PolicyBuilder, Semaphore, Waiter,
+    Acquire, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed, OnUnavailable,
+    Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
 };
 
 /// For `fuzz/`. No part of the API; not there otherwise.

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use deadpool_redis::redis::{Cmd, Pipeline, cmd};
 use futures_util::future::join_all;
-use tower_semaphore::{AcquireError, FullReason, Policy, Semaphore};
+use tower_semaphore::{AcquireError, Policy, RejectReason, Semaphore};
 
 use super::redis::{Redis, until_waiting};
 use super::stats::alternate;
@@ -153,10 +153,10 @@ async fn join_and_leave(redis: &Redis, semaphore: &Semaphore, name: &str, pairs:
     let before = redis.usage();
     for _ in 0..pairs {
         let refused = semaphore.acquire(name, &policy).await;
-        let Err(AcquireError::Full(full)) = refused else { panic!("{refused:?}") };
+        let Err(AcquireError::Rejected(rejected)) = refused else { panic!("{refused:?}") };
         // It joined the queue; it leaves with the call of the next.
-        assert_eq!(full.reason, FullReason::QueueTimeout, "{full:?}");
-        assert!(full.waiting >= FEW, "{full:?}");
+        assert_eq!(rejected.reason, RejectReason::QueueTimeout, "{rejected:?}");
+        assert!(rejected.waiting >= FEW, "{rejected:?}");
     }
     let usage = redis.usage().since(before);
     assert!(usage.scripts >= f64::from(pairs), "{} calls", usage.scripts);

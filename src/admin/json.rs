@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::{Problem, Window};
 use crate::backend::Override;
 use crate::error::ConfigError;
-use crate::ledger::PlaceId;
 use crate::name::Name;
+use crate::protocol::id::PlaceId;
 use crate::semaphore::Cursor;
 
 /// The longest body that is read.

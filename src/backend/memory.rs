@@ -1,15 +1,24 @@
 //! Permits counted in this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
-use super::{Answer, Backend, Call, Change, Lane, Listing, Mailbox, Op, Overrides, Server, Shard};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
+
+use super::{
+    Backend, Change, Connection, Embedded, Listing, Mailbox, Names, Overrides, PeerMessage,
+    Queries, Query, QueryError, Shard,
+};
 use crate::error::BackendError;
-use crate::ledger::{Ask, Grant, Ledger, NodeId, Reply};
+use crate::protocol::call::{Call, Op};
+use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::ledger::{Caller, Grant, Ledger, Reply};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Of empty ledgers twice as many are kept, and as many more as there are others.
 const EMPTY_MAX: usize = 64;
@@ -40,10 +49,6 @@ struct State {
     nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
     overrides: Overrides,
 }
-
-/// Never opened: every call is answered at once.
-#[derive(Debug)]
-pub enum NoLane {}
 
 impl MemoryBackend {
     /// A backend of its own, in which nobody holds anything.
@@ -76,83 +81,24 @@ impl MemoryBackend {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn names(&self, from: u64, most: u32) -> Answer {
-        let state = self.state();
-        let held = state.ledgers.iter().filter(|(_, ledger)| !ledger.is_empty());
-        let mut names: Vec<_> = held.map(|(name, _)| Arc::clone(name)).collect();
-        drop(state);
-        names.sort_unstable();
-        let all = names.len() as u64;
-        let passed = usize::try_from(from).unwrap_or(usize::MAX);
-        let names: Vec<_> = names.into_iter().skip(passed).take(most as usize).collect();
-        let next = from.saturating_add(names.len() as u64);
-        Answer::Names { names, next: if next < all { next } else { 0 } }
-    }
-
-    fn set(&self, name: &Arc<str>, change: Change, now: u64) -> Answer {
-        let mut state = self.state();
-        if !state.overrides.change(name, change, now / 1000) {
-            let most = Overrides::MOST;
-            return Answer::Failed(BackendError::call(format!(
-                "{name}: {most} names have something set in place of their policy, as many as may"
-            )));
-        }
-        let nodes: Vec<_> = state.nodes.values().filter_map(Weak::upgrade).collect();
-        drop(state);
-        nodes.iter().for_each(|node| node.overridden(name));
-        Answer::Done
+    fn now(&self) -> u64 {
+        self.at(Instant::now())
     }
 
     // µs since 1970, from tokio's clock, so that a test may pause it.
     fn at(&self, now: Instant) -> u64 {
         self.shared.began_us + micros(now.saturating_duration_since(self.shared.began))
     }
-}
 
-impl Backend for MemoryBackend {
-    type Lane = NoLane;
-
-    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
-        let mut state = self.state();
-        state.nodes.retain(|_, mailbox| mailbox.strong_count() > 0);
-        state.nodes.insert(node, mailbox);
-    }
-
-    fn key(&self, name: &str) -> Arc<str> {
-        name.into()
-    }
-
-    fn is_immediate(&self) -> bool {
-        true
-    }
-
-    fn call_now(&self, call: &Call, now: Instant) -> Answer {
-        let now = self.at(now);
-        match &call.op {
-            Op::Overrides { known } => {
-                let state = self.state();
-                let news = (*known != state.overrides.version).then(|| state.overrides.clone());
-                return Answer::Overrides(news);
-            }
-            Op::Override { name, change } => return self.set(name, *change, now),
-            Op::List { from, most } => return self.names(*from, *most),
-            Op::Tell { to, word } => {
-                let mailbox = self.state().nodes.get(to).and_then(Weak::upgrade);
-                // May say something itself: not under the lock.
-                mailbox.into_iter().for_each(|mailbox| mailbox.told(&call.key, word.clone()));
-                return Answer::Done;
-            }
-            _ => {}
-        }
+    /// Does something with the ledger of a key, and delivers the hints that come of it.
+    fn with_ledger<T>(
+        &self,
+        key: &Arc<str>,
+        act: impl FnOnce(&mut Ledger, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> T,
+    ) -> T {
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let mut state = self.state();
         let State { ledgers, empty, nodes, .. } = &mut *state;
-
-        if let Op::Inspect { most } = call.op {
-            return Answer::Listing(list(ledgers.get(&call.key), now, most));
-        }
-
-        let ask = Ask { now, limit: call.limit, node: call.node };
         let post =
             &mut |node: NodeId, grants: &[Grant]| match nodes.get(&node).and_then(Weak::upgrade) {
                 Some(mailbox) => {
@@ -161,28 +107,15 @@ impl Backend for MemoryBackend {
                 }
                 None => false,
             };
-        let ledger = match ledgers.get_mut(&call.key) {
+        let ledger = match ledgers.get_mut(key) {
             Some(ledger) => ledger,
             None => {
                 *empty += 1;
-                ledgers.entry(Arc::clone(&call.key)).or_default()
+                ledgers.entry(Arc::clone(key)).or_default()
             }
         };
         let was_empty = ledger.is_empty();
-        let mut revoked = None;
-        let reply = match &call.op {
-            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
-                ledger.acquire(ask, *lease_ms, *max_queue, leaving, ids, post)
-            }
-            Op::Release { ids } => ledger.release(ask, ids, post),
-            Op::Renew { lease_ms, ids } => ledger.renew(ask, *lease_ms, ids, post),
-            Op::Reassert { lease_ms, proofs } => ledger.reassert(ask, *lease_ms, proofs, post),
-            Op::Revoke { id, take } => {
-                revoked = ledger.revoke(*id, *take);
-                Reply::default()
-            }
-            _ => Reply::default(),
-        };
+        let result = act(ledger, post);
         match (was_empty, ledger.is_empty()) {
             (true, false) => *empty -= 1,
             (false, true) => *empty += 1,
@@ -196,36 +129,111 @@ impl Backend for MemoryBackend {
         drop(state);
         for (mailbox, grants) in hints {
             for grant in grants {
-                mailbox.hint(&call.key, grant.id.n, grant.lease_end);
+                mailbox.hint(key, grant.id.n, grant.lease_end);
             }
         }
-        if let Op::Revoke { .. } = call.op {
-            return Answer::Revoked(revoked.map(|end| end.saturating_sub(now / 1000)));
-        }
-        Answer::Reply { reply, late: false }
-    }
-
-    async fn connect(&self, _: &Shard) -> Result<Option<NoLane>, BackendError> {
-        Err(BackendError::connection("the embedded backend has no connections"))
+        result
     }
 }
 
-impl Lane for NoLane {
-    fn server(&self) -> &Server {
-        match *self {}
+impl Backend for MemoryBackend {
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        let mut state = self.state();
+        state.nodes.retain(|_, mailbox| mailbox.strong_count() > 0);
+        state.nodes.insert(node, mailbox);
     }
 
-    async fn closed(&self) {
-        match *self {}
+    fn key(&self, name: &str) -> Arc<str> {
+        name.into()
     }
 
-    fn send(
-        &self,
-        _: Arc<[Call]>,
-    ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static {
-        match *self {}
-        #[expect(unreachable_code, reason = "names the type of a future that is never made")]
-        std::future::pending()
+    fn embedded(&self) -> Option<&dyn Embedded> {
+        Some(self)
+    }
+
+    fn connect<'a>(
+        &'a self,
+        _: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        let error = BackendError::connection("the embedded backend has no connections");
+        ready(Err(error)).boxed()
+    }
+}
+
+impl Embedded for MemoryBackend {
+    fn call(&self, key: &Arc<str>, node: NodeId, call: &Call, now: Instant) -> Reply {
+        let caller = Caller { now: self.at(now), limit: call.limit, node };
+        self.with_ledger(key, |ledger, post| match &call.op {
+            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+                ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
+            }
+            Op::Release { ids } => ledger.release(caller, ids, post),
+            Op::Renew { lease_ms, ids } => ledger.renew(caller, *lease_ms, ids, post),
+            Op::Reassert { lease_ms, proofs } => ledger.reassert(caller, *lease_ms, proofs, post),
+            Op::Audit { most } => {
+                let found = ledger.audit(caller.now, node, *most as usize);
+                Reply { found, ..Reply::default() }
+            }
+        })
+    }
+}
+
+impl Queries for MemoryBackend {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        let now = self.now();
+        let listing = list(self.state().ledgers.get(key), now, most);
+        ready(Ok(listing)).boxed()
+    }
+
+    fn list(&self, _: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        let state = self.state();
+        let held = state.ledgers.iter().filter(|(_, ledger)| !ledger.is_empty());
+        let mut names: Vec<_> = held.map(|(name, _)| Arc::clone(name)).collect();
+        drop(state);
+        names.sort_unstable();
+        let all = names.len() as u64;
+        let passed = usize::try_from(from).unwrap_or(usize::MAX);
+        let names: Vec<_> = names.into_iter().skip(passed).take(most as usize).collect();
+        let next = from.saturating_add(names.len() as u64);
+        ready(Ok(Names { names, next: if next < all { next } else { 0 } })).boxed()
+    }
+
+    fn overrides(&self, _: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        let state = self.state();
+        let news = (known != state.overrides.version).then(|| state.overrides.clone());
+        ready(Ok(news)).boxed()
+    }
+
+    fn set_override(&self, _: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        let now = self.now();
+        let mut state = self.state();
+        if !state.overrides.change(name, change, now / 1000) {
+            let most = Overrides::MOST;
+            let error = BackendError::call(format!(
+                "{name}: {most} names have something set in place of their policy, as many as may"
+            ));
+            return ready(Err(QueryError::Failed(error))).boxed();
+        }
+        if !change.is_told() {
+            return ready(Ok(())).boxed();
+        }
+        let nodes: Vec<_> = state.nodes.values().filter_map(Weak::upgrade).collect();
+        drop(state);
+        nodes.iter().for_each(|node| node.overridden(name));
+        ready(Ok(())).boxed()
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        let now_ms = self.now() / 1000;
+        let lease_end = self.with_ledger(key, |ledger, _| ledger.revoke(id, take));
+        ready(Ok(lease_end.map(|end| end.saturating_sub(now_ms)))).boxed()
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        let mailbox = self.state().nodes.get(&to).and_then(Weak::upgrade);
+        // May say something itself: not under the lock.
+        mailbox.into_iter().for_each(|mailbox| mailbox.message(key, message.clone()));
+        ready(Ok(())).boxed()
     }
 }
 

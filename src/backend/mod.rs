@@ -1,60 +1,58 @@
 //! Where permits are counted: in this process, or in Redis for a whole fleet.
 //!
-//! A [`Backend`] is what a [`Semaphore`] needs to know of it: calls in, [`Reply`]s out, and hints
-//! from elsewhere into a [`Mailbox`]. The meaning of the calls is that of the [`ledger`], written
-//! once.
+//! A [`Backend`] is what a [`Semaphore`] needs to know of it: it opens [`Connection`]s, which carry
+//! [`Call`]s one way and [`Answer`]s the other, and it delivers hints to a [`Mailbox`]. What the calls
+//! mean is written once, in the [`Ledger`](crate::protocol::ledger::Ledger).
 //!
 //! [`Semaphore`]: crate::Semaphore
-//! [`ledger`]: crate::ledger
 
 mod memory;
 mod overrides;
+mod peer_message;
 #[cfg(feature = "redis")]
 mod redis;
-mod word;
 
-use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 pub use self::memory::MemoryBackend;
-pub use self::overrides::{Change, Mode, Override, Overrides, Revocation};
+pub use self::overrides::{Change, Mode, Override, Overrides};
+pub use self::peer_message::PeerMessage;
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
-pub use self::word::Word;
 
 use tokio::time::Instant;
 
 use crate::error::BackendError;
-use crate::ledger::{Ids, NodeId, PlaceId, Reply};
+use crate::protocol::call::Op;
+use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::ledger::Reply;
+
+/// Where overrides are kept, in place of a name: no name is encoded so.
+pub const OVERRIDES: &str = "!overrides";
+
+/// In place of a name: all of them.
+pub const ALL_NAMES: &str = "*";
 
 /// Counts permits.
 ///
 /// This trait is the seam between the process and the place where permits are counted. It may
 /// change in any release before 1.0.
 pub trait Backend: Send + Sync + 'static {
-    /// One connection's life.
-    type Lane: Lane;
-
-    /// Says who will call, once, before anything else. Hints for `node` go to `mailbox`.
+    /// Says which process will call, once, before anything else. Hints for `node` go to `mailbox`.
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>);
 
-    /// Where a semaphore of this name is kept.
+    /// The key of the semaphore of this name.
     fn key(&self, name: &str) -> Arc<str>;
 
-    /// Whether [`call_now`](Self::call_now) answers. If so, [`connect`](Self::connect) is never
-    /// called.
-    fn is_immediate(&self) -> bool {
-        false
-    }
-
-    /// Answers without waiting. Only called where [`is_immediate`](Self::is_immediate) says so, with
-    /// a time that is past, but not long.
-    fn call_now(&self, call: &Call, now: Instant) -> Answer {
-        let _ = (call, now);
-        Answer::Failed(BackendError::call("this backend does not answer at once"))
+    /// The backend itself, if it is in this process and answers at once. Then
+    /// [`connect`](Self::connect) is never called.
+    fn embedded(&self) -> Option<&dyn Embedded> {
+        None
     }
 
     /// Which of the backend's servers counts the semaphore of this key, as far as is known.
@@ -63,7 +61,7 @@ pub trait Backend: Send + Sync + 'static {
         Shard::default()
     }
 
-    /// All of its servers that count semaphores, as far as they are known; always in the same order, where
+    /// All servers that count semaphores, as far as they are known; always in the same order, while
     /// they stay the same.
     fn shards(&self) -> Vec<Shard> {
         vec![Shard::default()]
@@ -77,10 +75,10 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     ///
     /// If the server cannot be reached or refuses.
-    fn connect(
-        &self,
-        shard: &Shard,
-    ) -> impl Future<Output = Result<Option<Self::Lane>, BackendError>> + Send;
+    fn connect<'a>(
+        &'a self,
+        shard: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>>;
 
     /// Whether nothing is to be granted for one lease after data may have been lost.
     fn quarantines(&self) -> bool {
@@ -91,15 +89,24 @@ pub trait Backend: Send + Sync + 'static {
     fn response_timeout(&self) -> Duration {
         Duration::from_millis(500)
     }
+
+    /// Randomness for one process: its id and its jitter come from it. A process's id must
+    /// not be guessed: with it, its places could be released. Only a simulation has a reason to choose.
+    fn seed(&self) -> u64 {
+        getrandom::u64().unwrap_or_else(|_| {
+            use std::hash::{BuildHasher, RandomState};
+            RandomState::new().hash_one(std::process::id())
+        })
+    }
 }
 
 /// A connection to a backend, from its opening to its first failure.
-pub trait Lane: Send + Sync + 'static {
+pub trait Connection: Queries {
     /// What is at the other end.
-    fn server(&self) -> &Server;
+    fn server(&self) -> &ServerInfo;
 
     /// Ready when the connection is closed, as far as that shows without a call.
-    fn closed(&self) -> impl Future<Output = ()> + Send;
+    fn closed(&self) -> BoxFuture<'_, ()>;
 
     /// Sends calls together, to be carried out in their order. One answer each.
     ///
@@ -108,15 +115,68 @@ pub trait Lane: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the connection broke: any of the calls may or may not have been carried out.
-    fn send(
+    /// If the connection is lost; then any part of the calls may have been carried out, and nothing
+    /// more will come through.
+    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>>;
+}
+
+/// A backend in this process.
+pub trait Embedded: Queries {
+    /// Carries a call out, at a time that is past, but not long. Hints for other processes are
+    /// delivered before it returns.
+    fn call(
         &self,
-        calls: Arc<[Call]>,
-    ) -> impl Future<Output = Result<Vec<Answer>, BackendError>> + Send + 'static;
+        key: &Arc<str>,
+        node: NodeId,
+        call: &crate::protocol::Call,
+        now: Instant,
+    ) -> Reply;
+}
+
+/// Questions and orders that belong to no place.
+///
+/// # Errors
+///
+/// Each fails with [`QueryError::Moved`] if another server counts the semaphore now, and nothing was
+/// done; else if the server refuses or cannot be reached.
+pub trait Queries: Send + Sync + 'static {
+    /// Lists who holds and who waits; at most `most` of each.
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing>;
+
+    /// Names semaphores in use, about `most` of them, from the position `from` on; 0: the beginning.
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names>;
+
+    /// Reads what operators set in place of policies; `None`: nothing changed since the version
+    /// `known`.
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>>;
+
+    /// Sets something for a name in place of its policy, and tells every process. The key is that of
+    /// [`OVERRIDES`].
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()>;
+
+    /// Takes a place out on an operator's word; with `take: false` only looks. What that frees is
+    /// granted when a process asks that knows the limit. Gives for how long the place's lease goes on,
+    /// or would have, ms; `None`: it was not there.
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>>;
+
+    /// Sends a message to another process. Whether anyone hears it is not known.
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()>;
+}
+
+/// The answer to one of [`Queries`], still to come.
+pub type Query<T> = BoxFuture<'static, Result<T, QueryError>>;
+
+/// Why a query was not answered.
+#[derive(Clone, Debug)]
+pub enum QueryError {
+    /// Nothing was done: another server counts this semaphore now; ask [`Backend::shard`] again.
+    Moved,
+    /// The server refused, or cannot be reached.
+    Failed(BackendError),
 }
 
 /// One of a backend's servers, by its name; or the only one, which needs none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shard(Option<Arc<str>>);
 
 impl Shard {
@@ -134,9 +194,9 @@ impl Shard {
 
 /// What a connection leads to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerInfo {
     /// Hints do not arrive as long as this connection is used.
-    pub deaf: bool,
+    pub poll_only: bool,
     /// Names the data behind the connection: another name means that some of it may have been lost.
     /// `None`: that cannot be found out.
     pub data: Option<String>,
@@ -146,125 +206,28 @@ pub struct Server {
     pub warning: Option<String>,
 }
 
-/// One operation on one semaphore, for any number of places.
+/// One operation on one semaphore, for any number of places of one process.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Where the semaphore is kept: see [`Backend::key`].
+    /// The key of the semaphore: see [`Backend::key`].
     pub key: Arc<str>,
-    /// The calling node.
+    /// The calling process.
     pub node: NodeId,
-    /// Permits of the semaphore, as the caller knows it.
+    /// Permits of the semaphore, as the process knows it.
     pub limit: u32,
     /// What to do.
     pub op: Op,
 }
-
-/// An operation of the [`Ledger`](crate::ledger::Ledger).
-#[derive(Clone, Debug)]
-pub enum Op {
-    /// Take places out; then grant each of the others a permit, let it join the queue, or refuse it.
-    Acquire {
-        /// The places that leave: what was given back since the last call goes along.
-        leaving: Ids,
-        /// Length of the lease, ms.
-        lease_ms: u64,
-        /// How many may wait; `None`: these may not.
-        max_queue: Option<u32>,
-        /// The places that come.
-        ids: Ids,
-    },
-    /// Take places out, waiting or held.
-    Release {
-        /// The places.
-        ids: Ids,
-    },
-    /// Give leases anew.
-    Renew {
-        /// Length of the lease, ms.
-        lease_ms: u64,
-        /// The places.
-        ids: Ids,
-    },
-    /// Renew with proof.
-    Reassert {
-        /// Length of the lease, ms.
-        lease_ms: u64,
-        /// Places, each with its last lease end (ms) or ticket (µs).
-        proofs: Vec<(PlaceId, u64)>,
-    },
-    /// List who holds and who waits.
-    Inspect {
-        /// How many of each to list at the most.
-        most: u32,
-    },
-    /// Read what operators set in place of policies. The key is that of [`OVERRIDES`], as it is for
-    /// [`Op::Override`].
-    Overrides {
-        /// The version that is known already.
-        known: u64,
-    },
-    /// Set something for a name in place of its policy, and tell every process.
-    Override {
-        /// The name.
-        name: Arc<str>,
-        /// What becomes different.
-        change: Change,
-    },
-    /// Take a place out on an operator's word. What that frees is granted when someone asks who knows
-    /// the limit.
-    Revoke {
-        /// The place.
-        id: PlaceId,
-        /// Whether to do it; else only look.
-        take: bool,
-    },
-    /// Name semaphores that someone has. The key is that of [`EVERY`].
-    List {
-        /// Where to go on; 0: the beginning.
-        from: u64,
-        /// About how many.
-        most: u32,
-    },
-    /// Say something to another process. Whether anybody hears it is not told.
-    Tell {
-        /// To whom.
-        to: NodeId,
-        /// What.
-        word: Word,
-    },
-}
-
-/// Where overrides are kept, in place of a name: no name is encoded so.
-pub const OVERRIDES: &str = "!overrides";
-
-/// In place of a name: all of them.
-pub const EVERY: &str = "*";
 
 /// What came back for a call.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// What the ledger answered.
     Reply {
-        /// The answer.
+        /// The reply.
         reply: Reply,
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
-    },
-    /// The answer to [`Op::Inspect`].
-    Listing(Listing),
-    /// The answer to [`Op::Overrides`]; `None`: what is known is what is set.
-    Overrides(Option<Overrides>),
-    /// The answer to [`Op::Override`] and [`Op::Tell`]: it was done.
-    Done,
-    /// The answer to [`Op::Revoke`]: for how long the place's lease goes on, or would have, ms; `None`: it
-    /// was not there.
-    Revoked(Option<u64>),
-    /// The answer to [`Op::List`].
-    Names {
-        /// Some of the names. A name can come twice, in two answers.
-        names: Vec<Arc<str>>,
-        /// Where to go on; 0: that was all.
-        next: u64,
     },
     /// This call failed; others may not have.
     Failed(BackendError),
@@ -285,9 +248,19 @@ pub struct Listing {
     pub places: Vec<(PlaceId, u64, Option<u64>)>,
 }
 
-/// Takes hints: "this place was granted".
+/// Some of the semaphores in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Their names. A name can come twice, in two answers.
+    pub names: Vec<Arc<str>>,
+    /// The position to go on from; 0: that was all.
+    pub next: u64,
+}
+
+/// Takes messages for one process.
 pub trait Mailbox: Send + Sync {
-    /// A place of this node, in the semaphore `name`, was granted, with the lease end that it keeps (ms). Never blocks.
+    /// A place of this process, in the semaphore `name`, was granted, with the lease end that it keeps
+    /// (ms). Never blocks.
     ///
     /// A hint may come late, twice or never: the grant itself is data in the backend.
     fn hint(&self, name: &str, n: u64, lease_end: u64);
@@ -297,6 +270,6 @@ pub trait Mailbox: Send + Sync {
     /// As a hint, it may come late, twice or never.
     fn overridden(&self, name: &str);
 
-    /// Another process says something about the semaphore `name`. Never blocks.
-    fn told(&self, name: &str, word: Word);
+    /// A message of another process, about the semaphore `name`. Never blocks.
+    fn message(&self, name: &str, message: PeerMessage);
 }

@@ -1,34 +1,10 @@
 //! What operators set in place of policies.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::ledger::PlaceId;
-
-/// What an operator set for one name in place of its policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Override {
-    /// Permits; `None`: as many as the policy says.
-    pub limit: Option<u32>,
-    /// Whether permits are given out at all.
-    pub mode: Mode,
-}
-
-/// Whether permits of a name are given out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// As always.
-    #[default]
-    Open,
-    /// To nobody. Who waits goes on waiting, and newcomers queue or are refused, as the policy lets
-    /// them.
-    Paused,
-    /// To those who wait already. Newcomers are refused.
-    Draining,
-}
+use crate::protocol::id::PlaceId;
+pub use crate::protocol::overrides::{Mode, Override};
 
 /// What is set for all names, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,17 +13,9 @@ pub struct Overrides {
     pub version: u64,
     /// The names for which something is set.
     pub names: HashMap<Arc<str>, Override>,
-    /// The places that were revoked, and must not be counted again.
-    pub revoked: HashMap<PlaceId, Revocation>,
-}
-
-/// A place that was revoked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Revocation {
-    /// The name of its semaphore.
-    pub name: Arc<str>,
-    /// When this is not needed any more, ms by the backend's clock.
-    pub end: u64,
+    /// The places that were revoked, each with the name of its semaphore, and must not be counted again;
+    /// with the time when that is not needed any more, ms by the backend's clock.
+    pub revoked: HashMap<(PlaceId, Arc<str>), u64>,
 }
 
 /// A change of what is set for one name.
@@ -57,13 +25,23 @@ pub enum Change {
     Limit(Option<u32>),
     /// See [`Override::mode`].
     Mode(Mode),
-    /// A place is revoked.
+    /// A place of the name is revoked.
     Revoked {
         /// The place.
         id: PlaceId,
         /// For how long that is to be remembered; 0: no more.
         keep_ms: u64,
+        /// Whether every process is told; else each finds it out when it looks.
+        tell: bool,
     },
+}
+
+impl Change {
+    /// Whether every process is told.
+    #[must_use]
+    pub const fn is_told(&self) -> bool {
+        !matches!(self, Self::Revoked { tell: false, .. })
+    }
 }
 
 impl Overrides {
@@ -77,22 +55,22 @@ impl Overrides {
     }
 
     /// Changes something, as `lua/override.lua` does; `false`: as much as may is set already.
-    pub(super) fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
-        self.revoked.retain(|_, revocation| revocation.end > now_ms);
+    pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
+        self.revoked.retain(|_, end| *end > now_ms);
         let room = self.names.len() + self.revoked.len() < Self::MOST;
         let mut new = self.of(name);
         match change {
             Change::Limit(limit) => new.limit = limit,
             Change::Mode(mode) => new.mode = mode,
-            Change::Revoked { id, keep_ms: 0 } => {
-                self.revoked.remove(&id);
-            }
-            Change::Revoked { id, keep_ms } => {
-                if !room && !self.revoked.contains_key(&id) {
+            Change::Revoked { id, keep_ms, .. } => {
+                let place = (id, Arc::clone(name));
+                if keep_ms == 0 {
+                    self.revoked.remove(&place);
+                } else if room || self.revoked.contains_key(&place) {
+                    self.revoked.insert(place, now_ms.saturating_add(keep_ms));
+                } else {
                     return false;
                 }
-                let end = now_ms.saturating_add(keep_ms);
-                self.revoked.insert(id, Revocation { name: Arc::clone(name), end });
             }
         }
         if new == Override::default() {
@@ -107,37 +85,26 @@ impl Overrides {
     }
 }
 
-/// As it stands in Redis.
-impl fmt::Display for Override {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.limit {
-            Some(limit) => write!(f, "{limit} {}", self.mode.as_str()),
-            None => write!(f, "- {}", self.mode.as_str()),
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
 
-/// As it stands in Redis.
-impl FromStr for Override {
-    type Err = ();
+    use super::{Change, Overrides};
+    use crate::protocol::id::PlaceId;
 
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let (limit, mode) = text.split_once(' ').ok_or(())?;
-        let limit = if limit == "-" { None } else { Some(limit.parse().map_err(|_| ())?) };
-        let modes = [Mode::Open, Mode::Paused, Mode::Draining];
-        let mode = modes.into_iter().find(|known| known.as_str() == mode).ok_or(())?;
-        Ok(Self { limit, mode })
-    }
-}
-
-impl Mode {
-    /// The mode as one lower-case word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Paused => "paused",
-            Self::Draining => "draining",
-        }
+    #[test]
+    fn a_place_is_revoked_in_one_semaphore() {
+        let id: PlaceId = "00000000009:1".parse().unwrap();
+        let (x, y): (Arc<str>, Arc<str>) = ("x".into(), "y".into());
+        let mut set = Overrides::default();
+        let revoked = |keep_ms| Change::Revoked { id, keep_ms, tell: true };
+        assert!(set.change(&x, revoked(10), 100));
+        assert!(set.change(&y, revoked(20), 100));
+        let (of_x, of_y) = ((id, Arc::clone(&x)), (id, Arc::clone(&y)));
+        assert_eq!(set.revoked, [(of_x.clone(), 110), (of_y.clone(), 120)].into());
+        assert!(set.change(&y, revoked(0), 100));
+        assert_eq!(set.revoked, [(of_x, 110)].into());
+        assert!(set.change(&y, revoked(20), 110));
+        assert_eq!(set.revoked, [(of_y, 130)].into(), "the other one has ended");
     }
 }

@@ -24,8 +24,9 @@ use super::refusal::{Refusal, RefusalReason};
 use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
 use super::shadow::{self, WouldRefuse};
 use crate::error::{AcquireError, BackendError};
+use crate::metrics::outcome::Outcome;
 use crate::name::Name;
-use crate::semaphore::{Acquire, Limit, Outcome, Permit, Policy};
+use crate::semaphore::{Acquire, Limit, Permit, Policy};
 
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).

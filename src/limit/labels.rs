@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use crate::error::ConfigError;
+use crate::metrics::requests::Meter;
 use crate::name::Name;
-use crate::semaphore::{Meter, Policy};
+use crate::semaphore::Policy;
 
 /// The keys that the metrics of a layer tell apart, with a bound.
 ///
@@ -65,15 +67,17 @@ impl KeyLabels {
             )));
         }
         let layer: Arc<str> = layer.into();
-        let of = |key: &str| Meter::new(&layer, Some(key.into()), policy);
+        let of = |key: &str| Meter::new(&layer, Some(key.into()), policy.wait_timeout);
         let by_key = match &self.kind {
-            Kind::None => return Ok(LayerMeter::whole(Meter::new(&layer, None, policy))),
+            Kind::None => {
+                return Ok(LayerMeter::whole(Meter::new(&layer, None, policy.wait_timeout)));
+            }
             Kind::Listed(keys) => keys.iter().map(|key| (key.clone(), of(key.as_str()))).collect(),
             Kind::First(_) => HashMap::new(),
         };
         let keyed = Keyed {
             layer: Arc::clone(&layer),
-            policy: *policy,
+            wait_timeout: policy.wait_timeout,
             most: count,
             by_key: by_key.into(),
         };
@@ -89,7 +93,7 @@ pub(super) struct LayerMeter {
 
 struct Keyed {
     layer: Arc<str>,
-    policy: Policy,
+    wait_timeout: Duration,
     most: usize,
     by_key: RwLock<HashMap<Name, Meter>>,
 }
@@ -114,7 +118,7 @@ impl LayerMeter {
         if known.len() >= keyed.most && !known.contains_key(key) {
             return self.rest.clone();
         }
-        let new = || Meter::new(&keyed.layer, Some(key.as_str().into()), &keyed.policy);
+        let new = || Meter::new(&keyed.layer, Some(key.as_str().into()), keyed.wait_timeout);
         known.entry(key.clone()).or_insert_with(new).clone()
     }
 }

@@ -1,8 +1,9 @@
 //! `labels.rs` without the feature `metrics`.
 
 use crate::error::ConfigError;
+use crate::metrics::requests::Meter;
 use crate::name::Name;
-use crate::semaphore::{Meter, Policy};
+use crate::semaphore::Policy;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyLabels(());

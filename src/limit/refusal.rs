@@ -17,7 +17,7 @@ use serde_json::json;
 use sync_wrapper::SyncWrapper;
 
 use super::BoxError;
-use crate::error::{AcquireError, BackendError, FullReason};
+use crate::error::{AcquireError, BackendError, RejectReason};
 use crate::name::Name;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -111,11 +111,11 @@ impl RefusalReason {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Limit => FullReason::Limit.as_str(),
-            Self::QueueFull => FullReason::QueueFull.as_str(),
-            Self::QueueTimeout => FullReason::QueueTimeout.as_str(),
-            Self::Draining => FullReason::Draining.as_str(),
-            Self::Revoked => FullReason::Revoked.as_str(),
+            Self::Limit => RejectReason::Limit.as_str(),
+            Self::QueueFull => RejectReason::QueueFull.as_str(),
+            Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
+            Self::Draining => RejectReason::Draining.as_str(),
+            Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
             Self::LimitUnknown => "limit_unknown",
             Self::Unavailable => "unavailable",
@@ -244,21 +244,21 @@ impl Refusal {
     ) -> Self {
         let mut refusal = Self::new(policy, key, status);
         match error {
-            AcquireError::Full(full) => {
-                refusal.reason = match full.reason {
-                    FullReason::Limit => RefusalReason::Limit,
-                    FullReason::QueueFull => RefusalReason::QueueFull,
-                    FullReason::QueueTimeout => RefusalReason::QueueTimeout,
-                    FullReason::Draining => RefusalReason::Draining,
-                    FullReason::Revoked => RefusalReason::Revoked,
+            AcquireError::Rejected(rejected) => {
+                refusal.reason = match rejected.reason {
+                    RejectReason::Limit => RefusalReason::Limit,
+                    RejectReason::QueueFull => RefusalReason::QueueFull,
+                    RejectReason::QueueTimeout => RefusalReason::QueueTimeout,
+                    RejectReason::Draining => RefusalReason::Draining,
+                    RejectReason::Revoked => RefusalReason::Revoked,
                 };
                 if !refusal.reason.is_full() {
                     refusal.status = StatusCode::SERVICE_UNAVAILABLE;
                 }
-                refusal.limit = full.limit;
-                refusal.in_use = full.in_use;
-                refusal.waiting = full.waiting;
-                refusal.waited = full.waited;
+                refusal.limit = rejected.limit;
+                refusal.in_use = rejected.in_use;
+                refusal.waiting = rejected.waiting;
+                refusal.waited = rejected.waited;
             }
             AcquireError::Unavailable(error) => {
                 refusal.reason = RefusalReason::Unavailable;

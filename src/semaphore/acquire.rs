@@ -2,28 +2,27 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ANSWER_TIMEOUT;
-use super::attempt::Attempt;
-use super::meter::Meter;
-use super::node::Node;
+use super::Handle;
+use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place::Place;
-use super::places::Progress;
 use super::policy::{Limit, Policy};
-use crate::error::{AcquireError, Full, FullReason};
+use crate::error::{AcquireError, RejectReason, Rejected};
+use crate::metrics::requests::Meter;
+use crate::protocol::session::Progress;
 
 /// The future of [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
 /// # Cancel safety
 ///
-/// Dropping it at any time leaves nothing: a place in the queue is left, and a permit that was
-/// granted meanwhile is given back.
+/// Dropping the future removes the caller from the queue; a permit that was already granted is released.
+/// The caller's position is lost.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire {
@@ -45,28 +44,30 @@ enum State {
 }
 
 impl Acquire {
-    pub(super) fn new(node: &Arc<Node>, name: &str, policy: &Policy, meter: Meter) -> Self {
+    pub(super) fn new(handle: &Handle, name: &str, policy: &Policy, meter: Meter) -> Self {
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
         let mut limit = 0;
-        let state = match policy.limit {
-            _ if node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
-            Limit::Unlimited => State::Answered(Some(Ok(Permit::uncounted(name)))),
-            Limit::Permits(0) => State::Answered(Some(Err(AcquireError::Full(Full::new(
-                FullReason::Limit,
-                0,
-                0,
-                0,
-                Duration::ZERO,
-            ))))),
-            Limit::Permits(permits) => {
-                limit = permits;
-                match Place::take(node, name, permits, policy, began) {
-                    Ok(place) => State::Asking(place),
-                    Err(error) => State::Answered(Some(Err(AcquireError::Unavailable(error)))),
+        let state =
+            match policy.limit {
+                _ if handle.node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
+                Limit::Unlimited => State::Answered(Some(Ok(Permit::uncounted(name)))),
+                Limit::Permits(0) => State::Answered(Some(Err(AcquireError::Rejected(
+                    Rejected::new(RejectReason::Limit, 0, 0, 0, Duration::ZERO),
+                )))),
+                Limit::Permits(permits) => {
+                    limit = permits;
+                    let place = handle
+                        .tasks
+                        .ensure_running(&handle.node)
+                        .map_err(AcquireError::Unavailable)
+                        .and_then(|()| Place::take(&handle.node, name, permits, policy, began));
+                    match place {
+                        Ok(place) => State::Asking(place),
+                        Err(error) => State::Answered(Some(Err(error))),
+                    }
                 }
-            }
-        };
+            };
         let wait_timeout = policy.wait_timeout;
         let answer_timeout = ANSWER_TIMEOUT;
         Self { state, began, wait_timeout, answer_timeout, limit, attempt, alarm: None }
@@ -78,8 +79,14 @@ impl Acquire {
         self
     }
 
-    fn full(&self, reason: FullReason, in_use: u64, waiting: u64) -> AcquireError {
-        AcquireError::Full(Full::new(reason, self.limit, in_use, waiting, self.began.elapsed()))
+    fn full(&self, reason: RejectReason, in_use: u64, waiting: u64) -> AcquireError {
+        AcquireError::Rejected(Rejected::new(
+            reason,
+            self.limit,
+            in_use,
+            waiting,
+            self.began.elapsed(),
+        ))
     }
 }
 
@@ -122,7 +129,8 @@ impl Future for Acquire {
                     this.state = State::Answered(Some(Err(error)));
                     continue;
                 }
-                Progress::Failed(error) => {
+                Progress::Failed => {
+                    let error = place.error();
                     this.state = State::Answered(Some(Err(AcquireError::Unavailable(error))));
                     continue;
                 }
@@ -132,7 +140,7 @@ impl Future for Acquire {
                 }
             };
             if now >= until {
-                place.overdue(now);
+                place.wait_timed_out(now);
                 continue;
             }
             match &mut this.alarm {

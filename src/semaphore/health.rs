@@ -1,14 +1,14 @@
 //! Whether the backend can be asked, and what was answered in its place.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::link_meter::LinkMeter;
 use super::lock;
 use crate::error::BackendError;
+use crate::metrics::backend::BackendMeter;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How a [`Semaphore`](crate::Semaphore) is: the answer of
 /// [`health`](crate::Semaphore::health). The counts are of this process, since its start.
@@ -16,7 +16,7 @@ use crate::error::BackendError;
 #[non_exhaustive]
 pub struct Health {
     /// Whether the backend can be asked; of several servers, the one that is worst off.
-    pub link: LinkState,
+    pub connection: ConnectionState,
     /// Requests that passed by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
     /// [`OnUnavailable::Local`](crate::OnUnavailable::Local).
     pub admitted_by_policy: u64,
@@ -27,6 +27,9 @@ pub struct Health {
     pub lost: u64,
     /// How often the connection to the backend was lost.
     pub disconnects: u64,
+    /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
+    /// seconds; while the backend is away, within their longest lease.
+    pub semaphores: usize,
     /// What the backend's operator should know, such as an eviction policy that loses semaphores.
     pub warning: Option<String>,
 }
@@ -34,7 +37,7 @@ pub struct Health {
 /// Whether the backend can be asked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum LinkState {
+pub enum ConnectionState {
     /// It is in this process.
     Embedded,
     /// Nothing was asked yet, or a connection is being opened.
@@ -62,7 +65,7 @@ pub(super) struct Counts {
     is_telling: AtomicBool,
     /// When it was last told that the backend refuses calls.
     refusal_told: Mutex<Option<Instant>>,
-    pub(super) meter: LinkMeter,
+    pub(super) meter: BackendMeter,
 }
 
 /// What was told of lost permits.
@@ -133,13 +136,19 @@ impl Counts {
         tracing::warn!(target: "tower_semaphore", semaphore, %error, "the backend refused a call");
     }
 
-    pub(super) fn health(&self, link: LinkState, warning: Option<String>) -> Health {
+    pub(super) fn health(
+        &self,
+        connection: ConnectionState,
+        semaphores: usize,
+        warning: Option<String>,
+    ) -> Health {
         Health {
-            link,
+            connection,
             admitted_by_policy: self.admitted.load(Ordering::Relaxed),
             refused_by_policy: self.refused.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
             disconnects: self.disconnects.load(Ordering::Relaxed),
+            semaphores,
             warning,
         }
     }

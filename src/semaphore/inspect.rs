@@ -9,11 +9,12 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::Semaphore;
-use super::node::{Node, Told, another_answer, process};
-use crate::backend::{Answer, EVERY, Listing, Op, Override};
+use super::node::Node;
+use super::peers::{Told, process};
+use crate::backend::{ALL_NAMES, Listing, Names, Override};
 use crate::error::{BackendError, ConfigError};
-use crate::ledger::{NodeId, PlaceId};
 use crate::name::Name;
+use crate::protocol::id::{NodeId, PlaceId};
 
 /// How many holders and waiters an inspection lists.
 const INSPECTED_MAX: u32 = 1000;
@@ -21,6 +22,14 @@ const INSPECTED_MAX: u32 = 1000;
 const LISTED_MAX: u32 = 1000;
 /// How often to go on where a piece of the backend's keys had no semaphore in it.
 const PIECES_MAX: u32 = 100;
+
+impl Node {
+    /// Who holds and who waits.
+    pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
+        let key = self.backend().key(name);
+        self.query(None, &key, |server| server.inspect(&key, most)).await
+    }
+}
 
 impl Semaphore {
     /// Who holds permits of `name`, and who waits: up to a thousand places.
@@ -33,8 +42,8 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
-        let (name, node) = (name.into(), &self.handle.node);
-        let listing = node.list(name.as_str(), INSPECTED_MAX).await?;
+        let (name, node) = (name.into(), self.asked()?);
+        let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
         Ok(Inspection::new(name.as_str(), listing, node, &HashMap::new()))
     }
 
@@ -51,10 +60,10 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
-        let (name, node) = (name.into(), &self.handle.node);
-        let listing = node.list(name.as_str(), INSPECTED_MAX).await?;
+        let (name, node) = (name.into(), self.asked()?);
+        let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
         let others = listing.places.iter().map(|(place, ..)| place);
-        let others = others.filter(|place| place.node != node.id() && !place.deaf);
+        let others = others.filter(|place| place.node != node.id() && !place.poll_only);
         let others = others.map(|place| place.node).collect();
         let told = node.ask_others(name.as_str(), others).await;
         Ok(Inspection::new(name.as_str(), listing, node, &told))
@@ -83,21 +92,22 @@ impl Semaphore {
                 "most: {most} semaphores at a time cannot be listed; allowed: 1 to {LISTED_MAX}"
             )));
         }
-        let node = &self.handle.node;
+        let node = self.asked()?;
         if from == Cursor::default() {
             // What is set stands beside the names; and with it a cluster's map is known.
             node.catch_up().await?;
         }
-        let servers = node.servers();
+        let servers = node.backend().shards();
+        let key = node.backend().key(ALL_NAMES);
         let (mut found, mut away, mut next) = (Vec::new(), Vec::new(), from);
         for _ in 0..PIECES_MAX {
             let Some(server) = servers.get(next.server) else { break };
-            let then = match node.ask_at(server, EVERY, Op::List { from: next.at, most }).await {
-                Ok(Answer::Names { names, next }) => {
+            let names = node.query(Some(server), &key, |server| server.list(&key, next.at, most));
+            let then = match names.await {
+                Ok(Names { names, next }) => {
                     found.extend(names.iter().filter_map(|name| Name::from_stored(name)));
                     next
                 }
-                Ok(_) => return Err(another_answer()),
                 Err(error) if servers.len() == 1 => return Err(error),
                 Err(error) => {
                     away.push(error);
@@ -114,11 +124,11 @@ impl Semaphore {
             }
         }
         // Together: they go out in one write.
-        let seen = join_all(found.iter().map(|name| node.list(name.as_str(), 1))).await;
+        let seen = join_all(found.iter().map(|name| node.inspect(name.as_str(), 1))).await;
         let mut semaphores = Vec::with_capacity(found.len());
         for (name, seen) in found.into_iter().zip(seen) {
             let Listing { in_use, waiting, .. } = seen?;
-            let set = node.override_of(name.as_str());
+            let set = node.overrides.of(name.as_str());
             // One that is gone meanwhile is left out.
             if in_use > 0 || waiting > 0 {
                 semaphores.push(Listed { name, in_use, waiting, set });
@@ -139,9 +149,9 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn overrides(&self) -> Result<Vec<(Name, Override)>, BackendError> {
-        let node = &self.handle.node;
+        let node = self.asked()?;
         node.catch_up().await?;
-        let mut all = node.overrides();
+        let mut all = node.overrides.all();
         all.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         Ok(all
             .into_iter()
@@ -267,7 +277,7 @@ pub struct Waiter {
 
 impl Inspection {
     fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, Told>) -> Self {
-        let (now, local) = (listing.now, Instant::now());
+        let (now, local) = (listing.now, own.clock.time(Instant::now()));
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
@@ -278,7 +288,8 @@ impl Inspection {
             let process = named.map(ToOwned::to_owned);
             match ticket {
                 None => {
-                    let held = own.look_at(name, |places| places.held_for(place, local)).flatten();
+                    let held =
+                        own.look_at(name, |session| session.held_for(place, local)).flatten();
                     let told = told.and_then(|told| told.held.get(&place.n).copied());
                     let held = held.filter(|_| is_own).or(told);
                     holders.push(Holder { id, node, process, is_own, held, lease_left });
@@ -290,14 +301,14 @@ impl Inspection {
             }
         }
         queue.sort_by_key(|(ticket, _)| *ticket);
-        let set = own.override_of(name);
+        let set = own.overrides.of(name);
         Self {
             in_use: listing.in_use,
             waiting: listing.waiting,
             holders,
             waiters: queue.into_iter().map(|(_, waiter)| waiter).collect(),
             set,
-            limit: own.look_at(name, |places| places.limit_in_force()).or_else(|| set.in_place()),
+            limit: own.look_at(name, |session| session.limit_in_force()).or_else(|| set.in_place()),
         }
     }
 }

@@ -1,49 +1,57 @@
 //! Permits without HTTP.
 
 mod acquire;
-mod attempt;
-mod desk;
+mod clock;
+mod driver;
 mod health;
 mod inspect;
-mod link;
-#[cfg_attr(not(feature = "metrics"), path = "link_meter_off.rs")]
-mod link_meter;
-#[cfg_attr(not(feature = "metrics"), path = "meter_off.rs")]
-mod meter;
+mod instrument;
+#[cfg(all(test, shuttle))]
+mod locks;
 mod node;
 mod operate;
+mod outbox;
+mod overrides;
+mod peers;
 mod permit;
 mod place;
-mod places;
 mod policy;
 mod schedule;
+mod server;
+mod servers;
+mod sessions;
+mod shared_session;
+mod tasks;
 mod watchdog;
-mod wire;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
-pub(crate) use self::attempt::Outcome;
-pub use self::health::{Health, LinkState};
+pub use self::health::{ConnectionState, Health};
 pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, Waiter};
-pub(crate) use self::meter::Meter;
-use self::node::{Node, Task};
+use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
+use self::tasks::Tasks;
 #[cfg(feature = "redis")]
 use crate::backend::RedisBackend;
 use crate::backend::{Backend, MemoryBackend};
 #[cfg(doc)]
 use crate::error::AcquireError;
+use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
-use crate::ledger::NodeId;
+use crate::metrics::requests::Meter;
 use crate::name::Name;
+use crate::sync::{Mutex, MutexGuard};
 
 /// How long a request waits for the backend's first answer, and for an acknowledgement.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a shutdown waits for what is still to be released.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Permits by name, counted together by all who use the same backend.
 ///
@@ -59,7 +67,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Leases
 ///
-/// Each place, waiting or held, has a lease, and two tasks of this process keep it alive. If the
+/// Each place, waiting or held, has a lease, and background tasks of this process keep it alive. If the
 /// process dies, its permits come free when their leases end. See [`Permit::lost`] for what happens
 /// when a lease cannot be renewed.
 ///
@@ -86,6 +94,7 @@ pub struct Semaphore {
 
 struct Handle {
     node: Arc<Node>,
+    tasks: Tasks,
 }
 
 impl Semaphore {
@@ -112,13 +121,21 @@ impl Semaphore {
     /// Permits counted by a backend.
     #[must_use]
     pub fn new(backend: impl Backend) -> Self {
-        let backend = Arc::new(backend);
-        let counter = Arc::clone(&backend);
-        let desk = move |node: Arc<Node>, wire| -> Task {
-            Box::pin(desk::run(node, wire, Arc::clone(&counter)))
-        };
-        let node = Node::new(NodeId::new(rand_u64()), &backend, desk);
-        Self { handle: Arc::new(Handle { node }) }
+        let node = Node::new(Arc::new(backend));
+        Self { handle: Arc::new(Handle { node, tasks: Tasks::default() }) }
+    }
+
+    /// The node, with its tasks running where it needs them for questions.
+    fn asked(&self) -> Result<&Node, BackendError> {
+        let Handle { node, tasks } = &*self.handle;
+        if node.embedded().is_none() {
+            // Each question would open a connection, for itself alone.
+            if node.is_closed() {
+                return Err(BackendError::call("the semaphore was shut down"));
+            }
+            tasks.ensure_running(node)?;
+        }
+        Ok(node)
     }
 
     /// Waits for a permit of `name`, for as long as the policy lets it.
@@ -128,7 +145,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Full`](AcquireError::Full) if no permit came free in time, or the queue is full;
+    /// [`Rejected`](AcquireError::Rejected) if no permit came free in time, or the queue is full;
     /// [`Unavailable`](AcquireError::Unavailable) if the backend gave no answer within a second;
     /// [`Closed`](AcquireError::Closed) after a [`shutdown`](Self::shutdown).
     ///
@@ -136,13 +153,13 @@ impl Semaphore {
     ///
     /// Dropping the future leaves nothing: see [`Acquire`].
     pub fn acquire(&self, name: impl Into<Name>, policy: &Policy) -> Acquire {
-        let meter = self.handle.node.meter(policy);
+        let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
         self.acquire_measured(&name.into(), policy, meter)
     }
 
     /// As [`acquire`](Self::acquire), counted by a meter of the caller's.
     pub(crate) fn acquire_measured(&self, name: &Name, policy: &Policy, meter: Meter) -> Acquire {
-        Acquire::new(&self.handle.node, name.as_str(), policy, meter)
+        Acquire::new(&self.handle, name.as_str(), policy, meter)
     }
 
     /// Takes a permit of `name` if one is free and nobody waits for it. The policy's wait timeout
@@ -179,13 +196,13 @@ impl Semaphore {
         let node = &self.handle.node;
         node.close();
         node.give_back();
-        node.join().await;
+        self.handle.tasks.join(SHUTDOWN_TIMEOUT).await;
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.node.abandon();
+        self.node.close();
     }
 }
 
@@ -193,14 +210,6 @@ impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Semaphore").field("node", &self.handle.node.id()).finish_non_exhaustive()
     }
-}
-
-/// Random, and not to be guessed: whoever knows a node's id could release its places.
-fn rand_u64() -> u64 {
-    getrandom::u64().unwrap_or_else(|_| {
-        use std::hash::{BuildHasher, RandomState};
-        RandomState::new().hash_one(std::process::id())
-    })
 }
 
 /// No state behind these locks is left half changed by a panic.

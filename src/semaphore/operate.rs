@@ -1,25 +1,29 @@
 //! What an operator can do while everything runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Semaphore;
-use super::node::another_answer;
 #[cfg(doc)]
 use super::permit::Permit;
 #[cfg(doc)]
 use super::policy::Limit;
 use super::policy::Policy;
-use crate::backend::{Answer, Change, Mode, OVERRIDES, Op, Override};
+use crate::backend::{Change, Mode, OVERRIDES, Override};
 use crate::error::BackendError;
 #[cfg(doc)]
-use crate::error::FullReason;
-use crate::ledger::PlaceId;
+use crate::error::RejectReason;
 use crate::name::Name;
+use crate::protocol::id::PlaceId;
 
 /// How often to look whether a semaphore has run empty.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// For how long a revocation is remembered if the lease is unknown, ms: the longest lease, counted from
+/// a renewal that may come while the revocation is under way.
+const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
 
 /// # What an operator can do
 ///
@@ -34,8 +38,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// All of these fail if the backend gave no answer within a second, or refuses. Where a call is dropped
 /// before it is done, or fails, what it asked for may or may not be in force; it can be repeated.
 impl Semaphore {
-    /// Gives `name` so many permits, whatever its policy says. More wake those who wait at once. With
-    /// fewer nobody loses his permit, but nobody gets one until there are fewer in use.
+    /// Gives `name` this many permits, whatever its policy says. Raising the limit wakes waiters at once.
+    /// Lowering it revokes nothing; granting resumes when usage falls below it.
     ///
     /// 0 is as good as [`pause`](Self::pause).
     ///
@@ -73,8 +77,9 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn limit_of(&self, name: impl Into<Name>) -> Result<Override, BackendError> {
-        self.handle.node.catch_up().await?;
-        Ok(self.handle.node.override_of(name.into().as_str()))
+        let node = self.asked()?;
+        node.catch_up().await?;
+        Ok(node.overrides.of(name.into().as_str()))
     }
 
     /// Gives out no permits of `name` until [`resume`](Self::resume). Who holds one keeps it; who waits
@@ -106,7 +111,7 @@ impl Semaphore {
         self.change(name, Change::Mode(Mode::Open)).await
     }
 
-    /// Lets `name` run empty: newcomers are refused, with [`FullReason::Draining`], and who waits
+    /// Lets `name` run empty: newcomers are refused, with [`RejectReason::Draining`], and who waits
     /// already is still served in his turn. Waits until nobody holds or waits, for `timeout` at the
     /// most, and says whether it came to that. Newcomers are refused until
     /// [`resume`](Self::resume), in any case.
@@ -132,7 +137,7 @@ impl Semaphore {
         self.change(name.clone(), Change::Mode(Mode::Draining)).await?;
         loop {
             let next = Instant::now() + LOOK;
-            let look = self.handle.node.list(name.as_str(), 1);
+            let look = self.asked()?.inspect(name.as_str(), 1);
             let seen = timeout_at(next.max(until), look).await;
             match seen {
                 Ok(Ok(seen)) if seen.in_use == 0 && seen.waiting == 0 => return Ok(true),
@@ -144,7 +149,7 @@ impl Semaphore {
     }
 
     /// Takes the place `id` of `name` from whoever has it: a permit is lost to its holder, as
-    /// [`Permit::lost`] tells, and a request that waits is refused, with [`FullReason::Revoked`]. What
+    /// [`Permit::lost`] tells, and a request that waits is refused, with [`RejectReason::Revoked`]. What
     /// that frees goes to the head of the queue. [`inspect`](Self::inspect) tells the ids.
     ///
     /// The place is free when this is done. Its process is told at once, and finds it out within a
@@ -160,19 +165,15 @@ impl Semaphore {
     /// If this is dropped, or fails, the place may or may not be revoked; it can be repeated.
     pub async fn revoke(&self, name: impl Into<Name>, id: PlaceId) -> Result<bool, BackendError> {
         let name = name.into();
-        if self.take(&name, id, false).await?.is_none() {
-            return Ok(false);
-        }
-        // First the word, then the deed: a process that finds its place gone can read why. Many give it
-        // back themselves when they have heard.
-        let keep_ms = u64::try_from(Policy::MAX_LEASE.as_millis()).unwrap_or(u64::MAX);
-        self.set(&name, Change::Revoked { id, keep_ms }).await?;
-        let left_ms = self.take(&name, id, true).await?;
-        // With it, those who wait are told that something is free. From its lease's end on, nothing
-        // can prove any more that the place was there.
-        let keep_ms = left_ms.unwrap_or(0);
-        self.set(&name, Change::Revoked { id, keep_ms }).await?;
-        self.handle.node.catch_up().await?;
+        let Some(seen_ms) = self.take(&name, id, false).await? else { return Ok(false) };
+        // The record comes first, so that a process that finds its place gone can read why. It is silent:
+        // a holder that is told releases its place at once, and then nobody knows who took it out.
+        let revoked = |keep_ms, tell| Change::Revoked { id, keep_ms, tell };
+        self.set(&name, revoked(LONGEST_MS, false)).await?;
+        let taken_ms = self.take(&name, id, true).await?;
+        // With it, those who wait are told that something is free.
+        self.set(&name, revoked(keep_ms(seen_ms, taken_ms), true)).await?;
+        self.asked()?.catch_up().await?;
         Ok(true)
     }
 
@@ -183,19 +184,46 @@ impl Semaphore {
         id: PlaceId,
         take: bool,
     ) -> Result<Option<u64>, BackendError> {
-        match self.handle.node.ask(name.as_str(), Op::Revoke { id, take }).await? {
-            Answer::Revoked(left_ms) => Ok(left_ms),
-            _ => Err(another_answer()),
-        }
+        let node = self.asked()?;
+        let key = node.backend().key(name.as_str());
+        node.query(None, &key, |server| server.revoke(&key, id, take)).await
     }
 
     async fn change(&self, name: impl Into<Name>, change: Change) -> Result<(), BackendError> {
         self.set(&name.into(), change).await?;
-        self.handle.node.catch_up().await
+        self.asked()?.catch_up().await
     }
 
     async fn set(&self, name: &Name, change: Change) -> Result<(), BackendError> {
-        let op = Op::Override { name: name.as_str().into(), change };
-        self.handle.node.ask(OVERRIDES, op).await.map(drop)
+        let node = self.asked()?;
+        let (key, name) = (node.backend().key(OVERRIDES), Arc::from(name.as_str()));
+        node.query(None, &key, |server| server.set_override(&key, &name, change)).await
+    }
+}
+
+/// For how long a revocation is remembered, ms: until no proof of its place is good any more. `seen_ms` and
+/// `taken_ms` were left of its lease when it was looked for, and when it was taken out.
+fn keep_ms(seen_ms: u64, taken_ms: Option<u64>) -> u64 {
+    // Not there: released by its holder, or taken out by another operator or by a try of this call whose
+    // answer was lost. These cannot be told apart, and in the last two a proof may still be shown.
+    let Some(left_ms) = taken_ms else { return LONGEST_MS };
+    // A replica that took over in between may have missed a renewal that was seen.
+    left_ms.max(seen_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LONGEST_MS, keep_ms};
+    use crate::semaphore::policy::Policy;
+
+    #[test]
+    fn a_revocation_is_remembered_until_no_proof_is_good() {
+        assert_eq!(keep_ms(300, Some(200)), 300);
+        assert_eq!(keep_ms(300, Some(500)), 500, "renewed in between");
+        assert_eq!(keep_ms(0, Some(0)), 0);
+        for seen_ms in [0, 300] {
+            assert_eq!(keep_ms(seen_ms, None), LONGEST_MS);
+        }
+        assert!(u128::from(LONGEST_MS) > Policy::MAX_LEASE.as_millis());
     }
 }

@@ -102,7 +102,7 @@ impl Permit {
     ///
     /// The permit is given back even if this is dropped before it is done.
     pub async fn release(self) -> Result<(), BackendError> {
-        let Some(place) = self.place().filter(|place| place.give_back_now()) else {
+        let Some(place) = self.place().filter(|place| place.release()) else {
             return Ok(());
         };
         let acknowledged = poll_fn(|cx| place.poll_released(cx));

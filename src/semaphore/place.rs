@@ -5,16 +5,18 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use super::meter::Hold;
-use super::node::{Gate, Node};
-use super::places::{Progress, Terms};
+use super::node::Node;
 use super::policy::Policy;
-use crate::error::BackendError;
+use super::shared_session::SharedSession;
+use crate::error::{AcquireError, BackendError};
+use crate::metrics::requests::Hold;
+use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress, Session};
 
-/// A handle on a place in a gate, which is left when the last one is dropped.
+/// A handle on a place in a session, which is left when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
-    gate: Arc<Gate>,
+    node: Arc<Node>,
+    shared: Arc<SharedSession>,
     index: usize,
     hold: Hold,
 }
@@ -26,15 +28,26 @@ impl Place {
         limit: u32,
         policy: &Policy,
         now: Instant,
-    ) -> Result<Self, BackendError> {
-        node.ensure_running()?;
+    ) -> Result<Self, AcquireError> {
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
-        let terms = Terms { lease: policy.lease, max_queue, on_unavailable };
-        let (gate, index) = node.with_gate(name, now, |places| places.join(limit, terms, now));
+        let options = AcquireOptions { lease: policy.lease, max_queue, on_unavailable };
+        let (shared, index) = node.with_session(name, now, |state, time| {
+            // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
+            if node.is_closed() {
+                return Err(AcquireError::Closed);
+            }
+            let Some(index) = state.session.handle_request(limit, options, time) else {
+                return Err(AcquireError::Unavailable(BackendError::call(format!(
+                    "this process has {PLACES_MAX} places in one semaphore, as many as it may"
+                ))));
+            };
+            state.begin(index);
+            Ok(index)
+        });
         let index = index?;
         node.place_taken();
-        Ok(Self { gate, index, hold: Hold::default() })
+        Ok(Self { node: Arc::clone(node), shared, index, hold: Hold::default() })
     }
 
     /// The place of a permit that was granted, and is measured from here on.
@@ -43,36 +56,60 @@ impl Place {
         self
     }
 
-    pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
-        self.gate.update(now, |places| places.progress(self.index, now, cx))
+    #[cfg(all(test, shuttle))]
+    pub(super) const fn session(&self) -> &Arc<SharedSession> {
+        &self.shared
     }
 
-    pub(super) fn overdue(&self, now: Instant) {
-        self.gate.update(now, |places| places.overdue(self.index, now));
+    /// How far the request has come. Unless it is done, `cx` is woken when that changes.
+    pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
+        let mut state = self.shared.lock();
+        let progress = state.session.progress(self.index, self.node.clock.time(now));
+        if matches!(progress, Progress::Joining | Progress::Waiting) {
+            state.wait(self.index, cx.waker());
+        }
+        self.node.finish(&self.shared, state, now, None);
+        progress
+    }
+
+    /// Why the backend did not answer.
+    pub(super) fn error(&self) -> BackendError {
+        self.shared.lock().error(self.index)
+    }
+
+    pub(super) fn wait_timed_out(&self, now: Instant) {
+        let index = self.index;
+        self.act(now, |session, time| session.handle_wait_timeout(index, time));
     }
 
     pub(super) fn name(&self) -> &str {
-        self.gate.name()
+        self.shared.name()
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        let now = Instant::now();
-        self.gate.look(|places| places.is_lost(self.index, now))
+        let now = self.node.clock.time(Instant::now());
+        self.shared.lock().session.is_lost(self.index, now)
     }
 
     /// Wakes `waker` when the permit is lost; `false`: it is lost already.
     pub(super) fn on_lost(&self, waker: &Waker) -> bool {
-        self.gate.look(|places| places.on_lost(self.index, waker))
+        let mut state = self.shared.lock();
+        // Not by the clock: what is noticed there is the watchdog's to tell.
+        if state.session.was_lost(self.index) {
+            return false;
+        }
+        state.wait_for_loss(self.index, waker);
+        true
     }
 
-    /// Gives the permit back, whatever clones there are; says whether there is an acknowledgement
-    /// to wait for.
-    pub(super) fn give_back_now(&self) -> bool {
-        let now = Instant::now();
-        let (ended, awaited) = self.gate.update(now, |places| {
-            let held = self.hold.is_measured() && places.is_held(self.index);
-            let awaited = places.give_back_now(self.index, now);
-            (held && !places.is_held(self.index), awaited)
+    /// Releases the permit, whatever clones there are; says whether there is an acknowledgement to wait
+    /// for.
+    pub(super) fn release(&self) -> bool {
+        let (now, index) = (Instant::now(), self.index);
+        let (ended, awaited) = self.act(now, |session, time| {
+            let held = self.hold.is_measured() && session.is_held(index);
+            let awaited = session.handle_release(index, time);
+            (held && !session.is_held(index), awaited)
         });
         if ended {
             self.hold.ended(now);
@@ -81,33 +118,47 @@ impl Place {
     }
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
-        match self.gate.look(|places| places.poll_released(self.index, cx)) {
-            Some(result) => Poll::Ready(result),
-            None => Poll::Pending,
+        let mut state = self.shared.lock();
+        match state.session.released(self.index) {
+            Some(true) => Poll::Ready(Ok(())),
+            Some(false) => Poll::Ready(Err(state.error(self.index))),
+            None => {
+                state.wait(self.index, cx.waker());
+                Poll::Pending
+            }
         }
+    }
+
+    fn act<T>(
+        &self,
+        now: Instant,
+        act: impl FnOnce(&mut Session, crate::protocol::Time) -> T,
+    ) -> T {
+        self.node.act(&self.shared, now, act)
     }
 }
 
 impl Clone for Place {
     fn clone(&self) -> Self {
-        self.gate.look(|places| places.share(self.index));
-        let (gate, hold) = (Arc::clone(&self.gate), self.hold.clone());
-        Self { gate, index: self.index, hold }
+        self.shared.lock().share(self.index);
+        let (node, shared) = (Arc::clone(&self.node), Arc::clone(&self.shared));
+        Self { node, shared, index: self.index, hold: self.hold.clone() }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let now = Instant::now();
-        let (held, left) = self.gate.update(now, |places| {
-            let held = self.hold.is_measured() && places.is_held(self.index);
-            (held, places.leave(self.index, now))
-        });
-        if left.is_some() {
-            self.gate.node().place_left();
-            if held {
-                self.hold.ended(now);
-            }
+        let (now, index) = (Instant::now(), self.index);
+        let mut state = self.shared.lock();
+        let Some(abandoned) = state.end(index) else { return };
+        let held = self.hold.is_measured() && state.session.is_held(index);
+        state.session.handle_leave(index, self.node.clock.time(now));
+        state.trim();
+        self.node.finish(&self.shared, state, now, None);
+        drop(abandoned);
+        self.node.place_left();
+        if held {
+            self.hold.ended(now);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::ConfigError;
+pub use crate::protocol::session::OnUnavailable;
 
 /// How many permits a semaphore has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,8 +22,8 @@ impl From<u32> for Limit {
 
 /// Limit, wait timeout, queue and lease of a semaphore.
 ///
-/// All users of one name should use one policy. Where they differ, as during a rolling deploy, each
-/// call goes by its own: a permit is granted by whoever asks under the limit that it brings.
+/// All users of one name should use one policy. Where they differ, as during a rolling deploy, each call
+/// is judged by the limit that its caller supplies.
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,21 +44,8 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
     pub(crate) on_unavailable: OnUnavailable,
-    #[cfg(feature = "metrics")]
+    /// Under which its requests are counted.
     pub(crate) name: &'static str,
-}
-
-/// What becomes of a request while the backend cannot be asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnUnavailable {
-    /// It is refused. The default: the cap holds.
-    #[default]
-    Refuse,
-    /// It passes, whatever is in flight: there is no cap until the backend is back.
-    Admit,
-    /// It takes one of so many permits of this process's own, and waits for one as it would
-    /// otherwise. With the limit divided by the number of processes, the fleet keeps the cap.
-    Local(u32),
 }
 
 /// Builds a [`Policy`].
@@ -90,7 +78,6 @@ impl Policy {
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
             on_unavailable: OnUnavailable::default(),
-            #[cfg(feature = "metrics")]
             name: "default",
         }
     }

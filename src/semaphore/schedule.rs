@@ -1,51 +1,66 @@
 //! What is to be looked at, and when.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
-use std::sync::Mutex;
+use std::collections::BTreeMap;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::lock;
+use crate::sync::Mutex;
 
 /// Looks that are to come, the earliest first.
 pub(super) struct Schedule<T> {
-    looks: Mutex<BinaryHeap<Look<T>>>,
+    looks: Mutex<Looks<T>>,
     came: Notify,
 }
 
-struct Look<T> {
+struct Looks<T> {
+    by_time: BTreeMap<Look, T>,
+    /// Counts what came, so that equals keep their order.
+    serial: u64,
+}
+
+/// One look that is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Look {
     at: Instant,
-    what: T,
+    serial: u64,
 }
 
 impl<T> Schedule<T> {
     pub(super) fn new() -> Self {
-        Self { looks: Mutex::default(), came: Notify::new() }
+        let looks = Looks { by_time: BTreeMap::new(), serial: 0 };
+        Self { looks: Mutex::new(looks), came: Notify::new() }
     }
 
-    pub(super) fn push(&self, what: T, at: Instant) {
+    pub(super) fn push(&self, what: T, at: Instant) -> Look {
         let mut looks = lock(&self.looks);
-        let first = looks.peek().is_none_or(|look| at < look.at);
-        looks.push(Look { at, what });
+        looks.serial += 1;
+        let look = Look { at, serial: looks.serial };
+        let first = looks.by_time.keys().next().is_none_or(|first| look < *first);
+        looks.by_time.insert(look, what);
         drop(looks);
         if first {
             self.wake();
         }
+        look
+    }
+
+    /// Takes a look back.
+    pub(super) fn remove(&self, look: Look) -> Option<T> {
+        lock(&self.looks).by_time.remove(&look)
     }
 
     /// The next look that is due; or else when there is one, if at all.
-    pub(super) fn due(&self, now: Instant) -> Result<(Instant, T), Option<Instant>> {
+    pub(super) fn due(&self, now: Instant) -> Result<(Look, T), Option<Instant>> {
         let mut looks = lock(&self.looks);
-        match looks.peek() {
-            Some(look) if look.at <= now => {}
-            next => return Err(next.map(|look| look.at)),
+        match looks.by_time.first_entry() {
+            Some(first) if first.key().at <= now => Ok(first.remove_entry()),
+            next => Err(next.map(|next| next.key().at)),
         }
-        looks.pop().map(|Look { at, what }| (at, what)).ok_or(None)
     }
 
-    /// Until there may be something that is due earlier.
+    /// Waits until there may be something that is due earlier.
     pub(super) async fn came(&self) {
         self.came.notified().await;
     }
@@ -53,31 +68,10 @@ impl<T> Schedule<T> {
     pub(super) fn wake(&self) {
         self.came.notify_one();
     }
-
-    pub(super) fn clear(&self) {
-        let all = std::mem::take(&mut *lock(&self.looks));
-        // Where no lock is held: what ends here may look at this.
-        drop(all);
-    }
 }
 
-impl<T> PartialEq for Look<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl<T> Eq for Look<T> {}
-
-impl<T> PartialOrd for Look<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> Ord for Look<T> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // The earliest is the greatest, as a `BinaryHeap` wants it.
-        Reverse(self.at).cmp(&Reverse(other.at))
+impl Look {
+    pub(super) const fn at(self) -> Instant {
+        self.at
     }
 }

@@ -21,8 +21,8 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
-    Cursor, Full as FullError, FullReason, Holder, Inspection, LeaseLost, Limit, Listed, Mode,
-    Name, Override, Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
+    Cursor, Holder, Inspection, LeaseLost, Limit, Listed, Mode, Name, Override, Page, Permit,
+    Policy, PolicyBuilder, RejectReason, Rejected, Semaphore, Waiter,
 };
 
 fn is_send<T: Send>() {}
@@ -61,8 +61,8 @@ fn values_can_be_copied_or_cloned() {
     is_copy::<Limit>();
     is_copy::<Mode>();
     is_copy::<Override>();
-    is_copy::<FullError>();
-    is_copy::<FullReason>();
+    is_copy::<Rejected>();
+    is_copy::<RejectReason>();
     is_copy::<RefusalReason>();
     is_copy::<HoldUntil>();
     is_copy::<OnLost>();

@@ -20,17 +20,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
-use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
-use tower_semaphore::backend::{Answer, Backend, Call, Mailbox, MemoryBackend, Shard};
-use tower_semaphore::ledger::NodeId;
+use tower_semaphore::backend::{Backend, Connection, Embedded, Mailbox, MemoryBackend, Shard};
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, HoldUntil, ResponseBody};
+use tower_semaphore::protocol::NodeId;
 use tower_semaphore::{
-    Acquire, AcquireError, BackendError, ConcurrencyLimitLayer, FullReason, Name, Permit, Policy,
+    Acquire, AcquireError, BackendError, ConcurrencyLimitLayer, Name, Permit, Policy, RejectReason,
     Semaphore,
 };
 
@@ -252,8 +252,8 @@ async fn an_acquire_that_waited_too_long_leaves_nothing() {
         tokio::time::advance(Policy::DEFAULT_WAIT_TIMEOUT).await;
         if seen {
             match late.poll() {
-                Poll::Ready(Err(AcquireError::Full(full))) => {
-                    assert_eq!(full.reason, FullReason::QueueTimeout);
+                Poll::Ready(Err(AcquireError::Rejected(rejected))) => {
+                    assert_eq!(rejected.reason, RejectReason::QueueTimeout);
                 }
                 other => panic!("{other:?}"),
             }
@@ -598,8 +598,6 @@ struct Watched<B>(
 );
 
 impl<B: Backend> Backend for Watched<B> {
-    type Lane = B::Lane;
-
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
         self.0.attach(node, mailbox);
     }
@@ -608,18 +606,14 @@ impl<B: Backend> Backend for Watched<B> {
         self.0.key(name)
     }
 
-    fn is_immediate(&self) -> bool {
-        self.0.is_immediate()
+    fn embedded(&self) -> Option<&dyn Embedded> {
+        self.0.embedded()
     }
 
-    fn call_now(&self, call: &Call, now: Instant) -> Answer {
-        self.0.call_now(call, now)
-    }
-
-    fn connect(
-        &self,
-        shard: &Shard,
-    ) -> impl Future<Output = Result<Option<B::Lane>, BackendError>> + Send {
+    fn connect<'a>(
+        &'a self,
+        shard: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
         self.0.connect(shard)
     }
 }

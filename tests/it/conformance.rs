@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::{AcquireError, Full, FullReason, Limit, Permit, Policy, Semaphore};
+use tower_semaphore::{AcquireError, Limit, Permit, Policy, RejectReason, Rejected, Semaphore};
 
 use crate::support::eventually;
 #[cfg(feature = "redis")]
@@ -124,9 +124,9 @@ async fn waiting(node: &Semaphore, name: &str, count: u64) {
     eventually("so many wait", async || node.inspect(name).await.unwrap().waiting == count).await;
 }
 
-fn full(result: Result<Permit, AcquireError>) -> Full {
+fn full(result: Result<Permit, AcquireError>) -> Rejected {
     match result {
-        Err(AcquireError::Full(full)) => full,
+        Err(AcquireError::Rejected(rejected)) => rejected,
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -166,9 +166,9 @@ async fn grants_up_to_the_limit_and_no_further(fleet: &impl Fleet) {
     let two = b.try_acquire("x", &policy).await.unwrap();
     let three = a.try_acquire("x", &policy).await.unwrap();
     for node in [&a, &b] {
-        let full = full(node.try_acquire("x", &policy).await);
-        assert_eq!(full.reason, FullReason::Limit);
-        assert_eq!((full.limit, full.in_use, full.waiting), (3, 3, 0));
+        let rejected = full(node.try_acquire("x", &policy).await);
+        assert_eq!(rejected.reason, RejectReason::Limit);
+        assert_eq!((rejected.limit, rejected.in_use, rejected.waiting), (3, 3, 0));
     }
     drop(two);
     eventually("it is free", async || b.inspect("x").await.unwrap().in_use == 2).await;
@@ -222,7 +222,7 @@ async fn nobody_barges_while_someone_waits(fleet: &impl Fleet) {
     waiting(&a, "x", 1).await;
     // Even one who believes that there are more permits goes behind those who wait.
     let seen = full(a.try_acquire("x", &one).await);
-    assert_eq!((seen.reason, seen.waiting), (FullReason::Limit, 1));
+    assert_eq!((seen.reason, seen.waiting), (RejectReason::Limit, 1));
     first.release().await.unwrap();
     full(a.try_acquire("x", &one).await);
     drop(second.await.unwrap().unwrap());
@@ -232,7 +232,7 @@ async fn nobody_barges_while_someone_waits(fleet: &impl Fleet) {
 async fn a_limit_of_zero_refuses_and_unlimited_stores_nothing(fleet: &impl Fleet) {
     let node = fleet.node();
     let seen = full(node.acquire("x", &policy(0)).await);
-    assert_eq!((seen.reason, seen.limit), (FullReason::Limit, 0));
+    assert_eq!((seen.reason, seen.limit), (RejectReason::Limit, 0));
     let unlimited = Policy::new(Limit::Unlimited);
     let permit = node.acquire("x", &unlimited).await.unwrap();
     assert!(!permit.is_lost());
@@ -246,7 +246,7 @@ async fn a_waiter_gives_up_after_its_timeout(fleet: &impl Fleet) {
     let timeout = Duration::from_millis(80);
     let brief = Policy::builder(1).wait_timeout(timeout).build().unwrap();
     let seen = full(b.acquire("x", &brief).await);
-    assert_eq!((seen.reason, seen.limit), (FullReason::QueueTimeout, 1));
+    assert_eq!((seen.reason, seen.limit), (RejectReason::QueueTimeout, 1));
     assert!(seen.waited >= timeout, "{:?}", seen.waited);
     waiting(&a, "x", 0).await;
     drop(held);
@@ -262,7 +262,7 @@ async fn a_full_queue_refuses_at_once(fleet: &impl Fleet) {
     let waiters = [tokio::spawn(a.acquire("x", &narrow)), tokio::spawn(b.acquire("x", &narrow))];
     waiting(&a, "x", 2).await;
     let seen = full(b.acquire("x", &narrow).await);
-    assert_eq!((seen.reason, seen.in_use, seen.waiting), (FullReason::QueueFull, 1, 2));
+    assert_eq!((seen.reason, seen.in_use, seen.waiting), (RejectReason::QueueFull, 1, 2));
     drop(held);
     for waiter in waiters {
         drop(waiter.await.unwrap().unwrap());

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use deadpool_redis::redis::{Cmd, Script, cmd};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use tower_semaphore::ledger::{Ask, Grant, Ledger, NodeId, PlaceId, Reply, SWEEP_MAX, Standing};
+use tower_semaphore::protocol::{
+    Caller, Grant, Ledger, NodeId, PlaceId, PlaceStatus, Reply, WORK_MAX,
+};
 
 use crate::support::redis::TestRedis;
 
@@ -40,7 +42,7 @@ struct History {
 /// steps is a history too: that is what shrinking needs.
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire { node: usize, leaving: Vec<Pick>, deaf: bool, ids: usize, terms: Terms },
+    Acquire { node: usize, leaving: Vec<Pick>, poll_only: bool, ids: usize, terms: Terms },
     AcquireAgain { node: usize, leaving: Vec<Pick>, picks: Vec<Pick>, terms: Terms },
     Release { node: usize, picks: Vec<Pick> },
     Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
@@ -68,7 +70,7 @@ enum Pick {
     /// One of those that were ever made, there or not.
     Known(usize),
     /// One that was never sent before.
-    New { node: usize, deaf: bool },
+    New { node: usize, poll_only: bool },
 }
 
 /// What a place shows to be counted again.
@@ -113,7 +115,7 @@ fn pick() -> impl Strategy<Value = Pick> {
     prop_oneof![
         7 => index().prop_map(Pick::Present),
         2 => index().prop_map(Pick::Known),
-        1 => (0..NODES, any::<bool>()).prop_map(|(node, deaf)| Pick::New { node, deaf }),
+        1 => (0..NODES, any::<bool>()).prop_map(|(node, poll_only)| Pick::New { node, poll_only }),
     ]
 }
 
@@ -141,19 +143,20 @@ fn step(batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     let most = *batch.end();
     let sizes = batch.clone();
     let picks = move || prop::collection::vec(pick(), sizes.clone());
-    let leaving = move || prop_oneof![Just(Vec::new()), prop::collection::vec(pick(), 0..=most)];
+    let few = move || prop::collection::vec(pick(), 0..=most);
+    let leaving = move || prop_oneof![Just(Vec::new()), few()];
     let terms =
         || (lease(), queue()).prop_map(|(lease_ms, max_queue)| Terms { lease_ms, max_queue });
     let proofs = prop::collection::vec((pick(), proof()), batch.clone());
     let node = 0..NODES;
     prop_oneof![
         30 => (node.clone(), leaving(), prop::bool::weighted(0.15), batch, terms()).prop_map(
-            |(node, leaving, deaf, ids, terms)| Step::Acquire { node, leaving, deaf, ids, terms }
+            |(node, leaving, poll_only, ids, terms)| Step::Acquire { node, leaving, poll_only, ids, terms }
         ),
         6 => (node.clone(), leaving(), picks(), terms()).prop_map(
             |(node, leaving, picks, terms)| Step::AcquireAgain { node, leaving, picks, terms }
         ),
-        18 => (node.clone(), picks()).prop_map(|(node, picks)| Step::Release { node, picks }),
+        18 => (node.clone(), few()).prop_map(|(node, picks)| Step::Release { node, picks }),
         14 => (node.clone(), picks(), lease())
             .prop_map(|(node, picks, lease_ms)| Step::Renew { node, picks, lease_ms }),
         8 => (node.clone(), proofs, lease())
@@ -192,6 +195,8 @@ struct Expected {
     set: Vec<(String, u64)>,
     /// The longest of the leases in the set, ms, and the longest ever given.
     longest: (u64, u64),
+    /// Whether the bound on work was reached.
+    more: bool,
 }
 
 /// One history carried out by the ledger: the commands to send, and what must come back.
@@ -233,7 +238,7 @@ impl<'a> Model<'a> {
         Self {
             lua,
             out: Plan::default(),
-            ledger: Ledger::new(),
+            ledger: Ledger::with_work_max(lua.work_max),
             counted: history.counted,
             limit: history.limit,
             now: 1_795_169_853_126_543,
@@ -266,9 +271,9 @@ impl<'a> Model<'a> {
 
     fn take(&mut self, i: usize, step: &Step) {
         match step {
-            Step::Acquire { node: at, leaving, deaf, ids, terms } => {
+            Step::Acquire { node: at, leaving, poll_only, ids, terms } => {
                 let leaving = self.pick_any(leaving);
-                let ids: Vec<_> = (0..*ids).map(|_| self.new_id(*at, *deaf)).collect();
+                let ids: Vec<_> = (0..*ids).map(|_| self.new_id(*at, *poll_only)).collect();
                 self.acquire(i, *at, &leaving, &ids, *terms);
             }
             Step::AcquireAgain { node, leaving, picks, terms } => {
@@ -316,13 +321,13 @@ impl<'a> Model<'a> {
     }
 
     fn wipe(&mut self) {
-        self.ledger = Ledger::new();
+        self.ledger = Ledger::with_work_max(self.lua.work_max);
         self.send(cmd("DEL").arg(KEY));
         self.out.asides += 1;
     }
 
-    fn new_id(&mut self, at: usize, deaf: bool) -> PlaceId {
-        let id = PlaceId { node: node(at), deaf, n: self.next };
+    fn new_id(&mut self, at: usize, poll_only: bool) -> PlaceId {
+        let id = PlaceId { node: node(at), poll_only, n: self.next };
         self.next += 1;
         self.known.push(id);
         id
@@ -341,7 +346,7 @@ impl<'a> Model<'a> {
                 self.known[i % self.known.len()]
             }
             Pick::Present(_) | Pick::Known(_) => self.new_id(0, false),
-            Pick::New { node, deaf } => self.new_id(*node, *deaf),
+            Pick::New { node, poll_only } => self.new_id(*node, *poll_only),
         }
     }
 
@@ -387,12 +392,12 @@ impl<'a> Model<'a> {
         ids: &[PlaceId],
         (lease_ms, told): (u64, Told),
         command: &Cmd,
-        run: impl FnOnce(&mut Ledger, Ask, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
+        run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
-        let ask = Ask { now: self.now, limit: self.limit, node: node(at) };
+        let caller = Caller { now: self.now, limit: self.limit, node: node(at) };
         let mut messages = Vec::new();
         let (alive, counted) = (self.alive, self.counted);
-        let reply = run(&mut self.ledger, ask, &mut |to, grants| {
+        let reply = run(&mut self.ledger, caller, &mut |to, grants| {
             let listens = (0..NODES).any(|i| node(i) == to && alive[i]);
             if listens {
                 let mut text = KEY.to_owned();
@@ -406,39 +411,47 @@ impl<'a> Model<'a> {
             listens || !counted
         });
 
-        for (id, standing) in ids.iter().zip(&reply.standings) {
-            if let Standing::Waits(ticket) = standing {
+        for (id, status) in ids.iter().zip(&reply.statuses) {
+            if let PlaceStatus::Waiting(ticket) = status {
                 self.tickets.insert(*id, *ticket);
             }
-            if matches!(standing, Standing::Waits(_) | Standing::Held) {
+            if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
                 self.lease_ends.insert(*id, reply.lease_end);
                 self.leases.insert(*id, lease_ms);
                 self.longest = self.longest.max(lease_ms);
             }
         }
 
-        let held = reply.standings.iter().all(|standing| *standing == Standing::Held);
+        let held = reply.statuses.iter().all(|status| *status == PlaceStatus::Held);
         if told == Told::InShort && held {
+            assert!(!reply.more, "{reply:?}");
             return self.expect(what, command, number(reply.lease_end), messages);
         }
         let mut items: Vec<Item> = Vec::new();
         if told != Told::Grants {
-            items
-                .extend([reply.lease_end, reply.earliest, reply.in_use, reply.waiting].map(number));
+            assert!(!reply.more || reply.earliest == 0, "{reply:?}");
+            let earliest = if reply.more { 1 } else { reply.earliest };
+            items.extend([reply.lease_end, earliest, reply.in_use, reply.waiting].map(number));
         }
-        items.extend(reply.standings.iter().map(|standing| match standing {
-            Standing::Gone => Item::Int(0),
-            Standing::Held => Item::Int(1),
-            Standing::NoPermit => Item::Int(-1),
-            Standing::QueueFull => Item::Int(-2),
-            Standing::Waits(ticket) => number(*ticket),
+        items.extend(reply.statuses.iter().map(|status| match status {
+            PlaceStatus::Gone => Item::Int(0),
+            PlaceStatus::Held => Item::Int(1),
+            PlaceStatus::NoPermit => Item::Int(-1),
+            PlaceStatus::QueueFull => Item::Int(-2),
+            PlaceStatus::Waiting(ticket) => number(*ticket),
         }));
         for grant in &reply.granted {
             items.push(Item::Text(grant.id.to_string()));
             // As it stands in the set: a score comes as text.
             items.push(Item::Text(grant.lease_end.to_string()));
         }
+        if told == Told::Grants && reply.more {
+            items.push(Item::Int(1));
+        }
         self.expect(what, command, Item::List(items), messages);
+        if let Some(expected) = self.out.expected.last_mut() {
+            expected.more = reply.more;
+        }
     }
 
     fn expect(&mut self, what: String, command: &Cmd, reply: Item, messages: Vec<Message>) {
@@ -460,7 +473,8 @@ impl<'a> Model<'a> {
         set.sort_unstable_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
         let longest = (longest, self.longest);
         let before = std::mem::take(&mut self.out.asides);
-        self.out.expected.push(Expected { what, before, reply, messages, set, longest });
+        let more = false;
+        self.out.expected.push(Expected { what, before, reply, messages, set, longest, more });
     }
 
     fn what(&self, i: usize, op: &str, at: usize, ids: &[PlaceId], more: &str) -> String {
@@ -486,8 +500,8 @@ impl<'a> Model<'a> {
         let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(.., ticket)| ticket.is_some());
         let at_once = queue.is_empty() && (held.len() + ids.len()) as u64 <= u64::from(self.limit);
         let told = if at_once { Told::InShort } else { Told::All };
-        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, ask, post| {
-            ledger.acquire(ask, lease_ms, max_queue, leaving, ids, post)
+        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, caller, post| {
+            ledger.acquire(caller, lease_ms, max_queue, leaving, ids, post)
         });
     }
 
@@ -495,8 +509,8 @@ impl<'a> Model<'a> {
         let what = self.what(i, "release", at, ids, "");
         let mut command = self.lua.call("release", self.limit);
         command.arg(u8::from(self.counted)).arg(node(at).to_string()).arg(texts(ids));
-        self.operate(what, at, ids, (0, Told::Grants), &command, |ledger, ask, post| {
-            ledger.release(ask, ids, post)
+        self.operate(what, at, ids, (0, Told::Grants), &command, |ledger, caller, post| {
+            ledger.release(caller, ids, post)
         });
     }
 
@@ -505,8 +519,8 @@ impl<'a> Model<'a> {
         let mut command = self.lua.call("renew", self.limit);
         command.arg(lease_ms).arg(u8::from(self.counted)).arg(node(at).to_string()).arg(texts(ids));
         let told = if self.would_wait() == 0 { Told::InShort } else { Told::All };
-        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, ask, post| {
-            ledger.renew(ask, lease_ms, ids, post)
+        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, caller, post| {
+            ledger.renew(caller, lease_ms, ids, post)
         });
     }
 
@@ -515,7 +529,7 @@ impl<'a> Model<'a> {
         let mut dead: Vec<_> =
             self.ledger.places().filter(|(_, end, _)| *end <= self.now / 1000).collect();
         dead.sort_unstable_by_key(|(id, end, _)| (*end, *id));
-        let swept = dead.iter().take(SWEEP_MAX).filter(|(_, _, ticket)| ticket.is_some());
+        let swept = dead.iter().take(self.lua.work_max).filter(|(_, _, ticket)| ticket.is_some());
         self.ledger.waiting() - swept.count() as u64
     }
 
@@ -529,8 +543,8 @@ impl<'a> Model<'a> {
         for (id, proof) in proofs {
             command.arg(id.to_string()).arg(*proof);
         }
-        self.operate(what, at, &ids, (lease_ms, Told::All), &command, |ledger, ask, post| {
-            ledger.reassert(ask, lease_ms, proofs, post)
+        self.operate(what, at, &ids, (lease_ms, Told::All), &command, |ledger, caller, post| {
+            ledger.reassert(caller, lease_ms, proofs, post)
         });
     }
 
@@ -610,15 +624,18 @@ enum Told {
 
 /// The scripts, with the test's clock.
 struct Lua {
+    work_max: usize,
     texts: HashMap<&'static str, String>,
     hashes: HashMap<&'static str, String>,
 }
 
 impl Lua {
-    /// `change` may alter a file's text; it gets the file's name.
-    fn new(change: impl Fn(&str, &str) -> String) -> Self {
+    /// `change` may alter a file's text; it gets the file's name. `work_max` takes the place of the
+    /// bound on work.
+    fn new(work_max: usize, change: impl Fn(&str, &str) -> String) -> Self {
         const CLOCK: &str = "redis.call('TIME')";
-        let mut lua = Self { texts: HashMap::new(), hashes: HashMap::new() };
+        let bound = format!("budget = false, {WORK_MAX}\n");
+        let (mut texts, mut hashes) = (HashMap::new(), HashMap::new());
         for (name, body) in FILES {
             let mut text = change(name, body);
             for (piece, lines) in PIECES {
@@ -626,14 +643,17 @@ impl Lua {
             }
             let text = text.replace(CLOCK, "redis.call('MGET', 'now:s', 'now:us')");
             assert!(!text.contains("'TIME'"), "{name} reads the time in another way");
-            lua.hashes.insert(name, Script::new(&text).get_hash().to_owned());
-            lua.texts.insert(name, text);
+            let swept = text.contains("local swept");
+            assert_eq!(text.contains(&bound), swept, "{name} has another bound than the ledger");
+            let text = text.replace(&bound, &format!("budget = false, {work_max}\n"));
+            hashes.insert(name, Script::new(&text).get_hash().to_owned());
+            texts.insert(name, text);
         }
-        lua
+        Self { work_max, texts, hashes }
     }
 
     fn as_it_is() -> Self {
-        Self::new(|_, text| text.to_owned())
+        Self::new(WORK_MAX, |_, text| text.to_owned())
     }
 
     /// The beginning of every call: the first argument is a number.
@@ -726,8 +746,9 @@ impl Wire {
         }
     }
 
-    /// Carries a history out and compares; the number of operations, or the first difference.
-    fn check(&mut self, lua: &Lua, history: &History) -> Result<usize, String> {
+    /// Carries a history out and compares; the number of operations and of those that reached the bound on
+    /// work, or the first difference.
+    fn check(&mut self, lua: &Lua, history: &History) -> Result<[usize; 2], String> {
         let plan = Model::new(lua, history).run(history);
         // The key's expiry counts in real time, and is one second at the least: a run that stood
         // still for that long proves nothing.
@@ -735,7 +756,8 @@ impl Wire {
             let began = Instant::now();
             let differs = self.compare(&plan, began);
             if began.elapsed() < Duration::from_millis(900) {
-                return differs.map(|()| plan.expected.len());
+                let early = plan.expected.iter().filter(|expected| expected.more).count();
+                return differs.map(|()| [plan.expected.len(), early]);
             }
         }
         panic!("this machine is too slow to compare anything");
@@ -830,20 +852,21 @@ fn run(
     cases: u32,
     shrink: u32,
     histories: &impl Strategy<Value = History>,
-) -> Result<usize, String> {
+) -> Result<[usize; 2], String> {
     let server = TestRedis::start();
     let wire = RefCell::new(Wire::open(&server));
     wire.borrow_mut().load(lua);
-    let operations = Cell::new(0);
+    let counts = Cell::new([0; 2]);
     let config =
         Config { cases, max_shrink_iters: shrink, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(histories, |history| {
-        let count = wire.borrow_mut().check(lua, &history).map_err(TestCaseError::fail)?;
-        operations.set(operations.get() + count);
+        let [count, early] = wire.borrow_mut().check(lua, &history).map_err(TestCaseError::fail)?;
+        let [counts_before, early_before] = counts.get();
+        counts.set([counts_before + count, early_before + early]);
         Ok(())
     });
     match outcome {
-        Ok(()) => Ok(operations.get()),
+        Ok(()) => Ok(counts.get()),
         Err(TestError::Fail(why, history)) => Err(format!("{why}\n{history:#?}")),
         Err(TestError::Abort(why)) => panic!("{why}"),
     }
@@ -852,9 +875,20 @@ fn run(
 #[test]
 fn the_scripts_do_what_the_ledger_does() {
     let cases = histories();
-    let operations = run(&Lua::as_it_is(), cases, 4000, &history(1..=4, 50..=90))
+    let [operations, _] = run(&Lua::as_it_is(), cases, 4000, &history(1..=4, 50..=90))
         .unwrap_or_else(|difference| panic!("{difference}"));
     assert!(operations >= 50 * cases as usize, "only {operations} operations were compared");
+}
+
+/// A bound on work that small histories reach.
+const SMALL_WORK: usize = 8;
+
+#[test]
+fn they_stop_at_the_same_bound_on_work() {
+    let lua = Lua::new(SMALL_WORK, |_, text| text.to_owned());
+    let [operations, early] = run(&lua, histories(), 4000, &history(1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(early > operations / 200, "only {early} of {operations} reached the bound");
 }
 
 #[test]
@@ -866,7 +900,7 @@ fn they_do_so_with_hundreds_of_places_too() {
 
 fn acquire(node: usize, lease_ms: u64) -> Step {
     let terms = Terms { lease_ms, max_queue: Some(20_000) };
-    Step::Acquire { node, leaving: Vec::new(), deaf: false, ids: 512, terms }
+    Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids: 512, terms }
 }
 
 /// One history, told here.
@@ -901,18 +935,20 @@ fn a_sweep_of_more_dead_than_one_call_takes_out_goes_on_with_the_next() {
     let mut steps: Vec<_> = (0..NODES).map(|node| acquire(node, 5_000)).collect();
     steps.extend([acquire(0, 60_000), Step::Time(Time::By(6_000_000))]);
     // 1536 hold and 512 wait, all of them dead by now; another 512 wait and live.
-    for _ in 0..4 {
+    for _ in 0..7 {
         steps.push(Step::Renew {
             node: 1,
-            picks: vec![Pick::New { node: 1, deaf: false }],
+            picks: vec![Pick::New { node: 1, poll_only: false }],
             lease_ms: 5_000,
         });
     }
     let expected = told(1536, steps);
     assert_eq!((number_of(&expected[4], 2), number_of(&expected[4], 3)), (1536, 1024));
     let swept: Vec<_> = expected[5..].iter().map(|e| e.set.len()).collect();
-    // Three thousand and more members, then one thousand places fewer, then only those that live.
-    assert!(swept[0] > 1024 && swept[3] == 512, "{swept:?}");
+    // Three thousand and more members, then five hundred places fewer each time, then only those that live.
+    assert!(swept[0] > 2000 && swept[6] == 512, "{swept:?}");
+    assert!(swept.windows(2).all(|two| two[0] - two[1] <= 2 * WORK_MAX), "{swept:?}");
+    assert!(expected[5..].iter().any(|e| e.more) && !expected.last().unwrap().more);
 }
 
 #[test]
@@ -923,13 +959,17 @@ fn hundreds_are_granted_at_once_across_nodes() {
         Step::Limit(1_900),
         Step::Release { node: 3, picks: vec![Pick::Known(0)] },
     ]);
+    steps.extend((0..4).map(|_| Step::Release { node: 3, picks: Vec::new() }));
     let expected = told(1, steps);
     let last = expected.last().unwrap();
+    let early: Vec<_> = expected.iter().map(|e| e.more).collect();
+    assert_eq!(early, [false, false, false, false, true, true, true, true, false]);
     // Nobody listens for node 2 any more: its 512 are taken out, and everyone else is in.
     assert_eq!(counts(last), (3 * 512 - 1, 0));
-    // One message a node and round, and two rounds: node 1 is told in both.
-    let told: usize = last.messages.iter().map(|(_, text)| text.split(' ').count() / 2).sum();
-    assert_eq!((last.messages.len(), told), (3, 511 + 512));
+    // One message a node and call; the bound cuts both nodes' grants into two calls.
+    let messages: Vec<_> = expected.iter().flat_map(|e| &e.messages).collect();
+    let told: usize = messages.iter().map(|(_, text)| text.split(' ').count() / 2).sum();
+    assert_eq!((messages.len(), told), (4, 511 + 512));
 }
 
 #[test]
@@ -941,12 +981,15 @@ fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
         Step::Time(Time::By(6_000_000)),
         Step::Release { node: 0, picks: (0..512).map(Pick::Known).collect() },
     ]);
+    steps.extend((0..6).map(|_| Step::Release { node: 0, picks: Vec::new() }));
     let expected = told(512, steps);
+    // The sweep alone reaches the bound: nothing is left for grants.
+    assert!(expected[7].more && counts(&expected[7]) == (0, 5 * 512 + 512 - WORK_MAX));
     assert_eq!(counts(expected.last().unwrap()), (512, 0));
 }
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 59] = [
+const MUTANTS: [(&str, &str, &str); 62] = [
     ("acquire", "  all = all - left\n", ""),
     ("acquire", "queued .. members[i]", "members[i]"),
     ("acquire", "if waiting > 0 and left > 1 then", "if false then"),
@@ -960,7 +1003,7 @@ const MUTANTS: [(&str, &str, &str); 59] = [
     ("acquire", "if all == count_of_ids or", "if true or"),
     ("acquire", "or redis.call('PTTL', key) < lease_ms + 1000 then", "then"),
     ("acquire", "if swept then", "if false then"),
-    ("acquire", "--@sweep", "local swept, earliest = false, nil"),
+    ("acquire", "--@sweep", "local swept, budget = false, 500\nlocal earliest"),
     ("acquire", "--@promote", "local own, gone = {}, false"),
     ("acquire", "waiting >= max_queue", "waiting > max_queue"),
     ("acquire", "max_queue < 0", "max_queue <= 0"),
@@ -979,39 +1022,64 @@ const MUTANTS: [(&str, &str, &str); 59] = [
     ("release", "unpack(members)) > 1 then", "unpack(members)) > 2 then"),
     ("release", "  if waiting == 0 then return {} end\n", ""),
     ("release", "if swept then waiting", "if false then waiting"),
-    ("release", "--@sweep", "local swept = false"),
+    ("release", "--@sweep", "local swept, budget = false, 500"),
     ("release", "queued .. members[i]", "members[i]"),
-    ("renew", "--@sweep", "local earliest"),
+    ("renew", "--@sweep", "local budget, earliest = 500, nil"),
     ("renew", "tonumber(scores[#ids + i] or 1)", "1"),
     ("renew", "if waiting > 0 then", "if waiting > 1 then"),
     ("renew", "math.max(redis.call('PTTL', key), 3 * lease_ms + 1000)", "3 * lease_ms + 1000"),
     ("renew", "--@promote", "local own = {}"),
     ("renew", "earliest = nil", ""),
-    ("reassert", "--@sweep", "local earliest"),
+    ("reassert", "--@sweep", "local budget, earliest = 500, nil"),
     ("reassert", "proofs[i] > now_ms", "proofs[i] >= now_ms"),
     ("reassert", "proofs[i] > now_ms", "proofs[i] > 0"),
-    ("reassert", "standing = proofs[i]", "standing = now_ms * 1000"),
+    ("reassert", "status = proofs[i]", "status = now_ms * 1000"),
     ("reassert", "--@write", "if #writes > 0 then redis.call('ZADD', key, unpack(writes)) end"),
     ("acquire", "--@write", "if #writes > 0 then redis.call('ZADD', key, unpack(writes)) end"),
     ("sweep", "earliest <= now_ms", "earliest < now_ms"),
     ("sweep", "dead[#dead + 1] = queued .. dead[i]", "dead[#dead + 1] = dead[i]"),
     ("promote", "if heard == 0 and counted then", "if heard == 0 then"),
     ("promote", "if heard == 0 and counted then", "if false then"),
-    ("promote", "elseif deaf == '' then", "else"),
-    ("promote", "elseif to == node then", "elseif false then"),
-    ("promote", "and in_use < limit do", "and in_use <= limit do"),
-    ("promote", "math.min(limit - in_use, 1000)", "1"),
-    ("promote", "in_use + #heads - #dead", "in_use + #heads"),
+    ("promote", "if poll_only == '' or to == node then", "if true then"),
+    ("promote", "if to ~= node then", "if true then"),
+    ("promote", "if poll_only == '' and absent[to] then", "if absent[to] then"),
+    (
+        "promote",
+        "  while waiting > 0 and in_use < limit",
+        "  while waiting > 0 and in_use <= limit",
+    ),
+    ("promote", "  while waiting > 0 and in_use", "  while #ids < 1 and waiting > 0 and in_use"),
+    ("promote", "'LIMIT', passed, count", "'LIMIT', 0, count"),
+    ("promote", "      in_use = in_use - #mail[to]\n", ""),
     ("answer", "if waiting == 0 then", "if false then"),
+    ("release", "if #ARGV > 3 then redis", "if true then redis"),
     ("revoke", "id, queued .. id", "id"),
     ("revoke", "id, queued .. id", "queued .. id"),
     ("revoke", "lease_end) - now_ms, 0", "lease_end) - now_ms, 1"),
 ];
 
+/// The same for the bound on work.
+const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
+    ("sweep", "  budget = budget - #dead\n", ""),
+    ("sweep", "'LIMIT', 0, budget", "'LIMIT', 0, 1000"),
+    ("promote", "    budget = budget - 1\n", ""),
+    ("promote", "            budget = budget - 4\n", ""),
+    ("promote", "      absent[to] = true\n", ""),
+    ("answer", "elseif in_use < limit then", "elseif false then"),
+    ("answer", "elseif in_use < limit then", "elseif true then"),
+    ("release", "if waiting > 0 and in_use < limit then", "if false then"),
+    ("release", "if waiting > 0 and in_use < limit then", "if waiting > 0 then"),
+    ("release", "if waiting > 0 and in_use < limit then", "if in_use < limit then"),
+    ("acquire", "elseif waiting == 0 and in_use < limit then", "elseif in_use < limit then"),
+];
+
 #[test]
 fn a_script_that_does_otherwise_is_found_out() {
-    for (file, text, instead) in MUTANTS {
-        let lua = Lua::new(|name, body| {
+    let bound = BOUND_MUTANTS.map(|mutant| (SMALL_WORK, mutant));
+    for (work_max, (file, text, instead)) in
+        MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain(bound)
+    {
+        let lua = Lua::new(work_max, |name, body| {
             if name != file {
                 return body.to_owned();
             }

@@ -26,7 +26,7 @@ fn names(cluster: &TestCluster) -> Vec<String> {
 /// The limit that a process goes by; all permits must be out.
 async fn limit_seen(semaphore: &Semaphore, name: &str) -> Option<u32> {
     match semaphore.try_acquire(name, &policy(1)).await {
-        Err(AcquireError::Full(full)) => Some(full.limit),
+        Err(AcquireError::Rejected(rejected)) => Some(rejected.limit),
         _ => None,
     }
 }

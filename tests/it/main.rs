@@ -49,7 +49,10 @@ mod metrics;
 mod operate;
 #[cfg(feature = "redis")]
 mod outage;
+#[cfg(feature = "redis")]
+mod outage_policies;
 mod properties;
+mod records;
 #[cfg(feature = "redis")]
 mod redis_errors;
 #[cfg(feature = "redis")]

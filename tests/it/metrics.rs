@@ -266,7 +266,7 @@ fn reasons_of_refusals_are_called_the_same_as_results() {
 
 #[cfg(feature = "redis")]
 mod redis {
-    use tower_semaphore::{LinkState, OnUnavailable};
+    use tower_semaphore::{ConnectionState, OnUnavailable};
 
     use super::*;
     use crate::support::redis::TestRedis;
@@ -325,7 +325,7 @@ mod redis {
         for name in ["refuse", "admit", "local"] {
             assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy={name}}}")), 0.0, "{name}");
         }
-        assert!(matches!(semaphore.health().link, LinkState::Connecting));
+        assert!(matches!(semaphore.health().connection, ConnectionState::Connecting));
     }
 
     #[tokio::test]

@@ -4,11 +4,28 @@
 
 use std::collections::HashMap;
 use std::time::Duration;
+#[cfg(feature = "redis")]
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    sync::{Arc, Weak},
+};
 
+#[cfg(feature = "redis")]
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout};
-use tower_semaphore::ledger::PlaceId;
+#[cfg(feature = "redis")]
+use tower_semaphore::BackendError;
+#[cfg(feature = "redis")]
+use tower_semaphore::backend::{
+    Answer, Call, Connection, Listing, Mailbox, Names, PeerMessage, QueryError, RedisBackend,
+    ServerInfo, Shard,
+};
+use tower_semaphore::backend::{
+    Backend, Change, MemoryBackend, OVERRIDES, Overrides, Queries, Query,
+};
+use tower_semaphore::protocol::{NodeId, PlaceId};
 use tower_semaphore::{
-    AcquireError, Cursor, Full, FullReason, Mode, Name, Permit, Policy, Semaphore,
+    AcquireError, Cursor, Mode, Name, Permit, Policy, RejectReason, Rejected, Semaphore,
 };
 
 use crate::support::eventually;
@@ -79,9 +96,9 @@ async fn waiting(semaphore: &Semaphore, name: &str, count: u64) {
         .await;
 }
 
-fn full(result: Result<Permit, AcquireError>) -> Full {
+fn full(result: Result<Permit, AcquireError>) -> Rejected {
     match result {
-        Err(AcquireError::Full(full)) => full,
+        Err(AcquireError::Rejected(rejected)) => rejected,
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -201,7 +218,7 @@ async fn while_paused_nobody_is_granted_and_all_keep_their_turn(node: &dyn Fn() 
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (0, 2));
-    assert_eq!(full(other.try_acquire("x", &one).await).reason, FullReason::Limit);
+    assert_eq!(full(other.try_acquire("x", &one).await).reason, RejectReason::Limit);
 
     operator.resume("x").await.unwrap();
     let permit = timeout(AT_ONCE, first).await.expect("at once").unwrap().unwrap();
@@ -232,18 +249,18 @@ async fn a_draining_semaphore_serves_those_who_wait_and_refuses_newcomers(
         tokio::spawn(async move { operator.drain("x", Duration::from_secs(20)).await })
     };
     eventually("newcomers are refused", async || {
-        full(other.try_acquire("x", &one).await).reason == FullReason::Draining
+        full(other.try_acquire("x", &one).await).reason == RejectReason::Draining
     })
     .await;
     let seen = full(other.acquire("x", &one).await);
-    assert_eq!(seen.reason, FullReason::Draining, "one that would wait");
+    assert_eq!(seen.reason, RejectReason::Draining, "one that would wait");
     drop(held);
     let last = wait.await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!drain.is_finished(), "one is still there");
     drop(last);
     assert!(drain.await.unwrap().unwrap());
-    assert_eq!(full(other.try_acquire("x", &one).await).reason, FullReason::Draining);
+    assert_eq!(full(other.try_acquire("x", &one).await).reason, RejectReason::Draining);
     operator.resume("x").await.unwrap();
     eventually("it is open", async || other.try_acquire("x", &one).await.is_ok()).await;
 }
@@ -274,7 +291,7 @@ async fn what_is_set_for_one_name_leaves_all_others_alone(node: &dyn Fn() -> Sem
     }
     drop(other.try_acquire("y", &policy(1)).await.unwrap());
     let seen = full(other.try_acquire("x", &policy(1)).await);
-    assert_eq!((seen.reason, seen.limit), (FullReason::Draining, 100));
+    assert_eq!((seen.reason, seen.limit), (RejectReason::Draining, 100));
 }
 
 /// The id of the only holder.
@@ -338,7 +355,7 @@ async fn a_revoked_request_is_refused_and_does_not_come_back(node: &dyn Fn() -> 
     let id = operator.inspect("x").await.unwrap().waiters[0].id;
     assert!(operator.revoke("x", id).await.unwrap());
     let refused = timeout(AT_ONCE, first).await.expect("at once").unwrap();
-    assert_eq!(full(refused).reason, FullReason::Revoked);
+    assert_eq!(full(refused).reason, RejectReason::Revoked);
     // Longer than those who wait take to ask again.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
@@ -485,6 +502,187 @@ async fn an_inspection_tells_limit_and_age(node: &dyn Fn() -> Semaphore) {
     eventually("it is told", async || other.inspect("x").await.unwrap().limit == Some(7)).await;
 }
 
+/// What the backend answers to a question.
+async fn asked<B: Backend, T>(backend: &B, query: impl Fn(&dyn Queries) -> Query<T>) -> T {
+    if let Some(embedded) = backend.embedded() {
+        return query(embedded).await.unwrap();
+    }
+    let shard = backend.shard(&backend.key(OVERRIDES));
+    let connection = backend.connect(&shard).await.unwrap().unwrap();
+    query(&*connection).await.unwrap()
+}
+
+/// Changes the record of one revoked place.
+async fn remember<B: Backend>(backend: &B, id: PlaceId, name: &str, keep_ms: u64) {
+    let (key, name) = (backend.key(OVERRIDES), name.into());
+    let change = Change::Revoked { id, keep_ms, tell: true };
+    asked(backend, |server| server.set_override(&key, &name, change)).await;
+}
+
+/// All that operators set.
+async fn all_set<B: Backend>(backend: &B) -> Overrides {
+    let key = backend.key(OVERRIDES);
+    asked(backend, |server| server.overrides(&key, 0)).await.unwrap_or_default()
+}
+
+async fn an_id_of_two_names_is_revoked_for_one<B: Backend>(backend: B) {
+    let id: PlaceId = "00000000007:1".parse().unwrap();
+    remember(&backend, id, "x", 60_000).await;
+    remember(&backend, id, "y", 60_000).await;
+    assert_eq!(all_set(&backend).await.revoked.len(), 2);
+    remember(&backend, id, "z", 0).await;
+    remember(&backend, id, "y", 0).await;
+    let left: Vec<_> = all_set(&backend).await.revoked.into_keys().collect();
+    assert_eq!(left, [(id, "x".into())]);
+    remember(&backend, id, "x", 0).await;
+    assert_eq!(all_set(&backend).await.revoked.len(), 0);
+}
+
+#[tokio::test]
+async fn an_id_that_two_names_have_is_revoked_for_one_of_them() {
+    an_id_of_two_names_is_revoked_for_one(MemoryBackend::new()).await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn an_id_that_two_names_have_is_revoked_for_one_of_them_in_redis() {
+    let server = TestRedis::start();
+    let backend = RedisBackend::builder(server.url()).build().unwrap();
+    an_id_of_two_names_is_revoked_for_one(backend).await;
+    assert_eq!(server.keys(), 0);
+}
+
+/// A backend whose answer to the first taking-out is lost, so that it is asked for again.
+#[cfg(feature = "redis")]
+struct AskedTwice(RedisBackend);
+
+#[cfg(feature = "redis")]
+struct AskedTwiceConnection(Arc<dyn Connection>, Arc<AtomicBool>);
+
+#[cfg(feature = "redis")]
+impl Backend for AskedTwice {
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.attach(node, mailbox);
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        self.0.key(name)
+    }
+
+    fn connect<'a>(
+        &'a self,
+        shard: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        Box::pin(async move {
+            let connection = self.0.connect(shard).await?;
+            let twice =
+                |connection| Arc::new(AskedTwiceConnection(connection, Arc::default())) as _;
+            Ok(connection.map(twice))
+        })
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Connection for AskedTwiceConnection {
+    fn server(&self) -> &ServerInfo {
+        self.0.server()
+    }
+
+    fn closed(&self) -> BoxFuture<'_, ()> {
+        self.0.closed()
+    }
+
+    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+        self.0.send(calls)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Queries for AskedTwiceConnection {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        self.0.inspect(key, most)
+    }
+
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        self.0.list(key, from, most)
+    }
+
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        self.0.overrides(key, known)
+    }
+
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        self.0.set_override(key, name, change)
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        let (answer, done) = (self.0.revoke(key, id, take), Arc::clone(&self.1));
+        Box::pin(async move {
+            let answer = answer.await;
+            // As where a slot is on its way, and the node that has it does not answer in time.
+            if take && !done.swap(true, Ordering::Relaxed) {
+                Err(QueryError::Moved)
+            } else {
+                answer
+            }
+        })
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        self.0.send_message(key, to, message)
+    }
+}
+
+/// A backend for a process that no message reaches.
+#[cfg(feature = "redis")]
+fn without_messages(server: &TestRedis) -> RedisBackend {
+    let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
+    let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
+    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
+    RedisBackend::builder(url).build().unwrap()
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_revocation_that_is_asked_for_twice_is_not_undone() {
+    let server = TestRedis::start();
+    let backend = RedisBackend::builder(server.url()).build().unwrap();
+    let operator = Semaphore::new(AskedTwice(backend));
+    let poll_only = Semaphore::new(without_messages(&server));
+    let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
+    let held = poll_only.acquire("x", &brief).await.unwrap();
+    let id = holder(&operator, "x").await;
+    assert!(operator.revoke("x", id).await.unwrap());
+    let revoked = Instant::now();
+    while !held.is_lost() {
+        assert_eq!(operator.inspect("x").await.unwrap().in_use, 0, "it came back");
+        assert!(revoked.elapsed() < Duration::from_millis(1500), "not within a second");
+    }
+    assert_eq!(operator.inspect("x").await.unwrap().in_use, 0, "it came back");
+    // Nobody can tell that its holder did not give it back: for as long as any lease.
+    let left: i64 = server.command(&["PTTL", "semaphore:{!overrides}"]);
+    assert!(left > 23 * 3600 * 1000, "{left}");
+}
+
+/// Two operators: the record that one of them shortens or keeps is not undone by the other.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_permit_that_two_operators_revoke_at_once_does_not_come_back() {
+    let server = TestRedis::start();
+    let (one, two) = (server.semaphore(), server.semaphore());
+    let poll_only = Semaphore::new(without_messages(&server));
+    let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
+    for _ in 0..5 {
+        let held = poll_only.acquire("x", &brief).await.unwrap();
+        let id = holder(&one, "x").await;
+        let (a, b) = tokio::join!(one.revoke("x", id), two.revoke("x", id));
+        assert!(a.unwrap() | b.unwrap());
+        while !held.is_lost() {
+            assert_eq!(one.inspect("x").await.unwrap().in_use, 0, "it came back");
+        }
+    }
+}
+
 #[tokio::test]
 async fn at_most_a_thousand_names_have_something_set() {
     let operator = Semaphore::in_memory();
@@ -541,15 +739,15 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     words.extend(rules.split(' '));
     let _: String = server.command(&words);
     let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let backend = tower_semaphore::backend::RedisBackend::builder(url).build().unwrap();
-    let (operator, deaf) = (server.semaphore(), Semaphore::new(backend));
+    let backend = RedisBackend::builder(url).build().unwrap();
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(backend));
     let one = policy(1);
-    let held = deaf.acquire("x", &one).await.unwrap();
+    let held = poll_only.acquire("x", &one).await.unwrap();
     operator.set_limit("x", 2).await.unwrap();
     // A second, the round trips, and a machine that is slow.
     let began = Instant::now();
     let second = loop {
-        if let Ok(permit) = deaf.try_acquire("x", &one).await {
+        if let Ok(permit) = poll_only.try_acquire("x", &one).await {
             break permit;
         }
         assert!(began.elapsed() < Duration::from_millis(1500), "not within a second");
@@ -558,7 +756,7 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     // Nor may it send any: the others look by themselves.
     let wait = tokio::spawn(operator.acquire("x", &one));
     waiting(&operator, "x", 1).await;
-    deaf.set_limit("x", 3).await.unwrap();
+    poll_only.set_limit("x", 3).await.unwrap();
     timeout(Duration::from_millis(2500), wait).await.expect("soon").unwrap().unwrap();
     drop((held, second));
 }
@@ -584,10 +782,63 @@ async fn what_is_set_is_read_again_by_a_process_that_lost_its_connection() {
     drop(held);
 }
 
+/// Fields that another program or a later version wrote: they harm nothing else.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn fields_that_cannot_be_read_are_passed_over() {
+    const KEY: &str = "semaphore:{!overrides}";
+    let server = TestRedis::start();
+    let (operator, other) = (server.semaphore(), server.semaphore());
+    operator.set_limit("x", 1).await.unwrap();
+    let foreign = "return redis.call('HSET', KEYS[1], 'a\\255', '1 open', 'b', '\\255', 'c', '?', \
+                   'd', '-1 open', 'e', '1 ajar', '@nobody', '9', '@nobody x', '9', \
+                   '@00000000009:1 x', 'soon', '@00000000009:1\\255 x', '9', '@00000000009:1', '9', \
+                   '@00000000009:2 f\\255', '9', '@@', '', '', '')";
+    let written: usize = server.command(&["EVAL", foreign, "1", KEY]);
+    assert_eq!(written, 13);
+    for version in
+        ["7", "soon", "", "-1", "1e400", "nan", "9007199254740992", "18446744073709551616"]
+    {
+        server.command::<()>(&["HSET", KEY, "@", version]);
+        // What is written so is read at the next look.
+        eventually("the rest is read", async || {
+            other.limit_of("x").await.unwrap().limit == Some(1)
+        })
+        .await;
+        let all = server.semaphore().overrides().await.unwrap();
+        let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["x"], "{version:?}");
+        // Nor is it read all the time.
+        let held = other.acquire("x", &policy(5)).await.unwrap();
+        let before = server.calls("hgetall");
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        let reads = server.calls("hgetall") - before;
+        assert!(reads <= 5, "{version:?}: {reads} reads in 1.5 s");
+        // And it can be written.
+        let id = holder(&operator, "x").await;
+        assert!(operator.revoke("x", id).await.unwrap());
+        timeout(AT_ONCE, held.lost()).await.expect("at once");
+        operator.set_limit("x", 2).await.unwrap();
+        eventually("it is told", async || other.limit_of("x").await.unwrap().limit == Some(2))
+            .await;
+        operator.set_limit("x", 1).await.unwrap();
+        let now: u64 = server.command(&["HGET", KEY, "@"]);
+        assert!(
+            (1_500_000_000_000_000..9_000_000_000_000_000).contains(&now),
+            "{version:?}: {now}"
+        );
+    }
+    // One of them is set.
+    operator.pause("c").await.unwrap();
+    assert_eq!(other.limit_of("c").await.unwrap().mode, Mode::Paused);
+    let fields: Vec<String> = server.command(&["HMGET", KEY, "d", "e", "@nobody", "@@", ""]);
+    assert_eq!(fields, ["-1 open", "1 ajar", "9", "", ""], "what others wrote stays");
+}
+
 #[cfg(feature = "redis")]
 async fn limit_of_eventually(semaphore: &Semaphore, policy: &Policy, limit: u32) {
     eventually("it is known", async || match semaphore.try_acquire("x", policy).await {
-        Err(AcquireError::Full(full)) => full.limit == limit,
+        Err(AcquireError::Rejected(rejected)) => rejected.limit == limit,
         _ => false,
     })
     .await;
@@ -600,7 +851,7 @@ async fn who_may_not_read_what_is_set_is_served_by_the_policy() {
     let words = "ACL SETUSER app reset on >secret ~* &* +@all -hget -hgetall -hmget";
     let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
     let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let backend = tower_semaphore::backend::RedisBackend::builder(url).build().unwrap();
+    let backend = RedisBackend::builder(url).build().unwrap();
     let semaphore = Semaphore::new(backend);
     let held = semaphore.acquire("x", &policy(1)).await.unwrap();
     let error = semaphore.set_limit("x", 2).await.unwrap_err();
@@ -674,15 +925,11 @@ async fn a_revocation_is_forgotten_when_the_lease_would_have_ended() {
 #[tokio::test]
 async fn a_process_that_messages_do_not_reach_does_not_bring_a_revoked_permit_back() {
     let server = TestRedis::start();
-    let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
-    let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
-    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let backend = tower_semaphore::backend::RedisBackend::builder(url).build().unwrap();
-    let (operator, deaf) = (server.semaphore(), Semaphore::new(backend));
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
     // Renewed every 170 ms, and so five times before it looks by itself.
     let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
     for _ in 0..3 {
-        let held = deaf.acquire("x", &brief).await.unwrap();
+        let held = poll_only.acquire("x", &brief).await.unwrap();
         let id = holder(&operator, "x").await;
         assert!(operator.revoke("x", id).await.unwrap());
         let revoked = Instant::now();
@@ -693,7 +940,7 @@ async fn a_process_that_messages_do_not_reach_does_not_bring_a_revoked_permit_ba
         assert_eq!(operator.inspect("x").await.unwrap().in_use, 0, "it came back");
     }
     // And a loss of data is told from that.
-    let held = deaf.acquire("x", &brief).await.unwrap();
+    let held = poll_only.acquire("x", &brief).await.unwrap();
     let _: String = server.command(&["FLUSHALL"]);
     crate::support::semaphore::in_use(&operator, "x", 1).await;
     assert!(!held.is_lost());

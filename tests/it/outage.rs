@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
-use tower_semaphore::{AcquireError, FullReason, OnUnavailable, Policy, Semaphore};
+use tower_semaphore::{AcquireError, OnUnavailable, Policy, RejectReason, Semaphore};
 
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
@@ -86,7 +86,7 @@ async fn admits_what_comes_and_has_it_counted_afterwards() {
     })
     .await;
     let refused = semaphore.try_acquire("x", &admit).await;
-    assert!(matches!(refused, Err(AcquireError::Full(_))));
+    assert!(matches!(refused, Err(AcquireError::Rejected(_))));
     // And they live as others do, past the lease.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert!(permits.iter().all(|permit| !permit.is_lost()));
@@ -104,11 +104,11 @@ async fn a_local_share_is_a_cap_of_its_own_with_a_queue() {
     down(&semaphore).await;
     let one = semaphore.acquire("x", &local).await.unwrap();
     let two = semaphore.acquire("x", &local).await.unwrap();
-    let full = match semaphore.try_acquire("x", &local).await {
-        Err(AcquireError::Full(full)) => full,
+    let rejected = match semaphore.try_acquire("x", &local).await {
+        Err(AcquireError::Rejected(rejected)) => rejected,
         other => panic!("{other:?}"),
     };
-    assert_eq!((full.reason, full.in_use), (FullReason::Limit, 2));
+    assert_eq!((rejected.reason, rejected.in_use), (RejectReason::Limit, 2));
     let mut third = tokio::spawn(semaphore.acquire("x", &local));
     let mut fourth = tokio::spawn(semaphore.acquire("x", &local));
     tokio::task::yield_now().await;
@@ -140,7 +140,9 @@ async fn a_local_wait_ends_with_its_timeout() {
     down(&semaphore).await;
     let held = semaphore.acquire("x", &local).await.unwrap();
     match semaphore.acquire("x", &local).await {
-        Err(AcquireError::Full(full)) => assert_eq!(full.reason, FullReason::QueueTimeout),
+        Err(AcquireError::Rejected(rejected)) => {
+            assert_eq!(rejected.reason, RejectReason::QueueTimeout)
+        }
         other => panic!("{other:?}"),
     }
     drop(held);
@@ -226,9 +228,9 @@ async fn quarantine_keeps_a_newcomer_from_passing_the_cap_after_a_loss() {
     // Two processes that were there before, and one that was not: the server is young.
     for process in [&a, &b, &quarantining(&redis)] {
         let refused = process.try_acquire("x", &policy).await;
-        assert!(matches!(refused, Err(AcquireError::Full(_))), "{refused:?}");
+        assert!(matches!(refused, Err(AcquireError::Rejected(_))), "{refused:?}");
         let refused = process.try_acquire("y", &policy).await;
-        assert!(matches!(refused, Err(AcquireError::Full(_))), "nothing at all is granted");
+        assert!(matches!(refused, Err(AcquireError::Rejected(_))), "nothing at all is granted");
     }
     assert!(!held.is_lost());
     drop(held);
@@ -286,6 +288,10 @@ async fn a_release_that_a_failover_undid_is_made_again() {
     // kept for some seconds more.
     tokio::time::sleep(Duration::from_millis(500)).await;
     redis.command::<u64>(&["ZADD", key, &lease_end, id]);
+    // As a promoted replica it has another history.
+    for role in [["127.0.0.1", "1"], ["NO", "ONE"]] {
+        redis.command::<String>(&[&["REPLICAOF"], &role[..]].concat());
+    }
     for kind in ["pubsub", "normal"] {
         redis.command::<u64>(&["CLIENT", "KILL", "TYPE", kind]);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_redis::redis::IntoConnectionInfo;
 use deadpool_redis::{Manager, Pool, Runtime};
 use tower_semaphore::backend::RedisBackend;
-use tower_semaphore::{LinkState, Policy, Semaphore};
+use tower_semaphore::{ConnectionState, Policy, Semaphore};
 
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{empty, waiting};
@@ -20,7 +20,7 @@ async fn hands_over(a: &Semaphore, b: &Semaphore, redis: &TestRedis) {
         drop(held);
         drop(waits.await.unwrap().unwrap());
     }
-    assert!(matches!(b.health().link, LinkState::Up), "{:?}", b.health());
+    assert!(matches!(b.health().connection, ConnectionState::Up), "{:?}", b.health());
     empty(redis).await;
 }
 

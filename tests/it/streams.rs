@@ -65,7 +65,7 @@ impl Stage {
             talk().await;
             let seen = self.other.try_acquire(NAME, &Policy::new(1)).await;
             let after = began.elapsed();
-            assert!(matches!(&seen, Err(AcquireError::Full(_))), "{seen:?} after {after:?}");
+            assert!(matches!(&seen, Err(AcquireError::Rejected(_))), "{seen:?} after {after:?}");
             refused().await;
             sleep(LEASE / 10).await;
         }

@@ -1,599 +1,420 @@
-//! The process's side: the rules of `places.rs`, in small.
-//!
-//! Ticks stand for the clock, one renewal interval each; a number is a request and which stay of it.
+//! One process: the shipped [`Session`], and what the shell in `src/semaphore/` keeps beside it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use tower_semaphore::ledger::{Reply, Standing};
+use tower_semaphore::protocol::session::{AcquireOptions, Connected, PLACES_MAX, Quarantine};
+use tower_semaphore::protocol::{Call, Op, PlaceId, Reply, Session, Time};
 
-use super::Bug;
-use super::server::{LEASE, Proof, end_of, id_of, ticket_of};
-
-/// Stays of one request: each has a number of its own.
-const STAYS: u8 = 8;
+use super::server::{Id, TICK_MS, id_of};
+use super::{Bug, Config};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
     pub(crate) me: u8,
+    pub(crate) session: Option<Session>,
+    /// From which on the next session numbers its places.
+    serial: u64,
+    /// The requests that are under way, and how many there were.
     pub(crate) slots: Vec<Slot>,
     pub(crate) requests: u8,
-    pub(crate) releases: Vec<(u8, u8)>,
-    reasserts: Vec<u8>,
-    renew: bool,
-    renewing: u8,
-    resync: bool,
-    joins: Vec<u8>,
 
-    pub(crate) connected: bool,
-    /// The server that it saw last; none before its first connection.
-    pub(crate) seen: Option<u8>,
-    pub(crate) quarantine: u8,
+    // Its connection.
+    pub(crate) link: Link,
+    connections: u8,
+    /// The data that it met last, and when it lost some before that.
+    pub(crate) met: Option<u8>,
+    pub(crate) lost_at: Option<u8>,
+    /// The server that counts the semaphore, as far as it knows.
+    pub(crate) home: u8,
+    /// How often that was another one.
+    pub(crate) stay: u8,
+    /// Calls that are not answered yet, in the order in which they were sent.
+    pub(crate) calls: VecDeque<Transit>,
+
+    // What operators do, as far as it knows.
+    pub(crate) set: u8,
+    pub(crate) told: u8,
+    /// The session waits until it is known which places were revoked.
+    pub(crate) checking: bool,
+
     pub(crate) frozen: bool,
     pub(crate) dead: bool,
-    /// Sent on the connection and not carried out yet; and carried out, with the answer on its way.
-    pub(crate) wire: VecDeque<Call>,
-    pub(crate) back: VecDeque<(Call, Reply)>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Slot {
-    pub(crate) n: u8,
-    wait: bool,
-    pub(crate) state: State,
-    end: u8,
-    pub(crate) acked: u8,
-    doubt: bool,
-    /// The caller was told that it has the permit, and works.
-    pub(crate) taken: bool,
+    pub(crate) closed: bool,
+    pub(crate) altered: Altered,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum State {
-    Joining { sent: bool, hint: Option<u8> },
-    Waiting { ticket: Option<u16> },
-    Held,
-    Lost,
+pub(crate) enum Link {
+    Connecting,
+    Up,
+    Down,
 }
 
+/// A request, as its caller sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Call {
-    pub(crate) op: Op,
-    pub(crate) limit: u32,
+pub(crate) struct Slot {
+    pub(crate) request: u8,
+    pub(crate) index: usize,
+    pub(crate) began: u8,
+    pub(crate) options: AcquireOptions,
+    pub(crate) phase: Phase,
+    /// Its alarm.
+    pub(crate) until: Option<u8>,
+    /// There is news for its task, which sleeps if it naps.
+    pub(crate) woken: bool,
+    pub(crate) napping: bool,
+    /// It passed by policy; and was counted since.
+    pub(crate) by_policy: bool,
+    pub(crate) counted: bool,
+    /// When the call was sent whose answer counts for its deadline.
+    pub(crate) acked: u8,
+    /// The process knows its ticket.
+    pub(crate) has_ticket: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Phase {
+    Asking,
+    Working,
+    /// It waits for the acknowledgement of its release.
+    Releasing,
+}
+
+/// A call that was sent and is not answered yet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Transit {
+    pub(crate) call: Call,
+    /// What the session meant, where a [`Bug`] made something else of it.
+    pub(crate) meant: Option<Op>,
     pub(crate) sent: u8,
+    pub(crate) stay: u8,
+    /// The server does not carry it out when its turn comes, but later.
+    pub(crate) late: bool,
+    pub(crate) answer: Option<Answer>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Op {
-    Acquire {
-        ids: Vec<u8>,
-        wait: bool,
-    },
-    Release {
-        ids: Vec<u8>,
-    },
-    /// Each with whether it was held when this was sent.
-    Renew {
-        ids: Vec<(u8, bool)>,
-    },
-    Reassert {
-        proofs: Vec<(u8, Proof)>,
-    },
+pub(crate) enum Answer {
+    Reply(Reply),
+    Failed,
+    Moved,
 }
 
-/// What happened in a process that someone outside wants to know.
-#[derive(Debug, Default)]
-pub(crate) struct Notes {
-    /// A promotion came for a place that is not known here.
-    pub(crate) stranger: Vec<u8>,
-    pub(crate) lost_without_cause: bool,
-    pub(crate) lost_at_deadline: bool,
-    pub(crate) hint_repaired: bool,
-    pub(crate) rejoined: bool,
-    pub(crate) refused: bool,
-    pub(crate) hint_came_first: bool,
-    pub(crate) too_late: bool,
+/// What a [`Bug`] has to remember.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Altered {
+    /// Numbers in the session, and the others that go out in their place.
+    aliases: Vec<(u64, u64)>,
+    /// Places that an acquire named, by their index.
+    asked: Vec<u64>,
+    /// Hints for places whose acquire is not answered.
+    pub(crate) hints: Vec<(u64, u64)>,
+}
+
+pub(crate) fn time(tick: u8) -> Time {
+    Time::since_epoch(Duration::from_millis(u64::from(tick) * TICK_MS))
+}
+
+pub(crate) const fn ticks(ticks: u8) -> Duration {
+    Duration::from_millis(ticks as u64 * TICK_MS)
+}
+
+fn ticks_of(duration: Duration) -> u8 {
+    u8::try_from(duration.as_secs()).expect("a short time")
 }
 
 impl Slot {
-    pub(crate) const fn request(&self) -> u8 {
-        self.n / STAYS
+    pub(crate) fn lease(&self) -> u8 {
+        ticks_of(self.options.lease)
     }
 
-    const fn deadline(&self) -> u8 {
-        self.acked + LEASE
+    pub(crate) fn is_asking(&self) -> bool {
+        self.phase == Phase::Asking
     }
-
-    /// Whether the caller goes on working: it has the permit, and looks at the clock before it does
-    /// anything.
-    pub(crate) fn works(&self, now: u8, bug: Option<Bug>) -> bool {
-        let lost = match self.state {
-            State::Lost => true,
-            State::Held => now >= self.deadline() && bug != Some(Bug::NoSelfFence),
-            _ => false,
-        };
-        self.taken && !lost
-    }
-}
-
-pub(crate) const fn request_of(n: u8) -> u8 {
-    n / STAYS
 }
 
 impl Process {
     pub(crate) fn new(me: u8) -> Self {
         Self {
             me,
+            session: None,
+            serial: 1,
             slots: Vec::new(),
             requests: 0,
-            releases: Vec::new(),
-            reasserts: Vec::new(),
-            renew: false,
-            renewing: 0,
-            resync: false,
-            joins: Vec::new(),
-            connected: true,
-            seen: None,
-            quarantine: 0,
+            link: Link::Up,
+            connections: 0,
+            met: None,
+            lost_at: None,
+            home: 0,
+            stay: 0,
+            calls: VecDeque::new(),
+            set: 0,
+            told: 0,
+            checking: false,
             frozen: false,
             dead: false,
-            wire: VecDeque::new(),
-            back: VecDeque::new(),
+            closed: false,
+            altered: Altered::default(),
         }
+    }
+
+    /// The process is no more. What it had sent may still be read.
+    pub(crate) fn crashed(&self) -> Self {
+        let new = Self::new(self.me);
+        Self { dead: true, link: Link::Connecting, requests: self.requests, met: self.met, ..new }
     }
 
     pub(crate) const fn is_awake(&self) -> bool {
         !self.dead && !self.frozen
     }
 
-    pub(crate) fn knows(&self, n: u8) -> bool {
-        !self.dead && self.slots.iter().any(|slot| slot.n == n)
+    pub(crate) fn is_up(&self) -> bool {
+        self.link == Link::Up
     }
 
-    /// Whether a place of this number would be of use here.
-    pub(crate) fn wants(&self, n: u8) -> bool {
-        !self.dead && self.slots.iter().any(|slot| slot.n == n && slot.state != State::Lost)
+    /// What this place is called on the server; `None`: it is none.
+    pub(crate) fn id(&self, index: usize) -> Option<Id> {
+        let place = self.session.as_ref()?.place(index)?;
+        Some(id_of(PlaceId { n: self.altered.out(place.n), ..place }))
     }
 
-    fn find(&mut self, n: u8) -> Option<&mut Slot> {
-        self.slots.iter_mut().find(|slot| slot.n == n)
+    /// The request that a place of this process belongs to.
+    pub(crate) fn slot_of(&self, id: Id) -> Option<&Slot> {
+        self.slots.iter().find(|slot| self.id(slot.index) == Some(id))
     }
 
-    // ===== requests =====
-
-    pub(crate) fn join(&mut self, wait: bool, now: u8) {
-        let n = self.requests * STAYS;
-        self.requests += 1;
-        self.slots.push(Slot {
-            n,
-            wait,
-            state: State::Joining { sent: false, hint: None },
-            end: 0,
-            acked: now,
-            doubt: false,
-            taken: false,
-        });
-        self.joins.push(n);
+    pub(crate) fn knows(&self, id: Id) -> bool {
+        !self.dead && self.slot_of(id).is_some_and(|slot| slot.phase != Phase::Releasing)
     }
 
-    pub(crate) fn leave(&mut self, index: usize, now: u8) {
-        let slot = self.slots.remove(index);
-        let there = match slot.state {
-            State::Joining { sent, .. } => sent,
-            State::Waiting { .. } | State::Held => true,
-            State::Lost => false,
-        };
-        self.joins.retain(|n| *n != slot.n);
-        self.reasserts.retain(|n| *n != slot.n);
-        if there {
-            self.releases.push((slot.n, now + LEASE));
-        }
+    /// Whether a place of this name would be of use here.
+    pub(crate) fn wants(&self, id: Id) -> bool {
+        let session = self.session.as_ref();
+        self.slot_of(id).is_some_and(|slot| {
+            slot.phase != Phase::Releasing && !session.is_some_and(|s| s.was_lost(slot.index))
+        })
     }
 
-    // ===== calls out =====
+    /// Whether the caller goes on working: it has the permit, and looks at the clock before it does
+    /// anything.
+    pub(crate) fn works(&self, slot: &Slot, now: u8, bug: Option<Bug>) -> bool {
+        let Some(session) = &self.session else { return false };
+        let fenced = bug != Some(Bug::NoSelfFence);
+        slot.phase == Phase::Working
+            && !if fenced {
+                session.is_lost(slot.index, time(now))
+            } else {
+                session.was_lost(slot.index)
+            }
+    }
 
+    /// Whether the session has something to send.
     pub(crate) fn has_mail(&self) -> bool {
-        !self.releases.is_empty()
-            || !self.reasserts.is_empty()
-            || (self.renew && self.renewing == 0)
-            || (!self.joins.is_empty() && !self.resync)
+        self.session.as_ref().is_some_and(|session| session.urgency().is_some())
     }
 
-    /// Whether all that is to be sent is a question that was just answered "waits" for a holder.
-    /// The process asks it again and again; time passes over that.
-    pub(crate) fn only_doubts(&self) -> bool {
-        self.releases.is_empty()
-            && self.reasserts.is_empty()
-            && self.slots.iter().any(|slot| slot.doubt)
+    /// Whether the watchdog is to look now.
+    pub(crate) fn is_due(&self, now: u8) -> bool {
+        let timeout = self.session.as_ref().and_then(Session::poll_timeout);
+        timeout.is_some_and(|timeout| timeout <= time(now))
     }
 
-    pub(crate) fn collect(&mut self, now: u8, limit: u32, bug: Option<Bug>) -> Vec<Call> {
-        let mut ops = Vec::new();
-        let ids: Vec<_> =
-            self.releases.drain(..).filter(|(_, until)| now < *until).map(|r| r.0).collect();
-        if !ids.is_empty() {
-            ops.push(Op::Release { ids });
-        }
-        let joins_first = bug == Some(Bug::AcquiresBeforeRenewals);
-        if joins_first {
-            self.collect_joins(&mut ops, bug);
-        }
-        let mut proofs = Vec::new();
-        for n in std::mem::take(&mut self.reasserts) {
-            let Some(slot) = self.find(n) else { continue };
-            match slot.state {
-                State::Waiting { ticket: Some(ticket) } => proofs.push((n, Proof::Ticket(ticket))),
-                State::Held => proofs.push((n, Proof::End(slot.end))),
-                _ => {}
-            }
-        }
-        if !proofs.is_empty() {
-            self.renewing += 1;
-            ops.push(Op::Reassert { proofs });
-        }
-        if self.renew && self.renewing == 0 {
-            self.collect_renewals(&mut ops, now, bug);
-        }
-        self.end_resync();
-        if !self.resync && !joins_first {
-            self.collect_joins(&mut ops, bug);
-        }
-        ops.into_iter().map(|op| Call { op, limit, sent: now }).collect()
+    pub(crate) fn is_poll_only(&self, config: &Config) -> bool {
+        config.poll_only[usize::from(self.me)]
+            || (config.loses_subscription && self.connections > 0)
     }
 
-    fn collect_renewals(&mut self, ops: &mut Vec<Op>, now: u8, bug: Option<Bug>) {
-        self.renew = false;
-        let (mut ids, mut proofs) = (Vec::new(), Vec::new());
-        let resync = self.resync;
-        for slot in &mut self.slots {
-            match slot.state {
-                State::Waiting { .. } if bug != Some(Bug::WaitersNotRenewed) => {
-                    ids.push((slot.n, false));
-                }
-                State::Held if resync || slot.doubt || now > slot.acked => {
-                    if bug == Some(Bug::ProofInEveryRenewal) {
-                        proofs.push((slot.n, Proof::End(slot.end)));
-                    } else {
-                        ids.push((slot.n, true));
-                    }
-                }
-                _ => continue,
-            }
-            slot.doubt = false;
-        }
-        if !ids.is_empty() {
-            self.renewing += 1;
-            ops.push(Op::Renew { ids });
-        }
-        if !proofs.is_empty() {
-            self.renewing += 1;
-            ops.push(Op::Reassert { proofs });
-        }
-    }
-
-    fn collect_joins(&mut self, ops: &mut Vec<Op>, bug: Option<Bug>) {
-        for mut n in std::mem::take(&mut self.joins) {
-            let Some(slot) = self.find(n) else { continue };
-            let State::Joining { sent, .. } = &mut slot.state else { continue };
-            if *sent && bug == Some(Bug::RepeatsUnderNewId) {
-                slot.n += 1;
-                n = slot.n;
-            }
-            *sent = true;
-            ops.push(Op::Acquire { ids: vec![n], wait: slot.wait });
-        }
-    }
-
-    // ===== answers and hints in =====
-
-    pub(crate) fn answered(
-        &mut self,
-        call: &Call,
-        reply: &Reply,
-        now: u8,
-        bug: Option<Bug>,
-        notes: &mut Notes,
-    ) {
-        if matches!(call.op, Op::Renew { .. } | Op::Reassert { .. }) {
-            self.renewing = self.renewing.saturating_sub(1);
-        }
-        let sent = if bug == Some(Bug::DeadlineFromReceipt) { now } else { call.sent };
-        let end = if reply.lease_end > 0 { end_of(reply.lease_end) } else { 0 };
-        match &call.op {
-            Op::Acquire { ids, .. } => {
-                for (n, standing) in ids.iter().zip(&reply.standings) {
-                    self.joined(*n, *standing, end, sent, now, bug, notes);
-                }
-            }
-            Op::Renew { ids } => {
-                for ((n, held), standing) in ids.iter().zip(&reply.standings) {
-                    self.renewed(*n, *held, *standing, (end, sent, now), bug, notes);
-                }
-            }
-            Op::Reassert { proofs } => {
-                for ((n, _), standing) in proofs.iter().zip(&reply.standings) {
-                    self.reasserted(*n, *standing, (end, sent, now), bug, notes);
-                }
-            }
-            Op::Release { .. } => {}
-        }
-        for grant in &reply.granted {
-            self.promoted(id_of(grant.id).1, end_of(grant.lease_end), now, bug, notes);
-        }
-        self.end_resync();
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "an answer is what it is")]
-    fn joined(
-        &mut self,
-        n: u8,
-        standing: Standing,
-        end: u8,
-        sent: u8,
-        now: u8,
-        bug: Option<Bug>,
-        notes: &mut Notes,
-    ) {
-        let Some(index) = self.slots.iter().position(|slot| slot.n == n) else { return };
-        let slot = &mut self.slots[index];
-        let State::Joining { hint, .. } = slot.state else { return };
-        match standing {
-            Standing::Held => {
-                (slot.end, slot.acked) = (end, sent);
-                self.grant(n, now, bug, notes);
-            }
-            Standing::Waits(ticket) => {
-                (slot.end, slot.acked) = (end, sent);
-                slot.state = State::Waiting { ticket: Some(ticket_of(ticket)) };
-                if hint.is_some_and(|hint| hint >= end || bug == Some(Bug::HintWithoutLeaseEnd)) {
-                    notes.hint_came_first = true;
-                    self.grant(n, now, bug, notes);
-                }
-            }
-            Standing::NoPermit | Standing::QueueFull => {
-                notes.refused = true;
-                self.slots.remove(index);
-            }
-            Standing::Gone => {}
-        }
-    }
-
-    fn renewed(
-        &mut self,
-        n: u8,
-        held: bool,
-        standing: Standing,
-        times: (u8, u8, u8),
-        bug: Option<Bug>,
-        notes: &mut Notes,
-    ) {
-        let Some(slot) = self.find(n) else { return };
-        match (slot.state, standing) {
-            (State::Held, Standing::Gone) if !held => {
-                if bug == Some(Bug::GoneDropsGrantedSince) {
-                    self.lose(n, times.2, notes);
-                } else {
-                    slot.doubt = true;
-                    self.renew = true;
-                }
-            }
-            (State::Held, Standing::Gone) => {
-                if bug == Some(Bug::NoReassert) {
-                    self.lose(n, times.2, notes);
-                } else {
-                    self.reasserts.push(n);
-                }
-            }
-            (State::Waiting { ticket }, Standing::Gone) => {
-                notes.rejoined = true;
-                let keeps_ticket = ticket.is_some() && bug != Some(Bug::RejoinWithNewTicket);
-                if bug != Some(Bug::RejoinWithSameId) {
-                    slot.n += 1;
-                }
-                let n = slot.n;
-                if keeps_ticket {
-                    self.reasserts.push(n);
-                } else {
-                    slot.state = State::Joining { sent: false, hint: None };
-                    self.joins.push(n);
-                }
-            }
-            _ => self.confirmed(n, standing, times, bug, notes),
-        }
-    }
-
-    fn reasserted(
-        &mut self,
-        n: u8,
-        standing: Standing,
-        times: (u8, u8, u8),
-        bug: Option<Bug>,
-        notes: &mut Notes,
-    ) {
-        let Some(slot) = self.find(n) else { return };
-        match (slot.state, standing) {
-            (State::Held, Standing::Gone) => {
-                slot.state = State::Lost;
-                self.releases.push((n, times.2 + LEASE));
-            }
-            (State::Waiting { .. }, Standing::Gone) => self.renew = true,
-            _ => self.confirmed(n, standing, times, bug, notes),
-        }
-    }
-
-    fn confirmed(
-        &mut self,
-        n: u8,
-        standing: Standing,
-        (end, sent, now): (u8, u8, u8),
-        bug: Option<Bug>,
-        notes: &mut Notes,
-    ) {
-        let Some(slot) = self.find(n) else { return };
-        match (&mut slot.state, standing) {
-            (State::Waiting { .. }, Standing::Held) => {
-                (slot.end, slot.acked) = (end, sent);
-                if bug == Some(Bug::RenewalDoesNotTellGrant) {
-                    return;
-                }
-                notes.hint_repaired = true;
-                self.grant(n, now, bug, notes);
-            }
-            (State::Waiting { ticket }, Standing::Waits(number)) => {
-                *ticket = Some(ticket_of(number));
-                (slot.end, slot.acked) = (end, sent);
-            }
-            (State::Held, Standing::Held) => {
-                if now >= slot.deadline() && bug != Some(Bug::NoSelfFence) {
-                    self.lose(n, now, notes);
-                } else {
-                    (slot.end, slot.acked) = (end, sent);
-                }
-            }
-            (State::Held, Standing::Waits(ticket)) => match bug {
-                Some(Bug::WaitsDemotesHolder) => {
-                    slot.state = State::Waiting { ticket: Some(ticket_of(ticket)) };
-                    (slot.end, slot.acked) = (end, sent);
-                }
-                Some(Bug::WaitsExtendsHolder) => (slot.end, slot.acked) = (end, sent),
-                _ => {
-                    slot.doubt = true;
-                    self.renew = true;
-                }
-            },
-            (State::Lost, Standing::Held) if bug == Some(Bug::LostIsRevived) => {
-                slot.state = State::Held;
-                (slot.end, slot.acked) = (end, sent);
-            }
-            _ => {}
-        }
-    }
-
-    /// A hint, or a promotion in the answer to an own call.
-    pub(crate) fn promoted(
-        &mut self,
-        n: u8,
-        end: u8,
-        now: u8,
-        bug: Option<Bug>,
-        notes: &mut Notes,
-    ) {
-        let Some(slot) = self.find(n) else {
-            notes.stranger.push(n);
-            if bug != Some(Bug::StrangerNotReleased) {
-                self.releases.push((n, now + LEASE));
-            }
-            return;
-        };
-        match &mut slot.state {
-            State::Joining { .. } if bug == Some(Bug::EarlyHintDropped) => {}
-            State::Joining { hint, .. } => *hint = Some(end),
-            State::Waiting { .. } if end >= slot.end || bug == Some(Bug::HintWithoutLeaseEnd) => {
-                self.grant(n, now, bug, notes);
-            }
-            _ => {}
-        }
-    }
-
-    fn grant(&mut self, n: u8, now: u8, bug: Option<Bug>, notes: &mut Notes) {
-        let Some(slot) = self.find(n) else { return };
-        if now >= slot.deadline() {
-            notes.too_late = true;
-            if bug != Some(Bug::LateGrantBelieved) {
-                if !matches!(slot.state, State::Waiting { .. }) {
-                    slot.state = State::Waiting { ticket: None };
-                }
-                self.renew = true;
-                return;
-            }
-            slot.acked = now;
-        }
-        slot.state = State::Held;
-        slot.taken = true;
-    }
-
-    fn lose(&mut self, n: u8, now: u8, notes: &mut Notes) {
-        let Some(slot) = self.find(n) else { return };
-        if now < slot.deadline() {
-            notes.lost_without_cause = true;
+    /// What a session is to know of the server.
+    pub(crate) fn conditions(&self, config: &Config, same_data: bool) -> Connected {
+        let is_on = config.quarantine && config.bug != Some(Bug::NoQuarantine);
+        let lost_at = self.lost_at.filter(|_| is_on).map(time);
+        let quarantine = Quarantine { is_on, lost_at };
+        if self.is_up() {
+            Connected { poll_only: self.is_poll_only(config), same_data, quarantine }
         } else {
-            notes.lost_at_deadline = true;
+            Connected { quarantine, ..Connected::default() }
         }
-        slot.state = State::Lost;
-        self.releases.push((n, now + LEASE));
     }
 
-    // ===== connection and time =====
+    pub(crate) fn connected(&mut self) {
+        self.link = Link::Up;
+        self.connections = 1;
+    }
 
-    /// The connection broke, with these calls unanswered.
-    pub(crate) fn disconnected(&mut self, calls: &[Call], now: u8, bug: Option<Bug>) {
-        self.connected = false;
-        for call in calls.iter().rev() {
-            match &call.op {
-                Op::Release { ids } if bug != Some(Bug::ReleaseNotRepeated) => {
-                    for n in ids.iter().rev() {
-                        self.releases.insert(0, (*n, now + LEASE));
+    /// Makes the session if there is none.
+    pub(crate) fn begin_session(&mut self, config: &Config) {
+        if self.session.is_none() {
+            let connected = self.conditions(config, false);
+            let node = super::server::NODES[usize::from(self.me)];
+            let mut session = Session::new(node, self.serial, connected, self.link == Link::Down);
+            session.handle_override(config.set(self.set), Time::ZERO);
+            self.session = Some(session);
+        }
+    }
+
+    /// Forgets a session that is unused. Says whether it was.
+    pub(crate) fn retire(&mut self, now: u8) -> bool {
+        let Some(session) = &self.session else { return false };
+        let is_over = session.is_over(time(now));
+        if is_over {
+            self.serial = self.serial.max(session.serial());
+            self.session = None;
+        }
+        is_over
+    }
+}
+
+// ===== rules undone at the seam =====
+
+impl Altered {
+    fn out(&self, n: u64) -> u64 {
+        self.aliases.iter().find(|(inner, _)| *inner == n).map_or(n, |(_, outer)| *outer)
+    }
+
+    fn inward(&self, n: u64) -> u64 {
+        self.aliases.iter().find(|(_, outer)| *outer == n).map_or(n, |(inner, _)| *inner)
+    }
+
+    fn alias(&mut self, inner: u64, outer: u64) {
+        self.aliases.retain(|(known, _)| *known != inner);
+        self.aliases.push((inner, outer));
+    }
+}
+
+impl Process {
+    /// What goes out for a call of the session.
+    pub(crate) fn outgoing(&mut self, mut call: Call, bug: Option<Bug>) -> (Call, Option<Op>) {
+        let Some(bug) = bug else { return (call, None) };
+        let meant = call.op.clone();
+        match (&mut call.op, bug) {
+            // The acquire is repeated under another number each time.
+            (Op::Acquire { ids, .. }, Bug::RepeatsUnderNewId) => {
+                for id in ids {
+                    if self.altered.asked.contains(&id.n) {
+                        self.altered.alias(id.n, id.n + 100 * PLACES_MAX as u64);
+                    }
+                    self.altered.asked.push(id.n);
+                }
+            }
+            (Op::Acquire { leaving, ids, .. }, Bug::AcquireNotRepeated) => {
+                if ids.iter().any(|id| self.altered.asked.contains(&id.n)) {
+                    // Whatever is answered to that is not an answer to them.
+                    call.op = Op::Release { ids: std::mem::take(leaving) };
+                } else {
+                    self.altered.asked.extend(ids.iter().map(|id| id.n));
+                }
+            }
+            (Op::Acquire { ids, .. }, Bug::RejoinWithSameId) => {
+                self.altered.asked.extend(ids.iter().map(|id| id.n));
+            }
+            (Op::Reassert { proofs, .. }, Bug::RejoinWithSameId) => {
+                for (id, proof) in proofs {
+                    let place = |n: u64| n % PLACES_MAX as u64;
+                    let first = self.altered.asked.iter().rev().find(|n| place(**n) == place(id.n));
+                    if *proof >= tower_semaphore::protocol::ledger::TICKET_MIN
+                        && let Some(first) = first.copied()
+                    {
+                        self.altered.alias(id.n, first);
                     }
                 }
-                Op::Renew { .. } | Op::Reassert { .. } => {
-                    self.renewing = self.renewing.saturating_sub(1);
-                }
-                _ => {}
             }
+            (Op::Reassert { lease_ms, proofs }, Bug::RejoinWithNewTicket) => {
+                let ticket_min = tower_semaphore::protocol::ledger::TICKET_MIN;
+                if proofs.iter().all(|(_, proof)| *proof >= ticket_min) {
+                    let ids = proofs.iter().map(|(id, _)| *id).collect();
+                    let leaving = [].into_iter().collect();
+                    call.op = Op::Acquire { leaving, lease_ms: *lease_ms, max_queue: Some(8), ids };
+                }
+            }
+            (Op::Renew { lease_ms, ids }, Bug::ProofInEveryRenewal) => {
+                let now = lease_ms;
+                let proofs = ids.iter().map(|id| (*id, super::server::server_ms(200, 0))).collect();
+                if ids.iter().all(|id| {
+                    self.slot_of(id_of(*id)).is_some_and(|slot| slot.phase == Phase::Working)
+                }) {
+                    call.op = Op::Reassert { lease_ms: *now, proofs };
+                }
+            }
+            (Op::Renew { ids, .. }, Bug::WaitersNotRenewed) => {
+                let asking = |id: &PlaceId| self.slot_of(id_of(*id)).is_some_and(Slot::is_asking);
+                let kept = ids.iter().filter(|id| !asking(id)).copied().collect();
+                *ids = kept;
+            }
+            (Op::Reassert { proofs, .. }, Bug::NoReassert) => proofs.clear(),
+            _ => {}
         }
+        let altered = &self.altered;
+        match &mut call.op {
+            Op::Acquire { leaving, ids, .. } => {
+                leaving.iter_mut().chain(ids).for_each(|id| id.n = altered.out(id.n));
+            }
+            Op::Release { ids } | Op::Renew { ids, .. } => {
+                ids.iter_mut().for_each(|id| id.n = altered.out(id.n));
+            }
+            Op::Reassert { proofs, .. } => {
+                proofs.iter_mut().for_each(|(id, _)| id.n = altered.out(id.n));
+            }
+            Op::Audit { .. } => {}
+        }
+        let meant = (call.op != meant).then_some(meant);
+        (call, meant)
     }
 
-    pub(crate) fn reconnected(&mut self, bug: Option<Bug>) {
-        self.connected = true;
-        self.renewing = 0;
-        self.reasserts.clear();
-        for slot in &mut self.slots {
-            // What was granted on the connection of before may be lost with its server: the
-            // repeated acquire asks, and only its answer counts.
-            if let State::Joining { hint, .. } = &mut slot.state
-                && bug != Some(Bug::KeptHintOutlivesConnection)
+    /// What the session is told of the answer to a call.
+    pub(crate) fn incoming(&self, op: &mut Op, reply: &mut Reply, sent: u8, bug: Option<Bug>) {
+        use tower_semaphore::protocol::ledger::PlaceStatus;
+        let Some(bug) = bug else { return };
+        for grant in &mut reply.granted {
+            grant.id.n = self.altered.inward(grant.id.n);
+        }
+        let knows = |id: PlaceId| {
+            let session = self.session.as_ref();
+            self.slots.iter().any(|slot| session.is_some_and(|s| s.place(slot.index) == Some(id)))
+        };
+        let phase = |id: &PlaceId| {
+            let session = self.session.as_ref();
+            let mut slots = self.slots.iter();
+            slots
+                .find(|slot| session.is_some_and(|s| s.place(slot.index) == Some(*id)))
+                .map(|slot| (slot.phase, slot.acked))
+        };
+        match bug {
+            Bug::StrangerNotReleased => reply.granted.retain(|grant| knows(grant.id)),
+            Bug::HintWithoutLeaseEnd => {
+                reply.granted.iter_mut().for_each(|grant| grant.lease_end = u64::MAX);
+            }
+            Bug::StrangersNotAudited => reply.found.clear(),
+            _ => {}
+        }
+        match (op, bug) {
+            (Op::Renew { ids, .. }, Bug::RenewalDoesNotTellGrant)
+                if ids.iter().all(|id| phase(id).is_some_and(|(p, _)| p == Phase::Asking)) =>
             {
-                *hint = None;
+                reply.statuses.retain(|status| *status != PlaceStatus::Held);
             }
-        }
-        self.joins = self
-            .slots
-            .iter()
-            .filter(|slot| match slot.state {
-                State::Joining { sent, .. } => !sent || bug != Some(Bug::AcquireNotRepeated),
-                _ => false,
-            })
-            .map(|slot| slot.n)
-            .collect();
-        self.resync =
-            self.slots.iter().any(|slot| matches!(slot.state, State::Waiting { .. } | State::Held));
-        self.renew = self.resync;
-    }
-
-    /// The watchdog looks.
-    pub(crate) fn tick(&mut self, now: u8, bug: Option<Bug>, notes: &mut Notes) {
-        let mut lost = Vec::new();
-        for slot in &self.slots {
-            match slot.state {
-                State::Held if now >= slot.deadline() && bug != Some(Bug::NoSelfFence) => {
-                    lost.push(slot.n);
-                    continue;
+            (op @ Op::Renew { .. }, Bug::GoneDropsGrantedSince) => {
+                let Op::Renew { lease_ms, ids } = &*op else { return };
+                let holds = |(id, status): (&PlaceId, &PlaceStatus)| {
+                    let phase = phase(id);
+                    *status == PlaceStatus::Gone
+                        && phase.is_some_and(|(p, acked)| p == Phase::Working && acked <= sent)
+                };
+                if ids.iter().zip(&reply.statuses).all(holds) {
+                    // As if the proof had been shown.
+                    let proofs = ids.iter().map(|id| (*id, 0)).collect();
+                    *op = Op::Reassert { lease_ms: *lease_ms, proofs };
                 }
-                State::Waiting { .. } if bug == Some(Bug::WaitersNotRenewed) => continue,
-                State::Held | State::Waiting { .. } => {}
-                _ => continue,
             }
-            if now > slot.acked {
-                self.renew |= self.renewing == 0;
+            (Op::Reassert { proofs, .. }, Bug::NoReassert) => {
+                reply.statuses = proofs.iter().map(|_| PlaceStatus::Gone).collect();
             }
-        }
-        for n in lost {
-            self.lose(n, now, notes);
+            _ => {}
         }
     }
 
-    fn end_resync(&mut self) {
-        if self.renewing == 0 && self.reasserts.is_empty() && !self.renew {
-            self.resync = false;
-        }
+    /// The number by which the session knows a place that a hint names.
+    pub(crate) fn hinted(&self, n: u64) -> u64 {
+        self.altered.inward(n)
     }
 }

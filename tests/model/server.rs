@@ -1,65 +1,72 @@
-//! The server's side: the real [`Ledger`], and the ways in which one could get it wrong.
+//! The server's side: the shipped [`Ledger`], and the ways in which one could get it wrong.
 
-use tower_semaphore::ledger::{Ask, Ledger, NodeId, PlaceId, Reply, Standing};
+use std::hash::{Hash, Hasher};
+
+use tower_semaphore::protocol::ledger::{Caller, PlaceStatus};
+use tower_semaphore::protocol::session::PLACES_MAX;
+use tower_semaphore::protocol::{Call, Grant, Ledger, NodeId, Op, PlaceId, Reply};
 
 use super::Bug;
-use super::process::{Call, Op};
 
-/// Tick 0 by the ledger's clock, µs. A tick is one ms there.
-pub(crate) const BASE_US: u64 = 1_700_000_000_000_000;
-pub(crate) const BASE_MS: u64 = BASE_US / 1000;
-/// Every lease, in ticks.
-pub(crate) const LEASE: u8 = 3;
-const MAX_QUEUE: u32 = 8;
+/// A tick, which is one renewal interval, by the server's clock.
+pub(crate) const TICK_MS: u64 = 1000;
+/// Tick 0 by the server's clock.
+const BASE_MS: u64 = 1_700_000_000_000;
 
-/// A place's name in the model: process and number.
-pub(crate) type Id = (u8, u8);
+/// A place's name in the model: its process, and the serial part of its number.
+pub(crate) type Id = (u8, u32);
 
 /// A place as the model looks at it; `ticket` while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stored {
     pub(crate) id: Id,
-    pub(crate) end: u8,
-    pub(crate) ticket: Option<u16>,
+    pub(crate) place: PlaceId,
+    pub(crate) end: u64,
+    pub(crate) ticket: Option<u64>,
 }
 
-pub(crate) const fn place_id((process, n): Id) -> PlaceId {
-    PlaceId { node: NodeId::new(process as u64), deaf: false, n: n as u64 }
+/// The ledger, and its places as a list, so that they need not be listed at every look.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Server {
+    pub(crate) ledger: Ledger,
+    pub(crate) places: Vec<Stored>,
+}
+
+impl PartialEq for Server {
+    fn eq(&self, other: &Self) -> bool {
+        self.places == other.places
+    }
+}
+
+impl Eq for Server {}
+
+impl Hash for Server {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.places.hash(state);
+    }
 }
 
 /// The nodes of the model: they give their numbers away to nobody, so they are looked up.
-const NODES: [NodeId; 3] = [NodeId::new(0), NodeId::new(1), NodeId::new(2)];
+pub(crate) const NODES: [NodeId; 3] = [NodeId::new(0), NodeId::new(1), NodeId::new(2)];
 
-pub(crate) fn id_of(id: PlaceId) -> Id {
-    let process = if id.node == NODES[0] {
-        0
-    } else if id.node == NODES[1] {
-        1
-    } else {
-        2
-    };
-    (process, u8::try_from(id.n).expect("a small number"))
+pub(crate) fn id_of(place: PlaceId) -> Id {
+    let process = u8::from(place.node != NODES[0]) + u8::from(place.node == NODES[2]);
+    (process, u32::try_from(place.n / PLACES_MAX as u64).expect("a small number"))
 }
 
-pub(crate) fn end_of(lease_end: u64) -> u8 {
-    u8::try_from(lease_end.saturating_sub(BASE_MS)).expect("a small time")
+/// The time of the server's clock, ms.
+pub(crate) fn server_ms(tick: u8, step: i8) -> u64 {
+    (BASE_MS + u64::from(tick) * TICK_MS).saturating_add_signed(i64::from(step) * 1000)
 }
 
-pub(crate) fn ticket_of(ticket: u64) -> u16 {
-    u16::try_from(ticket - BASE_US).expect("a small ticket")
-}
-
-pub(crate) fn stored(ledger: &Ledger) -> Vec<Stored> {
-    let mut places: Vec<_> = ledger
-        .places()
-        .map(|(id, end, ticket)| Stored {
-            id: id_of(id),
-            end: end_of(end),
-            ticket: ticket.map(ticket_of),
-        })
-        .collect();
-    places.sort_unstable_by_key(|place| place.id);
-    places
+impl Server {
+    pub(crate) fn list(&mut self) {
+        let places = self.ledger.places();
+        self.places = places
+            .map(|(place, end, ticket)| Stored { id: id_of(place), place, end, ticket })
+            .collect();
+        self.places.sort_unstable_by_key(|place| place.id);
+    }
 }
 
 /// A ledger with these places: each is written down at the beginning of time, where nothing has
@@ -67,77 +74,73 @@ pub(crate) fn stored(ledger: &Ledger) -> Vec<Stored> {
 fn rebuilt(places: impl IntoIterator<Item = (PlaceId, u64, Option<u64>)>) -> Ledger {
     let mut ledger = Ledger::new();
     for (id, end, ticket) in places {
-        let ask = Ask { now: 0, limit: 0, node: id.node };
-        ledger.reassert(ask, end, &[(id, ticket.unwrap_or(end))], &mut |_, _| true);
+        let caller = Caller { now: 0, limit: 0, node: id.node };
+        ledger.reassert(caller, end, &[(id, ticket.unwrap_or(end))], &mut |_, _| true);
     }
     ledger
 }
 
-/// Carries out a call, in the way of the real ledger but for what `bug` says.
+/// The same ledger with other lease ends for some places.
+fn with_ends(ledger: &Ledger, end_of: impl Fn(PlaceId, u64) -> u64) -> Ledger {
+    let places: Vec<_> = ledger.places().map(|(id, e, t)| (id, end_of(id, e), t)).collect();
+    rebuilt(places)
+}
+
+/// Carries out a call, in the way of the shipped ledger but for what `bug` says.
 pub(crate) fn carry_out(
     bug: Option<Bug>,
     ledger: &mut Ledger,
     process: u8,
-    now: u8,
+    now_ms: u64,
     call: &Call,
-    post: &mut dyn FnMut(Id, u8) -> bool,
+    post: &mut dyn FnMut(PlaceId, u64) -> bool,
 ) -> Reply {
-    let node = NodeId::new(u64::from(process));
-    let ask = Ask { now: BASE_US + u64::from(now) * 1000, limit: call.limit, node };
-    let now_ms = ask.now / 1000;
-    let lease = u64::from(LEASE);
-    let mut post = |_: NodeId, grants: &[tower_semaphore::ledger::Grant]| {
+    let node = NODES[usize::from(process)];
+    let caller = Caller { now: now_ms * 1000, limit: call.limit, node };
+    let mut post = |_: NodeId, grants: &[Grant]| {
         // As PUBLISH does: one message a node, so it is there for all of them or for none.
         let mut heard = true;
         for grant in grants {
-            heard &= post(id_of(grant.id), end_of(grant.lease_end));
+            heard &= post(grant.id, grant.lease_end);
         }
         heard
     };
     let post = &mut post;
     let has = |asked| bug == Some(asked);
     match &call.op {
-        Op::Acquire { ids, wait } => {
-            let ids: Vec<_> = ids.iter().map(|n| place_id((process, *n))).collect();
-            let known: Vec<_> = ledger.places().filter(|place| ids.contains(&place.0)).collect();
-            if let Some((_, end, ticket)) = known.first().copied() {
+        Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+            let lease = *lease_ms;
+            let known = ledger.places().find(|place| ids.contains(&place.0));
+            if let Some((_, end, ticket)) = known {
                 if has(Bug::RetryReturnsEarly) {
                     // With a new lease, but without a look at anyone else.
                     let new = now_ms + lease;
-                    let places: Vec<_> = ledger
-                        .places()
-                        .map(|(id, e, t)| (id, if ids.contains(&id) { new } else { e }, t))
-                        .collect();
-                    *ledger = rebuilt(places);
-                    let standing = ticket.map_or(Standing::Held, Standing::Waits);
-                    let standings = [standing].into_iter().collect();
-                    return Reply { lease_end: new, standings, ..Reply::default() };
+                    *ledger = with_ends(ledger, |id, e| if ids.contains(&id) { new } else { e });
+                    let status = ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting);
+                    let statuses = [status].into_iter().collect();
+                    return Reply { lease_end: new, statuses, ..Reply::default() };
                 }
                 if has(Bug::RetryKeepsOldLease) {
-                    let reply =
-                        ledger.acquire(ask, lease, wait.then_some(MAX_QUEUE), &[], &ids, post);
-                    let places: Vec<_> = ledger
-                        .places()
-                        .map(|(id, e, t)| (id, if ids.contains(&id) { end } else { e }, t))
-                        .collect();
-                    *ledger = rebuilt(places);
+                    let reply = ledger.acquire(caller, lease, *max_queue, leaving, ids, post);
+                    *ledger = with_ends(ledger, |id, e| if ids.contains(&id) { end } else { e });
                     return reply;
                 }
-            } else if (has(Bug::NewcomerBarges) && *wait) || (has(Bug::TryBarges) && !*wait) {
+            } else if (has(Bug::NewcomerBarges) && max_queue.is_some())
+                || (has(Bug::TryBarges) && max_queue.is_none())
+            {
                 let live = ledger.places().filter(|p| p.2.is_none() && p.1 > now_ms).count();
                 if live < call.limit as usize {
                     // A forged proof makes it a holder before the queue is looked at.
                     let proofs: Vec<_> = ids.iter().map(|id| (*id, now_ms + lease)).collect();
-                    return ledger.reassert(ask, lease, &proofs, post);
+                    return ledger.reassert(caller, lease, &proofs, post);
                 }
             }
-            ledger.acquire(ask, lease, wait.then_some(MAX_QUEUE), &[], &ids, post)
+            ledger.acquire(caller, lease, *max_queue, leaving, ids, post)
         }
         Op::Release { ids } => {
-            let ids: Vec<_> = ids.iter().map(|n| place_id((process, *n))).collect();
-            let mut ask = ask;
+            let mut caller = caller;
             if has(Bug::ReleaseDoesNotPromote) {
-                ask.limit = 0;
+                caller.limit = 0;
             }
             if has(Bug::ReleasePromotesBeforeSweep) {
                 // The dead that hold still count while it promotes.
@@ -145,46 +148,24 @@ pub(crate) fn carry_out(
                     .places()
                     .filter(|p| p.2.is_none() && p.1 <= now_ms && !ids.contains(&p.0))
                     .count();
-                ask.limit = ask.limit.saturating_sub(u32::try_from(dead).expect("a few"));
+                caller.limit = caller.limit.saturating_sub(u32::try_from(dead).expect("a few"));
             }
-            ledger.release(ask, &ids, post)
+            ledger.release(caller, ids, post)
         }
-        Op::Renew { ids } => {
-            let ids: Vec<_> = ids.iter().map(|(n, _)| place_id((process, *n))).collect();
+        Op::Renew { lease_ms, ids } => {
             if has(Bug::RenewExtendsBeforeSweep) {
-                let places: Vec<_> = ledger
-                    .places()
-                    .map(|(id, end, t)| {
-                        (id, if ids.contains(&id) { now_ms + lease } else { end }, t)
-                    })
-                    .collect();
-                *ledger = rebuilt(places);
+                let new = now_ms + lease_ms;
+                *ledger = with_ends(ledger, |id, e| if ids.contains(&id) { new } else { e });
             }
-            let mut ask = ask;
+            let mut caller = caller;
             if has(Bug::RenewDoesNotPromote) {
-                ask.limit = 0;
+                caller.limit = 0;
             }
-            ledger.renew(ask, lease, &ids, post)
+            ledger.renew(caller, *lease_ms, ids, post)
         }
-        Op::Reassert { proofs } => {
-            let proofs: Vec<_> = proofs
-                .iter()
-                .map(|(n, proof)| {
-                    let proof = match *proof {
-                        Proof::Ticket(ticket) => BASE_US + u64::from(ticket),
-                        Proof::End(end) => BASE_MS + u64::from(end),
-                    };
-                    (place_id((process, *n)), proof)
-                })
-                .collect();
-            ledger.reassert(ask, lease, &proofs, post)
+        Op::Reassert { lease_ms, proofs } => ledger.reassert(caller, *lease_ms, proofs, post),
+        Op::Audit { most } => {
+            Reply { found: ledger.audit(caller.now, node, *most as usize), ..Reply::default() }
         }
     }
-}
-
-/// What a process shows for a place that the server does not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Proof {
-    Ticket(u16),
-    End(u8),
 }

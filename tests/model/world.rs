@@ -1,156 +1,172 @@
-//! The world around the ledger: processes, connections, hints, faults, and what must hold.
+//! The world around the protocol: connections, servers, clocks, hints, faults, operators, and the
+//! requests of each process. What must hold is in `judge`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use stateright::{Model, Property};
-use tower_semaphore::ledger::Ledger;
+use tower_semaphore::RejectReason;
+use tower_semaphore::protocol::ledger::{PlaceStatus, TICKET_MIN};
+use tower_semaphore::protocol::session::{Event, OnUnavailable, Progress};
+use tower_semaphore::protocol::{Op, PlaceId, Reply, Session, Time};
 
-use super::process::{Call, Notes, Op, Process, State, request_of};
-use super::server::{self, Id, LEASE, Proof, Stored, id_of, stored};
+use super::process::{Answer, Link, Phase, Process, Slot, Transit, ticks, time};
+use super::server::{Id, Server, id_of, server_ms};
 use super::{Bug, Config, Faults};
+
+/// Calls that one session sends in a row, at the most.
+const CALLS_MAX: usize = 16;
 
 /// What must hold. Each is one property of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Rule {
-    /// By the ledger's count, no more live holders than the limit, but for restored ones.
+    /// By the ledger's count, no call makes more live holders than its limit, but for restored ones.
     CapByLedger,
-    /// No more callers at work than the limit.
+    /// No more callers at work than the limit, but for those that passed by policy.
     CapByBelief,
-    /// Whoever works has a live permit in the ledger, or had one in a ledger that was lost.
+    /// A caller at work has a live permit in the ledger, or had one in a ledger that was lost.
     Grounded,
     /// One process alone never works beyond the limit.
     CapByProcess,
-    /// Nobody is granted a permit before a live waiter who came earlier.
+    /// No place is granted a permit before a live waiter that came earlier.
     Order,
     /// After an operation no permit is idle while a live waiter waits.
     NoIdlePermit,
-    /// A place whose lease has ended gets nothing, but by joining anew.
+    /// A place whose lease has ended gets nothing, but by joining again.
     DeadStayDead,
-    /// What is given back is gone; only what was lost is restored.
+    /// What was released is gone; only what was lost is restored.
     NoLeak,
     /// A granted waiter knows it at once, or, if its hint was lost, by its next renewal.
     Aware,
     /// A request has an answer, and a place as long as it waits.
     Served,
-    /// A permit is lost at its deadline, or because the ledger says so with proof at hand.
+    /// A permit is lost at its deadline, or because an operator revoked it.
     NotLostEarly,
-    /// Nobody is granted a permit after he is known to be gone.
+    /// No place is granted a permit after its process is known to be gone.
     GonePassedOver,
+    /// A request has its final answer after its wait timeout, whatever the backend does.
+    Answered,
+    /// A session that is not idle names the next moment at which it is to be looked at, and that is
+    /// not one that has passed.
+    Watched,
+    /// Without further faults every request is served, each session is dropped and nothing is left.
+    Drained,
+    /// What a session sends, without time passing, is bounded.
+    Work,
+    /// In an outage a process never admits more than its share.
+    LocalShare,
+    /// In an outage a process gives its own shares in the order of the requests.
+    LocalOrder,
+    /// A request is refused, failed or admitted only where its policy says so.
+    Policy,
+    /// A revoked permit is not in use, and not counted again.
+    Revoked,
 }
 
-impl Rule {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::CapByLedger => "CapByLedger",
-            Self::CapByBelief => "CapByBelief",
-            Self::Grounded => "Grounded",
-            Self::CapByProcess => "CapByProcess",
-            Self::Order => "Order",
-            Self::NoIdlePermit => "NoIdlePermit",
-            Self::DeadStayDead => "DeadStayDead",
-            Self::NoLeak => "NoLeak",
-            Self::Aware => "Aware",
-            Self::Served => "Served",
-            Self::NotLostEarly => "NotLostEarly",
-            Self::GonePassedOver => "GonePassedOver",
+macro_rules! rules {
+    ($($rule:ident)*) => {
+        impl Rule {
+            pub(crate) const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$rule => stringify!($rule),)*
+                    Self::Drained => "Drained",
+                }
+            }
         }
-    }
+
+        fn rules() -> Vec<Property<World>> {
+            let drained =
+                Property::always(Rule::Drained.name(), |world: &World, s: &Snapshot| {
+                    s.broken != Some(Rule::Drained) && world.drains(s)
+                });
+            vec![$(Property::always(Rule::$rule.name(), |_, s: &Snapshot| {
+                s.broken != Some(Rule::$rule)
+            }),)* drained]
+        }
+    };
 }
 
-/// That something happened in a run, so that the rules were put to the test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Seen {
-    LimitReached = 1,
-    SomeoneWaits = 2,
-    HintLost = 4,
-    HintRepaired = 8,
-    Restored = 0x10,
-    Rejoined = 0x20,
-    LateSocket = 0x40,
-    Refused = 0x80,
-    OverCap = 0x100,
-    LostAtDeadline = 0x200,
-    PassedOver = 0x400,
-    HintFirst = 0x800,
-    TooLate = 0x1000,
-    Stranger = 0x2000,
-    Quarantined = 0x4000,
-    Orphan = 0x8000,
+rules![CapByLedger CapByBelief Grounded CapByProcess Order NoIdlePermit DeadStayDead NoLeak Aware
+    Served NotLostEarly GonePassedOver Answered Watched Work LocalShare LocalOrder Policy Revoked];
+
+macro_rules! seen {
+    ($($what:ident)*) => {
+        /// That something happened in a run, so that the rules were put to the test.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Seen {
+            $($what,)*
+        }
+    };
 }
+
+seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSocket Refused OverCap
+    LostAtDeadline PassedOver HintFirst TooLate Stranger Quarantined Orphan Audited SameData
+    Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
+    Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
+    SeveralInOne Retired Acknowledged Stepped PollOnly];
 
 pub(crate) struct World {
     pub(crate) config: Config,
-    pub(crate) seen: Arc<AtomicU32>,
+    pub(crate) seen: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Snapshot {
     pub(crate) now: u8,
-    pub(crate) server: Server,
+    pub(crate) server: Arc<Server>,
     /// What the replica has, that takes over when the master fails.
-    pub(crate) replica: Option<Server>,
+    pub(crate) replica: Option<Arc<Server>>,
+    /// How far the server's clock is off, in ticks.
+    pub(crate) step: i8,
     /// How often the data was lost, and when last.
     pub(crate) epoch: u8,
-    lost_at: u8,
+    pub(crate) lost_at: u8,
     /// The server that runs now is a replica that was promoted: it is older than its data.
     promoted: bool,
-    pub(crate) processes: Vec<Process>,
+    /// How often another server took over that counts the semaphore.
+    home: u8,
+    /// What operators set: an index of the configuration's; and what they revoked, the last of which
+    /// may still have to be taken out.
+    pub(crate) set: u8,
+    pub(crate) set_at: u8,
+    pub(crate) revoked: Vec<PlaceId>,
+    pub(crate) taken_out: u8,
+    pub(crate) processes: Vec<Arc<Process>>,
     pub(crate) mail: Vec<Hint>,
     /// Broken connections whose calls the server still has to read.
-    pub(crate) old: Vec<(u8, VecDeque<Call>)>,
+    pub(crate) old: Vec<(u8, VecDeque<Transit>)>,
     pub(crate) left: Faults,
-    ghost: Ghost,
+    pub(crate) ghost: Ghost,
     pub(crate) broken: Option<Rule>,
-}
-
-/// The ledger, and its places as a list, so that they need not be listed at every look.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Server {
-    ledger: Ledger,
-    places: Vec<Stored>,
-}
-
-impl PartialEq for Server {
-    fn eq(&self, other: &Self) -> bool {
-        self.places == other.places
-    }
-}
-
-impl Eq for Server {}
-
-impl Hash for Server {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.places.hash(state);
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hint {
-    id: Id,
-    end: u8,
+    pub(crate) id: Id,
+    place: PlaceId,
+    end: u64,
     late: bool,
 }
 
 /// What an onlooker who sees all remembers, to judge by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Ghost {
+pub(crate) struct Ghost {
     /// Places that the ledger granted in their present stay: in which epoch, and when.
-    grants: BTreeMap<Id, (u8, u8)>,
+    pub(crate) grants: BTreeMap<Id, (u8, u8)>,
     /// The first ticket of each request that waits.
-    turns: BTreeMap<(u8, u8), u16>,
-    /// Places that nobody can be blamed for: a call that came late, or data of before, made them.
-    orphans: BTreeSet<Id>,
+    pub(crate) turns: BTreeMap<(u8, u8), u64>,
+    /// Places that nobody can be blamed for: a call that came late made them.
+    pub(crate) orphans: BTreeSet<Id>,
     /// Places of which a process was told that it has them, and knows nothing of.
-    strangers: BTreeSet<Id>,
+    pub(crate) strangers: BTreeSet<Id>,
     /// Granted places whose hint was lost.
-    unheard: BTreeSet<Id>,
+    pub(crate) unheard: BTreeSet<Id>,
     /// Holders that the ledger forgot while they were alive, and those that were restored.
-    forgotten: BTreeSet<Id>,
-    restored: BTreeSet<Id>,
+    pub(crate) forgotten: BTreeSet<Id>,
+    /// Places whose release or renewal the server refused: it is tried again, a tick later.
+    pub(crate) deferred: BTreeSet<Id>,
+    pub(crate) restored: BTreeSet<Id>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +180,29 @@ pub(crate) enum Action {
         process: usize,
         slot: usize,
     },
+    /// The caller releases its permit and waits for the acknowledgement.
+    Release {
+        process: usize,
+        slot: usize,
+    },
+    /// The alarm of a request that waits.
+    Alarm {
+        process: usize,
+        slot: usize,
+    },
+    /// The task of a request does not run, until it does.
+    Nap {
+        process: usize,
+        slot: usize,
+    },
+    Rouse {
+        process: usize,
+        slot: usize,
+    },
+    /// The watchdog looks at a session that is due.
+    Watch {
+        process: usize,
+    },
     /// What the process has to send is sent, carried out and answered.
     Send {
         process: usize,
@@ -175,6 +214,17 @@ pub(crate) enum Action {
     Execute {
         process: usize,
     },
+    /// The server refuses the next call.
+    Fail {
+        process: usize,
+    },
+    /// The server does not know the script of the next call: it is sent again, behind others.
+    Postpone {
+        process: usize,
+    },
+    ExecuteLate {
+        process: usize,
+    },
     Answer {
         process: usize,
     },
@@ -184,12 +234,19 @@ pub(crate) enum Action {
     Break {
         process: usize,
     },
+    /// An attempt to connect fails.
+    Unreachable {
+        process: usize,
+    },
     Connect {
         process: usize,
     },
     /// The server reads one more call from a connection that broke long ago.
     ReadOld(usize),
     Crash {
+        process: usize,
+    },
+    Close {
         process: usize,
     },
     Freeze {
@@ -205,16 +262,38 @@ pub(crate) enum Action {
     Restart,
     /// Another client empties it, and no connection shows that.
     Flush,
+    /// Another server counts the semaphore from here on, perhaps without the data.
+    Move {
+        with_data: bool,
+    },
+    /// The server's clock steps, by so many ticks.
+    Step(i8),
+    /// An operator sets something for the semaphore.
+    Set(u8),
+    /// An operator says that a place is revoked, and then takes it out.
+    Revoke(usize),
+    TakeOut,
+    /// A process reads what operators set.
+    Learn {
+        process: usize,
+    },
     Tick,
 }
 
 impl World {
     pub(crate) fn saw(&self, what: Seen) {
-        self.seen.fetch_or(what as u32, Ordering::Relaxed);
+        let bit = 1 << what as u64;
+        if self.seen.load(Ordering::Relaxed) & bit == 0 {
+            self.seen.fetch_or(bit, Ordering::Relaxed);
+        }
     }
 
     const fn bug(&self) -> Option<Bug> {
         self.config.bug
+    }
+
+    fn has(&self, bug: Bug) -> bool {
+        self.config.bug == Some(bug)
     }
 }
 
@@ -223,14 +302,20 @@ impl Model for World {
     type Action = Action;
 
     fn init_states(&self) -> Vec<Snapshot> {
-        let processes = (0..self.config.processes).map(Process::new).collect();
+        let processes = (0..self.config.processes).map(|me| Arc::new(Process::new(me))).collect();
         let first = Snapshot {
             now: 0,
-            server: Server::default(),
+            server: Arc::default(),
             replica: None,
+            step: 0,
             epoch: 0,
             lost_at: 0,
             promoted: false,
+            home: 0,
+            set: 0,
+            set_at: 0,
+            revoked: Vec::new(),
+            taken_out: 0,
             processes,
             mail: Vec::new(),
             old: Vec::new(),
@@ -248,53 +333,10 @@ impl Model for World {
         if s.broken.is_some() {
             return;
         }
-        let left = &s.left;
-        for (process, p) in s.processes.iter().enumerate() {
-            if !p.wire.is_empty() {
-                actions.push(Action::Execute { process });
-            }
-            if p.dead {
-                continue;
-            }
-            if p.frozen {
-                actions.push(Action::Wake { process });
-                continue;
-            }
-            // The processes are alike: the first to come is the first in the list.
-            let may = process == 0 || s.processes[process - 1].requests > 0;
-            if may
-                && p.requests < self.config.requests[process]
-                && p.slots.len() < self.config.slots
-            {
-                actions.push(Action::Request { process, wait: true });
-                if self.config.tries {
-                    actions.push(Action::Request { process, wait: false });
-                }
-            }
-            actions.extend((0..p.slots.len()).map(|slot| Action::Leave { process, slot }));
-            if p.connected && p.has_mail() {
-                actions.push(Action::Send { process });
-                if left.slow > 0 && p.wire.is_empty() {
-                    actions.push(Action::SendSlow { process });
-                }
-            }
-            if !p.back.is_empty() {
-                actions.push(Action::Answer { process });
-            }
-            if !p.connected {
-                actions.push(Action::Connect { process });
-            } else if left.breaks > 0 && (!p.wire.is_empty() || !p.back.is_empty()) {
-                actions.push(Action::Break { process });
-            }
-            if !p.slots.is_empty() {
-                if left.crashes > 0 {
-                    actions.push(Action::Crash { process });
-                }
-                if left.freezes > 0 {
-                    actions.push(Action::Freeze { process });
-                }
-            }
+        for process in 0..s.processes.len() {
+            self.actions_of(s, process, actions);
         }
+        let left = &s.left;
         for (i, hint) in s.mail.iter().enumerate() {
             let p = &s.processes[usize::from(hint.id.0)];
             if p.is_awake() {
@@ -308,65 +350,260 @@ impl Model for World {
             }
         }
         actions.extend((0..s.old.len()).map(Action::ReadOld));
+        let is_empty = s.server.places.is_empty();
         if left.failovers > 0 {
             match &s.replica {
-                None if !s.server.places.is_empty() => {
-                    actions.extend([Action::Replicate, Action::Failover]);
-                }
+                None if !is_empty => actions.extend([Action::Replicate, Action::Failover]),
                 Some(replica) if *replica != s.server => actions.push(Action::Failover),
                 _ => {}
             }
         }
-        if !s.server.places.is_empty() {
+        if !is_empty {
             if left.restarts > 0 {
                 actions.push(Action::Restart);
             }
             if left.flushes > 0 {
                 actions.push(Action::Flush);
             }
+            if left.moves > 0 {
+                actions.push(Action::Move { with_data: true });
+                if self.config.moves_lose_data {
+                    actions.push(Action::Move { with_data: false });
+                }
+            }
+            if left.steps > 0 {
+                actions.extend(self.config.steps.iter().map(|step| Action::Step(*step)));
+            }
+            if left.revokes > 0 {
+                actions.extend((0..s.server.places.len()).map(Action::Revoke));
+            }
         }
-        if s.now < self.config.ticks && (self.config.lazy || s.is_caught_up(self.config.away)) {
+        if left.sets > 0 {
+            let sets = u8::try_from(self.config.sets.len()).expect("a few");
+            actions.extend((0..=sets).filter(|set| *set != s.set).map(Action::Set));
+        }
+        if usize::from(s.taken_out) < s.revoked.len() {
+            actions.push(Action::TakeOut);
+        }
+        if s.now < self.config.ticks && (self.config.lazy || s.is_caught_up(&self.config)) {
             actions.push(Action::Tick);
         }
     }
 
     fn next_state(&self, last: &Snapshot, action: Action) -> Option<Snapshot> {
         let mut s = last.clone();
-        let now = s.now;
+        self.apply(&mut s, action)?;
+        self.judge(&mut s);
+        (s != *last).then_some(s)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        rules()
+    }
+}
+
+impl Snapshot {
+    fn process(&mut self, process: usize) -> &mut Process {
+        Arc::make_mut(&mut self.processes[process])
+    }
+
+    pub(crate) fn server_now(&self) -> u64 {
+        server_ms(self.now, self.step)
+    }
+
+    /// How often operators told of revocations: when they began, and when they were through.
+    fn told(&self) -> usize {
+        self.revoked.len() + usize::from(self.taken_out)
+    }
+
+    pub(crate) fn is_stale(&self, p: &Process) -> bool {
+        p.set != self.set || usize::from(p.told) < self.told()
+    }
+
+    /// Whether everybody did what it could: only then does time pass, unless a fault is at work.
+    fn is_caught_up(&self, config: &Config) -> bool {
+        let busy = |p: &Process| {
+            if !p.is_awake() {
+                return false;
+            }
+            let waits_for_server = match p.link {
+                Link::Up => p.has_mail() || p.checking || self.is_stale(p),
+                Link::Connecting | Link::Down => !config.away,
+            };
+            let alarm = |slot: &Slot| slot.until.is_some_and(|until| until <= self.now);
+            waits_for_server || p.slots.iter().any(alarm) || p.is_due(self.now)
+        };
+        let fresh = |h: &Hint| !h.late && self.processes[usize::from(h.id.0)].is_awake();
+        !self.processes.iter().any(|p| busy(p))
+            && !self.mail.iter().any(fresh)
+            && usize::from(self.taken_out) == self.revoked.len()
+    }
+
+    pub(crate) fn is_settled(&self, p: &Process) -> bool {
+        p.is_awake()
+            && p.is_up()
+            && p.calls.is_empty()
+            && !p.has_mail()
+            && !p.checking
+            && !p.is_due(self.now)
+            && !self.is_stale(p)
+            && usize::from(self.taken_out) == self.revoked.len()
+            && (self.epoch == 0 && self.home == 0 || self.lost_at < self.now)
+    }
+
+    pub(crate) fn breaks(&mut self, rule: Rule) {
+        self.broken.get_or_insert(rule);
+    }
+}
+
+// ===== what can happen =====
+
+impl World {
+    fn actions_of(&self, s: &Snapshot, process: usize, actions: &mut Vec<Action>) {
+        let (left, p) = (&s.left, &*s.processes[process]);
+        let config = &self.config;
+        let to_execute = p.calls.iter().filter(|call| call.answer.is_none());
+        let (late, in_turn): (Vec<_>, Vec<_>) = to_execute.partition(|call| call.late);
+        if !in_turn.is_empty() {
+            actions.push(Action::Execute { process });
+            if left.errors > 0 {
+                actions.push(Action::Fail { process });
+            }
+            if left.late_calls > 0 {
+                actions.push(Action::Postpone { process });
+            }
+        }
+        if !late.is_empty() {
+            actions.push(Action::ExecuteLate { process });
+        }
+        if p.dead {
+            return;
+        }
+        if p.frozen {
+            actions.push(Action::Wake { process });
+            return;
+        }
+        if p.is_due(s.now) {
+            actions.push(Action::Watch { process });
+        }
+        // The processes are alike: the first to come is the first in the list.
+        let may = process == 0 || config.differ || s.processes[process - 1].requests > 0;
+        if may && p.requests < config.requests[process] && p.slots.len() < config.slots && !p.closed
+        {
+            actions.push(Action::Request { process, wait: true });
+            if config.tries {
+                actions.push(Action::Request { process, wait: false });
+            }
+        }
+        for (slot, held) in p.slots.iter().enumerate() {
+            actions.push(Action::Leave { process, slot });
+            if config.acknowledged && held.phase == Phase::Working {
+                actions.push(Action::Release { process, slot });
+            }
+            if held.until.is_some_and(|until| until <= s.now) && !held.napping {
+                actions.push(Action::Alarm { process, slot });
+            }
+            if left.naps > 0 && held.is_asking() && !held.napping {
+                actions.push(Action::Nap { process, slot });
+            }
+            if held.napping {
+                actions.push(Action::Rouse { process, slot });
+            }
+        }
+        if p.is_up() && p.has_mail() {
+            actions.push(Action::Send { process });
+            if left.slow > 0 && in_turn.is_empty() {
+                actions.push(Action::SendSlow { process });
+            }
+        }
+        if p.calls.front().is_some_and(|call| call.answer.is_some()) {
+            actions.push(Action::Answer { process });
+        }
+        if !p.is_up() {
+            actions.push(Action::Connect { process });
+            if left.outages > 0 && p.link == Link::Connecting {
+                actions.push(Action::Unreachable { process });
+            }
+        } else if left.breaks > 0 && !p.calls.is_empty() || left.cuts > 0 && p.met.is_some() {
+            actions.push(Action::Break { process });
+        }
+        if p.is_up() && (s.is_stale(p) || p.checking) {
+            actions.push(Action::Learn { process });
+        }
+        if !p.slots.is_empty() {
+            if left.crashes > 0 {
+                actions.push(Action::Crash { process });
+            }
+            if left.closes > 0 {
+                actions.push(Action::Close { process });
+            }
+            if left.freezes > 0 {
+                actions.push(Action::Freeze { process });
+            }
+        }
+    }
+
+    pub(crate) fn apply(&self, s: &mut Snapshot, action: Action) -> Option<()> {
         match action {
-            Action::Request { process, wait } => s.processes[process].join(wait, now),
-            Action::Leave { process, slot } => s.processes[process].leave(slot, now),
+            Action::Request { process, wait } => self.request(s, process, wait),
+            Action::Leave { process, slot } => self.leave(s, process, slot),
+            Action::Release { process, slot } => {
+                let index = s.processes[process].slots[slot].index;
+                s.process(process).slots[slot].phase = Phase::Releasing;
+                if !self.act(s, process, |session, now| session.handle_release(index, now)) {
+                    self.leave(s, process, slot);
+                }
+            }
+            Action::Alarm { process, slot } => self.poll(s, process, slot),
+            Action::Nap { process, slot } => {
+                s.left.naps -= 1;
+                s.process(process).slots[slot].napping = true;
+            }
+            Action::Rouse { process, slot } => {
+                s.process(process).slots[slot].napping = false;
+                self.finish(s, process);
+            }
+            Action::Watch { process } => self.watch(s, process),
             Action::Send { process } => {
-                let calls = self.collect(&mut s, process);
-                let p = &mut s.processes[process];
-                p.wire.extend(calls);
-                if last.processes[process].wire.is_empty()
-                    && last.processes[process].back.is_empty()
-                {
-                    while !s.processes[process].wire.is_empty() {
-                        self.execute(&mut s, process);
-                    }
-                    while !s.processes[process].back.is_empty() {
-                        self.answer(&mut s, process);
-                    }
+                let is_alone = s.processes[process].calls.is_empty();
+                self.collect(s, process);
+                if is_alone {
+                    while self.execute(s, process, false) {}
+                    while self.answer(s, process) {}
                 }
             }
             Action::SendSlow { process } => {
-                let calls = self.collect(&mut s, process);
-                if calls.is_empty() {
+                let before = s.processes[process].calls.len();
+                self.collect(s, process);
+                if s.processes[process].calls.len() == before {
                     return None;
                 }
                 s.left.slow -= 1;
-                s.processes[process].wire.extend(calls);
             }
-            Action::Execute { process } => self.execute(&mut s, process),
-            Action::Answer { process } => self.answer(&mut s, process),
+            Action::Execute { process } => {
+                self.execute(s, process, false);
+            }
+            Action::ExecuteLate { process } => {
+                self.execute(s, process, true);
+            }
+            Action::Fail { process } => {
+                s.left.errors -= 1;
+                let in_turn = |call: &&mut Transit| call.answer.is_none() && !call.late;
+                let call = s.process(process).calls.iter_mut().find(in_turn)?;
+                call.answer = Some(Answer::Failed);
+            }
+            Action::Postpone { process } => {
+                s.left.late_calls -= 1;
+                let in_turn = |call: &&mut Transit| call.answer.is_none() && !call.late;
+                let call = s.process(process).calls.iter_mut().find(in_turn)?;
+                call.late = true;
+            }
+            Action::Answer { process } => {
+                self.answer(s, process);
+            }
             Action::Hint(i) => {
-                let Hint { id: (process, n), end, .. } = s.mail.remove(i);
-                let mut notes = Notes::default();
-                s.processes[usize::from(process)].promoted(n, end, now, self.bug(), &mut notes);
-                self.note(&mut s, process, &notes);
-                self.watch(&mut s, usize::from(process));
+                let hint = s.mail.remove(i);
+                self.hint(s, hint);
             }
             Action::LoseHint(i) => {
                 let hint = s.mail.remove(i);
@@ -380,12 +617,18 @@ impl Model for World {
                 s.mail.sort_unstable();
             }
             Action::Break { process } => {
-                s.left.breaks -= 1;
-                self.cut(&mut s, process, true);
+                if s.left.breaks > 0 && !s.processes[process].calls.is_empty() {
+                    s.left.breaks -= 1;
+                } else {
+                    s.left.cuts -= 1;
+                }
+                self.cut(s, process, true);
             }
-            Action::Connect { process } => {
-                s.processes[process].reconnected(self.bug());
+            Action::Unreachable { process } => {
+                s.left.outages -= 1;
+                self.unreachable(s, process);
             }
+            Action::Connect { process } => self.connect(s, process),
             Action::ReadOld(i) => {
                 let process = s.old[i].0;
                 let call = s.old[i].1.pop_front()?;
@@ -393,231 +636,735 @@ impl Model for World {
                     s.old.remove(i);
                 }
                 self.saw(Seen::LateSocket);
-                self.run_late(&mut s, process, &call);
+                self.run_late(s, process, &call);
             }
             Action::Crash { process } => {
                 s.left.crashes -= 1;
-                self.cut(&mut s, process, true);
-                let p = &mut s.processes[process];
-                let mut dead = Process::new(p.me);
-                (dead.dead, dead.connected, dead.requests) = (true, false, p.requests);
-                *p = dead;
+                self.cut(s, process, true);
+                let dead = s.processes[process].crashed();
+                s.processes[process] = Arc::new(dead);
                 s.mail.retain(|hint| usize::from(hint.id.0) != process);
+            }
+            Action::Close { process } => {
+                s.left.closes -= 1;
+                s.process(process).closed = true;
+                self.act(s, process, Session::handle_close);
             }
             Action::Freeze { process } => {
                 s.left.freezes -= 1;
-                s.processes[process].frozen = true;
+                s.process(process).frozen = true;
             }
-            Action::Wake { process } => {
-                s.processes[process].frozen = false;
-                // Whatever it does next, it looks at the clock before: see `Slot::works`. The
-                // watchdog comes when it comes.
-                if self.bug() != Some(Bug::NoSelfFence) {
-                    self.watch(&mut s, process);
-                }
-            }
-            Action::Replicate => s.replica = Some(s.server.clone()),
+            // Whatever it does next, it looks at the clock before: see `Process::works`. The watchdog
+            // comes when it comes.
+            Action::Wake { process } => s.process(process).frozen = false,
+            Action::Replicate => s.replica = Some(Arc::clone(&s.server)),
             Action::Failover => {
                 s.left.failovers -= 1;
                 let replica = s.replica.take().unwrap_or_default();
                 s.promoted = true;
-                self.lose_data(&mut s, replica, true);
+                self.lose_data(s, replica, true);
             }
             Action::Restart => {
                 s.left.restarts -= 1;
-                self.lose_data(&mut s, Server::default(), true);
+                self.lose_data(s, Arc::default(), true);
             }
             Action::Flush => {
                 s.left.flushes -= 1;
-                self.lose_data(&mut s, Server::default(), false);
+                self.lose_data(s, Arc::default(), false);
             }
-            Action::Tick => {
-                s.now += 1;
-                if s.epoch > 0 && s.now >= s.lost_at + LEASE {
-                    s.ghost.forgotten.clear();
-                }
-                for process in 0..s.processes.len() {
-                    if s.processes[process].is_awake() {
-                        self.watch(&mut s, process);
-                    }
+            Action::Move { with_data } => {
+                s.left.moves -= 1;
+                s.home += 1;
+                s.lost_at = s.now;
+                if !with_data {
+                    self.lose_data(s, Arc::default(), false);
                 }
             }
+            Action::Step(step) => {
+                s.left.steps -= 1;
+                s.step += step;
+                self.saw(Seen::Stepped);
+            }
+            Action::Set(set) => {
+                s.left.sets -= 1;
+                (s.set, s.set_at) = (set, s.now);
+            }
+            Action::Revoke(i) => {
+                s.left.revokes -= 1;
+                s.revoked.push(s.server.places[i].place);
+            }
+            Action::TakeOut => {
+                let place = s.revoked[usize::from(s.taken_out)];
+                s.taken_out += 1;
+                let server = Arc::make_mut(&mut s.server);
+                server.ledger.revoke(place, true);
+                server.list();
+            }
+            Action::Learn { process } => self.learn(s, process),
+            Action::Tick => self.tick(s),
         }
-        self.judge(&mut s);
-        (s != *last).then_some(s)
+        Some(())
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
-        macro_rules! always {
-            ($($rule:ident)*) => {
-                vec![$(Property::always(Rule::$rule.name(), |_, s: &Snapshot| {
-                    s.broken != Some(Rule::$rule)
-                })),*]
-            };
+    pub(crate) fn tick(&self, s: &mut Snapshot) {
+        s.now += 1;
+        s.ghost.deferred.clear();
+        if s.epoch > 0 && s.now >= s.lost_at + self.config.longest_lease() {
+            s.ghost.forgotten.clear();
         }
-        always![CapByLedger CapByBelief Grounded CapByProcess Order NoIdlePermit DeadStayDead
-            NoLeak Aware Served NotLostEarly GonePassedOver]
-    }
-}
-
-impl Snapshot {
-    /// Whether everybody did what he could: only then does time pass, unless a fault is at work.
-    fn is_caught_up(&self, away: bool) -> bool {
-        let busy = |p: &Process| match p.connected {
-            _ if !p.is_awake() => false,
-            true => p.has_mail() && !p.only_doubts(),
-            false => !away,
-        };
-        let fresh = |h: &Hint| !h.late && self.processes[usize::from(h.id.0)].is_awake();
-        !self.processes.iter().any(busy) && !self.mail.iter().any(fresh)
-    }
-
-    fn is_settled(&self, p: &Process) -> bool {
-        p.is_awake()
-            && p.connected
-            && p.wire.is_empty()
-            && p.back.is_empty()
-            && !p.has_mail()
-            && (self.epoch == 0 || self.lost_at < self.now)
-    }
-
-    fn breaks(&mut self, rule: Rule) {
-        self.broken.get_or_insert(rule);
-    }
-}
-
-impl World {
-    fn collect(&self, s: &mut Snapshot, process: usize) -> Vec<Call> {
-        let p = &mut s.processes[process];
-        // The first look at this server.
-        if p.seen != Some(s.epoch) {
-            let by_uptime = self.bug() == Some(Bug::YoungByUptime);
-            let young = s.epoch > 0 && s.now < s.lost_at + LEASE && !(s.promoted && by_uptime);
-            let until = match p.seen {
-                Some(_) => s.now + LEASE,
-                None if young && self.bug() != Some(Bug::YoungServerTrusted) => s.lost_at + LEASE,
-                None => 0,
-            };
-            p.seen = Some(s.epoch);
-            if self.config.quarantine && self.bug() != Some(Bug::NoQuarantine) {
-                p.quarantine = until;
+        let early = |slot: &Slot| slot.is_asking() && !slot.napping;
+        for process in 0..s.processes.len() {
+            let p = &s.processes[process];
+            if !p.is_awake() {
+                continue;
+            }
+            if let Some((answer, wait)) = self.config.timeouts
+                && p.slots.iter().any(|slot| early(slot) && slot.began + answer.max(wait) < s.now)
+            {
+                s.breaks(Rule::Answered);
+            }
+            if !self.config.late_watchdog {
+                self.watch(s, process);
             }
         }
-        let mut limit = self.config.limit;
-        if s.now < p.quarantine {
-            self.saw(Seen::Quarantined);
-            limit = 0;
-        }
-        // A release that is overdue is not sent; a call that came after the request had left may
-        // have given the place a new lease, which then has to end by itself.
-        let overdue = p.releases.iter().filter(|(_, until)| *until <= s.now);
-        s.ghost.orphans.extend(overdue.map(|(n, _)| (p.me, *n)));
-        p.collect(s.now, limit, self.bug())
-    }
-
-    /// The server carries out the first call on the wire.
-    fn execute(&self, s: &mut Snapshot, process: usize) {
-        let Some(call) = s.processes[process].wire.pop_front() else { return };
-        let me = s.processes[process].me;
-        if call.sent + LEASE <= s.now {
-            // The release that follows it may not come: it is not sent a lease after it was due.
-            self.expect_orphans(s, me, &call);
-        }
-        let reply = self.run(s, me, &call);
-        s.processes[process].back.push_back((call, reply));
-    }
-
-    fn answer(&self, s: &mut Snapshot, process: usize) {
-        let Some((call, reply)) = s.processes[process].back.pop_front() else { return };
-        let (now, mut notes) = (s.now, Notes::default());
-        s.processes[process].answered(&call, &reply, now, self.bug(), &mut notes);
-        let me = s.processes[process].me;
-        self.note(s, me, &notes);
-        // What came late may be due already.
-        self.watch(s, process);
     }
 
     fn watch(&self, s: &mut Snapshot, process: usize) {
-        let (now, mut notes) = (s.now, Notes::default());
-        s.processes[process].tick(now, self.bug(), &mut notes);
-        let me = s.processes[process].me;
-        self.note(s, me, &notes);
+        let now = s.now;
+        if !s.processes[process].is_due(now) || self.has(Bug::NoSelfFence) {
+            return;
+        }
+        self.act(s, process, |session, now| session.handle_timeout(now));
+        if s.processes[process].is_due(now) {
+            s.breaks(Rule::Watched);
+        }
     }
 
-    fn note(&self, s: &mut Snapshot, process: u8, notes: &Notes) {
-        for n in &notes.stranger {
-            self.saw(Seen::Stranger);
-            s.ghost.strangers.insert((process, *n));
+    // ===== requests =====
+
+    fn request(&self, s: &mut Snapshot, process: usize, wait: bool) {
+        let (now, config) = (s.now, &self.config);
+        let options = config.options(process, s.processes[process].requests, wait);
+        if s.processes[process].met.is_none() && s.processes[process].is_up() {
+            self.meet(s, process);
         }
-        for (happened, what) in [
-            (notes.lost_at_deadline, Seen::LostAtDeadline),
-            (notes.hint_repaired, Seen::HintRepaired),
-            (notes.rejoined, Seen::Rejoined),
-            (notes.refused, Seen::Refused),
-            (notes.hint_came_first, Seen::HintFirst),
-            (notes.too_late, Seen::TooLate),
-        ] {
-            if happened {
-                self.saw(what);
+        let p = s.process(process);
+        p.begin_session(config);
+        let request = p.requests;
+        p.requests += 1;
+        let Some(session) = &mut p.session else { return };
+        let limit = config.limits[process];
+        let index = session.handle_request(limit, options, time(now)).expect("room for it");
+        p.slots.push(Slot {
+            request,
+            index,
+            began: now,
+            options,
+            phase: Phase::Asking,
+            until: None,
+            woken: true,
+            napping: false,
+            by_policy: false,
+            counted: false,
+            acked: now,
+            has_ticket: false,
+        });
+        self.finish(s, process);
+    }
+
+    fn leave(&self, s: &mut Snapshot, process: usize, slot: usize) {
+        let slot = s.process(process).slots.remove(slot);
+        self.act(s, process, |session, now| session.handle_leave(slot.index, now));
+    }
+
+    /// The task of a request runs.
+    fn poll(&self, s: &mut Snapshot, process: usize, at: usize) {
+        let now = s.now;
+        let p = s.process(process);
+        p.slots[at].woken = false;
+        let Slot { index, phase, began, .. } = p.slots[at];
+        match phase {
+            Phase::Asking => {}
+            Phase::Working => return,
+            Phase::Releasing => {
+                if p.session.as_ref().is_none_or(|session| session.released(index).is_some()) {
+                    self.saw(Seen::Acknowledged);
+                    self.leave(s, process, at);
+                }
+                return;
             }
         }
-        if notes.lost_without_cause {
-            s.breaks(Rule::NotLostEarly);
+        let mut has_timed_out = false;
+        loop {
+            let p = s.process(process);
+            let Some(session) = &mut p.session else { return };
+            let progress = session.progress(index, time(now));
+            let until = match progress {
+                Progress::Joining => self.config.timeouts.map(|(answer, _)| began + answer),
+                Progress::Waiting => self.config.timeouts.map(|(_, wait)| began + wait),
+                Progress::Held | Progress::Admitted => {
+                    let slot = &mut p.slots[at];
+                    (slot.phase, slot.until, slot.has_ticket) = (Phase::Working, None, false);
+                    return self.finish(s, process);
+                }
+                Progress::Refused { reason, .. } => {
+                    self.refused(s, reason, has_timed_out);
+                    return self.leave(s, process, at);
+                }
+                Progress::Failed => {
+                    self.saw(Seen::Failed);
+                    return self.leave(s, process, at);
+                }
+                Progress::Closed => return self.leave(s, process, at),
+            };
+            if until.is_none_or(|until| until > now) {
+                p.slots[at].until = until;
+                return self.finish(s, process);
+            }
+            if has_timed_out {
+                return s.breaks(Rule::Answered);
+            }
+            has_timed_out = true;
+            self.saw(match progress {
+                Progress::Joining => Seen::TimedOutJoining,
+                _ => Seen::TimedOutWaiting,
+            });
+            if self.has(Bug::WaitTimeoutIgnored) {
+                p.slots[at].until = None;
+                return;
+            }
+            session.handle_wait_timeout(index, time(now));
+            self.events(s, process);
+        }
+    }
+
+    fn refused(&self, s: &mut Snapshot, reason: RejectReason, has_timed_out: bool) {
+        self.saw(Seen::Refused);
+        match reason {
+            RejectReason::QueueFull => self.saw(Seen::QueueFull),
+            RejectReason::Revoked => self.saw(Seen::RevokedWaiter),
+            RejectReason::QueueTimeout if !has_timed_out => s.breaks(Rule::Policy),
+            _ => {}
+        }
+    }
+
+    // ===== the session, driven as the shell drives it =====
+
+    fn act<T>(
+        &self,
+        s: &mut Snapshot,
+        process: usize,
+        act: impl FnOnce(&mut Session, Time) -> T,
+    ) -> T {
+        let now = s.now;
+        let p = s.process(process);
+        p.begin_session(&self.config);
+        let session = p.session.as_mut().expect("a session");
+        let result = act(session, time(now));
+        self.finish(s, process);
+        result
+    }
+
+    /// Tells requests what is news to them, and drops a session that is over.
+    fn finish(&self, s: &mut Snapshot, process: usize) {
+        let now = s.now;
+        loop {
+            let p = s.process(process);
+            let Some(session) = &mut p.session else { return };
+            if session.poll_revocation_check() {
+                p.checking = true;
+            }
+            if p.checking && !self.config.slow_checks && p.link != Link::Connecting {
+                p.checking = false;
+                session.handle_revocations_known(time(now));
+            }
+            self.events(s, process);
+            let p = &s.processes[process];
+            let woken = p.slots.iter().position(|slot| slot.woken && !slot.napping);
+            let Some(woken) = woken else { break };
+            self.poll(s, process, woken);
+        }
+        let horizon = self.config.ticks.saturating_add(1);
+        let p = s.process(process);
+        let Some(session) = &mut p.session else { return };
+        if now < horizon {
+            session.coarsen(ticks(1), time(horizon));
+        }
+        if !session.is_idle() && session.poll_timeout().is_none() {
+            s.breaks(Rule::Watched);
+        } else if p.retire(now) {
+            self.saw(Seen::Retired);
+        } else if !self.config.late_watchdog && p.is_due(now) && p.is_awake() {
+            self.watch(s, process);
+        }
+    }
+
+    fn events(&self, s: &mut Snapshot, process: usize) {
+        let Some(session) = &mut s.process(process).session else { return };
+        for event in session.take_events() {
+            self.event(s, process, event);
+        }
+    }
+
+    fn event(&self, s: &mut Snapshot, process: usize, event: Event) {
+        let now = s.now;
+        let p = s.process(process);
+        let (Event::Progress(index)
+        | Event::Admitted(index)
+        | Event::Failed(index)
+        | Event::Refused(index)
+        | Event::Lost(index)
+        | Event::Released(index)) = event;
+        let Some(at) = p.slots.iter().position(|slot| slot.index == index) else { return };
+        let place = p.session.as_ref().and_then(|session| session.place(index));
+        match event {
+            Event::Lost(_) => {
+                let slot = &p.slots[at];
+                let is_due = now >= slot.acked + slot.lease();
+                let is_revoked = place.is_some_and(|place| s.revoked.contains(&place));
+                let p = &s.processes[process];
+                if is_due {
+                    self.saw(Seen::LostAtDeadline);
+                } else if is_revoked {
+                    self.saw(Seen::Revoked);
+                } else if !p.closed && self.config.faults.steps == 0 {
+                    s.breaks(Rule::NotLostEarly);
+                }
+                return;
+            }
+            Event::Admitted(_) => self.admitted(s, process, at),
+            Event::Failed(_) => {
+                if p.slots[at].options.on_unavailable == OnUnavailable::Admit
+                    && self.config.set(p.set).in_place() != Some(0)
+                {
+                    s.breaks(Rule::Policy);
+                }
+            }
+            Event::Refused(_) => self.saw(Seen::ShareRefused),
+            Event::Progress(_) | Event::Released(_) => {}
+        }
+        s.process(process).slots[at].woken = true;
+    }
+
+    fn admitted(&self, s: &mut Snapshot, process: usize, at: usize) {
+        self.saw(Seen::Admitted);
+        let (now, config) = (s.now, &self.config);
+        let p = s.process(process);
+        let was_asked = p.slots[at].began < now;
+        p.slots[at].by_policy = true;
+        let Some(session) = &p.session else { return };
+        let set = config.set(p.set).in_place();
+        match p.slots[at].options.on_unavailable {
+            OnUnavailable::Refuse => s.breaks(Rule::Policy),
+            OnUnavailable::Admit if set == Some(0) => s.breaks(Rule::Policy),
+            OnUnavailable::Admit => {}
+            OnUnavailable::Local(share) => {
+                self.saw(if was_asked { Seen::ShareWaited } else { Seen::Shared });
+                let in_flight =
+                    |slot: &&Slot| session.is_held(slot.index) && !session.was_lost(slot.index);
+                let share = set.map_or(share, |limit| share.min(limit));
+                let earlier = |slot: &Slot| {
+                    let request = p.slots[at].request;
+                    slot.request < request && slot.is_asking() && !session.is_held(slot.index)
+                };
+                let is_over = p.slots.iter().filter(in_flight).count() > share as usize;
+                let is_passed = session.is_outage() && p.slots.iter().any(earlier);
+                if is_over {
+                    s.breaks(Rule::LocalShare);
+                } else if is_passed {
+                    s.breaks(Rule::LocalOrder);
+                }
+            }
+        }
+    }
+
+    /// The process reads what operators set.
+    fn learn(&self, s: &mut Snapshot, process: usize) {
+        let (set, told) = (s.set, u8::try_from(s.told()).expect("a few"));
+        let p = s.process(process);
+        let is_new = std::mem::replace(&mut p.set, set) != set;
+        let is_told = std::mem::replace(&mut p.told, told) != told;
+        let checking = std::mem::take(&mut p.checking);
+        if s.processes[process].session.is_none() {
+            return;
+        }
+        if is_new {
+            let set = self.config.set(s.set);
+            let before = s.processes[process].session.as_ref().map(Session::limit_in_force);
+            self.act(s, process, |session, now| session.handle_override(set, now));
+            let after = s.processes[process].session.as_ref().map(Session::limit_in_force);
+            if after > before {
+                self.saw(Seen::Raised);
+            } else if after == Some(0) {
+                self.saw(Seen::Paused);
+            }
+        }
+        if is_told && !self.has(Bug::RevocationUnheard) {
+            for place in s.revoked.clone() {
+                self.act(s, process, |session, now| session.handle_revoked(place, now));
+            }
+        }
+        if checking {
+            self.act(s, process, |session, now| session.handle_revocations_known(now));
+        }
+    }
+
+    // ===== connections =====
+
+    /// Looks at the data behind a connection: whether it is certain to be the same as before.
+    fn meet(&self, s: &mut Snapshot, process: usize) -> bool {
+        let (now, epoch, lost_at, promoted) = (s.now, s.epoch, s.lost_at, s.promoted);
+        let names_data = self.config.names_data;
+        let bug = self.bug();
+        let p = s.process(process);
+        let before = p.met.replace(epoch);
+        match before {
+            // A process that is new here knows the age of the server, if that.
+            None if epoch == 0 || bug == Some(Bug::YoungServerTrusted) => false,
+            None => {
+                p.lost_at = match promoted {
+                    true if bug == Some(Bug::YoungByUptime) => None,
+                    true => Some(now),
+                    false => Some(lost_at),
+                };
+                false
+            }
+            Some(before) if names_data && before == epoch => true,
+            Some(_) => {
+                p.lost_at = Some(now);
+                false
+            }
+        }
+    }
+
+    fn connect(&self, s: &mut Snapshot, process: usize) {
+        let home = s.home;
+        let p = s.process(process);
+        if p.home != home {
+            // That server is met for the first time.
+            (p.home, p.met) = (home, None);
+            p.stay += 1;
+        }
+        self.learn(s, process);
+        let same_data = self.meet(s, process);
+        s.process(process).connected();
+        self.announce(s, process, same_data);
+    }
+
+    fn announce(&self, s: &mut Snapshot, process: usize, same_data: bool) {
+        let p = s.process(process);
+        if p.session.is_none() {
+            return;
+        }
+        let same_data = same_data || self.has(Bug::AcquiresBeforeRenewals);
+        let connected = p.conditions(&self.config, same_data);
+        if same_data {
+            self.saw(Seen::SameData);
+        }
+        if connected.poll_only {
+            self.saw(Seen::PollOnly);
+        }
+        self.act(s, process, |session, now| session.handle_connected(connected, now));
+        for (n, end) in std::mem::take(&mut s.process(process).altered.hints) {
+            self.act(s, process, |session, now| session.handle_hint(n, end, now));
+        }
+    }
+
+    fn unreachable(&self, s: &mut Snapshot, process: usize) {
+        let p = s.process(process);
+        p.link = Link::Down;
+        let checking = std::mem::take(&mut p.checking);
+        if p.session.is_some() && !self.has(Bug::UnreachableUnheard) {
+            self.act(s, process, |session, now| {
+                if !session.is_outage() {
+                    session.handle_unreachable(now);
+                }
+            });
+            if checking {
+                self.act(s, process, |session, now| session.handle_revocations_known(now));
+            }
         }
     }
 
     /// The connection breaks. The server may still read what was sent on it, unless it is gone too.
     fn cut(&self, s: &mut Snapshot, process: usize, readable: bool) {
-        let now = s.now;
-        let p = &mut s.processes[process];
-        let wire = std::mem::take(&mut p.wire);
-        let back = std::mem::take(&mut p.back);
-        let mut calls = Vec::new();
-        for (call, reply) in back {
-            s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
-            calls.push(call);
+        let p = s.process(process);
+        let calls = std::mem::take(&mut p.calls);
+        let (me, stay) = (p.me, p.stay);
+        p.link = Link::Connecting;
+        for call in &calls {
+            if let Some(Answer::Reply(reply)) = &call.answer {
+                s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
+            }
+            let op = call.meant.as_ref().unwrap_or(&call.call.op);
+            if call.stay != stay {
+                continue;
+            }
+            let is_release = matches!(op, Op::Release { .. });
+            self.act(s, process, |session, now| {
+                if is_release && self.has(Bug::ReleaseNotRepeated) {
+                    session.handle_reply(op, &Reply::default(), false, now, now);
+                } else {
+                    session.handle_unanswered(op);
+                }
+            });
         }
-        calls.extend(wire.iter().cloned());
-        p.disconnected(&calls, now, self.bug());
-        if readable && !wire.is_empty() {
-            s.old.push((p.me, wire));
+        let unread: VecDeque<_> =
+            calls.into_iter().filter(|call| call.answer.is_none() && !call.late).collect();
+        if readable && !unread.is_empty() {
+            s.old.push((me, unread));
         }
     }
 
-    fn lose_data(&self, s: &mut Snapshot, left: Server, seen: bool) {
+    /// The server that counts the semaphore is another one now.
+    fn rehome(&self, s: &mut Snapshot, process: usize) {
+        self.saw(Seen::Rehomed);
+        let home = s.home;
+        let p = s.process(process);
+        p.stay += 1;
+        p.home = home;
+        // This process meets that server for the first time.
+        p.met = None;
+        if self.config.away {
+            p.link = Link::Connecting;
+        } else {
+            self.meet(s, process);
+            self.announce(s, process, false);
+        }
+    }
+
+    fn collect(&self, s: &mut Snapshot, process: usize) {
+        let (now, bug) = (s.now, self.bug());
+        let set = self.config.set(s.processes[process].set).in_place();
+        let is_quarantined = s.processes[process].lost_at.is_some();
+        for _ in 0..CALLS_MAX {
+            let p = s.process(process);
+            let Some(session) = &mut p.session else { return };
+            let Some(call) = session.poll_call(time(now)) else { return };
+            if call.limit == 0 && is_quarantined && set != Some(0) {
+                self.saw(Seen::Quarantined);
+            }
+            match &call.op {
+                Op::Acquire { leaving, ids, .. } => {
+                    if !leaving.is_empty() {
+                        self.saw(Seen::LeaveWithJoin);
+                    }
+                    if ids.len() > 1 {
+                        self.saw(Seen::SeveralInOne);
+                    }
+                }
+                Op::Reassert { .. } => self.saw(Seen::Rejoined),
+                Op::Audit { .. } => self.saw(Seen::Audited),
+                _ => {}
+            }
+            let (call, meant) = p.outgoing(call, bug);
+            let stay = p.stay;
+            p.calls.push_back(Transit { call, meant, sent: now, stay, late: false, answer: None });
+        }
+        s.breaks(Rule::Work);
+    }
+
+    /// The server carries out the next call of a process. `false`: there is none.
+    fn execute(&self, s: &mut Snapshot, process: usize, late: bool) -> bool {
+        let p = &s.processes[process];
+        let is_next = |call: &Transit| call.answer.is_none() && call.late == late;
+        let Some(at) = p.calls.iter().position(is_next) else { return false };
+        let (me, call) = (p.me, p.calls[at].clone());
+        let answer = if p.home != s.home || call.stay != p.stay {
+            Answer::Moved
+        } else {
+            if call.sent + self.config.longest_lease() <= s.now {
+                // The release that follows it may not come: it is not sent two leases after it was
+                // due.
+                self.expect_orphans(s, me, &call);
+            }
+            if late {
+                self.saw(Seen::Late);
+            }
+            Answer::Reply(self.run(s, me, &call))
+        };
+        s.process(process).calls[at].answer = Some(answer);
+        true
+    }
+
+    /// The process hears the answer to the call that it sent first. `false`: there is none.
+    fn answer(&self, s: &mut Snapshot, process: usize) -> bool {
+        let p = s.process(process);
+        if p.calls.front().is_none_or(|call| call.answer.is_none()) {
+            return false;
+        }
+        let Some(Transit { call, meant, sent, stay, late, answer }) = p.calls.pop_front() else {
+            return false;
+        };
+        let mut op = meant.unwrap_or(call.op);
+        if stay != p.stay {
+            self.saw(Seen::OldStay);
+            return true;
+        }
+        match answer {
+            Some(Answer::Reply(mut reply)) => {
+                p.incoming(&mut op, &mut reply, sent, self.bug());
+                self.replied(s, process, &op, &reply, late, sent);
+            }
+            Some(Answer::Failed) => {
+                self.saw(Seen::CallFailed);
+                // Each is tried again before long, and not at once.
+                let ids: Vec<PlaceId> = match &op {
+                    Op::Release { ids }
+                    | Op::Acquire { leaving: ids, .. }
+                    | Op::Renew { ids, .. } => ids.to_vec(),
+                    Op::Reassert { proofs, .. } => proofs.iter().map(|(id, _)| *id).collect(),
+                    Op::Audit { .. } => Vec::new(),
+                };
+                s.ghost.deferred.extend(ids.into_iter().map(id_of));
+                if !self.has(Bug::ErrorUnheard) {
+                    self.act(s, process, |session, now| session.handle_call_error(&op, now));
+                }
+            }
+            Some(Answer::Moved) if stay == p.stay => self.rehome(s, process),
+            Some(Answer::Moved) | None => {}
+        }
+        true
+    }
+
+    fn replied(
+        &self,
+        s: &mut Snapshot,
+        process: usize,
+        op: &Op,
+        reply: &Reply,
+        late: bool,
+        sent: u8,
+    ) {
         let now = s.now;
-        let before = std::mem::replace(&mut s.server, left).places;
-        s.epoch += 1;
-        s.lost_at = now;
-        let after = s.server.places.clone();
-        for place in &before {
-            let kept =
-                after.iter().any(|p| p.id == place.id && p.ticket.is_none() && p.end >= place.end);
-            if place.ticket.is_none() && place.end > now && !kept {
-                s.ghost.forgotten.insert(place.id);
+        let places: Vec<PlaceId> = match op {
+            Op::Acquire { ids, .. } | Op::Renew { ids, .. } => ids.to_vec(),
+            Op::Reassert { proofs, .. } => proofs.iter().map(|(id, _)| *id).collect(),
+            Op::Release { .. } | Op::Audit { .. } => Vec::new(),
+        };
+        let p = s.process(process);
+        let session = p.session.clone();
+        let place_of = |slot: &Slot| session.as_ref().and_then(|s| s.place(slot.index));
+        let is_late = |slot: &Slot| now >= sent + slot.lease();
+        let is_held = |slot: &Slot| session.as_ref().is_some_and(|s| s.is_held(slot.index));
+        for (place, status) in places.iter().zip(&reply.statuses) {
+            let slot = p.slots.iter_mut().find(|slot| place_of(slot) == Some(*place));
+            let Some(slot) = slot else { continue };
+            match status {
+                PlaceStatus::Held if slot.phase == Phase::Working => {
+                    if now < slot.acked + slot.lease() || slot.by_policy && !is_late(slot) {
+                        slot.acked = sent;
+                    }
+                    if slot.by_policy && !is_late(slot) {
+                        slot.counted = true;
+                        self.saw(Seen::Counted);
+                    }
+                }
+                PlaceStatus::Held => {
+                    slot.acked = sent;
+                    slot.has_ticket &= !matches!(op, Op::Acquire { .. });
+                    if is_late(slot) {
+                        self.saw(Seen::TooLate);
+                    } else if matches!(op, Op::Renew { .. }) {
+                        self.saw(Seen::HintRepaired);
+                    }
+                }
+                PlaceStatus::Waiting(_) if slot.is_asking() && !is_held(slot) => {
+                    slot.acked = sent;
+                    slot.has_ticket = true;
+                }
+                _ => {}
             }
         }
-        for place in &after {
-            let (process, n) = place.id;
-            if !s.processes[usize::from(process)].knows(n) {
-                s.ghost.orphans.insert(place.id);
+        for grant in &reply.granted {
+            if self.is_stranger(s, process, grant.id) {
+                s.ghost.strangers.insert(id_of(grant.id));
+            }
+        }
+        let sent = if self.has(Bug::DeadlineFromReceipt) { now } else { sent };
+        let late = late && !self.has(Bug::LateIgnored);
+        self.act(s, process, |session, now| {
+            session.handle_reply(op, reply, late, time(sent), now);
+        });
+    }
+
+    /// Whether a process knows nothing of a place that it is told of.
+    fn is_stranger(&self, s: &Snapshot, process: usize, place: PlaceId) -> bool {
+        let p = &s.processes[process];
+        let session = p.session.as_ref();
+        let is_place = |slot: &Slot| session.and_then(|s| s.place(slot.index)) == Some(place);
+        let is_known = p.slots.iter().any(is_place);
+        if !is_known {
+            self.saw(Seen::Stranger);
+        }
+        !is_known
+    }
+
+    fn hint(&self, s: &mut Snapshot, hint: Hint) {
+        let Hint { id, place, end, .. } = hint;
+        let process = usize::from(id.0);
+        let p = s.process(process);
+        let n = p.hinted(place.n);
+        let place = PlaceId { n, ..place };
+        let now = s.now;
+        let is_joining = s.processes[process]
+            .slot_of(id)
+            .is_some_and(|slot| slot.is_asking() && !slot.has_ticket && slot.acked == slot.began);
+        let is_late = s.processes[process]
+            .slot_of(id)
+            .is_some_and(|slot| slot.is_asking() && now >= slot.acked + slot.lease());
+        if self.is_stranger(s, process, place) {
+            s.ghost.strangers.insert(id);
+            if self.has(Bug::StrangerNotReleased) {
+                return;
+            }
+        }
+        if is_late {
+            self.saw(Seen::TooLate);
+        }
+        if is_joining {
+            self.saw(Seen::HintFirst);
+            if self.has(Bug::EarlyHintDropped) {
+                return;
+            }
+            if self.has(Bug::KeptHintOutlivesConnection) {
+                s.process(process).altered.hints.push((n, end));
+            }
+        }
+        let end = if self.has(Bug::HintWithoutLeaseEnd) { u64::MAX } else { end };
+        self.act(s, process, |session, now| session.handle_hint(n, end, now));
+    }
+
+    // ===== the server =====
+
+    fn lose_data(&self, s: &mut Snapshot, left: Arc<Server>, seen: bool) {
+        let now_ms = s.server_now();
+        let before = std::mem::replace(&mut s.server, left);
+        s.epoch += 1;
+        s.lost_at = s.now;
+        let after = Arc::clone(&s.server);
+        for place in &before.places {
+            let kept = after
+                .places
+                .iter()
+                .any(|p| p.id == place.id && p.ticket.is_none() && p.end >= place.end);
+            if place.ticket.is_none() && place.end > now_ms && !kept {
+                s.ghost.forgotten.insert(place.id);
             }
         }
         s.ghost.restored.clear();
         // A place whose ticket its process does not know cannot have its turn again.
         let processes = &s.processes;
         s.ghost.turns.retain(|(process, request), _| {
-            processes[usize::from(*process)].slots.iter().any(|slot| {
-                slot.request() == *request
-                    && matches!(slot.state, State::Waiting { ticket: Some(_) })
-            })
+            let mut slots = processes[usize::from(*process)].slots.iter();
+            slots.any(|slot| slot.request == *request && slot.is_asking() && slot.has_ticket)
         });
         if seen {
             // Hints come over the same connections as answers do.
             s.old.clear();
             s.ghost.unheard.extend(s.mail.drain(..).map(|hint| hint.id));
             for process in 0..s.processes.len() {
-                if !s.processes[process].dead && s.processes[process].seen.is_some() {
+                if !s.processes[process].dead && s.processes[process].met.is_some() {
                     self.cut(s, process, false);
                 }
             }
@@ -625,51 +1372,59 @@ impl World {
     }
 
     /// A call on a connection that broke before; nobody hears the answer.
-    fn run_late(&self, s: &mut Snapshot, process: u8, call: &Call) {
+    fn run_late(&self, s: &mut Snapshot, process: u8, call: &Transit) {
+        if call.stay < s.home {
+            // That server does not count the semaphore any more.
+            return;
+        }
         self.expect_orphans(s, process, call);
         let reply = self.run(s, process, call);
         s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
     }
 
-    /// What this call makes may belong to nobody: its process went on long ago. It is
-    /// left for one lease at the most.
-    fn expect_orphans(&self, s: &mut Snapshot, process: u8, call: &Call) {
-        let made: Vec<u8> = match &call.op {
-            Op::Acquire { ids, .. } => ids.clone(),
-            Op::Reassert { proofs } => proofs
+    /// What this call makes may belong to nobody: its process went on long ago. It is left for one
+    /// lease at the most.
+    fn expect_orphans(&self, s: &mut Snapshot, process: u8, call: &Transit) {
+        let made: Vec<Id> = match &call.call.op {
+            Op::Acquire { ids, .. } => ids.iter().map(|id| id_of(*id)).collect(),
+            Op::Reassert { proofs, .. } => proofs
                 .iter()
-                .filter(|(n, proof)| {
-                    matches!(proof, Proof::Ticket(_)) || s.ghost.forgotten.contains(&(process, *n))
+                .filter(|(id, proof)| {
+                    let is_ticket = *proof >= TICKET_MIN;
+                    is_ticket || s.ghost.forgotten.contains(&id_of(*id))
                 })
-                .map(|(n, _)| *n)
+                .map(|(id, _)| id_of(*id))
                 .collect(),
             _ => Vec::new(),
         };
-        for n in made {
-            s.ghost.strangers.remove(&(process, n));
-            if !s.processes[usize::from(process)].wants(n) {
+        for id in made {
+            s.ghost.strangers.remove(&id);
+            if !s.processes[usize::from(process)].wants(id) {
                 self.saw(Seen::Orphan);
-                s.ghost.orphans.insert((process, n));
+                s.ghost.orphans.insert(id);
             }
         }
     }
 
     /// The server carries out a call; the onlooker compares before and after.
-    fn run(&self, s: &mut Snapshot, process: u8, call: &Call) -> tower_semaphore::ledger::Reply {
+    fn run(&self, s: &mut Snapshot, process: u8, call: &Transit) -> Reply {
+        let now_ms = s.server_now();
         let before = s.server.places.clone();
         let mut hints = Vec::new();
         let mut passed_over = false;
         let processes = &s.processes;
-        let reply = server::carry_out(
+        let server = Arc::make_mut(&mut s.server);
+        let reply = super::server::carry_out(
             self.bug(),
-            &mut s.server.ledger,
+            &mut server.ledger,
             process,
-            s.now,
-            call,
-            &mut |id, end| {
+            now_ms,
+            &call.call,
+            &mut |place, end| {
+                let id = id_of(place);
                 let p = &processes[usize::from(id.0)];
-                if p.connected || (p.dead && self.bug() == Some(Bug::GoneNotPassedOver)) {
-                    hints.push(Hint { id, end, late: false });
+                if p.is_up() || (p.dead && self.has(Bug::GoneNotPassedOver)) {
+                    hints.push(Hint { id, place, end, late: false });
                     true
                 } else {
                     passed_over = true;
@@ -677,199 +1432,15 @@ impl World {
                 }
             },
         );
+        server.list();
+        let after = server.places.clone();
         if passed_over {
             self.saw(Seen::PassedOver);
         }
         hints.retain(|hint| !s.processes[usize::from(hint.id.0)].dead);
         s.mail.extend(hints);
         s.mail.sort_unstable();
-        let after = stored(&s.server.ledger);
-        s.server.places.clone_from(&after);
-        self.compare(s, process, call, &before, &after);
+        self.compare(s, process, &call.call, &before, &after);
         reply
-    }
-
-    fn compare(
-        &self,
-        s: &mut Snapshot,
-        process: u8,
-        call: &Call,
-        before: &[Stored],
-        after: &[Stored],
-    ) {
-        let now = s.now;
-        let place = |list: &[Stored], id: Id| list.iter().find(|p| p.id == id).copied();
-        let names = |n: u8| matches!(&call.op, Op::Acquire { ids, .. } if ids.contains(&n));
-        let proof = |id: Id| match &call.op {
-            Op::Reassert { proofs } if id.0 == process => {
-                proofs.iter().find(|(n, _)| *n == id.1).map(|(_, proof)| *proof)
-            }
-            _ => None,
-        };
-
-        for old in before {
-            if old.end <= now || place(after, old.id).is_none() {
-                s.ghost.turns.remove(&(old.id.0, request_of(old.id.1)));
-            }
-        }
-        for new in after {
-            let key = (new.id.0, request_of(new.id.1));
-            let old = place(before, new.id);
-            let came_back = old.is_some_and(|old| old.end <= now) && new.end > now;
-            if came_back && !(new.id.0 == process && names(new.id.1)) && proof(new.id).is_none() {
-                s.breaks(Rule::DeadStayDead);
-            }
-            if let Some(ticket) = new.ticket {
-                if old.is_none_or(|old| old.ticket.is_none()) {
-                    s.ghost.grants.remove(&new.id);
-                    s.ghost.turns.entry(key).or_insert(ticket);
-                }
-                continue;
-            }
-            if old.is_some_and(|old| old.ticket.is_none()) {
-                continue;
-            }
-            // It holds, and did not before.
-            if new.end <= now {
-                s.breaks(Rule::DeadStayDead);
-            }
-            match proof(new.id) {
-                Some(Proof::End(end)) if old.is_none() => {
-                    self.saw(Seen::Restored);
-                    if end <= now {
-                        s.breaks(Rule::DeadStayDead);
-                    } else if !s.ghost.forgotten.contains(&new.id) {
-                        s.breaks(Rule::NoLeak);
-                    }
-                    s.ghost.restored.insert(new.id);
-                    s.ghost.grants.insert(new.id, (s.epoch, now));
-                    continue;
-                }
-                _ => {}
-            }
-            let turn = match (s.ghost.turns.get(&key), proof(new.id)) {
-                (Some(turn), _) => *turn,
-                (None, Some(Proof::Ticket(ticket))) => ticket,
-                _ => old.and_then(|old| old.ticket).unwrap_or(u16::MAX),
-            };
-            let passed = after.iter().any(|other| {
-                let p = &s.processes[usize::from(other.id.0)];
-                let earlier = s
-                    .ghost
-                    .turns
-                    .get(&(other.id.0, request_of(other.id.1)))
-                    .is_some_and(|theirs| *theirs < turn);
-                other.ticket.is_some() && other.end > now && p.knows(other.id.1) && earlier
-            });
-            if passed {
-                s.breaks(Rule::Order);
-            }
-            // Its own last calls promote without a message.
-            if old.is_some() && new.id.0 != process && s.processes[usize::from(new.id.0)].dead {
-                s.breaks(Rule::GonePassedOver);
-            }
-            s.ghost.grants.insert(new.id, (s.epoch, now));
-        }
-
-        let live = |p: &&Stored| p.end > now;
-        let holders = after.iter().filter(live).filter(|p| p.ticket.is_none()).count();
-        let waiting = after.iter().filter(live).filter(|p| p.ticket.is_some()).count();
-        let limit = self.config.limit as usize;
-        if holders >= limit {
-            self.saw(Seen::LimitReached);
-        }
-        if waiting > 0 {
-            self.saw(Seen::SomeoneWaits);
-        }
-        if call.limit as usize == limit && holders < limit && waiting > 0 {
-            s.breaks(Rule::NoIdlePermit);
-        }
-        let restored = s.ghost.restored.iter().filter(|id| place(after, **id).is_some()).count();
-        if holders > limit + restored || restored > limit {
-            s.breaks(Rule::CapByLedger);
-        }
-    }
-
-    /// What must hold at any time.
-    fn judge(&self, s: &mut Snapshot) {
-        let now = s.now;
-        let places = s.server.places.clone();
-        let live = |id: Id| places.iter().find(|p| p.id == id && p.end > now);
-        let limit = self.config.limit as usize;
-        let faults = &self.config.faults;
-        let mut broken = Vec::new();
-
-        let mut workers = 0;
-        for p in s.processes.iter().filter(|p| !p.dead) {
-            let mut mine = 0;
-            for slot in &p.slots {
-                let id = (p.me, slot.n);
-                // One that stands still past its deadline does nothing.
-                let works = slot.works(now, self.bug()) && (!p.frozen || slot.works(now, None));
-                if works {
-                    mine += 1;
-                    let held = live(id).is_some_and(|place| place.ticket.is_none());
-                    let had = now < s.lost_at + LEASE
-                        && s.ghost.grants.get(&id).is_some_and(|(epoch, _)| *epoch < s.epoch);
-                    if !held && !had {
-                        broken.push(Rule::Grounded);
-                    }
-                }
-            }
-            workers += mine;
-            if mine > limit && faults.flushes == 0 && faults.failovers == 0 {
-                broken.push(Rule::CapByProcess);
-            }
-            if !s.is_settled(p) {
-                continue;
-            }
-            for slot in &p.slots {
-                let id = (p.me, slot.n);
-                match (slot.state, live(id)) {
-                    (State::Joining { .. }, _) | (State::Waiting { .. }, None) => {
-                        broken.push(Rule::Served);
-                    }
-                    (State::Waiting { .. }, Some(place)) if place.ticket.is_none() => {
-                        let expected =
-                            s.mail.iter().any(|h| h.id == id) || s.ghost.unheard.contains(&id);
-                        let fresh = s.ghost.grants.get(&id).is_some_and(|(_, at)| *at == now);
-                        if !expected || !fresh {
-                            broken.push(Rule::Aware);
-                        }
-                    }
-                    _ => {}
-                }
-            }
-            for place in places.iter().filter(|place| place.id.0 == p.me && place.end > now) {
-                let stranger = s.ghost.strangers.contains(&place.id);
-                if !p.knows(place.id.1) && (!s.ghost.orphans.contains(&place.id) || stranger) {
-                    broken.push(Rule::NoLeak);
-                }
-            }
-        }
-        let seen_losses = faults.flushes == 0
-            && (faults.restarts == 0 && faults.failovers == 0 || self.config.quarantine);
-        let cap = if seen_losses { limit } else { 2 * limit };
-        if workers > limit {
-            self.saw(Seen::OverCap);
-        }
-        if workers > cap {
-            broken.push(Rule::CapByBelief);
-        }
-        for rule in broken {
-            s.breaks(rule);
-        }
-
-        // Forget what no longer matters, so that equal futures are equal states.
-        let Snapshot { ghost, processes, .. } = s;
-        let there = |id: &Id| places.iter().any(|p| p.id == *id);
-        ghost.grants.retain(|id, _| there(id) || processes[usize::from(id.0)].knows(id.1));
-        ghost.turns.retain(|(process, request), _| {
-            processes[usize::from(*process)].slots.iter().any(|slot| slot.request() == *request)
-        });
-        ghost.orphans.retain(there);
-        ghost.strangers.retain(there);
-        ghost.unheard.retain(there);
-        ghost.restored.retain(there);
     }
 }

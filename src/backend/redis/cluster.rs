@@ -9,13 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionInfo, Pipeline, Value, cmd};
+use deadpool_redis::redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, Value, cmd};
 use tokio::time::{Instant, timeout};
 
 use super::dial::{Patience, dial};
 use super::slots::{self, Slots, address, shard};
-use super::{lane, scripts, sentinel};
-use crate::backend::{Call, Shard};
+use super::{error, sentinel};
+use crate::backend::Shard;
 use crate::error::BackendError;
 
 /// The map is asked for not more often than this.
@@ -129,18 +129,18 @@ impl Cluster {
         )))
     }
 
-    /// Sends calls where a slot is on its way to. Whole, because that node need not know the scripts.
+    /// Sends commands to the node that a slot is on its way to.
     pub(super) async fn ask(
         &self,
         to: &str,
         said_by: &Shard,
-        calls: &[&Call],
+        commands: Vec<Cmd>,
         patience: Patience,
     ) -> Result<Vec<Value>, BackendError> {
         let node =
             named(to, said_by).ok_or_else(|| BackendError::call("a node without address"))?;
         // All else that was sent with these waits for them.
-        timeout(patience.answer / 2, self.ask_at(&node, calls, patience))
+        timeout(patience.answer / 2, self.ask_at(&node, commands, patience))
             .await
             .unwrap_or_else(|_| Err(BackendError::call("no answer in time")))
     }
@@ -148,7 +148,7 @@ impl Cluster {
     async fn ask_at(
         &self,
         node: &Shard,
-        calls: &[&Call],
+        commands: Vec<Cmd>,
         patience: Patience,
     ) -> Result<Vec<Value>, BackendError> {
         let mut asking = self.asking.lock().await;
@@ -162,9 +162,9 @@ impl Cluster {
             }
         };
         drop(asking);
-        let mut pipeline = Pipeline::with_capacity(2 * calls.len());
-        for call in calls {
-            pipeline.cmd("ASKING").add_command(scripts::eval(call, false));
+        let mut pipeline = Pipeline::with_capacity(2 * commands.len());
+        for command in commands {
+            pipeline.cmd("ASKING").add_command(command);
         }
         let count = pipeline.len();
         match connection.send_packed_commands(&pipeline, 0, count).await {
@@ -180,7 +180,7 @@ impl Cluster {
             Ok(_) => Err(BackendError::call("fewer answers than it was asked")),
             Err(error) => {
                 self.asking.lock().await.remove(node);
-                Err(lane::broken(error))
+                Err(error::broken(error))
             }
         }
     }
@@ -195,7 +195,7 @@ async fn ask_node(info: &ConnectionInfo, patience: Patience) -> Result<Slots, Ba
     let mut question = cmd("CLUSTER");
     let answer = question.arg("SLOTS").query_async::<Value>(&mut connection);
     let answer = match timeout(patience.answer, answer).await {
-        Ok(answer) => answer.map_err(lane::broken)?,
+        Ok(answer) => answer.map_err(error::broken)?,
         Err(_) => return Err(BackendError::connection("no answer in time")),
     };
     let address = info.addr().to_string();

@@ -6,7 +6,7 @@ use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionInfo};
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, Timeouts};
 
-use super::lane;
+use super::error;
 use crate::error::BackendError;
 
 /// How long opening a connection, and an answer, may take.
@@ -52,7 +52,7 @@ fn unreachable(error: PoolError) -> BackendError {
                 .to_owned()
         }
         PoolError::Backend(error) => {
-            format!("Redis could not be reached: {error}{}", lane::advice(error))
+            format!("Redis could not be reached: {error}{}", error::advice(error))
         }
         error => format!("Redis could not be reached: {error}"),
     };

@@ -5,23 +5,25 @@ use std::time::Duration;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{Pipeline, Value};
 
-use super::lane;
-use crate::backend::Server;
+use super::error;
+use crate::backend::ServerInfo;
 use crate::error::BackendError;
 
 /// Asks for run, replication and memory. A user who may not ask gets an answer that knows nothing.
-pub(super) async fn ask(connection: &mut MultiplexedConnection) -> Result<Server, BackendError> {
+pub(super) async fn ask(
+    connection: &mut MultiplexedConnection,
+) -> Result<ServerInfo, BackendError> {
     let mut pipeline = Pipeline::new();
     for section in ["server", "replication", "memory"] {
         pipeline.cmd("INFO").arg(section);
     }
     let count = pipeline.len();
     let values =
-        connection.send_packed_commands(&pipeline, 0, count).await.map_err(lane::broken)?;
+        connection.send_packed_commands(&pipeline, 0, count).await.map_err(error::broken)?;
     Ok(read(&values.iter().filter_map(text).collect::<Vec<_>>().join("\n")))
 }
 
-fn read(info: &str) -> Server {
+fn read(info: &str) -> ServerInfo {
     let field = |name: &str| {
         info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
@@ -40,7 +42,7 @@ fn read(info: &str) -> Server {
              maxmemory-policy is {policy}, and should be noeviction"
         )
     });
-    Server { deaf: true, data, age: age.map(Duration::from_secs), warning }
+    ServerInfo { poll_only: true, data, age: age.map(Duration::from_secs), warning }
 }
 
 fn text(value: &Value) -> Option<&str> {

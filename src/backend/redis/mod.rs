@@ -1,14 +1,19 @@
 //! Permits counted in Redis.
 
+mod calls;
 mod cluster;
+mod connection;
 mod dial;
+mod error;
 mod info;
 mod keys;
-mod lane;
+mod messages;
+mod queries;
 mod scripts;
 mod sentinel;
 mod slots;
 mod url;
+mod values;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -20,17 +25,19 @@ use deadpool_redis::redis::{
     AsyncConnectionConfig, ConnectionInfo, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
     cmd,
 };
-
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use self::cluster::Cluster;
+use self::connection::{Member, Named, RedisConnection};
 use self::dial::{Patience, dial};
 use self::keys::Keys;
-use self::lane::{Member, Named, RedisLane};
 use self::sentinel::Sentinel;
-use super::{Answer, Backend, Call, Lane, Mailbox, OVERRIDES, Op, Shard};
+use super::{Answer, Backend, Call, Connection, Mailbox, OVERRIDES, Shard};
 use crate::error::{BackendError, ConfigError};
-use crate::ledger::{Ids, NodeId, PlaceId};
+use crate::protocol::call::Op;
+use crate::protocol::id::{Ids, NodeId, PlaceId};
 
 /// The backend for a fleet: each semaphore is one sorted set in Redis.
 ///
@@ -227,8 +234,6 @@ impl RedisBackendBuilder {
 }
 
 impl Backend for RedisBackend {
-    type Lane = RedisLane;
-
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
         let _ = self.caller.set((node, mailbox));
     }
@@ -251,7 +256,25 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn connect(&self, shard: &Shard) -> Result<Option<RedisLane>, BackendError> {
+    fn connect<'a>(
+        &'a self,
+        shard: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        let opened = self.open_to(shard);
+        opened.map(|opened| Ok(opened?.map(|connection| Arc::new(connection) as _))).boxed()
+    }
+
+    fn quarantines(&self) -> bool {
+        self.after_loss == AfterLoss::Quarantine
+    }
+
+    fn response_timeout(&self) -> Duration {
+        self.patience.answer
+    }
+}
+
+impl RedisBackend {
+    async fn open_to(&self, shard: &Shard) -> Result<Option<RedisConnection>, BackendError> {
         match &self.servers {
             Servers::One(info) => self.open(info, None).await.map(Some),
             Servers::Pool(pool) => {
@@ -263,9 +286,9 @@ impl Backend for RedisBackend {
                 let info = sentinel.master(self.patience).await?;
                 let mut opened = self.open(&info, None).await;
                 match &mut opened {
-                    Ok(lane) => {
+                    Ok(opened) => {
                         let (by, patience) = (Arc::clone(sentinel), self.patience);
-                        lane.named = Some(Named { by, info, patience });
+                        opened.named = Some(Named { by, info, patience });
                     }
                     // It may be a master no more, or not be there: another one may know better.
                     Err(_) => sentinel.distrust(),
@@ -288,21 +311,11 @@ impl Backend for RedisBackend {
         }
     }
 
-    fn quarantines(&self) -> bool {
-        self.after_loss == AfterLoss::Quarantine
-    }
-
-    fn response_timeout(&self) -> Duration {
-        self.patience.answer
-    }
-}
-
-impl RedisBackend {
     async fn open(
         &self,
         info: &ConnectionInfo,
         member: Option<Member>,
-    ) -> Result<RedisLane, BackendError> {
+    ) -> Result<RedisConnection, BackendError> {
         let (closed, closings) = watch::channel(false);
         let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
         let config = AsyncConnectionConfig::new().set_push_sender(deliver(
@@ -321,39 +334,43 @@ impl RedisBackend {
         mut connection: MultiplexedConnection,
         closed: Option<watch::Receiver<bool>>,
         member: Option<Member>,
-    ) -> Result<RedisLane, BackendError> {
+    ) -> Result<RedisConnection, BackendError> {
         let opened = async {
             let server = info::ask(&mut connection).await?;
-            let mut lane = RedisLane { connection, server, closed, member, named: None };
+            let mut opened = RedisConnection { connection, server, closed, member, named: None };
             // Who may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();
-            lane.connection.send_packed_commands(&scripts, 0, count).await.map_err(lane::broken)?;
-            let Some((node, _)) = self.caller.get() else { return Ok(lane) };
-            self.probe(&mut lane, *node).await?;
-            if lane.closed.is_some() {
+            opened
+                .connection
+                .send_packed_commands(&scripts, 0, count)
+                .await
+                .map_err(error::broken)?;
+            let Some((node, _)) = self.caller.get() else { return Ok(opened) };
+            self.probe(&mut opened, *node).await?;
+            if opened.closed.is_some() {
                 let channels = [self.keys.mailbox(*node), self.keys.overrides()];
-                match lane.connection.subscribe(&channels).await {
-                    Ok(()) => lane.server.deaf = false,
+                match opened.connection.subscribe(&channels).await {
+                    Ok(()) => opened.server.poll_only = false,
                     Err(error) if is_forbidden(&error) => {
                         tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
                     }
-                    Err(error) => return Err(lane::broken(error)),
+                    Err(error) => return Err(error::broken(error)),
                 }
             }
-            Ok(lane)
+            Ok(opened)
         };
         tokio::time::timeout(self.patience.answer, opened).await.map_err(|_| no_answer())?
     }
 
     /// Whether this server can be used: it is not a replica, is not loading, knows the newest command
     /// that the scripts use, and lets this user call them. Leaves nothing.
-    async fn probe(&self, lane: &mut RedisLane, node: NodeId) -> Result<(), BackendError> {
-        let ids = Ids::from_elem(PlaceId { node, deaf: true, n: 0 }, 1);
+    async fn probe(&self, opened: &mut RedisConnection, node: NodeId) -> Result<(), BackendError> {
+        let ids = Ids::from_elem(PlaceId { node, poll_only: true, n: 0 }, 1);
         let acquire =
             Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
         // No name is encoded so.
-        let name = match &lane.member {
+        let name = match &opened.member {
             None => "!probe".to_owned(),
             Some(Member { cluster, node, .. }) => {
                 let key = |name: &str| self.keys.semaphore(name).to_string();
@@ -368,7 +385,7 @@ impl RedisBackend {
             limit: 0,
             op,
         });
-        for answer in lane.send(Arc::from(calls)).await? {
+        for answer in opened.send(Arc::from(calls)).await? {
             if let Answer::Failed(error) = answer {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
@@ -376,12 +393,12 @@ impl RedisBackend {
         // Goes to nobody: there is no such node.
         let channel = self.keys.mailbox(NodeId::new(0));
         let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
-        if let Err(error) = published.query_async::<()>(&mut lane.connection).await {
+        if let Err(error) = published.query_async::<()>(&mut opened.connection).await {
             if !is_forbidden(&error) {
-                return Err(lane::broken(error));
+                return Err(error::broken(error));
             }
-            let advice = lane::advice(&error);
-            lane.server.warning.get_or_insert_with(|| {
+            let advice = error::advice(&error);
+            opened.server.warning.get_or_insert_with(|| {
                 format!("hints cannot be sent, so whoever waits elsewhere polls: {error}{advice}")
             });
         }
@@ -403,17 +420,17 @@ fn deliver(
         let PushInfo { kind: PushKind::Message, data } = push else { return Ok(()) };
         let [_, Value::BulkString(message)] = data.as_slice() else { return Ok(()) };
         let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;
-        if let Some((key, hints)) = scripts::hints(message)
+        if let Some((key, hints)) = messages::hints(message)
             && let Some(name) = keys.name(key)
             // In a cluster each node sends every message on: what counts comes from the master.
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
             if name == OVERRIDES {
-                scripts::overridden(message).into_iter().for_each(|name| mailbox.overridden(name));
+                messages::overridden(message).into_iter().for_each(|name| mailbox.overridden(name));
                 return Ok(());
             }
-            if let Some(word) = scripts::word(message) {
-                mailbox.told(name, word);
+            if let Some(message) = messages::peer_message(message) {
+                mailbox.message(name, message);
                 return Ok(());
             }
             hints.for_each(|(n, lease_end)| mailbox.hint(name, n, lease_end));
@@ -451,12 +468,12 @@ impl fmt::Debug for RedisBackendBuilder {
 pub(crate) mod fuzz {
     /// What Redis answers to a call.
     pub fn reply(op: u8, places: usize, wire: &[u8]) {
-        let _ = super::scripts::decode_wire(op, places, wire);
+        let _ = super::calls::decode_wire(op, places, wire);
     }
 
     /// What Redis sends to a node.
     pub fn hints(message: &[u8]) {
-        if let Some((_, hints)) = super::scripts::hints(message) {
+        if let Some((_, hints)) = super::messages::hints(message) {
             hints.for_each(drop);
         }
     }

@@ -8,7 +8,7 @@ use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInf
 use tokio::time::{sleep, timeout};
 
 use super::dial::{Patience, dial};
-use super::lane;
+use super::error;
 use crate::error::BackendError;
 
 /// How often a sentinel is asked, while there is a connection to the master, whether it is that still.
@@ -108,7 +108,7 @@ impl Sentinel {
         let mut question = cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
         match timeout(patience.answer, question.query_async(connection)).await {
-            Ok(answer) => answer.map_err(lane::broken),
+            Ok(answer) => answer.map_err(error::broken),
             Err(_) => Err(BackendError::connection("no answer in time")),
         }
     }

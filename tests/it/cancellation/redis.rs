@@ -24,7 +24,7 @@ use tower::{Layer, Service, service_fn};
 use tower_semaphore::backend::RedisBackend;
 use tower_semaphore::limit::ResponseBody;
 use tower_semaphore::{
-    AcquireError, ConcurrencyLimitLayer, FullReason, LinkState, Permit, Policy, Semaphore,
+    AcquireError, ConcurrencyLimitLayer, ConnectionState, Permit, Policy, RejectReason, Semaphore,
 };
 
 use crate::support::eventually;
@@ -202,7 +202,7 @@ impl Cell {
                 let what = format!("{}: a new connection", self.what);
                 eventually(&what, async || {
                     self.proxy.connections() > connections
-                        && matches!(self.near.health().link, LinkState::Up)
+                        && matches!(self.near.health().connection, ConnectionState::Up)
                         && self.near.inspect(&*self.name).await.is_ok()
                 })
                 .await;
@@ -413,7 +413,9 @@ async fn a_waiter_that_gave_up_leaves_nothing_however_its_leaving_fares() {
             cell.proxy.hold(way);
         }
         match polled.await {
-            Err(AcquireError::Full(full)) => assert_eq!(full.reason, FullReason::QueueTimeout),
+            Err(AcquireError::Rejected(rejected)) => {
+                assert_eq!(rejected.reason, RejectReason::QueueTimeout)
+            }
             other => panic!("{}: {other:?}", cell.what),
         }
         if let Some(way) = cell.blocked() {

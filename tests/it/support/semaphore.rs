@@ -1,6 +1,6 @@
 //! What tests wait for, of a semaphore on Redis.
 
-use tower_semaphore::{LinkState, Policy, Semaphore};
+use tower_semaphore::{ConnectionState, Policy, Semaphore};
 
 use super::eventually;
 use super::redis::TestRedis;
@@ -11,12 +11,15 @@ pub(crate) async fn warm(semaphore: &Semaphore) {
 }
 
 pub(crate) async fn down(semaphore: &Semaphore) {
-    eventually("it is down", async || matches!(semaphore.health().link, LinkState::Down { .. }))
-        .await;
+    eventually("it is down", async || {
+        matches!(semaphore.health().connection, ConnectionState::Down { .. })
+    })
+    .await;
 }
 
 pub(crate) async fn up(semaphore: &Semaphore) {
-    eventually("it is up", async || matches!(semaphore.health().link, LinkState::Up)).await;
+    eventually("it is up", async || matches!(semaphore.health().connection, ConnectionState::Up))
+        .await;
 }
 
 pub(crate) async fn empty(redis: &TestRedis) {

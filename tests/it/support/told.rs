@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 /// An event, or a span that has ended.
@@ -34,6 +34,11 @@ struct Shared {
 
 impl Told {
     pub(crate) fn new() -> Self {
+        // With a single dispatcher, only the thread that reaches a callsite first is asked whether it is
+        // enabled, and that may be another test's thread. So there are two.
+        static ANOTHER: LazyLock<Dispatch> =
+            LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+        LazyLock::force(&ANOTHER);
         let shared = Arc::<Shared>::default();
         let subscriber = tracing_subscriber::registry().with(Capture(Arc::clone(&shared)));
         Self { shared, _here: tracing::subscriber::set_default(subscriber) }

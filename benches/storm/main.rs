@@ -1,0 +1,122 @@
+//! What a fault costs a process with very many names, in figures that have bounds.
+//!
+//! `tests/storm` runs it. It starts its own Redis servers and processes, and ends them. It fails if a
+//! bound is broken.
+
+#![allow(clippy::print_stdout, reason = "figures are what it is for")]
+
+mod held;
+mod process;
+mod refused;
+
+#[path = "../../tests/it/support/redis.rs"]
+#[allow(dead_code, reason = "the tests need more of it")]
+mod server;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+use self::process::Job;
+
+/// Faults under very many names, with bounds.
+#[derive(Parser)]
+#[command(name = "storm")]
+struct Args {
+    /// Only these; all unless given.
+    scenarios: Vec<Scenario>,
+    /// Names in a process, in place of each scenario's own number.
+    #[arg(long)]
+    names: Option<usize>,
+    /// What cargo says; means nothing here.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// This is another process of a scenario.
+    #[arg(long, hide = true)]
+    child: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Scenario {
+    /// One process holds 50,000 names, and all connections are cut.
+    Cut,
+    /// Three processes hold 20,000 names each, and Redis is killed and started empty.
+    Restart,
+    /// 200,000 names, and then 5,000,000 requests on one name, are refused while Redis is down.
+    Refused,
+    /// 50,000 names are used for a few seconds with a lease of an hour.
+    Released,
+}
+
+/// The figures of all scenarios.
+#[derive(Default)]
+struct Figures {
+    broken: usize,
+}
+
+impl Figures {
+    /// A figure that may be so much at the most.
+    fn most(&mut self, what: &str, value: f64, bound: f64) {
+        let broken = value.is_nan() || value > bound;
+        self.add(what, value, &format!("at most {bound}"), broken);
+    }
+
+    /// A figure that must be so much at least.
+    fn least(&mut self, what: &str, value: f64, bound: f64) {
+        let broken = value.is_nan() || value < bound;
+        self.add(what, value, &format!("at least {bound}"), broken);
+    }
+
+    /// A figure without a bound.
+    fn tell(&mut self, what: &str, value: f64) {
+        self.add(what, value, "", false);
+    }
+
+    fn add(&mut self, what: &str, value: f64, bound: &str, broken: bool) {
+        self.broken += usize::from(broken);
+        let verdict = if broken { "BROKEN" } else { "" };
+        println!("  {what:<64} {value:>10.1}  {bound:<16} {verdict}");
+    }
+
+    /// What should not have happened at all.
+    fn fail(&mut self, what: &str) {
+        self.broken += 1;
+        println!("  {what}  BROKEN");
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(job) = &args.child {
+        let job: Job = serde_json::from_str(job).expect("a job");
+        process::run(&job);
+        return ExitCode::SUCCESS;
+    }
+    let all = Scenario::value_variants();
+    let scenarios = if args.scenarios.is_empty() { all } else { &args.scenarios };
+    let mut figures = Figures::default();
+    for scenario in scenarios {
+        let names = |own: usize| args.names.unwrap_or(own);
+        println!("{scenario:?}");
+        let result = match scenario {
+            Scenario::Cut => held::cut(&mut figures, names(50_000)),
+            Scenario::Restart => held::restart(&mut figures, names(20_000)),
+            Scenario::Refused => refused::refused(&mut figures, names(200_000)),
+            Scenario::Released => refused::released(&mut figures, names(50_000)),
+        };
+        if let Err(what) = result {
+            figures.fail(&what);
+        }
+    }
+    println!("{} bounds are broken", figures.broken);
+    if figures.broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+fn count(number: usize) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,92 @@
+//! What processes say to each other about a semaphore, beside hints.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::protocol::id::NodeId;
+
+/// A message from one process to another, about one semaphore. As a hint, it may come late, twice or
+/// never.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerMessage {
+    /// For how long have you had your permits?
+    AskHeld {
+        /// Who wants to know.
+        by: NodeId,
+    },
+    /// The answer to that.
+    Held {
+        /// Who has them.
+        by: NodeId,
+        /// What its process is called: host and process id, without white space.
+        process: Arc<str>,
+        /// Its places that have a permit, by number, and for how long they have had it, ms.
+        held: Vec<(u64, u64)>,
+    },
+}
+
+impl PeerMessage {
+    /// Of how many places a process tells at the most.
+    pub const HELD_MAX: usize = 1000;
+}
+
+/// As it stands in a message.
+impl fmt::Display for PeerMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AskHeld { by } => write!(f, "? {by}"),
+            Self::Held { by, process, held } => {
+                write!(f, "= {by} {process}")?;
+                held.iter().try_for_each(|(n, ms)| write!(f, " {n} {ms}"))
+            }
+        }
+    }
+}
+
+/// As it stands in a message.
+impl FromStr for PeerMessage {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut words = text.split(' ');
+        let kind = words.next().ok_or(())?;
+        let by = words.next().and_then(|by| NodeId::parse(by.as_bytes())).ok_or(())?;
+        match kind {
+            "?" => Ok(Self::AskHeld { by }),
+            "=" => {
+                let process = words.next().ok_or(())?.into();
+                let mut held = Vec::new();
+                while let Some(n) = words.next().filter(|_| held.len() < Self::HELD_MAX) {
+                    let ms = words.next().ok_or(())?;
+                    held.push((n.parse().map_err(|_| ())?, ms.parse().map_err(|_| ())?));
+                }
+                Ok(Self::Held { by, process, held })
+            }
+            _ => Err(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PeerMessage;
+    use crate::protocol::id::NodeId;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let by = NodeId::new(7);
+        let held = vec![(1, 0), (u64::MAX, u64::MAX)];
+        let messages = [
+            PeerMessage::AskHeld { by },
+            PeerMessage::Held { by, process: "host:1".into(), held: Vec::new() },
+            PeerMessage::Held { by, process: "host:1".into(), held },
+        ];
+        for message in messages {
+            assert_eq!(message.to_string().parse(), Ok(message));
+        }
+        for other in ["", "?", "? x", "= x", "abc 123", "= 00000000007", "= 00000000007 p 1"] {
+            assert_eq!(other.parse::<PeerMessage>(), Err(()), "{other}");
+        }
+    }
+}

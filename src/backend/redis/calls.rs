@@ -1,0 +1,248 @@
+//! Operations on places, as scripts are called for them, and what those answer.
+
+use deadpool_redis::redis::{Cmd, Value};
+use smallvec::smallvec;
+
+use super::scripts::{self, By};
+use super::values::{grants, listing, number, reply, unexpected};
+use crate::backend::{Answer, Call};
+use crate::error::BackendError;
+use crate::protocol::call::Op;
+use crate::protocol::ledger::{PlaceStatus, Reply};
+
+/// What an id and all that is no id take in a call, with room to spare.
+const ID: usize = 24;
+const REST: usize = 80;
+
+/// The call, with its arguments in the order in which the script's header lists them. `counted`:
+/// PUBLISH tells whether a process listens, as it does where there is one server.
+pub(super) fn command(call: &Call, by: By, counted: bool) -> Cmd {
+    let script = match &call.op {
+        Op::Acquire { .. } => &scripts::ACQUIRE,
+        Op::Release { .. } => &scripts::RELEASE,
+        Op::Renew { .. } => &scripts::RENEW,
+        Op::Reassert { .. } => &scripts::REASSERT,
+        Op::Audit { .. } => &scripts::INSPECT,
+    };
+    let places = match &call.op {
+        Op::Reassert { proofs, .. } => 2 * proofs.len(),
+        Op::Audit { .. } => 0,
+        op => op.places(),
+    };
+    let mut command = scripts::call(script, by, &call.key, 6 + places, REST + places * ID);
+    let (node, limit, counted) = (call.node.text(), call.limit, u8::from(counted));
+    match &call.op {
+        Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+            command.arg(limit).arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
+            command.arg(counted).arg(&node[..]).arg(leaving.len());
+            for id in leaving.iter().chain(ids) {
+                command.arg(id.text_of(&node).as_bytes());
+            }
+        }
+        Op::Release { ids } => {
+            command.arg(limit).arg(counted).arg(&node[..]);
+            for id in ids {
+                command.arg(id.text_of(&node).as_bytes());
+            }
+        }
+        Op::Renew { lease_ms, ids } => {
+            command.arg(limit).arg(*lease_ms).arg(counted).arg(&node[..]);
+            for id in ids {
+                command.arg(id.text_of(&node).as_bytes());
+            }
+        }
+        Op::Reassert { lease_ms, proofs } => {
+            command.arg(limit).arg(*lease_ms).arg(counted).arg(&node[..]);
+            for (id, proof) in proofs {
+                command.arg(id.text_of(&node).as_bytes()).arg(*proof);
+            }
+        }
+        Op::Audit { most } => {
+            command.arg(*most);
+        }
+    }
+    command
+}
+
+/// What a script answered, in the shape that its header tells.
+///
+/// # Errors
+///
+/// If no script of this version answers so.
+fn decode(call: &Call, value: &Value) -> Result<Reply, BackendError> {
+    let reply = match (&call.op, value) {
+        // In short: every place holds.
+        (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Int(_)) => {
+            number(value).map(|lease_end| {
+                let statuses = smallvec![PlaceStatus::Held; ids.len()];
+                Reply { lease_end, statuses, ..Reply::default() }
+            })
+        }
+        (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Array(items)) => {
+            reply(items, ids.len())
+        }
+        (Op::Reassert { proofs, .. }, Value::Array(items)) => reply(items, proofs.len()),
+        (Op::Release { .. }, Value::Array(items)) => {
+            // Grants are pairs: an odd item is the mark of `more`.
+            let (items, more) = match &**items {
+                [items @ .., Value::Int(1)] if items.len().is_multiple_of(2) => (items, true),
+                items => (items, false),
+            };
+            grants(items).map(|granted| Reply { granted, more, ..Reply::default() })
+        }
+        (Op::Audit { most }, Value::Array(items)) => listing(items, *most).map(|listing| {
+            let own = listing.places.iter().map(|(id, ..)| *id).filter(|id| id.node == call.node);
+            Reply { found: own.collect(), ..Reply::default() }
+        }),
+        _ => None,
+    };
+    reply.ok_or_else(|| unexpected(value))
+}
+
+/// The same, as an answer.
+pub(super) fn answer(call: &Call, value: &Value, late: bool) -> Answer {
+    match decode(call, value) {
+        Ok(reply) => Answer::Reply { reply, late },
+        Err(error) => Answer::Failed(error),
+    }
+}
+
+/// For the fuzz targets and the test below: any bytes, as the answer to any call.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn decode_wire(
+    op: u8,
+    places: usize,
+    wire: &[u8],
+) -> Option<Result<Reply, BackendError>> {
+    use crate::protocol::id::{Ids, NodeId, PlaceId};
+    let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
+    let node = NodeId::new(1);
+    let ids: Ids = (0..places as u64).map(|n| PlaceId { node, poll_only: false, n }).collect();
+    let op = match op % 5 {
+        0 => Op::Acquire { leaving: Ids::new(), lease_ms: 1000, max_queue: None, ids },
+        1 => Op::Release { ids },
+        2 => Op::Renew { lease_ms: 1000, ids },
+        3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },
+        _ => Op::Audit { most: 1000 },
+    };
+    let answer = decode(&Call { key: "x".into(), node, limit: 1, op }, &value);
+    if let Ok(reply) = &answer {
+        assert!(reply.statuses.is_empty() || reply.statuses.len() == places);
+    }
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::decode_wire;
+    use crate::backend::redis::messages::{hints, peer_message};
+    use crate::protocol::ledger::Reply;
+
+    /// Something that a script answers, or nearly.
+    fn item() -> impl Strategy<Value = String> {
+        let number = prop_oneof![
+            (-3..3i64).prop_map(i128::from),
+            any::<i64>().prop_map(i128::from),
+            any::<u64>().prop_map(i128::from),
+            Just(i128::from(u64::MAX)),
+        ];
+        let bulk = |text: String| format!("${}\r\n{text}\r\n", text.len());
+        prop_oneof![
+            4 => (-3..3i64).prop_map(|n| format!(":{n}\r\n")),
+            2 => any::<i64>().prop_map(|n| format!(":{n}\r\n")),
+            2 => number.prop_map(move |n| bulk(n.to_string())),
+            2 => "q?~?[0-9A-Za-z]{11}:[0-9a-z]{1,11}".prop_map(bulk),
+            1 => Just("$-1\r\n".to_owned()),
+            1 => Just("-ERR no\r\n".to_owned()),
+            1 => Just("*0\r\n".to_owned()),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 5000, failure_persistence: None, ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn no_answer_of_redis_makes_the_decoder_panic(
+            op in 0..5u8,
+            places in 0..4usize,
+            items in vec(item(), 0..12),
+        ) {
+            let wire = format!("*{}\r\n{}", items.len(), items.concat());
+            prop_assert!(decode_wire(op, places, wire.as_bytes()).is_some());
+        }
+
+        #[test]
+        fn no_hint_makes_the_decoder_panic(
+            any in vec(any::<u8>(), 0..60),
+            near in "[a-z:{}]{0,5}( [?=])?( [0-9a-z]{0,13}){0,7}",
+        ) {
+            for message in [&any, near.as_bytes()] {
+                if let Some((_, hints)) = hints(message) {
+                    hints.for_each(drop);
+                }
+                let _ = peer_message(message);
+            }
+        }
+    }
+
+    /// The reply to a call with one id; `None` if it is not understood.
+    fn decoded(op: u8, wire: &str) -> Option<Reply> {
+        decode_wire(op, 1, wire.as_bytes())?.ok()
+    }
+
+    const GRANT: &str = "$13\r\n00000000001:1\r\n$13\r\n1795169853126\r\n";
+
+    #[test]
+    fn a_release_says_more_by_an_odd_item() {
+        const RELEASE: u8 = 1;
+        for (wire, granted, more) in [
+            ("*0\r\n".to_owned(), 0, false),
+            ("*1\r\n:1\r\n".to_owned(), 0, true),
+            (format!("*2\r\n{GRANT}"), 1, false),
+            (format!("*3\r\n{GRANT}:1\r\n"), 1, true),
+        ] {
+            let reply = decoded(RELEASE, &wire).unwrap();
+            assert_eq!((reply.granted.len(), reply.more), (granted, more), "{wire:?}");
+        }
+        for wire in ["*1\r\n:2\r\n".to_owned(), format!("*3\r\n{GRANT}$1\r\n1\r\n")] {
+            assert_eq!(decoded(RELEASE, &wire), None, "{wire:?}");
+        }
+    }
+
+    #[test]
+    fn other_calls_say_more_by_an_earliest_of_one() {
+        for op in [0, 2, 3] {
+            let wire = |earliest: u64, rest: &str, items: u8| {
+                format!("*{items}\r\n:1795169853126\r\n:{earliest}\r\n:3\r\n:9\r\n:1\r\n{rest}")
+            };
+            for (earliest, shown, more) in [(0, 0, false), (1, 0, true), (2, 2, false)] {
+                let reply = decoded(op, &wire(earliest, GRANT, 7)).unwrap();
+                assert_eq!((reply.earliest, reply.more), (shown, more));
+                assert_eq!((reply.in_use, reply.waiting, reply.granted.len()), (3, 9, 1));
+            }
+            // The mark of a release is none here.
+            assert_eq!(decoded(op, &wire(1, ":1\r\n", 6)), None);
+        }
+    }
+
+    #[test]
+    fn the_corpus_of_replies_holds() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/reply");
+        let mut understood = 0;
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let data = std::fs::read(entry.unwrap().path()).unwrap();
+            let [op, places, wire @ ..] = &*data else { continue };
+            understood +=
+                usize::from(matches!(decode_wire(*op, usize::from(*places), wire), Some(Ok(_))));
+            if let Some((_, hints)) = hints(wire) {
+                hints.for_each(drop);
+            }
+        }
+        assert!(understood > 5, "{understood}");
+    }
+}

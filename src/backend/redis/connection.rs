@@ -1,0 +1,273 @@
+//! One connection to Redis: calls one way, answers and hints the other.
+//!
+//! The mailbox's subscription rides on the same connection (RESP3), so that there is one socket to
+//! watch, and a lost one is noticed once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{Cmd, ConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+
+use super::cluster::Cluster;
+use super::dial::Patience;
+use super::error::broken;
+use super::queries::Ask;
+use super::scripts::By;
+use super::sentinel::Sentinel;
+use super::{calls, error, queries};
+use crate::backend::{
+    Answer, Call, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries, Query,
+    QueryError, ServerInfo, Shard,
+};
+use crate::error::BackendError;
+use crate::protocol::id::{NodeId, PlaceId};
+
+/// A connection to Redis.
+#[derive(Debug)]
+pub(super) struct RedisConnection {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) server: ServerInfo,
+    /// Whether the connection was closed, where that shows.
+    pub(super) closed: Option<watch::Receiver<bool>>,
+    /// If the server is a node of a cluster.
+    pub(super) member: Option<Member>,
+    /// If the server is one that sentinels name.
+    pub(super) named: Option<Named>,
+}
+
+/// A master by the word of sentinels.
+#[derive(Clone)]
+pub(super) struct Named {
+    pub(super) by: Arc<Sentinel>,
+    pub(super) info: ConnectionInfo,
+    pub(super) patience: Patience,
+}
+
+/// A node of a cluster.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) node: Shard,
+    pub(super) patience: Patience,
+}
+
+impl Connection for RedisConnection {
+    fn server(&self) -> &ServerInfo {
+        &self.server
+    }
+
+    fn closed(&self) -> BoxFuture<'_, ()> {
+        let closed = async {
+            let Some(closed) = &self.closed else { return std::future::pending().await };
+            // An error says that nothing is left of the connection.
+            let _ = closed.clone().wait_for(|closed| *closed).await;
+        };
+        let Some(Named { by, info, patience }) = &self.named else { return closed.boxed() };
+        let replaced = by.replaced(info, *patience);
+        async move {
+            tokio::select! {
+                biased;
+                () = closed => {}
+                () = replaced => {}
+            }
+        }
+        .boxed()
+    }
+
+    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+        let (mut connection, member) = (self.connection.clone(), self.member.clone());
+        async move {
+            let counted = member.is_none();
+            let command = |i: usize, by| calls::command(&calls[i], by, counted);
+            let (values, late) =
+                run(&mut connection, member.as_ref(), calls.len(), command).await?;
+            let mut answers = Vec::with_capacity(values.len());
+            for (i, (call, value)) in calls.iter().zip(values).enumerate() {
+                answers.push(match value {
+                    Value::ServerError(error) => match failure(error.into(), member.as_ref())? {
+                        QueryError::Moved => Answer::Moved,
+                        QueryError::Failed(error) => Answer::Failed(error),
+                    },
+                    value => calls::answer(call, &value, late.contains(&i)),
+                });
+            }
+            Ok(answers)
+        }
+        .boxed()
+    }
+}
+
+impl Queries for RedisConnection {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        self.ask(queries::inspect(key, most))
+    }
+
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        self.ask(queries::list(key, from, most))
+    }
+
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        self.ask(queries::overrides(key, known))
+    }
+
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        self.ask(queries::set_override(key, name, change))
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        self.ask(queries::revoke(key, id, take))
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        self.ask(queries::send_message(key, to, message))
+    }
+}
+
+impl RedisConnection {
+    fn ask<T: Send + 'static>(&self, ask: Ask<T>) -> Query<T> {
+        let (mut connection, member) = (self.connection.clone(), self.member.clone());
+        async move {
+            let command = |_, by| (ask.command)(by);
+            let answered = run(&mut connection, member.as_ref(), 1, command).await;
+            let (values, _) = answered.map_err(QueryError::Failed)?;
+            match values.into_iter().next().unwrap_or(Value::Nil) {
+                Value::ServerError(error) => {
+                    let failure = failure(error.into(), member.as_ref());
+                    Err(failure.unwrap_or_else(QueryError::Failed))
+                }
+                value => ask.read(&value).map_err(QueryError::Failed),
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Sends commands together, and again what has to be; gives a value for each, errors of the server among
+/// them, and which of them may have been carried out after commands that were sent later.
+async fn run(
+    connection: &mut MultiplexedConnection,
+    member: Option<&Member>,
+    count: usize,
+    command: impl Fn(usize, By) -> Cmd,
+) -> Result<(Vec<Value>, Vec<usize>), BackendError> {
+    let mut values = send(connection, (0..count).map(|i| command(i, By::Hash))).await?;
+    // Scripts that this server does not know (any more) are sent whole. What was sent after them may
+    // have been carried out before them.
+    let mut late: Vec<usize> =
+        values.iter().enumerate().filter(|(_, v)| is_unknown(v)).map(|(i, _)| i).collect();
+    if !late.is_empty() {
+        let again = send(connection, late.iter().map(|i| command(*i, By::Text))).await?;
+        for (i, value) in late.iter().zip(again) {
+            values[*i] = value;
+        }
+    }
+    if let Some(member) = member {
+        late.extend(member.ask(&command, &mut values).await);
+    }
+    Ok((values, late))
+}
+
+/// An error of the server: of this call alone, or a sign that the connection is of no use for now.
+fn failure(error: RedisError, member: Option<&Member>) -> Result<QueryError, BackendError> {
+    match member {
+        Some(member) => member.failure(error),
+        None => error::failure(error).map(QueryError::Failed),
+    }
+}
+
+impl Member {
+    pub(super) fn is_master_of(&self, key: &str) -> bool {
+        self.cluster.master(key) == self.node
+    }
+
+    /// What is on its way to another node is asked for there: says which calls that were. Nothing of
+    /// them was done here.
+    async fn ask(&self, command: impl Fn(usize, By) -> Cmd, values: &mut [Value]) -> Vec<usize> {
+        let mut asked = Vec::new();
+        let mut nodes: Vec<(String, Vec<usize>)> = Vec::new();
+        for (i, value) in values.iter().enumerate() {
+            if let Value::ServerError(error) = value
+                && error.kind() == Some(ServerErrorKind::Ask)
+                && let Some(to) = error.details().and_then(|text| text.split(' ').nth(1))
+            {
+                match nodes.iter_mut().find(|(node, _)| node == to) {
+                    Some((_, those)) => those.push(i),
+                    None => nodes.push((to.to_owned(), vec![i])),
+                }
+            }
+        }
+        for (to, those) in nodes {
+            // Whole, because that node need not know the scripts.
+            let commands = those.iter().map(|i| command(*i, By::Text)).collect();
+            match self.cluster.ask(&to, &self.node, commands, self.patience).await {
+                Ok(answers) => {
+                    for (i, answer) in those.iter().zip(answers) {
+                        values[*i] = answer;
+                    }
+                    asked.extend(those);
+                }
+                // Asked for again from the start, before long.
+                Err(error) => {
+                    tracing::debug!(target: "tower_semaphore", %error, to, "a slot that moves cannot be asked for")
+                }
+            }
+        }
+        asked
+    }
+
+    fn failure(&self, error: RedisError) -> Result<QueryError, BackendError> {
+        match error.code() {
+            Some("MOVED") => {
+                if let Some((to, slot)) = error.redirect_node() {
+                    self.cluster.moved(slot, to, &self.node);
+                }
+                Ok(QueryError::Moved)
+            }
+            Some("ASK" | "TRYAGAIN") => Ok(QueryError::Moved),
+            // Of this slot alone; the others are served.
+            Some("CLUSTERDOWN") if error.detail().is_some_and(|text| text.contains("slot")) => {
+                let text = format!("the cluster refused: {error}");
+                Ok(QueryError::Failed(BackendError::call(text).with_source(error)))
+            }
+            _ => error::failure(error).map(QueryError::Failed),
+        }
+    }
+}
+
+impl fmt::Debug for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Named").field("address", self.info.addr()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// One write; one value for each command, errors of the server among them.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    commands: impl ExactSizeIterator<Item = Cmd>,
+) -> Result<Vec<Value>, BackendError> {
+    let count = commands.len();
+    let mut pipeline = Pipeline::with_capacity(count);
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    let values = connection.send_packed_commands(&pipeline, 0, count).await.map_err(broken)?;
+    if values.len() == count {
+        Ok(values)
+    } else {
+        Err(BackendError::connection("Redis gave fewer answers than it was asked"))
+    }
+}
+
+fn is_unknown(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}

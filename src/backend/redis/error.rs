@@ -1,0 +1,151 @@
+//! What an error of the redis crate, or of the server, means to a call and to its connection.
+
+use deadpool_redis::redis::{ErrorKind, RedisError};
+
+use crate::error::BackendError;
+
+/// Codes of errors that strike every call: this server is of no use for now.
+const OF_NO_USE: [&str; 8] =
+    ["LOADING", "BUSY", "READONLY", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"];
+
+/// An error of the server: of this call alone, or a sign that this server is of no use for now.
+///
+/// # Errors
+///
+/// In the second case.
+pub(super) fn failure(error: RedisError) -> Result<BackendError, BackendError> {
+    let text = format!("Redis refused: {error}{}", advice(&error));
+    let in_script = || error.detail().and_then(code_in_script);
+    let code = error.code().filter(|code| *code != "ERR").or_else(in_script);
+    if code.is_some_and(|code| OF_NO_USE.contains(&code)) {
+        return Err(BackendError::connection(text).with_source(error));
+    }
+    Ok(BackendError::call(text).with_source(error))
+}
+
+/// The code of an error that a command in a script ran into, from the text behind `ERR`. Redis before
+/// 7.0 puts its own words in front of it: `Error running script (call to f_<sha>): @user_script:<line>:
+/// @user_script: <line>: -<code> ...`; the second place and the dash are not always there.
+///
+/// Read from the start, and only where the server itself writes, so that no word of a client's is taken
+/// for a code: names of keys and users stand behind the code, if anywhere.
+fn code_in_script(text: &str) -> Option<&str> {
+    const HASH: usize = 40;
+    let rest = text.strip_prefix("Error running script (call to f_")?;
+    let (hash, rest) = rest.split_at_checked(HASH)?;
+    if !hash.bytes().all(|c| c.is_ascii_hexdigit()) {
+        return None;
+    }
+    let rest = line(rest.strip_prefix("): @user_script:")?)?;
+    let rest = rest.strip_prefix("@user_script: ").map_or(Some(rest), line)?;
+    let code = rest.strip_prefix('-').unwrap_or(rest).split(' ').next()?;
+    (!code.is_empty() && code.bytes().all(|c| c.is_ascii_uppercase())).then_some(code)
+}
+
+/// What stands behind the number of a line.
+fn line(text: &str) -> Option<&str> {
+    let (number, rest) = text.split_once(": ")?;
+    number.bytes().all(|c| c.is_ascii_digit()).then_some(rest)
+}
+
+/// What to do about an error, where it does not say so itself.
+pub(super) fn advice(error: &RedisError) -> &'static str {
+    let text = error.to_string();
+    if text.contains("nknown Redis command")
+        || text.contains("nknown command")
+        || error.kind() == ErrorKind::RESP3NotSupported
+    {
+        "; Redis 6.2 or later is needed"
+    } else if error.code() == Some("NOPERM")
+        || text.contains("can't run this command")
+        || text.contains("has no permissions to run")
+        || text.contains("can't publish")
+    {
+        "; see RedisBackend for what its user must be allowed to do"
+    } else if error.code() == Some("MOVED") {
+        "; this is a node of a cluster: say redis-cluster:// in its URL"
+    } else if error.is_connection_dropped() {
+        "; has it as many clients as it may (maxclients), or does it speak TLS on this port?"
+    } else if error.is_timeout() {
+        "; is it there, and does it speak TLS on this port if and only if the URL says rediss?"
+    } else {
+        ""
+    }
+}
+
+/// The connection broke, so any call on it may or may not have been carried out.
+pub(super) fn broken(error: RedisError) -> BackendError {
+    let text = format!("the connection to Redis failed: {error}{}", advice(&error));
+    BackendError::connection(text).with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::{Value, parse_redis_value};
+
+    use super::{code_in_script, failure};
+
+    const BEFORE: &str =
+        "Error running script (call to f_b093e1cc552bdfd5a38f09390e8e0625e51a41a6): ";
+
+    /// Whether an error strikes the connection, and not its call alone.
+    fn is_of_no_use(wire: &str) -> bool {
+        let value = parse_redis_value(format!("-{wire}\r\n").as_bytes()).unwrap();
+        let Value::ServerError(error) = value else { panic!("{value:?}") };
+        match failure(error.into()) {
+            Err(error) => error.is_connection(),
+            Ok(_) => false,
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_server_is_known_in_a_script_too() {
+        // As 6.2 says it, and as 7.0 does.
+        for (text, of_no_use) in [
+            ("READONLY You can't write against a read only replica.", true),
+            ("MISCONF Redis is configured to save RDB snapshots, but is unable to persist.", true),
+            ("NOREPLICAS Not enough good replicas to write.", true),
+            ("OOM command not allowed when used memory > 'maxmemory'.", false),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", false),
+        ] {
+            assert_eq!(is_of_no_use(text), of_no_use, "{text}");
+            for place in ["@user_script:22: @user_script: 22: -", "@user_script:22: "] {
+                let wire = format!("ERR {BEFORE}{place}{text}");
+                assert_eq!(is_of_no_use(&wire), of_no_use, "{wire}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_code_is_read_only_where_the_server_writes_it() {
+        let code = |text: &str| code_in_script(&format!("{BEFORE}{text}")).map(str::to_owned);
+        assert_eq!(code("@user_script:2: WRONGTYPE x").as_deref(), Some("WRONGTYPE"));
+        assert_eq!(code("@user_script:2: @user_script: 2: -OOM x").as_deref(), Some("OOM"));
+        for text in [
+            "@user_script:2: @user_script: 2: Unknown key -READONLY x",
+            "@user_script:2: the key x: @user_script: 2: -READONLY x",
+            "@user_script:2: @user_script: 2: @user_script: 2: -READONLY x",
+            "@user_script:x: @user_script: 2: -READONLY x",
+            "@user_script:2: ",
+            "@user_script:2",
+            "-READONLY x",
+        ] {
+            assert_eq!(code(text), None, "{text}");
+        }
+        for text in [
+            "unknown key Error running script (call to f_): @user_script:2: -READONLY x",
+            "Error running script (call to f_READONLY): @user_script:2: -READONLY x",
+            "READONLY x",
+            "",
+        ] {
+            assert_eq!(code_in_script(text), None, "{text}");
+        }
+        for wire in [
+            "ERR unknown key '{-READONLY x}'",
+            "WRONGTYPE @user_script: 2: -READONLY x",
+            "NOPERM this user has no permissions to access the key 'MISCONF'",
+        ] {
+            assert!(!is_of_no_use(wire), "{wire}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What scripts answer, from the values of the redis crate.
+
+use std::collections::HashMap;
+
+use deadpool_redis::redis::Value;
+
+use crate::backend::Listing;
+use crate::error::BackendError;
+use crate::protocol::id::PlaceId;
+use crate::protocol::ledger::{Grant, PlaceStatus, Reply, TICKET_MIN};
+
+/// What a member begins with that is a ticket: see `lua/queued.lua`.
+const QUEUED: [u8; 52] = [b'q'; 52];
+
+/// In place of the earliest lease end: the bound on work was reached, see `lua/answer.lua`.
+const MORE: u64 = 1;
+
+pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {
+    let [lease_end, earliest, in_use, waiting, rest @ ..] = items else { return None };
+    let (statuses, granted) = rest.split_at_checked(statuses)?;
+    let earliest = number(earliest)?;
+    let more = earliest == MORE;
+    Some(Reply {
+        lease_end: number(lease_end)?,
+        earliest: if more { 0 } else { earliest },
+        in_use: number(in_use)?,
+        waiting: number(waiting)?,
+        statuses: statuses.iter().map(status).collect::<Option<_>>()?,
+        granted: grants(granted)?,
+        more,
+        ..Reply::default()
+    })
+}
+
+pub(super) fn grants(items: &[Value]) -> Option<Vec<Grant>> {
+    if !items.len().is_multiple_of(2) {
+        return None;
+    }
+    pairs(items)
+        .map(|(id, lease_end)| Some(Grant { id: place(id)?, lease_end: number(lease_end)? }))
+        .collect()
+}
+
+pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
+    let [now, in_use, waiting, leases, rest @ ..] = items else { return None };
+    let leases = usize::try_from(number(leases)?).ok()?;
+    let (leases, tickets) = rest.split_at_checked(leases.checked_mul(2)?)?;
+    let mut places = Vec::with_capacity(leases.len());
+    for (id, lease_end) in pairs(leases) {
+        places.push((place(id)?, number(lease_end)?, None));
+    }
+    let index: HashMap<_, _> = places.iter().enumerate().map(|(i, place)| (place.0, i)).collect();
+    for (member, ticket) in pairs(tickets) {
+        let Value::BulkString(member) = member else { return None };
+        let id = PlaceId::parse(member.strip_prefix(&QUEUED)?)?;
+        // One whose lease has ended, or that is past the list, is left out.
+        if let Some(i) = index.get(&id) {
+            places[*i].2 = Some(number(ticket)?);
+        }
+    }
+    let (now, mut in_use, mut waiting) = (number(now)?, number(in_use)?, number(waiting)?);
+    if leases.len() / 2 < most as usize {
+        // All are here, so those that the script counted and that have expired can be left out.
+        waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
+        in_use = places.len() as u64 - waiting;
+    }
+    Some(Listing { now, in_use, waiting, places })
+}
+
+pub(super) fn pairs(items: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
+    items.chunks_exact(2).map(|pair| (&pair[0], &pair[1]))
+}
+
+pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
+    match value {
+        Value::Int(0) => Some(PlaceStatus::Gone),
+        Value::Int(1) => Some(PlaceStatus::Held),
+        Value::Int(-1) => Some(PlaceStatus::NoPermit),
+        Value::Int(-2) => Some(PlaceStatus::QueueFull),
+        value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(PlaceStatus::Waiting),
+    }
+}
+
+pub(super) fn place(value: &Value) -> Option<PlaceId> {
+    match value {
+        Value::BulkString(text) => PlaceId::parse(text),
+        Value::SimpleString(text) => PlaceId::parse(text.as_bytes()),
+        _ => None,
+    }
+}
+
+pub(super) fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+pub(super) fn unexpected(value: &Value) -> BackendError {
+    let shown: String = format!("{value:?}").chars().take(200).collect();
+    BackendError::call(format!("Redis answered what no script of this version does: {shown}"))
+}

@@ -1,0 +1,188 @@
+//! What is counted of leases and of the connections to the backend.
+//!
+//! `backend_disabled.rs` is the same without the feature.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
+
+use super::names::{
+    BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS, BACKEND_OPERATION_DURATION,
+    BACKEND_UNAVAILABLE, LEASE_RENEWALS, PERMITS_LOST,
+};
+use crate::protocol::call::Op;
+use crate::protocol::ledger::{PlaceStatus, Reply};
+
+/// Counts for one `Semaphore`. Those of one process add up.
+#[derive(Default)]
+pub(crate) struct BackendMeter {
+    leases: OnceLock<Leases>,
+    // Not there for the embedded backend, which has no connection.
+    backend: OnceLock<Connection>,
+}
+
+struct Leases {
+    lost: Counter,
+    renewed: Counter,
+    gone: Counter,
+    failed: Counter,
+}
+
+struct Connection {
+    // By operation, and by how it ended.
+    durations: [[Histogram; 3]; OPS.len()],
+    connections: Gauge,
+    unavailable: Gauge,
+    connected: Counter,
+    failed: Counter,
+    disconnects: Counter,
+}
+
+const OPS: [&str; 5] = ["acquire", "release", "renew", "reassert", "audit"];
+
+/// In the order of the names.
+const fn index_of(op: &Op) -> usize {
+    match op {
+        Op::Acquire { .. } => 0,
+        Op::Release { .. } => 1,
+        Op::Renew { .. } => 2,
+        Op::Reassert { .. } => 3,
+        Op::Audit { .. } => 4,
+    }
+}
+
+impl BackendMeter {
+    /// Makes the series, at their zero.
+    pub(crate) fn begin(&self, is_embedded: bool) {
+        self.leases();
+        if !is_embedded {
+            self.backend();
+        }
+    }
+
+    pub(crate) fn lost(&self, permits: u64) {
+        self.leases().lost.increment(permits);
+    }
+
+    /// A reply came: of interest is what became of leases.
+    pub(crate) fn replied(&self, op: &Op, reply: &Reply) {
+        if let Op::Renew { .. } = op {
+            let gone = reply.statuses.iter().filter(|s| matches!(s, PlaceStatus::Gone)).count();
+            let leases = self.leases();
+            leases.gone.increment(gone as u64);
+            leases.renewed.increment(reply.statuses.len().saturating_sub(gone) as u64);
+        }
+    }
+
+    /// A call was answered after so long; or refused.
+    pub(crate) fn answered(&self, op: &Op, is_reply: bool, after: Duration) {
+        let how = usize::from(!is_reply);
+        self.backend().durations[index_of(op)][how].record(after.as_secs_f64());
+        if !is_reply && let Op::Renew { ids, .. } = op {
+            self.leases().failed.increment(ids.len() as u64);
+        }
+    }
+
+    /// The connection broke with this call unanswered.
+    pub(crate) fn unanswered(&self, op: &Op, after: Duration) {
+        self.backend().durations[index_of(op)][2].record(after.as_secs_f64());
+        if let Op::Renew { ids, .. } = op {
+            self.leases().failed.increment(ids.len() as u64);
+        }
+    }
+
+    pub(crate) fn connected(&self) -> Level {
+        self.backend().connected.increment(1);
+        Level::raise(&self.backend().connections)
+    }
+
+    pub(crate) fn connect_failed(&self) {
+        self.backend().failed.increment(1);
+    }
+
+    pub(crate) fn disconnected(&self) {
+        self.backend().disconnects.increment(1);
+    }
+
+    pub(crate) fn unavailable(&self) -> Level {
+        Level::raise(&self.backend().unavailable)
+    }
+
+    fn leases(&self) -> &Leases {
+        self.leases.get_or_init(Leases::new)
+    }
+
+    fn backend(&self) -> &Connection {
+        self.backend.get_or_init(Connection::new)
+    }
+}
+
+impl Leases {
+    fn new() -> Self {
+        use metrics::describe_counter;
+
+        describe_counter!(PERMITS_LOST, Unit::Count, "Permits that were lost to their holders");
+        describe_counter!(LEASE_RENEWALS, Unit::Count, "Leases that were to be renewed");
+        Self {
+            lost: counter!(PERMITS_LOST),
+            renewed: counter!(LEASE_RENEWALS, "result" => "renewed"),
+            gone: counter!(LEASE_RENEWALS, "result" => "gone"),
+            failed: counter!(LEASE_RENEWALS, "result" => "failed"),
+        }
+    }
+}
+
+impl Connection {
+    fn new() -> Self {
+        use metrics::{describe_counter, describe_gauge, describe_histogram};
+
+        const DURATION: &str = BACKEND_OPERATION_DURATION;
+        describe_histogram!(DURATION, Unit::Seconds, "Calls to the backend, until the answer");
+        describe_gauge!(BACKEND_CONNECTIONS, Unit::Count, "Open connections to backends");
+        let away = "Backends that cannot be asked, so that the policy answers";
+        describe_gauge!(BACKEND_UNAVAILABLE, Unit::Count, away);
+        describe_counter!(BACKEND_CONNECTS, Unit::Count, "Attempts to connect to a backend");
+        describe_counter!(BACKEND_DISCONNECTS, Unit::Count, "Connections that broke");
+        let durations = OPS.map(|op| {
+            [
+                histogram!(DURATION, "op" => op),
+                histogram!(DURATION, "op" => op, "error.type" => "refused"),
+                histogram!(DURATION, "op" => op, "error.type" => "connection"),
+            ]
+        });
+        Self {
+            durations,
+            connections: gauge!(BACKEND_CONNECTIONS),
+            unavailable: gauge!(BACKEND_UNAVAILABLE),
+            connected: counter!(BACKEND_CONNECTS, "result" => "connected"),
+            failed: counter!(BACKEND_CONNECTS, "result" => "failed"),
+            disconnects: counter!(BACKEND_DISCONNECTS),
+        }
+    }
+}
+
+/// A gauge is one higher as long as this lives.
+pub(crate) struct Level {
+    gauge: Gauge,
+}
+
+impl Level {
+    fn raise(gauge: &Gauge) -> Self {
+        gauge.increment(1.0);
+        Self { gauge: gauge.clone() }
+    }
+}
+
+impl Drop for Level {
+    fn drop(&mut self) {
+        self.gauge.decrement(1.0);
+    }
+}
+
+impl fmt::Debug for BackendMeter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackendMeter").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,27 @@
+//! `backend.rs` without the feature `metrics`: nothing is counted, and nothing is paid for it.
+
+use std::time::Duration;
+
+use crate::protocol::call::Op;
+use crate::protocol::ledger::Reply;
+
+#[derive(Debug, Default)]
+pub(crate) struct BackendMeter;
+
+impl BackendMeter {
+    pub(crate) const fn begin(&self, _: bool) {}
+    pub(crate) const fn lost(&self, _: u64) {}
+    pub(crate) const fn replied(&self, _: &Op, _: &Reply) {}
+    pub(crate) const fn answered(&self, _: &Op, _: bool, _: Duration) {}
+    pub(crate) const fn unanswered(&self, _: &Op, _: Duration) {}
+    pub(crate) const fn connected(&self) -> Level {
+        Level
+    }
+    pub(crate) const fn connect_failed(&self) {}
+    pub(crate) const fn disconnected(&self) {}
+    pub(crate) const fn unavailable(&self) -> Level {
+        Level
+    }
+}
+
+pub(crate) struct Level;

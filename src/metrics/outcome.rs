@@ -1,0 +1,60 @@
+//! What became of a request, as it stands in spans and metrics.
+
+use crate::error::{AcquireError, RejectReason};
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Acquired,
+    AcquiredAfterWait,
+    Admitted,
+    Local,
+    Unlimited,
+    Bypassed,
+    Limit,
+    QueueFull,
+    QueueTimeout,
+    Draining,
+    Revoked,
+    MissingKey,
+    Unavailable,
+    Closed,
+    Canceled,
+}
+
+impl Outcome {
+    /// As it stands in spans and metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Acquired => "acquired",
+            Self::AcquiredAfterWait => "acquired_after_wait",
+            Self::Admitted => "admitted",
+            Self::Local => "local",
+            Self::Unlimited => "unlimited",
+            Self::Bypassed => "bypassed",
+            Self::Limit => RejectReason::Limit.as_str(),
+            Self::QueueFull => RejectReason::QueueFull.as_str(),
+            Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
+            Self::Draining => RejectReason::Draining.as_str(),
+            Self::Revoked => RejectReason::Revoked.as_str(),
+            Self::MissingKey => "missing_key",
+            Self::Unavailable => "unavailable",
+            Self::Closed => "closed",
+            Self::Canceled => "request_canceled",
+        }
+    }
+
+    pub(crate) const fn of_error(error: &AcquireError) -> Self {
+        match error {
+            AcquireError::Rejected(rejected) => match rejected.reason {
+                RejectReason::Limit => Self::Limit,
+                RejectReason::QueueFull => Self::QueueFull,
+                RejectReason::QueueTimeout => Self::QueueTimeout,
+                RejectReason::Draining => Self::Draining,
+                RejectReason::Revoked => Self::Revoked,
+            },
+            AcquireError::Unavailable(_) => Self::Unavailable,
+            AcquireError::Closed => Self::Closed,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What is counted of requests: the series of one label set, made once and kept.
+//!
+//! `requests_disabled.rs` is the same without the feature.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, gauge, histogram};
+use tokio::time::Instant;
+
+use super::names::{
+    ACTIVE_PERMITS, PERMIT_DURATION, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE, WAIT_TIMEOUT,
+};
+use super::outcome::Outcome;
+
+/// Counts the requests of one policy, or of one key of it.
+#[derive(Clone)]
+pub(crate) struct Meter {
+    series: Arc<Lazy>,
+}
+
+/// Made at first use: whoever sets up layers and the recorder need not mind the order.
+struct Lazy {
+    policy: Arc<str>,
+    key: Option<Arc<str>>,
+    wait_timeout: Duration,
+    made: OnceLock<Series>,
+}
+
+struct Series {
+    requests: [Counter; OUTCOMES.len()],
+    active: Gauge,
+    queued: Gauge,
+    time_in_queue: Histogram,
+    duration: Histogram,
+}
+
+/// In the order of the enum.
+const OUTCOMES: [Outcome; 15] = [
+    Outcome::Acquired,
+    Outcome::AcquiredAfterWait,
+    Outcome::Admitted,
+    Outcome::Local,
+    Outcome::Unlimited,
+    Outcome::Bypassed,
+    Outcome::Limit,
+    Outcome::QueueFull,
+    Outcome::QueueTimeout,
+    Outcome::Draining,
+    Outcome::Revoked,
+    Outcome::MissingKey,
+    Outcome::Unavailable,
+    Outcome::Closed,
+    Outcome::Canceled,
+];
+
+impl Meter {
+    /// For a policy, or for a key of it. Makes no series yet.
+    pub(crate) fn new(policy: &Arc<str>, key: Option<Arc<str>>, wait_timeout: Duration) -> Self {
+        let policy = Arc::clone(policy);
+        Self { series: Arc::new(Lazy { policy, key, wait_timeout, made: OnceLock::new() }) }
+    }
+
+    /// A request stands in the queue.
+    pub(crate) fn queued(&self) {
+        self.series().queued.increment(1.0);
+    }
+
+    /// A request came to an end, in the queue or before it.
+    pub(crate) fn over(&self, outcome: Outcome, waited: Duration, was_queued: bool) {
+        self.count(outcome);
+        if was_queued {
+            self.series().queued.decrement(1.0);
+        }
+        let waits = [
+            Outcome::Acquired,
+            Outcome::AcquiredAfterWait,
+            Outcome::Admitted,
+            Outcome::Local,
+            Outcome::QueueTimeout,
+        ];
+        if waits.contains(&outcome) {
+            self.series().time_in_queue.record(waited.as_secs_f64());
+        }
+    }
+
+    /// A request that no semaphore was asked for, or all that is to be known of another.
+    pub(crate) fn count(&self, outcome: Outcome) {
+        self.series().requests[outcome as usize].increment(1);
+    }
+
+    /// A permit is held from `now` on.
+    pub(crate) fn hold(&self, now: Instant) -> Hold {
+        self.series().active.increment(1.0);
+        Hold { of: Some((self.clone(), now)) }
+    }
+
+    fn series(&self) -> &Series {
+        let Lazy { policy, key, wait_timeout, made } = &*self.series;
+        made.get_or_init(|| Series::new(policy, key.as_ref(), *wait_timeout))
+    }
+}
+
+impl Series {
+    fn new(policy: &Arc<str>, key: Option<&Arc<str>>, wait_timeout: Duration) -> Self {
+        describe();
+        gauge!(WAIT_TIMEOUT, "policy" => Arc::clone(policy)).set(wait_timeout.as_secs_f64());
+        let mut labels = vec![Label::new("policy", Arc::clone(policy))];
+        labels.extend(key.map(|key| Label::new("key", Arc::clone(key))));
+        let requests = OUTCOMES.map(|outcome| {
+            let mut labels = labels.clone();
+            labels.push(Label::from_static_parts("result", outcome.as_str()));
+            counter!(REQUESTS, labels)
+        });
+        Self {
+            requests,
+            active: gauge!(ACTIVE_PERMITS, labels.clone()),
+            queued: gauge!(QUEUED_REQUESTS, labels.clone()),
+            time_in_queue: histogram!(TIME_IN_QUEUE, labels.clone()),
+            duration: histogram!(PERMIT_DURATION, labels),
+        }
+    }
+}
+
+fn describe() {
+    use metrics::{describe_counter, describe_gauge, describe_histogram};
+
+    describe_counter!(REQUESTS, Unit::Count, "Requests, by what became of them");
+    describe_gauge!(ACTIVE_PERMITS, Unit::Count, "Permits that this process holds");
+    describe_gauge!(QUEUED_REQUESTS, Unit::Count, "Requests of this process that wait");
+    let to_permit = "From a request to its permit, or to its wait timeout";
+    describe_histogram!(TIME_IN_QUEUE, Unit::Seconds, to_permit);
+    describe_histogram!(PERMIT_DURATION, Unit::Seconds, "For how long permits were held");
+    describe_gauge!(WAIT_TIMEOUT, Unit::Seconds, "How long a request may wait, as it was set");
+}
+
+/// What is measured of a permit while it is held; of nothing else.
+#[derive(Clone, Default)]
+pub(crate) struct Hold {
+    of: Option<(Meter, Instant)>,
+}
+
+impl Hold {
+    pub(crate) const fn is_measured(&self) -> bool {
+        self.of.is_some()
+    }
+
+    /// The permit was given back. Once for all clones.
+    pub(crate) fn ended(&self, now: Instant) {
+        if let Some((meter, since)) = &self.of {
+            let series = meter.series();
+            series.active.decrement(1.0);
+            series.duration.record(now.saturating_duration_since(*since).as_secs_f64());
+        }
+    }
+}
+
+/// The meters of policies that are used without a layer.
+#[derive(Default)]
+pub(crate) struct Meters {
+    // As many as there are names in the program's text.
+    by_name: Mutex<HashMap<&'static str, Meter>>,
+}
+
+impl Meters {
+    pub(crate) fn of(&self, name: &'static str, wait_timeout: Duration) -> Meter {
+        let mut meters = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Meter::new(&Arc::from(name), None, wait_timeout);
+        meters.entry(name).or_insert_with(new).clone()
+    }
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meter").field("policy", &self.series.policy).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,78 @@
+//! What a session asks of the ledger.
+
+use super::id::{Ids, PlaceId};
+
+/// One operation on one semaphore, for any number of places of one process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// Permits of the semaphore, as the calling process knows it: each call is judged by its own.
+    pub limit: u32,
+    /// What to do.
+    pub op: Op,
+}
+
+/// An operation of the [`Ledger`](super::ledger::Ledger). Each is answered by a
+/// [`Reply`](super::ledger::Reply).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Takes places out; then grants each of the others a permit, lets it join the queue, or
+    /// refuses it.
+    Acquire {
+        /// The places that leave: permits released since the last call ride along.
+        leaving: Ids,
+        /// Length of the lease, ms.
+        lease_ms: u64,
+        /// How many places may wait; `None`: these may not.
+        max_queue: Option<u32>,
+        /// The places that come.
+        ids: Ids,
+    },
+    /// Takes places out, waiting or held. Without any, only sweeps and promotes.
+    Release {
+        /// The places.
+        ids: Ids,
+    },
+    /// Renews leases.
+    Renew {
+        /// Length of the lease, ms.
+        lease_ms: u64,
+        /// The places.
+        ids: Ids,
+    },
+    /// Renews leases with proof.
+    Reassert {
+        /// Length of the lease, ms.
+        lease_ms: u64,
+        /// Places, each with its last lease end (ms) or ticket (µs).
+        proofs: Vec<(PlaceId, u64)>,
+    },
+    /// Lists the places of the calling process.
+    Audit {
+        /// How many places of the semaphore to look at, those with the earliest lease ends first.
+        most: u32,
+    },
+}
+
+impl Op {
+    /// How many places the operation names.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        match self {
+            Self::Acquire { leaving, ids, .. } => leaving.len() + ids.len(),
+            Self::Release { ids } | Self::Renew { ids, .. } => ids.len(),
+            Self::Reassert { proofs, .. } => proofs.len(),
+            Self::Audit { most } => *most as usize,
+        }
+    }
+
+    /// The lease that the operation gives, ms; 0 where it gives none.
+    #[must_use]
+    pub const fn lease_ms(&self) -> u64 {
+        match self {
+            Self::Acquire { lease_ms, .. }
+            | Self::Renew { lease_ms, .. }
+            | Self::Reassert { lease_ms, .. } => *lease_ms,
+            Self::Release { .. } | Self::Audit { .. } => 0,
+        }
+    }
+}

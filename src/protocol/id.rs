@@ -1,0 +1,179 @@
+//! Ids of processes and of their places, and how they stand in Redis.
+
+use std::fmt;
+use std::str::FromStr;
+
+use smallvec::SmallVec;
+
+/// One process's semaphore, named by 64 random bits.
+///
+/// Its text is eleven digits to the base 62.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u64);
+
+/// The name of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox.
+///
+/// Made by the process before it sends anything, so that every operation can be repeated, and
+/// never used for a second stay. Its text is at most 24 bytes long. Ids are ordered as their texts
+/// are, because Redis orders members of equal score so.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PlaceId {
+    /// The process that the place belongs to.
+    pub node: NodeId,
+    /// Whether that process could not be reached by a hint when it made the place.
+    pub poll_only: bool,
+    /// The place's number in that process, below [`PlaceId::N_MAX`].
+    pub n: u64,
+}
+
+/// Places of one operation. Most are for one place; then nothing is allocated.
+pub type Ids = SmallVec<[PlaceId; 1]>;
+
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const NODE_LEN: usize = 11;
+const ID_LEN: usize = 1 + NODE_LEN + 1 + 11;
+
+impl NodeId {
+    /// A node with this number, which should be random.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    pub(crate) fn text(self) -> [u8; NODE_LEN] {
+        let mut text = [0; NODE_LEN];
+        let mut rest = self.0;
+        for digit in text.iter_mut().rev() {
+            *digit = DIGITS[(rest % 62) as usize];
+            rest /= 62;
+        }
+        text
+    }
+}
+
+/// A place's id as it stands in Redis.
+pub(crate) struct IdText {
+    text: [u8; ID_LEN],
+    len: usize,
+}
+
+impl IdText {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.text[..self.len]
+    }
+}
+
+impl PlaceId {
+    /// Numbers of places end before this: eleven digits to the base 36.
+    pub const N_MAX: u64 = 36u64.pow(11);
+
+    pub(crate) fn text(&self) -> IdText {
+        self.text_of(&self.node.text())
+    }
+
+    /// As [`text`](Self::text), where the node's is known already.
+    pub(crate) fn text_of(&self, node: &[u8; NODE_LEN]) -> IdText {
+        let mut text = [0; ID_LEN];
+        let mut len = 0;
+        if self.poll_only {
+            text[0] = b'~';
+            len = 1;
+        }
+        text[len..len + NODE_LEN].copy_from_slice(node);
+        text[len + NODE_LEN] = b':';
+        len += NODE_LEN + 1;
+        let mut digits = [0; 11];
+        let (mut rest, mut at) = (self.n % Self::N_MAX, 11);
+        loop {
+            at -= 1;
+            digits[at] = b"0123456789abcdefghijklmnopqrstuvwxyz"[(rest % 36) as usize];
+            rest /= 36;
+            if rest == 0 {
+                break;
+            }
+        }
+        text[len..len + 11 - at].copy_from_slice(&digits[at..]);
+        IdText { text, len: len + 11 - at }
+    }
+
+    /// Reads an id; `None` for anything that [`PlaceId`]'s `Display` does not write.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let (poll_only, rest) = match text.strip_prefix(b"~") {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        let (node, n) = (rest.get(..NODE_LEN)?, rest.get(NODE_LEN..)?.strip_prefix(b":")?);
+        let id = Self { node: NodeId::parse(node)?, poll_only, n: Self::parse_n(n)? };
+        // One text for each id: no leading zeros, no capitals.
+        (id.text().as_bytes() == text).then_some(id)
+    }
+
+    /// Reads the number of a place as it stands in a hint.
+    #[must_use]
+    pub fn parse_n(digits: &[u8]) -> Option<u64> {
+        if digits.is_empty() || digits.len() > 11 {
+            return None;
+        }
+        digits.iter().try_fold(0u64, |n, c| Some(n * 36 + u64::from((*c as char).to_digit(36)?)))
+    }
+}
+
+impl NodeId {
+    /// Reads a node's text.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        if text.len() != NODE_LEN {
+            return None;
+        }
+        let number = text.iter().try_fold(0u64, |n, c| {
+            let digit = DIGITS.binary_search(c).ok()? as u64;
+            n.checked_mul(62)?.checked_add(digit)
+        })?;
+        Some(Self(number))
+    }
+}
+
+impl PartialOrd for PlaceId {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for PlaceId {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text().as_bytes().cmp(other.text().as_bytes())
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for PlaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(self.text().as_bytes()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for PlaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for PlaceId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::parse(text.as_bytes()).ok_or(())
+    }
+}

@@ -1,0 +1,73 @@
+//! What an operator set for a semaphore in place of its policy.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What an operator set for one name in place of its policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Override {
+    /// Permits; `None`: as many as the policy says.
+    pub limit: Option<u32>,
+    /// Whether permits are given out at all.
+    pub mode: Mode,
+}
+
+/// Whether permits of a name are given out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// As always.
+    #[default]
+    Open,
+    /// To nobody. Who waits goes on waiting, and newcomers queue or are refused, as the policy lets
+    /// them.
+    Paused,
+    /// To those who wait already. Newcomers are refused.
+    Draining,
+}
+
+impl Override {
+    /// The limit in place of the policy's; 0 where no permits are given out.
+    #[must_use]
+    pub const fn in_place(self) -> Option<u32> {
+        match self.mode {
+            Mode::Paused => Some(0),
+            Mode::Open | Mode::Draining => self.limit,
+        }
+    }
+}
+
+/// As it stands in Redis.
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limit {
+            Some(limit) => write!(f, "{limit} {}", self.mode.as_str()),
+            None => write!(f, "- {}", self.mode.as_str()),
+        }
+    }
+}
+
+/// As it stands in Redis.
+impl FromStr for Override {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (limit, mode) = text.split_once(' ').ok_or(())?;
+        let limit = if limit == "-" { None } else { Some(limit.parse().map_err(|_| ())?) };
+        let modes = [Mode::Open, Mode::Paused, Mode::Draining];
+        let mode = modes.into_iter().find(|known| known.as_str() == mode).ok_or(())?;
+        Ok(Self { limit, mode })
+    }
+}
+
+impl Mode {
+    /// The mode as one lower-case word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Paused => "paused",
+            Self::Draining => "draining",
+        }
+    }
+}

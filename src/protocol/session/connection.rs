@@ -1,0 +1,123 @@
+//! A connection opens, and breaks.
+
+use super::{Session, State};
+use crate::protocol::call::Op;
+use crate::protocol::session::place::serial_of;
+use crate::protocol::time::Time;
+
+/// A connection, as far as it concerns a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Connected {
+    /// Hints do not arrive on it.
+    pub poll_only: bool,
+    /// The server is certain to have the data that the connection before it acknowledged.
+    pub same_data: bool,
+    /// What a loss of data means, and when there was one.
+    pub quarantine: Quarantine,
+}
+
+/// After data was lost nothing is granted for one lease, where that is asked for: all calls of this
+/// process say that there are no permits, so newcomers queue and nobody is promoted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Quarantine {
+    /// Whether that is asked for.
+    pub is_on: bool,
+    /// When data was lost last, if that may still matter.
+    pub lost_at: Option<Time>,
+}
+
+impl Session {
+    /// There is a new connection: what went unanswered is asked for again (rule 5).
+    pub fn handle_connected(&mut self, connected: Connected, now: Time) {
+        let Connected { poll_only, same_data, quarantine } = connected;
+        self.poll_only = poll_only;
+        self.quarantine.is_on = quarantine.is_on;
+        if let Some(at) = quarantine.lost_at {
+            self.data_was_lost(at);
+        }
+        self.outage = false;
+        self.local_queue.clear();
+        self.renewing = 0;
+        self.renewals.clear();
+        while let Some(unanswered) = self.releasing.pop_back() {
+            self.releases.push_front(unanswered);
+        }
+        self.releases.extend(self.deferred.drain(..));
+        // Whether a place is gone is asked anew.
+        self.ask_revocations = false;
+        for (_, n) in std::mem::take(&mut self.revocation_checks) {
+            if let Some(place) = self.places.find(n) {
+                place.check = true;
+                self.renew = true;
+            }
+        }
+        self.reasserts.clear();
+        let (mut joins, mut is_live) = (Vec::new(), false);
+        for place in self.places.iter_mut() {
+            is_live |= place.is_live();
+            place.restoring = false;
+            let due = now >= place.acked + place.interval();
+            match &mut place.state {
+                State::Admitted { .. } => {
+                    place.acked = now;
+                    self.reasserts.push_back(place.n);
+                }
+                State::Held => self.renew |= due || place.check,
+                // Its hint may have been lost.
+                State::Waiting { .. } => self.renew = true,
+                State::Joining { sent, hint } => {
+                    // A hint that was kept is of the connection before, and perhaps of data before. An
+                    // id that was sent stays as it is.
+                    *hint = None;
+                    if !*sent {
+                        place.poll_only = poll_only;
+                    }
+                    joins.push(place.n);
+                }
+                _ => {}
+            }
+        }
+        joins.sort_unstable_by_key(|n| serial_of(*n));
+        self.joins = joins.into();
+        self.resync = is_live && !same_data;
+        self.renew |= self.resync;
+        self.audit = !same_data && self.left_at.is_some();
+        self.auditing = false;
+        if self.audit || is_live || !self.releases.is_empty() {
+            self.want(now + super::IDLE);
+        }
+    }
+
+    /// A connection broke with this call unanswered: it may or may not have been carried out. What it
+    /// was about is taken up again when there is a connection.
+    pub fn handle_unanswered(&mut self, op: &Op) {
+        self.arrived(op);
+    }
+
+    pub(super) fn end_resync(&mut self) {
+        if self.resync
+            && self.renewing == 0
+            && !self.renew
+            && self.renewals.is_empty()
+            && self.reasserts.is_empty()
+            && self.revocation_checks.is_empty()
+        {
+            self.resync = false;
+        }
+    }
+
+    pub(super) fn quarantined_until(&self) -> Option<Time> {
+        let lost_at = self.quarantine.lost_at.filter(|_| self.quarantine.is_on)?;
+        Some(lost_at + self.lease.max(self.longest_lease))
+    }
+
+    /// The backend forgot a place that was held, or may have.
+    pub(super) fn data_was_lost(&mut self, at: Time) {
+        if self.quarantine.is_on {
+            self.quarantine.lost_at = self.quarantine.lost_at.max(Some(at));
+            if let Some(end) = self.quarantined_until() {
+                self.want(end);
+            }
+        }
+    }
+}

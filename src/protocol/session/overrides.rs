@@ -1,0 +1,117 @@
+//! What operators do to a semaphore while it is used.
+
+use std::time::Duration;
+
+use super::place::index_of;
+use super::{Session, State};
+use crate::error::RejectReason;
+use crate::protocol::id::PlaceId;
+use crate::protocol::overrides::Override;
+use crate::protocol::time::Time;
+
+impl Session {
+    /// An operator set something else. If there are more permits now, the waiters ask for them at once:
+    /// only their process knows how many its policy allows.
+    pub fn handle_override(&mut self, overrides: Override, now: Time) {
+        let before = self.limit_in_force();
+        self.overrides = overrides;
+        if self.limit_in_force() > before {
+            self.renew |= self.waiting > 0;
+            self.admit_local(now);
+        }
+    }
+
+    /// The limit that goes along with every call.
+    #[must_use]
+    pub fn limit_in_force(&self) -> u32 {
+        self.overrides.in_place().unwrap_or(self.limit)
+    }
+
+    /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
+    /// ask for what that freed: only their process knows the limit.
+    pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {
+        self.renew |= self.waiting > 0;
+        if id.node != self.node {
+            return;
+        }
+        let renamed = self.revocation_checks.iter().find(|(old, _)| *old == id.n);
+        let n = renamed.map_or(id.n, |(_, new)| *new);
+        let Some(place) = self.places.find(n) else { return };
+        let index = index_of(n);
+        if place.is_in_flight() && place.taken {
+            self.lose(index, now);
+        } else if place.is_live() || place.is_joining() {
+            self.leave_server(index, now);
+            self.refuse(index, RejectReason::Revoked, self.seen);
+        }
+    }
+
+    /// A renewal found a place gone. Before it is shown its proof, it must be known that it was not
+    /// revoked; and that from an answer to a question that is asked from here on, because a revocation
+    /// is recorded first and carried out then.
+    pub(super) fn gone(&mut self, n: u64) {
+        if self.revocation_checks.iter().any(|(_, new)| *new == n) {
+            return;
+        }
+        let index = index_of(n);
+        let Some(place) = self.places.find(n) else { return };
+        let mut new = n;
+        if place.is_waiting() {
+            // Back under a new id: what still names the old one must not reach this stay.
+            new = self.places.number(index);
+            let poll_only = self.poll_only;
+            if let Some(place) = self.places.get_mut(index) {
+                place.n = new;
+                place.poll_only = poll_only;
+            }
+        }
+        self.places.find(new).into_iter().for_each(|place| place.restoring = true);
+        self.revocation_checks.push((n, new));
+        self.ask_revocations = true;
+    }
+
+    /// Whether it is to be asked which places were revoked; says so once. What was read is followed by
+    /// [`handle_revocations_known`](Self::handle_revocations_known).
+    pub const fn poll_revocation_check(&mut self) -> bool {
+        std::mem::replace(&mut self.ask_revocations, false)
+    }
+
+    /// The revocations are known: the other places that are gone were lost by the backend.
+    pub fn handle_revocations_known(&mut self, now: Time) {
+        for (_, n) in std::mem::take(&mut self.revocation_checks) {
+            let Some(place) = self.places.find(n) else { continue };
+            match place.state {
+                State::Held => {
+                    self.reasserts.push_back(n);
+                    self.data_was_lost(now);
+                }
+                State::Waiting { ticket: Some(_) } => self.reasserts.push_back(n),
+                State::Waiting { ticket: None } => {
+                    place.restoring = false;
+                    self.set(index_of(n), State::Joining { sent: false, hint: None });
+                    self.joins.push_back(n);
+                }
+                _ => {}
+            }
+        }
+        self.end_resync();
+    }
+
+    /// For how long a place has had its permit; `None`: it has none.
+    #[must_use]
+    pub fn held_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
+        let place = self.places.get(index_of(id.n)).filter(|place| place.n == id.n)?;
+        place.is_in_flight().then(|| now.since(place.held_at))
+    }
+
+    /// Places that have a permit, and for how long, ms; at most `most`.
+    #[must_use]
+    pub fn held_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
+        let held = self.places.iter().filter(|(_, place)| place.is_in_flight()).take(most);
+        held.map(|(_, place)| {
+            let ms = now.since(place.held_at).as_millis();
+            (place.n, u64::try_from(ms).unwrap_or(u64::MAX))
+        })
+        .collect()
+    }
+}

@@ -1,0 +1,243 @@
+//! One request's place, and the table of all places of a session.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::OnUnavailable;
+use crate::error::RejectReason;
+use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::time::Time;
+
+/// Places of one process in one semaphore, at the most.
+pub const PLACES_MAX: usize = 1 << 20;
+const INDEX_BITS: u32 = PLACES_MAX.trailing_zeros();
+
+/// How often a waiting place is renewed: a lost hint costs no more.
+pub(super) const WAITING_RENEWAL: Duration = Duration::from_secs(1);
+/// The same for a place that no hint can reach.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Lease ends are whole ms, rounded down: a place may end so much earlier than its lease.
+const LEASE_GRAIN: Duration = Duration::from_millis(1);
+
+/// What a place asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AcquireOptions {
+    /// The lease.
+    pub lease: Duration,
+    /// How many places may wait; `None`: this one may not.
+    pub max_queue: Option<u32>,
+    /// What becomes of it while the backend cannot be asked.
+    pub on_unavailable: OnUnavailable,
+}
+
+impl AcquireOptions {
+    pub(super) fn lease_ms(&self) -> u64 {
+        u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    /// The place's number on the wire. Its low bits are the index in the table, the others count the
+    /// places of the session, so that no number is used twice.
+    pub(super) n: u64,
+    pub(super) poll_only: bool,
+    pub(super) options: AcquireOptions,
+    pub(super) state: State,
+    /// The lease end that the backend acknowledged last, by its clock, ms.
+    pub(super) lease_end: u64,
+    /// When the call that this answered was sent; of a place in flight by policy, when it was last to be
+    /// announced.
+    pub(super) acked: Time,
+    pub(super) held_at: Time,
+    /// The request knows that it has its permit.
+    pub(super) taken: bool,
+    /// It once stood in a queue, the backend's or the process's own: to its request it waits from then
+    /// on.
+    pub(super) queued: bool,
+    /// Ask about it with the next renewal, due or not.
+    pub(super) check: bool,
+    /// A renewal found it gone, and it is being brought back: until that is answered, a renewal would only
+    /// find it gone once more.
+    pub(super) restoring: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum State {
+    /// Its acquire is unanswered. `sent`: it may have been carried out.
+    Joining {
+        sent: bool,
+        hint: Option<u64>,
+    },
+    /// The ticket is unknown after an answer that came too late to be believed.
+    Waiting {
+        ticket: Option<u64>,
+    },
+    Held,
+    /// In flight by policy, because the backend could not be asked: to be counted when it can.
+    /// `announced`: the backend may know it.
+    Admitted {
+        announced: bool,
+    },
+    Refused {
+        reason: RejectReason,
+        in_use: u64,
+        waiting: u64,
+    },
+    Failed,
+    Closed,
+    Lost,
+    /// Released by a caller that waits for the acknowledgement.
+    Releasing,
+    Released {
+        acknowledged: bool,
+    },
+}
+
+impl Place {
+    /// From when on its permit may not be relied on.
+    pub(super) fn deadline(&self) -> Time {
+        self.acked + self.options.lease.saturating_sub(LEASE_GRAIN)
+    }
+
+    pub(super) fn interval(&self) -> Duration {
+        let third = self.options.lease / 3;
+        match self.state {
+            State::Waiting { .. } if self.poll_only => third.min(POLL_INTERVAL),
+            State::Waiting { .. } => third.min(WAITING_RENEWAL),
+            _ => third,
+        }
+    }
+
+    pub(super) fn lease_ms(&self) -> u64 {
+        self.options.lease_ms()
+    }
+
+    /// Whether the backend is to know of it.
+    pub(super) const fn is_live(&self) -> bool {
+        matches!(self.state, State::Waiting { .. } | State::Held | State::Admitted { .. })
+    }
+
+    pub(super) const fn is_joining(&self) -> bool {
+        matches!(self.state, State::Joining { .. })
+    }
+
+    pub(super) const fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting { .. })
+    }
+
+    pub(super) const fn is_in_flight(&self) -> bool {
+        matches!(self.state, State::Held | State::Admitted { .. })
+    }
+
+    /// Whether the backend may know it.
+    pub(super) const fn is_there(&self) -> bool {
+        match self.state {
+            State::Joining { sent, .. } => sent,
+            State::Admitted { announced } => announced,
+            State::Waiting { .. } | State::Held => true,
+            _ => false,
+        }
+    }
+
+    pub(super) const fn id(&self, node: NodeId) -> PlaceId {
+        PlaceId { node, poll_only: self.poll_only, n: self.n }
+    }
+}
+
+/// The places of a session by index; free indexes are used again, the lowest first, so that the table
+/// shrinks after a burst.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Places {
+    entries: Vec<Option<Place>>,
+    free: BTreeSet<usize>,
+    /// Counts the numbers given out.
+    serial: u64,
+}
+
+impl Places {
+    /// Every index is below this.
+    pub(super) const fn bound(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// From which on numbers are given out; and those before it are not.
+    pub(super) const fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(super) const fn starting_at(serial: u64) -> Self {
+        Self { entries: Vec::new(), free: BTreeSet::new(), serial }
+    }
+
+    /// Adds what `make` makes of its number.
+    pub(super) fn insert(&mut self, make: impl FnOnce(u64) -> Place) -> usize {
+        let index = self.free.pop_first().unwrap_or(self.entries.len());
+        let place = make(self.number(index));
+        if index == self.entries.len() {
+            self.entries.push(Some(place));
+        } else {
+            self.entries[index] = Some(place);
+        }
+        index
+    }
+
+    pub(super) fn remove(&mut self, index: usize) -> Option<Place> {
+        let place = self.entries.get_mut(index)?.take()?;
+        self.free.insert(index);
+        while let Some(None) = self.entries.last() {
+            self.entries.pop();
+            self.free.remove(&self.entries.len());
+        }
+        if self.entries.capacity() > 4 * self.entries.len() + 64 {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
+        Some(place)
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&Place> {
+        self.entries.get(index)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Place> {
+        self.entries.get_mut(index)?.as_mut()
+    }
+
+    /// The place with this number.
+    pub(super) fn find(&mut self, n: u64) -> Option<&mut Place> {
+        self.get_mut(index_of(n)).filter(|place| place.n == n)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Place)> {
+        self.entries.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Place> {
+        self.entries.iter_mut().filter_map(Option::as_mut)
+    }
+
+    /// A number that no place of this session had before, for the one at `index`.
+    pub(super) const fn number(&mut self, index: usize) -> u64 {
+        let serial = self.serial;
+        self.serial += 1;
+        ((serial << INDEX_BITS) | index as u64) % (1 << 56)
+    }
+}
+
+/// Where the place with this number is in the table.
+pub(super) fn index_of(n: u64) -> usize {
+    usize::try_from(n & (PLACES_MAX as u64 - 1)).unwrap_or(usize::MAX)
+}
+
+/// Numbers in the order in which they were given out.
+pub(super) const fn serial_of(n: u64) -> u64 {
+    n >> INDEX_BITS
+}

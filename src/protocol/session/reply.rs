@@ -1,0 +1,331 @@
+//! What comes in: replies to calls, and hints.
+
+use std::time::Duration;
+
+use super::place::{Place, WAITING_RENEWAL, index_of};
+use super::{Event, IDLE, Session, State};
+use crate::error::RejectReason;
+use crate::protocol::call::Op;
+use crate::protocol::id::PlaceId;
+use crate::protocol::ledger::{PlaceStatus, Reply};
+use crate::protocol::time::Time;
+
+/// How far behind the earliest lease end the next renewal comes.
+const AFTER_LEASE_END: Duration = Duration::from_millis(2);
+/// Releases of unknown places that wait to be sent, at the most.
+const STRANGERS_MAX: usize = 1000;
+/// How soon a place is asked about again whose answer contradicts what is known of it.
+const CHECK_AGAIN: Duration = Duration::from_millis(100);
+
+/// When a reply was asked for, and when it came.
+#[derive(Clone, Copy)]
+struct Timing {
+    sent: Time,
+    now: Time,
+    /// Calls that were sent later may have been carried out before this one.
+    late: bool,
+}
+
+impl Timing {
+    /// Whether a lease that the reply gives the place still runs.
+    fn is_good(self, place: &Place) -> bool {
+        self.now < self.sent + place.deadline().since(place.acked)
+    }
+}
+
+impl Session {
+    /// A reply came for a call that was sent at `sent`. `late`: calls that were sent after it may have
+    /// been carried out before it.
+    pub fn handle_reply(&mut self, op: &Op, reply: &Reply, late: bool, sent: Time, now: Time) {
+        let timing = Timing { sent, now, late };
+        self.arrived(op);
+        // A reply in short says nothing of it.
+        if (reply.in_use, reply.waiting) != (0, 0) {
+            self.seen = (reply.in_use, reply.waiting);
+        }
+        match op {
+            Op::Acquire { leaving, ids, .. } => {
+                self.left(leaving);
+                for (id, status) in ids.iter().zip(&reply.statuses) {
+                    self.joined(*id, *status, reply, timing);
+                }
+            }
+            Op::Renew { ids, .. } => {
+                for (id, status) in ids.iter().zip(&reply.statuses) {
+                    self.renewed(id.n, *status, reply.lease_end, timing);
+                }
+            }
+            Op::Reassert { proofs, .. } => {
+                for ((id, _), status) in proofs.iter().zip(&reply.statuses) {
+                    self.reasserted(*id, *status, reply.lease_end, timing);
+                }
+            }
+            Op::Release { ids } => self.left(ids),
+            Op::Audit { .. } => self.audited(&reply.found, now),
+        }
+        for grant in &reply.granted {
+            self.promoted(grant.id, grant.lease_end, now);
+        }
+        self.more |= reply.more;
+        if reply.earliest > 0 {
+            let server_now = reply.lease_end.saturating_sub(op.lease_ms());
+            let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
+            let at = now + left + AFTER_LEASE_END;
+            self.ask_at = Some(at);
+            if self.waiting > 0 {
+                self.want(at);
+            }
+        }
+        self.end_resync();
+        self.want_end(now);
+    }
+
+    /// The backend refused this call; the connection is good.
+    pub fn handle_call_error(&mut self, op: &Op, now: Time) {
+        self.arrived(op);
+        match op {
+            Op::Acquire { leaving, ids, .. } => {
+                self.stayed(leaving, now);
+                for id in ids {
+                    if self.places.find(id.n).is_some_and(|place| place.is_joining()) {
+                        self.fall_back(index_of(id.n), now);
+                    }
+                }
+            }
+            Op::Release { ids } => self.stayed(ids, now),
+            // Due again before long, well before the leases end.
+            Op::Renew { .. } => self.want(now + WAITING_RENEWAL),
+            Op::Reassert { proofs, .. } => {
+                for (id, _) in proofs {
+                    self.restored(id.n);
+                }
+                self.want(now + WAITING_RENEWAL);
+            }
+            Op::Audit { .. } => {}
+        }
+        self.end_resync();
+        self.want_end(now);
+    }
+
+    /// A hint: the place `n` was granted, with the lease end that it keeps.
+    pub fn handle_hint(&mut self, n: u64, lease_end: u64, now: Time) {
+        self.promoted(PlaceId { node: self.node, poll_only: false, n }, lease_end, now);
+    }
+
+    /// A call is on its way no more.
+    pub(super) fn arrived(&mut self, op: &Op) {
+        match op {
+            Op::Renew { .. } | Op::Reassert { .. } => {
+                self.renewing = self.renewing.saturating_sub(1);
+            }
+            Op::Audit { .. } => self.auditing = false,
+            Op::Acquire { .. } | Op::Release { .. } => {}
+        }
+    }
+
+    /// What stands there after data may have been lost. A place that was released, and acknowledged,
+    /// stands there again if the server that is asked now had not heard of that: nobody would renew it,
+    /// and its permit would be idle for a lease. No number is used twice, so what is not known is gone.
+    fn audited(&mut self, found: &[PlaceId], now: Time) {
+        for id in found {
+            let place = self.places.find(id.n);
+            let is_known =
+                place.is_some_and(|p| p.is_there() || matches!(p.state, State::Releasing));
+            if !is_known && !self.releasing.iter().any(|(releasing, _)| releasing == id) {
+                self.release_stranger(*id, now);
+            }
+        }
+    }
+
+    /// A late reply shows a place that the session has left: its release may have been carried out
+    /// before that.
+    fn release_late(&mut self, id: PlaceId, status: PlaceStatus, timing: Timing) {
+        if timing.late && matches!(status, PlaceStatus::Held | PlaceStatus::Waiting(_)) {
+            self.release_stranger(id, timing.now);
+        }
+    }
+
+    /// Releases a place that is unknown here.
+    fn release_stranger(&mut self, id: PlaceId, now: Time) {
+        // Hints come from whatever may publish: a flood of them is not to fill the memory.
+        if self.releases.len() >= STRANGERS_MAX + self.places.len() {
+            return;
+        }
+        self.releases.push_back((id, now + self.longest_lease.max(IDLE)));
+        self.want(now + IDLE);
+    }
+
+    fn joined(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
+        let index = index_of(id.n);
+        let hint = match self.places.find(id.n) {
+            Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
+            Some(place) if place.is_live() => return,
+            _ => return self.release_late(id, status, timing),
+        };
+        match status {
+            PlaceStatus::Held => {
+                self.acknowledge(id.n, reply.lease_end, timing.sent);
+                self.grant(id.n, timing.now);
+            }
+            PlaceStatus::Waiting(ticket) => {
+                self.acknowledge(id.n, reply.lease_end, timing.sent);
+                self.set(index, State::Waiting { ticket: Some(ticket) });
+                self.events.push(Event::Progress(index));
+                if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
+                    self.grant(id.n, timing.now);
+                } else {
+                    self.want_renewal(id.n);
+                    if let Some(end) = self.quarantined_until().filter(|end| timing.now < *end) {
+                        self.want(end);
+                    }
+                }
+            }
+            PlaceStatus::NoPermit | PlaceStatus::QueueFull => {
+                let reason = match status {
+                    PlaceStatus::NoPermit => RejectReason::Limit,
+                    _ => RejectReason::QueueFull,
+                };
+                self.refuse(index, reason, (reply.in_use, reply.waiting));
+            }
+            PlaceStatus::Gone => {}
+        }
+    }
+
+    fn renewed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        let Some(place) = self.places.find(n) else { return };
+        match (place.state, status) {
+            (State::Held, PlaceStatus::Gone) if place.held_at > timing.sent => {
+                place.check = true;
+                self.renew = true;
+            }
+            (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => self.gone(n),
+            _ => self.confirmed(n, status, lease_end, timing),
+        }
+    }
+
+    fn reasserted(&mut self, id: PlaceId, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        self.restored(id.n);
+        let Some(place) = self.places.find(id.n) else {
+            return self.release_late(id, status, timing);
+        };
+        match (place.state, status) {
+            (State::Held, PlaceStatus::Gone) => self.expire(index_of(id.n), timing.now),
+            (State::Waiting { .. }, PlaceStatus::Gone) => self.renew = true,
+            _ if !place.is_live() => self.release_late(id, status, timing),
+            _ => self.confirmed(id.n, status, lease_end, timing),
+        }
+    }
+
+    /// A renewal found the place.
+    fn confirmed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        let Some(place) = self.places.find(n) else { return };
+        match (place.state, status) {
+            (State::Waiting { .. }, PlaceStatus::Held) => {
+                self.acknowledge(n, lease_end, timing.sent);
+                self.grant(n, timing.now);
+            }
+            // A permit in flight by policy is counted from here on. If the reply is too old to be
+            // believed, it is asked for again: nothing takes the permit from the request.
+            (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
+                self.acknowledge(n, lease_end, timing.sent);
+                self.set(index_of(n), State::Held);
+                self.want_renewal(n);
+            }
+            (State::Waiting { .. }, PlaceStatus::Waiting(ticket)) => {
+                self.acknowledge(n, lease_end, timing.sent);
+                self.set(index_of(n), State::Waiting { ticket: Some(ticket) });
+                self.want_renewal(n);
+            }
+            (State::Held, PlaceStatus::Held) => {
+                if timing.now >= place.deadline() {
+                    self.expire(index_of(n), timing.now);
+                } else {
+                    self.acknowledge(n, lease_end, timing.sent);
+                    self.want_renewal(n);
+                }
+            }
+            (State::Held, PlaceStatus::Waiting(_)) => {
+                // Asked again soon, but not at once: that could go on as long as the lease.
+                place.check = true;
+                self.want(timing.now + CHECK_AGAIN);
+            }
+            _ => {}
+        }
+    }
+
+    fn restored(&mut self, n: u64) {
+        self.places.find(n).into_iter().for_each(|place| place.restoring = false);
+    }
+
+    fn acknowledge(&mut self, n: u64, lease_end: u64, sent: Time) {
+        if let Some(place) = self.places.find(n) {
+            place.lease_end = lease_end;
+            place.acked = sent;
+        }
+    }
+
+    fn want_renewal(&mut self, n: u64) {
+        if let Some(at) = self.places.find(n).map(|place| place.acked + place.interval()) {
+            self.want(at);
+        }
+    }
+
+    fn promoted(&mut self, id: PlaceId, lease_end: u64, now: Time) {
+        let Some(place) = self.places.find(id.n) else {
+            return self.release_stranger(id, now);
+        };
+        match &mut place.state {
+            State::Joining { hint, .. } => *hint = Some(lease_end),
+            State::Waiting { .. } if lease_end >= place.lease_end => self.grant(id.n, now),
+            _ => {}
+        }
+    }
+
+    /// The place has a permit; if that is news too old to believe, it asks first.
+    fn grant(&mut self, n: u64, now: Time) {
+        let Some(place) = self.places.find(n) else { return };
+        let index = index_of(n);
+        if now >= place.deadline() {
+            if place.is_waiting() {
+                self.renew = true;
+            } else {
+                self.wait_again(index, now);
+            }
+            return;
+        }
+        place.held_at = now;
+        self.set(index, State::Held);
+        self.events.push(Event::Progress(index));
+        self.want_renewal(n);
+    }
+
+    /// Releases were carried out.
+    fn left(&mut self, ids: &[PlaceId]) {
+        // Replies come in the order of the calls.
+        self.releasing.drain(..ids.len().min(self.releasing.len()));
+        for id in ids {
+            self.release_answered(id.n, true);
+        }
+    }
+
+    /// Releases were refused.
+    fn stayed(&mut self, ids: &[PlaceId], now: Time) {
+        if ids.is_empty() {
+            return;
+        }
+        let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
+        self.deferred.extend(refused);
+        self.want(now + WAITING_RENEWAL);
+        for id in ids {
+            self.release_answered(id.n, false);
+        }
+    }
+
+    fn release_answered(&mut self, n: u64, acknowledged: bool) {
+        if self.places.find(n).is_some_and(|place| matches!(place.state, State::Releasing)) {
+            let index = index_of(n);
+            self.set(index, State::Released { acknowledged });
+            self.events.push(Event::Released(index));
+        }
+    }
+}

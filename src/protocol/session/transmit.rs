@@ -1,0 +1,243 @@
+//! What goes out.
+
+use std::collections::VecDeque;
+
+use super::place::{Place, Places};
+use super::{Session, State};
+use crate::protocol::call::{Call, Op};
+use crate::protocol::id::Ids;
+use crate::protocol::ledger::TICKET_MIN;
+use crate::protocol::time::Time;
+
+/// Places in one call, at the most.
+const CALL_MAX: usize = 512;
+/// Of the places that stand in a semaphore after a loss of data, those looked at.
+const AUDIT_MAX: u32 = 1000;
+/// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
+const NEVER_ENDS: u64 = TICKET_MIN - 1;
+
+/// How soon a session's next call is to go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Urgency {
+    /// A request waits for it, here or elsewhere.
+    Now,
+    /// It keeps leases alive, the first of which ends then.
+    Before(Time),
+    /// Any time will do.
+    Later,
+}
+
+impl Session {
+    /// Whether there is anything to send, and how soon; `None`: there is nothing.
+    #[must_use]
+    pub fn urgency(&self) -> Option<Urgency> {
+        let joins = !self.joins.is_empty();
+        if !self.releases.is_empty() || self.more || (joins && !self.resync) {
+            return Some(Urgency::Now);
+        }
+        if self.has_renewals() {
+            if joins {
+                return Some(Urgency::Now);
+            }
+            let live = self.places.iter().filter(|(_, place)| place.is_live());
+            let first = live.map(|(_, place)| place.deadline()).min();
+            return Some(first.map_or(Urgency::Later, Urgency::Before));
+        }
+        (self.audit && !self.resync).then_some(Urgency::Later)
+    }
+
+    fn has_renewals(&self) -> bool {
+        !self.reasserts.is_empty()
+            || !self.renewals.is_empty()
+            || (self.renew && self.renewing == 0)
+    }
+
+    /// The next call to send, until there is none for now. In this order: releases, so that a process
+    /// always reads its own; renewals; newcomers. Where nothing stands between them, newcomers take the
+    /// last releases along in their call.
+    pub fn poll_call(&mut self, now: Time) -> Option<Call> {
+        self.drop_expired_releases(now);
+        if self.renew && self.renewing == 0 && self.renewals.is_empty() {
+            self.begin_renewals(now);
+        }
+        self.end_resync();
+        let joins = !self.resync && self.skip_to_join();
+        let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
+        let op = if !self.releases.is_empty() {
+            let ids = self.next_releases();
+            if joins && !between && self.releases.is_empty() {
+                self.next_acquire(ids)
+            } else {
+                Op::Release { ids }
+            }
+        } else if let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
+            self.renewing += 1;
+            op
+        } else if joins {
+            self.next_acquire(Ids::new())
+        } else if self.audit && !self.resync {
+            self.audit = false;
+            self.auditing = true;
+            Op::Audit { most: AUDIT_MAX }
+        } else if self.more {
+            Op::Release { ids: Ids::new() }
+        } else if self.renew && self.renewing == 0 {
+            // The places that were to be renewed before are gone, and the others are still to be.
+            self.begin_renewals(now);
+            return self.poll_call(now);
+        } else {
+            return None;
+        };
+        // Whatever it is, it promotes; if only up to its bound again, its reply says so.
+        if !matches!(op, Op::Audit { .. }) {
+            self.more = false;
+        }
+        Some(Call { limit: self.limit_of_call(now), op })
+    }
+
+    fn limit_of_call(&self, now: Time) -> u32 {
+        match self.quarantined_until() {
+            Some(end) if now < end => 0,
+            _ => self.limit_in_force(),
+        }
+    }
+
+    /// A place whose lease has ended is gone by itself; one lease later, because a call that was under
+    /// way may have renewed it.
+    fn drop_expired_releases(&mut self, now: Time) {
+        let lease = self.lease;
+        while self.releases.front().is_some_and(|(_, until)| now >= *until + lease) {
+            self.releases.pop_front();
+        }
+    }
+
+    fn next_releases(&mut self) -> Ids {
+        let count = self.releases.len().min(CALL_MAX);
+        let ids = self.releases.iter().take(count).map(|(id, _)| *id).collect();
+        self.releasing.extend(self.releases.drain(..count));
+        ids
+    }
+
+    /// Places that are due, or half way there: so all places of a process come to be renewed by one
+    /// call.
+    fn begin_renewals(&mut self, now: Time) {
+        self.renew = false;
+        let resync = self.resync;
+        for place in self.places.iter_mut() {
+            let due = match place.state {
+                _ if place.restoring => false,
+                State::Waiting { .. } => true,
+                State::Held => resync || place.check || now >= place.acked + place.interval() / 2,
+                State::Admitted { .. } => {
+                    if now >= place.acked + super::WAITING_RENEWAL / 2 {
+                        place.acked = now;
+                        self.reasserts.push_back(place.n);
+                    }
+                    false
+                }
+                _ => false,
+            };
+            if due {
+                place.check = false;
+                self.renewals.push_back(place.n);
+            }
+        }
+    }
+
+    fn next_reassert(&mut self) -> Option<Op> {
+        let (node, mut proofs) = (self.node, Vec::new());
+        let lease_ms = next_places(&mut self.reasserts, &mut self.places, |place, now_sent| {
+            let proof = match place.state {
+                State::Waiting { ticket: Some(ticket) } => ticket,
+                State::Held => place.lease_end,
+                State::Admitted { .. } => NEVER_ENDS,
+                _ => return false,
+            };
+            if now_sent {
+                if let State::Admitted { announced } = &mut place.state {
+                    *announced = true;
+                }
+                proofs.push((place.id(node), proof));
+            }
+            true
+        })?;
+        Some(Op::Reassert { lease_ms, proofs })
+    }
+
+    fn next_renewal(&mut self) -> Option<Op> {
+        let (node, mut ids) = (self.node, Ids::new());
+        let lease_ms = next_places(&mut self.renewals, &mut self.places, |place, now_sent| {
+            let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
+            if is_there && now_sent {
+                ids.push(place.id(node));
+            }
+            is_there
+        })?;
+        Some(Op::Renew { lease_ms, ids })
+    }
+
+    /// Passes over joins that are none any more; whether there is one.
+    fn skip_to_join(&mut self) -> bool {
+        while let Some(n) = self.joins.front() {
+            if self.places.find(*n).is_some_and(|place| place.is_joining()) {
+                return true;
+            }
+            self.joins.pop_front();
+        }
+        false
+    }
+
+    /// The joins in front that ask for the same, in the order of their arrival.
+    fn next_acquire(&mut self, leaving: Ids) -> Op {
+        let (node, mut ids, mut common) = (self.node, Ids::new(), None);
+        while ids.len() < CALL_MAX && self.skip_to_join() {
+            let Some(n) = self.joins.front().copied() else { break };
+            let Some(place) = self.places.find(n) else { break };
+            if *common.get_or_insert(place.options) != place.options {
+                break;
+            }
+            if let State::Joining { sent, .. } = &mut place.state {
+                *sent = true;
+            }
+            ids.push(place.id(node));
+            self.joins.pop_front();
+        }
+        match common {
+            Some(options) => {
+                let lease_ms = options.lease_ms();
+                Op::Acquire { leaving, lease_ms, max_queue: options.max_queue, ids }
+            }
+            None => Op::Release { ids: leaving },
+        }
+    }
+}
+
+/// Takes places with one lease out of a queue, at most as many as go in a call, and leaves the others
+/// there. `visit` says whether a place is still to be sent; with `true` it is sent now. Gives the lease
+/// of those sent.
+fn next_places(
+    queue: &mut VecDeque<u64>,
+    places: &mut Places,
+    mut visit: impl FnMut(&mut Place, bool) -> bool,
+) -> Option<u64> {
+    let (mut common, mut count, mut others) = (None, 0, VecDeque::new());
+    while count < CALL_MAX
+        && let Some(n) = queue.pop_front()
+    {
+        let Some(place) = places.find(n) else { continue };
+        let lease_ms = place.lease_ms();
+        if !visit(place, false) {
+            continue;
+        }
+        if *common.get_or_insert(lease_ms) == lease_ms {
+            visit(place, true);
+            count += 1;
+        } else {
+            others.push_back(n);
+        }
+    }
+    while let Some(n) = others.pop_back() {
+        queue.push_front(n);
+    }
+    common
+}

@@ -1,0 +1,93 @@
+//! One request for a permit, as it is seen from outside: its span, and what is counted of it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::{Span, debug, debug_span};
+
+use super::policy::{Limit, OnUnavailable, Policy};
+use crate::error::AcquireError;
+use crate::metrics::outcome::Outcome;
+use crate::metrics::requests::{Hold, Meter};
+
+/// One request for a permit. Dropped before it has an outcome, it has left.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    meter: Meter,
+    span: Span,
+    is_local: bool,
+    wait_timeout: Duration,
+    is_queued: bool,
+    is_over: bool,
+}
+
+impl Attempt {
+    pub(super) fn new(meter: Meter, name: &str, policy: &Policy) -> Self {
+        let limit = match policy.limit {
+            Limit::Permits(permits) => Some(permits),
+            Limit::Unlimited => None,
+        };
+        let span = debug_span!(
+            target: "tower_semaphore",
+            "acquire",
+            semaphore = name,
+            limit,
+            outcome = Empty,
+            waited_ms = Empty
+        );
+        let is_local = matches!(policy.on_unavailable, OnUnavailable::Local(_));
+        let wait_timeout = policy.wait_timeout;
+        Self { meter, span, is_local, wait_timeout, is_queued: false, is_over: false }
+    }
+
+    /// It waits in the queue.
+    pub(super) fn queued(&mut self) {
+        if !std::mem::replace(&mut self.is_queued, true) {
+            self.meter.queued();
+        }
+    }
+
+    /// It has a permit from here on; `by_policy`: the backend was not asked.
+    pub(super) fn granted(&mut self, by_policy: bool, waited: Duration, now: Instant) -> Hold {
+        let outcome = match (by_policy, self.is_local, self.is_queued) {
+            (true, false, _) => Outcome::Admitted,
+            (true, true, _) => Outcome::Local,
+            (false, _, true) => Outcome::AcquiredAfterWait,
+            (false, _, false) => Outcome::Acquired,
+        };
+        self.over(outcome, waited);
+        self.meter.hold(now)
+    }
+
+    /// It was answered without a permit that counts.
+    pub(super) fn answered(&mut self, error: Option<&AcquireError>, waited: Duration) {
+        let outcome = error.map_or(Outcome::Unlimited, Outcome::of_error);
+        // Whoever waited as long as he might waited that long, and not the moment more that it took
+        // to see it, which is in the next bucket.
+        let waited = if outcome == Outcome::QueueTimeout { self.wait_timeout } else { waited };
+        self.over(outcome, waited);
+    }
+
+    fn over(&mut self, outcome: Outcome, waited: Duration) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        self.meter.over(outcome, waited, self.is_queued);
+        // The span ends here, however long the future is kept.
+        let span = std::mem::replace(&mut self.span, Span::none());
+        let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+        let outcome = outcome.as_str();
+        if !span.is_disabled() {
+            span.record("outcome", outcome);
+            span.record("waited_ms", waited_ms);
+        }
+        debug!(target: "tower_semaphore", parent: &span, outcome, waited_ms, "answered");
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.over(Outcome::Canceled, Duration::ZERO);
+    }
+}

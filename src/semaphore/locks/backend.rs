@@ -1,0 +1,180 @@
+//! A backend that checks what it is told: no id twice, and no two calls of one process at a time.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, pending, ready};
+use tokio::time::Instant;
+
+use crate::backend::{
+    Answer, Backend, Call, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend, Names,
+    Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
+};
+use crate::error::BackendError;
+use crate::protocol::call::Op;
+use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::ledger::Reply;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+
+#[derive(Clone)]
+pub(super) struct TestBackend(Arc<Inner>);
+
+struct Inner {
+    memory: MemoryBackend,
+    is_embedded: bool,
+    /// Which server counts all semaphores.
+    home: AtomicUsize,
+    // Of `std`, so that to check is no point at which threads change.
+    seen: std::sync::Mutex<Seen>,
+    info: ServerInfo,
+}
+
+#[derive(Default)]
+struct Seen {
+    acquired: Vec<PlaceId>,
+    calling: HashSet<NodeId>,
+}
+
+impl TestBackend {
+    fn new(is_embedded: bool) -> Self {
+        let (memory, home) = (MemoryBackend::new(), AtomicUsize::new(0));
+        let (seen, info) = (std::sync::Mutex::default(), ServerInfo::default());
+        Self(Arc::new(Inner { memory, is_embedded, home, seen, info }))
+    }
+
+    /// In this process.
+    pub(super) fn embedded() -> Self {
+        Self::new(true)
+    }
+
+    /// Behind a connection, over which each call is answered once it is asked for.
+    pub(super) fn remote() -> Self {
+        Self::new(false)
+    }
+
+    /// From here on another server counts all semaphores.
+    pub(super) fn move_home(&self) {
+        self.0.home.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.memory.is_empty()
+    }
+
+    /// The places that were asked for, in their order.
+    pub(super) fn acquired(&self) -> Vec<PlaceId> {
+        self.seen().acquired.clone()
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.0.seen.lock().expect("not poisoned")
+    }
+
+    fn carry_out(
+        &self,
+        key: &Arc<str>,
+        node: NodeId,
+        call: &crate::protocol::Call,
+        now: Instant,
+    ) -> Reply {
+        let mut seen = self.seen();
+        assert!(seen.calling.insert(node), "two calls of one session at a time");
+        if let Op::Acquire { ids, .. } = &call.op {
+            for id in ids {
+                assert!(!seen.acquired.contains(id), "{id} is used twice");
+                seen.acquired.push(*id);
+            }
+        }
+        drop(seen);
+        let reply = self.0.memory.call(key, node, call, now);
+        self.seen().calling.remove(&node);
+        reply
+    }
+}
+
+impl Backend for TestBackend {
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.memory.attach(node, mailbox);
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    fn embedded(&self) -> Option<&dyn Embedded> {
+        self.0.is_embedded.then_some(self)
+    }
+
+    fn shard(&self, _: &str) -> Shard {
+        Shard::named(self.0.home.load(Ordering::Acquire).to_string())
+    }
+
+    fn connect<'a>(
+        &'a self,
+        _: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        ready(Ok(Some(Arc::new(self.clone()) as Arc<dyn Connection>))).boxed()
+    }
+}
+
+impl Embedded for TestBackend {
+    fn call(
+        &self,
+        key: &Arc<str>,
+        node: NodeId,
+        call: &crate::protocol::Call,
+        now: Instant,
+    ) -> Reply {
+        self.carry_out(key, node, call, now)
+    }
+}
+
+impl Connection for TestBackend {
+    fn server(&self) -> &ServerInfo {
+        &self.0.info
+    }
+
+    fn closed(&self) -> BoxFuture<'_, ()> {
+        pending().boxed()
+    }
+
+    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+        let backend = self.clone();
+        let answers = async move {
+            let answer = |Call { key, node, limit, op }: &Call| {
+                let call = crate::protocol::Call { limit: *limit, op: op.clone() };
+                let reply = backend.carry_out(key, *node, &call, Instant::now());
+                Answer::Reply { reply, late: false }
+            };
+            Ok(calls.iter().map(answer).collect())
+        };
+        answers.boxed()
+    }
+}
+
+impl Queries for TestBackend {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        self.0.memory.inspect(key, most)
+    }
+
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        self.0.memory.list(key, from, most)
+    }
+
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        self.0.memory.overrides(key, known)
+    }
+
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        self.0.memory.set_override(key, name, change)
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        self.0.memory.revoke(key, id, take)
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        self.0.memory.send_message(key, to, message)
+    }
+}

@@ -1,0 +1,113 @@
+//! The places where locks and wake-ups meet, under thousands of schedules each.
+//!
+//! `tests/locks` runs these. Locks and atomics are those of [`shuttle`], which runs one thread at a time
+//! and decides at each of them which goes on: at random, and by priorities that change at a few points
+//! ([PCT]). The clock stands still unless a scenario advances it, and no alarm goes off: a task that
+//! waits goes on only if it is woken. Where all threads wait, the schedule has failed.
+//!
+//! Tokio's `Notify` is no point at which threads change; what is woken through it is a task of a
+//! scenario all the same.
+//!
+//! [PCT]: https://www.microsoft.com/en-us/research/publication/a-randomized-scheduler-with-probabilistic-guarantees-of-finding-bugs/
+
+mod backend;
+mod overrides;
+mod requests;
+mod sessions;
+
+use std::future::Future;
+use std::mem::ManuallyDrop;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, MaxSteps, Runner};
+use tokio::runtime::Builder;
+
+use self::backend::TestBackend;
+use super::node::Node;
+use super::tasks::Tasks;
+use super::{Handle, Policy, Semaphore, watchdog};
+
+const NAME: &str = "x";
+
+/// How often PCT changes the priorities of threads.
+const DEPTH: usize = 3;
+
+/// Schedules of each kind for each scenario.
+const SCHEDULES: u64 = 1500;
+
+/// What a thread may need for its stack in a debug build.
+const STACK: usize = 1 << 18;
+
+/// Steps of one schedule; one that takes more spins.
+const STEPS: usize = 20_000;
+
+/// Runs a scenario under many schedules, which `LOCKS_SEED` and `LOCKS_SCHEDULES` decide.
+fn explore(scenario: fn()) {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    // Never dropped: that wakes those who wait for its clock, which a failed schedule leaves behind.
+    let runtime = ManuallyDrop::new(runtime.expect("a runtime without I/O"));
+    let _entered = runtime.enter();
+    let (seed, schedules) = (setting("LOCKS_SEED", 1), setting("LOCKS_SCHEDULES", SCHEDULES));
+    let schedules = usize::try_from(schedules).expect("a number of schedules");
+    let mut config = Config::new();
+    config.stack_size = STACK;
+    config.silence_warnings = true;
+    config.max_steps = MaxSteps::FailAfter(STEPS);
+    let random = RandomScheduler::new_from_seed(seed, schedules);
+    Runner::new(random, config.clone()).run(scenario);
+    let pct = PctScheduler::new_from_seed(seed, DEPTH, schedules);
+    Runner::new(pct, config).run(scenario);
+}
+
+fn setting(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
+}
+
+/// One of two variants of a scenario.
+fn either() -> bool {
+    thread_rng().gen_bool(0.5)
+}
+
+fn advance(time: Duration) {
+    let _ = poll_once(tokio::time::advance(time));
+}
+
+/// Polls without a task to wake.
+fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A process of its own, whose tasks the scenario runs.
+fn process(backend: &TestBackend) -> Semaphore {
+    let node = Node::new(Arc::new(backend.clone()));
+    Semaphore { handle: Arc::new(Handle { node, tasks: Tasks::run_elsewhere() }) }
+}
+
+fn policy(permits: u32) -> Policy {
+    let policy = Policy::builder(permits).wait_timeout(Duration::from_secs(10)).build();
+    policy.expect("a policy within its bounds")
+}
+
+/// The watchdog looks at all sessions that are due.
+fn look(node: &Node) {
+    assert!(poll_once(watchdog::look(node)).is_ready(), "more sessions than the scenario has");
+}
+
+/// Nothing is on the backend, and nothing is left to be sent.
+fn assert_nothing_left(backend: &TestBackend, processes: &[&Semaphore]) {
+    for process in processes {
+        let node = &process.handle.node;
+        for shared in node.sessions.all() {
+            let state = shared.lock();
+            assert_eq!(state.session.urgency(), None, "left to be sent: {:?}", state.session);
+            assert!(!state.is_busy, "a thread is still to carry out calls");
+        }
+        assert!(!node.sessions.is_busy(), "something is left of a session");
+    }
+    assert!(backend.is_empty(), "a place is left on the backend");
+}

@@ -1,0 +1,230 @@
+//! Sessions, the servers that they are on, and what is posted for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::future::block_on;
+use shuttle::thread::{spawn, yield_now};
+use tokio::time::Instant;
+
+use super::backend::TestBackend;
+use super::{NAME, advance, assert_nothing_left, explore, look, policy, process};
+use crate::semaphore::driver::collect_of;
+use crate::semaphore::node::{Node, Server};
+use crate::semaphore::place::Place;
+use crate::semaphore::server::Reach;
+
+/// After so long an unused session is retired.
+const UNUSED: Duration = Duration::from_secs(6);
+
+/// Any number of calls.
+const ROOM: usize = usize::MAX;
+
+fn place(node: &Arc<Node>) -> Place {
+    let place = Place::take(node, NAME, 2, &policy(2), Instant::now());
+    place.expect("a place is free")
+}
+
+/// A place that is in the session by which others find it.
+fn place_in_use(node: &Arc<Node>) -> Place {
+    let place = place(node);
+    let known = node.sessions.get(NAME).expect("a session in use");
+    assert!(Arc::ptr_eq(place.session(), &known), "two sessions of one name");
+    assert!(!place.session().lock().is_retired, "a retired session is in use");
+    place
+}
+
+/// A session that the watchdog retires as soon as it looks.
+fn unused_session(node: &Arc<Node>) {
+    drop(place(node));
+    advance(UNUSED);
+}
+
+/// Every server counts the sessions that are on it, and none that is in use is on another one.
+fn assert_counted(node: &Arc<Node>) {
+    let counted = node.servers.counted();
+    let on_servers: usize = counted.iter().map(|(server, _)| node.sessions.on(server).len()).sum();
+    assert_eq!(on_servers, node.sessions.len(), "a session is on a server that was given up");
+    for (server, sessions) in counted {
+        assert_eq!(sessions, node.sessions.on(&server).len(), "a server counts its sessions wrong");
+    }
+}
+
+/// The watchdog looks until no session is left, and no server counts one.
+fn assert_all_retire(node: &Arc<Node>) {
+    for _ in 0..2 {
+        advance(UNUSED);
+        look(node);
+    }
+    assert!(node.sessions.is_empty(), "an unused session is kept");
+    assert_counted(node);
+    for server in node.servers.all() {
+        assert!(node.servers.end(&server), "sessions are counted that are gone");
+    }
+}
+
+/// Takes out all that a server's driver would send.
+fn collect(node: &Node, server: &Arc<Server>, room: usize) -> usize {
+    let (mut calls, mut senders) = (Vec::new(), Vec::new());
+    while let Some(shared) = server.outbox.pop_now().or_else(|| server.outbox.pop_background()) {
+        collect_of(node, server, shared, room, Instant::now(), &mut calls, &mut senders);
+    }
+    calls.len()
+}
+
+#[test]
+fn no_request_lands_in_a_retired_session() {
+    explore(|| {
+        let backend = TestBackend::embedded();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        unused_session(node);
+        let watched = Arc::clone(node);
+        let watches = spawn(move || look(&watched));
+        let requests: Vec<_> = (0..2)
+            .map(|_| {
+                let node = Arc::clone(node);
+                spawn(move || {
+                    drop(place_in_use(&node));
+                    place_in_use(&node)
+                })
+            })
+            .collect();
+        let places: Vec<_> = requests.into_iter().map(|request| request.join().unwrap()).collect();
+        watches.join().unwrap();
+        assert_counted(node);
+        drop(places);
+        assert_nothing_left(&backend, &[&process]);
+        assert_all_retire(node);
+    });
+}
+
+#[test]
+fn a_session_that_is_retired_at_once_is_retired_once() {
+    explore(|| {
+        let backend = TestBackend::embedded();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        unused_session(node);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let node = Arc::clone(node);
+                spawn(move || {
+                    look(&node);
+                    // Finds the session unused, and ends it with the answer.
+                    node.with_session(NAME, Instant::now(), |_, _| ());
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_all_retire(node);
+    });
+}
+
+#[test]
+fn a_session_that_moves_as_it_is_retired_is_counted_where_it_is() {
+    explore(|| {
+        let backend = TestBackend::remote();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        let unused = place(node);
+        let old = Arc::clone(&unused.session().lock().server);
+        // Its request was never sent, so the session is retired at once.
+        let leaves = spawn(move || drop(unused));
+        let (moved, server, moves) = (Arc::clone(node), Arc::clone(&old), backend.clone());
+        let drives = spawn(move || {
+            moves.move_home();
+            // As its driver does, until nothing comes any more.
+            loop {
+                moved.rehome_all(&server);
+                if moved.servers.end(&server) {
+                    break;
+                }
+                yield_now();
+            }
+            assert!(matches!(block_on(server.reach()), Reach::Ended));
+        });
+        let requested = Arc::clone(node);
+        let requests = spawn(move || place_in_use(&requested));
+        let place = requests.join().unwrap();
+        leaves.join().unwrap();
+        drives.join().unwrap();
+        assert_counted(node);
+        assert!(!Arc::ptr_eq(&place.session().lock().server, &old), "on a server that is ended");
+        drop(place);
+        assert_all_retire(node);
+    });
+}
+
+#[test]
+fn a_server_that_is_given_up_takes_no_session_of_another_one_along() {
+    explore(|| {
+        let backend = TestBackend::remote();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        let place = place(node);
+        let shared = Arc::clone(place.session());
+        let old = Arc::clone(&shared.lock().server);
+        let (given_up, server) = (Arc::clone(node), Arc::clone(&old));
+        let gives_up = spawn(move || given_up.give_up(&server));
+        backend.move_home();
+        node.rehome(&shared, false);
+        gives_up.join().unwrap();
+        let state = shared.lock();
+        let is_abandoned = node.sessions.get(NAME).is_none();
+        assert_eq!(is_abandoned, state.is_retired);
+        assert_eq!(is_abandoned, Arc::ptr_eq(&state.server, &old), "it had gone elsewhere");
+        drop(state);
+        drop(place);
+    });
+}
+
+#[test]
+fn a_wait_for_a_server_ends_with_the_server() {
+    explore(|| {
+        let backend = TestBackend::remote();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        let server = node.servers.attach(&crate::backend::Shard::named("0"), 0);
+        let reached = Arc::clone(&server);
+        let waits = spawn(move || assert!(matches!(block_on(reached.reach()), Reach::Ended)));
+        assert!(node.servers.end(&server));
+        waits.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_to_be_sent_is_in_the_outbox() {
+    explore(|| {
+        let backend = TestBackend::remote();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        let first = place(node);
+        let shared = Arc::clone(first.session());
+        let server = Arc::clone(&shared.lock().server);
+        let (collects, collected) = (Arc::clone(node), Arc::clone(&server));
+        let drives = spawn(move || {
+            for room in [1, ROOM] {
+                collect(&collects, &collected, room);
+            }
+        });
+        let requested = Arc::clone(node);
+        let requests = spawn(move || {
+            drop(first);
+            place(&requested)
+        });
+        let (moved, session) = (Arc::clone(node), Arc::clone(&shared));
+        let sends_on = spawn(move || moved.rehome(&session, true));
+        let second = requests.join().unwrap();
+        drives.join().unwrap();
+        sends_on.join().unwrap();
+        let state = shared.lock();
+        assert!(state.session.urgency().is_none() || state.queued.is_some());
+        drop(state);
+        collect(node, &server, ROOM);
+        assert_eq!(shared.lock().session.urgency(), None, "it was not in the outbox");
+        assert!(shared.lock().queued.is_none());
+        drop(second);
+        collect(node, &server, ROOM);
+    });
+}

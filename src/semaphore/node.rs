@@ -1,0 +1,519 @@
+//! One process's part of all semaphores: how its sessions, servers and overrides work together.
+//!
+//! Everything that happens to a session ends in [`Node::finish`]: act, then post what is to be sent, then
+//! wake the tasks that it concerns. Tasks are in `tasks.rs`, above this.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, timeout};
+
+use super::ANSWER_TIMEOUT;
+use super::clock::Clock;
+use super::health::{ConnectionState, Counts, Health};
+use super::lock;
+use super::overrides::{News, OverrideCache};
+use super::peers::Questions;
+use super::server::{self, Reach};
+use super::servers::Servers;
+use super::sessions::Sessions;
+use super::shared_session::{SessionState, SharedSession, Woken, no_answer};
+use crate::backend::{
+    Backend, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
+};
+use crate::error::BackendError;
+use crate::metrics::requests::Meters;
+use crate::protocol::id::NodeId;
+use crate::protocol::session::{Session, Urgency};
+use crate::protocol::time::Time;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+
+/// A session that is sent on a second time within the first has to wait for the second: two servers can
+/// name each other as long as they do not know of one another's state.
+const SENT_ON: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(25));
+/// How often a query is sent on before it is given up.
+const QUERIED_MAX: usize = 5;
+
+/// A server, with sessions on it.
+pub(super) type Server = server::Server<Arc<SharedSession>>;
+
+/// One process's `Semaphore`.
+pub(crate) struct Node {
+    id: NodeId,
+    backend: Arc<dyn Backend>,
+    pub(super) clock: Clock,
+    pub(super) sessions: Sessions,
+    pub(super) servers: Servers<Arc<SharedSession>>,
+    pub(super) overrides: OverrideCache,
+    pub(super) questions: Questions,
+    pub(super) counts: Arc<Counts>,
+    pub(super) meters: Meters,
+    /// Pauses are jittered by it.
+    random: Mutex<fastrand::Rng>,
+    /// Places in use, over all sessions.
+    live: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Node {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+        let seed = backend.seed();
+        let (id, clock, counts) = (NodeId::new(seed), Clock::new(), Arc::<Counts>::default());
+        let node = Arc::new(Self {
+            id,
+            clock,
+            sessions: Sessions::new(),
+            servers: Servers::new(clock, Arc::clone(&counts), backend.quarantines()),
+            overrides: OverrideCache::new(backend.key(OVERRIDES)),
+            questions: Questions::default(),
+            counts,
+            meters: Meters::default(),
+            random: Mutex::new(fastrand::Rng::with_seed(!seed)),
+            live: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            backend,
+        });
+        let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
+        node.backend.attach(id, mailbox);
+        if node.embedded().is_some() {
+            node.learn_now();
+        }
+        node
+    }
+
+    pub(super) const fn id(&self) -> NodeId {
+        self.id
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(super) fn embedded(&self) -> Option<&dyn Embedded> {
+        self.backend.embedded()
+    }
+
+    pub(super) fn health(&self) -> Health {
+        if self.embedded().is_some() {
+            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None);
+        }
+        let servers = self.servers.all();
+        let states = servers.iter().map(|server| server.health());
+        let worst = states.max_by_key(|state| match state {
+            ConnectionState::Embedded | ConnectionState::Up => 0,
+            ConnectionState::Connecting => 1,
+            ConnectionState::Down { .. } => 2,
+        });
+        let warning = servers.iter().find_map(|server| server.warning());
+        let worst = worst.unwrap_or(ConnectionState::Connecting);
+        self.counts.health(worst, self.sessions.len(), warning)
+    }
+
+    /// Between half of a pause and all of it, so that a fleet does not come back in step.
+    pub(super) fn jittered(&self, pause: Duration) -> Duration {
+        pause.mul_f64(0.5 + 0.5 * lock(&self.random).f64())
+    }
+
+    // ===== sessions =====
+
+    /// Does something with the session of a name, which is made for that if there is none.
+    pub(super) fn with_session<T>(
+        &self,
+        name: &str,
+        now: Instant,
+        act: impl FnOnce(&mut SessionState, Time) -> T,
+    ) -> (Arc<SharedSession>, T) {
+        loop {
+            let shared = self.session(name);
+            let mut state = shared.lock();
+            if !state.is_retired {
+                let result = act(&mut state, self.clock.time(now));
+                self.finish(&shared, state, now, None);
+                return (shared, result);
+            }
+        }
+    }
+
+    fn session(&self, name: &str) -> Arc<SharedSession> {
+        if let Some(shared) = self.sessions.get(name) {
+            return shared;
+        }
+        let name: Arc<str> = name.into();
+        let key = self.backend.key(&name);
+        let server = self.servers.attach(&self.backend.shard(&key), 1);
+        let made = self.sessions.insert(&name, |serial| {
+            // Read only now that a new state of the server would find this session.
+            let mut session = Session::new(self.id, serial, server.conditions(), server.is_down());
+            session.handle_override(self.overrides.of(&name), Time::ZERO);
+            SharedSession::new(Arc::clone(&name), key, session, Arc::clone(&server))
+        });
+        made.unwrap_or_else(|shared| {
+            self.servers.detach(&server);
+            shared
+        })
+    }
+
+    /// Looks at the session of a name, if there is one; nothing may come of it.
+    pub(super) fn look_at<T>(&self, name: &str, look: impl FnOnce(&Session) -> T) -> Option<T> {
+        let shared = self.sessions.get(name)?;
+        let state = shared.lock();
+        Some(look(&state.session))
+    }
+
+    /// Does something with a session: act, then post, then wake. `now` is not later than this.
+    pub(super) fn act<T>(
+        &self,
+        shared: &Arc<SharedSession>,
+        now: Instant,
+        act: impl FnOnce(&mut Session, Time) -> T,
+    ) -> T {
+        let mut state = shared.lock();
+        let result = act(&mut state.session, self.clock.time(now));
+        self.finish(shared, state, now, None);
+        result
+    }
+
+    /// As [`act`](Self::act), for something that came from the server at which the session stayed then;
+    /// with the error that came, if one did.
+    pub(super) fn act_in(
+        &self,
+        (shared, stay): &(Arc<SharedSession>, u64),
+        now: Instant,
+        error: Option<&BackendError>,
+        act: impl FnOnce(&mut Session, Time),
+    ) {
+        let mut state = shared.lock();
+        if state.stay == *stay {
+            act(&mut state.session, self.clock.time(now));
+            self.finish(shared, state, now, error);
+        }
+    }
+
+    /// Posts what a session has to send, and wakes those whom it concerns.
+    pub(super) fn finish<'a>(
+        &self,
+        shared: &'a Arc<SharedSession>,
+        mut state: MutexGuard<'a, SessionState>,
+        now: Instant,
+        error: Option<&BackendError>,
+    ) {
+        let mut woken = Woken::default();
+        match self.embedded() {
+            Some(embedded) => state = self.call_embedded(embedded, shared, state, now),
+            None => self.post(shared, &mut state, now),
+        }
+        let is_down = error.is_none() && state.server.is_down();
+        let down = if is_down { state.server.down() } else { None };
+        state.take_events(error.or(down.as_ref()), &self.counts, &mut woken);
+        let time = self.clock.time(now);
+        let timeout = state.session.poll_timeout();
+        let is_over = state.session.is_over(time);
+        let mut replaced = None;
+        if let Some(at) = timeout.filter(|_| !is_over).map(|at| self.clock.instant(at))
+            && state.look.is_none_or(|look| at < look.at())
+        {
+            let schedule = &self.sessions.schedule;
+            let look = schedule.push(Arc::clone(shared), at);
+            replaced = state.look.replace(look).and_then(|look| schedule.remove(look));
+        }
+        // The tasks wait for the last session that is busy, whoever ends that.
+        let may_end = self.is_closed() && !state.session.is_busy();
+        drop(state);
+        drop(replaced);
+        if is_over {
+            self.retire(shared, time);
+        }
+        if may_end {
+            self.wake_tasks();
+        }
+        woken.wake();
+    }
+
+    /// Sees to it that the driver takes what a session has to send.
+    fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Instant) {
+        if state.session.poll_revocation_check() {
+            self.overrides.check_revocations(shared);
+            self.wake_for_overrides();
+        }
+        // In an outage nothing is sent; what is left is asked for by the session when it is over.
+        if state.server.is_down() || state.held_until.is_some_and(|until| now < until) {
+            return;
+        }
+        if state.queued != Some(Urgency::Now)
+            && let Some(urgency) = state.session.urgency()
+            && state.queued.is_none_or(|queued| urgency < queued)
+        {
+            state.queued = Some(urgency);
+            state.server.outbox.push(Arc::clone(shared), urgency);
+        }
+    }
+
+    /// Carries out what a session has to send, where the backend answers at once; in one thread at a
+    /// time for each session, so that its calls keep their order.
+    fn call_embedded<'a>(
+        &self,
+        embedded: &dyn Embedded,
+        shared: &'a Arc<SharedSession>,
+        mut state: MutexGuard<'a, SessionState>,
+        now: Instant,
+    ) -> MutexGuard<'a, SessionState> {
+        // The thread that carries out calls sees to these too.
+        if state.is_busy {
+            return state;
+        }
+        let time = self.clock.time(now);
+        while let Some(call) = state.session.poll_call(time) {
+            state.is_busy = true;
+            drop(state);
+            let reply = embedded.call(shared.key(), self.id, &call, now);
+            self.counts.meter.replied(&call.op, &reply);
+            state = shared.lock();
+            state.session.handle_reply(&call.op, &reply, false, time, time);
+            if state.session.poll_revocation_check() {
+                drop(state);
+                self.learn_now();
+                state = shared.lock();
+                // Another thread may have read them, and not have told this session yet.
+                for id in self.overrides.revoked_of(shared.name()) {
+                    state.session.handle_revoked(id, time);
+                }
+                state.session.handle_revocations_known(time);
+            }
+        }
+        state.is_busy = false;
+        state
+    }
+
+    /// Forgets a session that is unused.
+    fn retire(&self, shared: &Arc<SharedSession>, now: Time) {
+        if let Some(server) = self.sessions.retire(shared, now) {
+            self.servers.detach(&server);
+        }
+    }
+
+    pub(super) fn place_taken(&self) {
+        self.live.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn place_left(&self) {
+        if self.live.fetch_sub(1, Ordering::AcqRel) == 1 && self.is_closed() {
+            self.wake_tasks();
+        }
+    }
+
+    // ===== servers =====
+
+    /// Looks where each semaphore of this server is counted now.
+    pub(super) fn rehome_all(&self, server: &Arc<Server>) {
+        for shared in self.sessions.on(server) {
+            self.rehome(&shared, false);
+        }
+    }
+
+    /// Sends a session to the server that counts it now, and asks for everything again there.
+    pub(super) fn rehome(&self, shared: &Arc<SharedSession>, was_sent_on: bool) {
+        let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
+        let now = Instant::now();
+        let mut state = shared.lock();
+        if state.is_retired || (Arc::ptr_eq(&state.server, &server) && !was_sent_on) {
+            drop(state);
+            self.servers.detach(&server);
+            return;
+        }
+        let old = std::mem::replace(&mut state.server, Arc::clone(&server));
+        state.stay += 1;
+        state.queued = None;
+        let before = state.moved_at.replace(now);
+        if was_sent_on && before.is_some_and(|at| now < at + SENT_ON.0) {
+            state.held_until = Some(now + SENT_ON.1);
+            self.sessions.schedule.push(Arc::clone(shared), now + SENT_ON.1);
+        }
+        // Read only now that a new state of the server would find this session.
+        let time = self.clock.time(now);
+        if server.is_up() {
+            state.session.handle_connected(server.conditions(), time);
+        } else if server.is_down() {
+            state.session.handle_unreachable(time);
+        }
+        self.finish(shared, state, now, None);
+        self.servers.detach(&old);
+    }
+
+    /// Asks a server something that belongs to no place: the one that counts the semaphore of `key`, or
+    /// the one of `shard`.
+    ///
+    /// # Errors
+    ///
+    /// If there is no answer within a second, or the server refuses.
+    pub(super) async fn query<T>(
+        &self,
+        shard: Option<&Shard>,
+        key: &str,
+        query: impl Fn(&dyn Queries) -> Query<T>,
+    ) -> Result<T, BackendError> {
+        let answer = async {
+            if let Some(embedded) = self.embedded() {
+                return query(embedded).await;
+            }
+            for _ in 0..QUERIED_MAX {
+                let shard = shard.cloned().unwrap_or_else(|| self.backend.shard(key));
+                let server = self.servers.attach(&shard, 0);
+                match server.reach().await {
+                    Reach::Up(connection) => match query(&*connection).await {
+                        Err(QueryError::Moved) => {}
+                        answer => return answer,
+                    },
+                    Reach::Down(error) => return Err(QueryError::Failed(error)),
+                    Reach::Ended => {}
+                }
+            }
+            Err(QueryError::Failed(no_answer()))
+        };
+        match timeout(ANSWER_TIMEOUT, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(QueryError::Failed(error))) => Err(error),
+            Ok(Err(QueryError::Moved)) | Err(_) => Err(no_answer()),
+        }
+    }
+
+    // ===== overrides =====
+
+    /// Whether this server keeps what operators set.
+    pub(super) fn keeps_overrides(&self, server: &Server) -> bool {
+        self.backend.shard(self.overrides.key()) == *server.shard()
+    }
+
+    /// Has what is wanted be asked for now, if there is a server that keeps it.
+    pub(super) fn wake_for_overrides(&self) {
+        let keeper = self.backend.shard(self.overrides.key());
+        let servers = self.servers.all().into_iter();
+        servers.filter(|server| *server.shard() == keeper).for_each(|server| server.outbox.wake());
+    }
+
+    /// Has this process go by what operators set before now.
+    ///
+    /// # Errors
+    ///
+    /// If the server that keeps it cannot be asked.
+    pub(super) async fn catch_up(&self) -> Result<(), BackendError> {
+        if self.embedded().is_some() {
+            self.learn_now();
+            return Ok(());
+        }
+        let caught_up = async {
+            let question = self.overrides.want_answer();
+            loop {
+                let changed = self.overrides.changed();
+                if let Some(outcome) = self.overrides.outcome(question) {
+                    return outcome;
+                }
+                let keeper = self.backend.shard(self.overrides.key());
+                let server = self.servers.attach(&keeper, 0);
+                server.outbox.wake();
+                match server.reach().await {
+                    Reach::Up(_) => changed.await,
+                    Reach::Down(error) => return Err(error),
+                    Reach::Ended => {}
+                }
+            }
+        };
+        timeout(ANSWER_TIMEOUT, caught_up).await.unwrap_or_else(|_| Err(no_answer()))
+    }
+
+    /// Goes by what operators set from here on; says whether that is news.
+    pub(super) fn learn(&self, news: &News, now: Instant) -> bool {
+        for name in &news.names {
+            if let Some(shared) = self.sessions.get(name) {
+                // What is known by then: another thread may have learned something newer.
+                self.act(&shared, now, |session, time| {
+                    session.handle_override(self.overrides.of(name), time);
+                });
+            }
+        }
+        for (id, name) in &news.revoked {
+            if let Some(shared) = self.sessions.get(name) {
+                self.act(&shared, now, |session, time| session.handle_revoked(*id, time));
+            }
+        }
+        !news.names.is_empty() || !news.revoked.is_empty()
+    }
+
+    /// The same, where the backend answers at once.
+    fn learn_now(&self) {
+        let Some(embedded) = self.embedded() else { return };
+        loop {
+            let (question, _) = self.overrides.begin();
+            let query = embedded.overrides(self.overrides.key(), self.overrides.version());
+            let Some(Ok(answer)) = query.now_or_never() else { return };
+            let news = self.overrides.answered(question, Ok(answer));
+            if !self.learn(&news, Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    // ===== the end =====
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// No new places from here on. The tasks end when the last place is gone.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.wake_tasks();
+    }
+
+    /// Releases all places.
+    pub(super) fn give_back(&self) {
+        for shared in self.sessions.all() {
+            self.act(&shared, Instant::now(), Session::handle_close);
+        }
+        self.counts.tell_of_lost(true);
+    }
+
+    /// Whether nothing is left to do.
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_closed() && !self.sessions.is_busy()
+    }
+
+    /// No connection is to be had, and none will be waited for: what is still to be released on this
+    /// server ends with its lease.
+    pub(super) fn give_up(&self, server: &Arc<Server>) {
+        self.sessions.abandon(|state| Arc::ptr_eq(&state.server, server));
+        self.wake_tasks();
+    }
+
+    pub(super) fn wake_tasks(&self) {
+        self.servers.wake();
+        self.sessions.schedule.wake();
+    }
+}
+
+impl Mailbox for Node {
+    fn hint(&self, name: &str, n: u64, lease_end: u64) {
+        let now = Instant::now();
+        self.with_session(name, now, |state, time| state.session.handle_hint(n, lease_end, time));
+    }
+
+    fn overridden(&self, _name: &str) {
+        if self.embedded().is_some() {
+            self.learn_now();
+        } else {
+            self.overrides.want();
+            self.wake_for_overrides();
+        }
+    }
+
+    fn message(&self, name: &str, message: PeerMessage) {
+        self.receive(name, message);
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,137 @@
+//! Which sessions have something to send to a server: the most urgent first.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use tokio::sync::Notify;
+
+use super::lock;
+use crate::protocol::session::Urgency;
+use crate::protocol::time::Time;
+use crate::sync::Mutex;
+
+/// A queue with three classes: what requests wait for, what keeps leases alive, and the rest.
+///
+/// An item may stand in it more than once; whoever takes it out knows whether it still has something to
+/// send.
+pub(super) struct Outbox<T> {
+    queue: Mutex<Queue<T>>,
+    came: Notify,
+}
+
+struct Queue<T> {
+    now: VecDeque<T>,
+    before: BinaryHeap<Reverse<Due<T>>>,
+    later: VecDeque<T>,
+    /// Counts what came, so that equals keep their order.
+    serial: u64,
+}
+
+struct Due<T> {
+    at: Time,
+    serial: u64,
+    item: T,
+}
+
+impl<T> Outbox<T> {
+    pub(super) fn new() -> Self {
+        let (now, later) = (VecDeque::new(), VecDeque::new());
+        let queue = Queue { now, before: BinaryHeap::new(), later, serial: 0 };
+        Self { queue: Mutex::new(queue), came: Notify::new() }
+    }
+
+    pub(super) fn push(&self, item: T, urgency: Urgency) {
+        let mut queue = lock(&self.queue);
+        match urgency {
+            Urgency::Now => queue.now.push_back(item),
+            Urgency::Before(at) => {
+                queue.serial += 1;
+                let serial = queue.serial;
+                queue.before.push(Reverse(Due { at, serial, item }));
+            }
+            Urgency::Later => queue.later.push_back(item),
+        }
+        drop(queue);
+        self.wake();
+    }
+
+    /// The next item that a request waits for.
+    pub(super) fn pop_now(&self) -> Option<T> {
+        lock(&self.queue).now.pop_front()
+    }
+
+    /// The next item that no request waits for: the one whose lease ends first.
+    pub(super) fn pop_background(&self) -> Option<T> {
+        let mut queue = lock(&self.queue);
+        let due = queue.before.pop().map(|Reverse(due)| due.item);
+        due.or_else(|| queue.later.pop_front())
+    }
+
+    /// Takes everything out.
+    pub(super) fn clear(&self) -> Vec<T> {
+        let mut queue = lock(&self.queue);
+        let mut all = Vec::from(std::mem::take(&mut queue.now));
+        all.extend(std::mem::take(&mut queue.before).into_iter().map(|Reverse(due)| due.item));
+        all.extend(std::mem::take(&mut queue.later));
+        all
+    }
+
+    /// Waits until something may have come.
+    pub(super) async fn came(&self) {
+        self.came.notified().await;
+    }
+
+    pub(super) fn wake(&self) {
+        self.came.notify_one();
+    }
+}
+
+impl<T> PartialEq for Due<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Due<T> {}
+
+impl<T> PartialOrd for Due<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Due<T> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.serial).cmp(&(other.at, other.serial))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Outbox;
+    use crate::protocol::session::Urgency;
+    use crate::protocol::time::Time;
+
+    #[test]
+    fn the_earliest_lease_end_goes_first_and_equals_keep_their_order() {
+        let outbox = Outbox::new();
+        let before = |s| Urgency::Before(Time::since_epoch(Duration::from_secs(s)));
+        for (item, urgency) in [
+            ("audit", Urgency::Later),
+            ("third", before(7)),
+            ("first", before(5)),
+            ("second", before(5)),
+            ("request", Urgency::Now),
+        ] {
+            outbox.push(item, urgency);
+        }
+        assert_eq!(outbox.pop_now(), Some("request"));
+        assert_eq!(outbox.pop_now(), None);
+        for item in ["first", "second", "third", "audit"] {
+            assert_eq!(outbox.pop_background(), Some(item));
+        }
+        assert_eq!(outbox.pop_background(), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! What operators set in place of policies, as this process knows it.
+//!
+//! One server keeps it. It is read when a connection to that server opens, when a message says that
+//! something was set, and each second while this process uses any semaphore.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use tokio::time::Instant;
+
+use super::lock;
+use super::shared_session::SharedSession;
+use crate::backend::{Override, Overrides};
+use crate::error::BackendError;
+use crate::protocol::id::PlaceId;
+use crate::sync::Mutex;
+
+/// A question that is sent on a second time within this waits for the next look: two servers can name
+/// each other as long as they do not know of one another's state.
+const SENT_ON: Duration = Duration::from_millis(100);
+
+/// What is known, and whether to ask again.
+pub(super) struct OverrideCache {
+    /// Where it is kept.
+    key: Arc<str>,
+    state: Mutex<State>,
+    answered: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    overrides: Overrides,
+    /// It was asked for, and there was an answer.
+    was_read: bool,
+    /// To be asked for.
+    wanted: bool,
+    /// A question is on its way. What is wanted meanwhile is asked for after it.
+    asking: bool,
+    /// How many questions were asked, and the last of them that was answered, with its error if it had
+    /// one.
+    asked: u64,
+    answered: u64,
+    error: Option<BackendError>,
+    /// When another server was named as the one that keeps it.
+    moved_at: Option<Instant>,
+    /// The last question failed: said once.
+    failed: bool,
+    /// Sessions that wait for an answer to a question asked from here on: places of theirs are gone,
+    /// and may have been revoked.
+    checking: Vec<Arc<SharedSession>>,
+}
+
+/// What an answer brought.
+#[derive(Default)]
+pub(super) struct News {
+    /// The names for which something else is set.
+    pub(super) names: BTreeSet<Arc<str>>,
+    /// Places that were revoked, and the names of their semaphores.
+    pub(super) revoked: Vec<(PlaceId, Arc<str>)>,
+}
+
+impl OverrideCache {
+    pub(super) fn new(key: Arc<str>) -> Self {
+        Self { key, state: Mutex::default(), answered: Notify::new() }
+    }
+
+    pub(super) const fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    /// What operators set for a name, as far as that is known here.
+    pub(super) fn of(&self, name: &str) -> Override {
+        lock(&self.state).overrides.of(name)
+    }
+
+    /// All names for which operators set something, as far as that is known here.
+    pub(super) fn all(&self) -> Vec<(Arc<str>, Override)> {
+        let state = lock(&self.state);
+        let all = state.overrides.names.iter();
+        all.map(|(name, set)| (Arc::clone(name), *set)).collect()
+    }
+
+    /// The places of a name that operators revoked, as far as that is known here.
+    pub(super) fn revoked_of(&self, name: &str) -> Vec<PlaceId> {
+        let state = lock(&self.state);
+        let revoked = state.overrides.revoked.keys().filter(|(_, of)| **of == *name);
+        revoked.map(|(id, _)| *id).collect()
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        lock(&self.state).overrides.version
+    }
+
+    pub(super) fn was_read(&self) -> bool {
+        lock(&self.state).was_read
+    }
+
+    pub(super) fn want(&self) {
+        lock(&self.state).wanted = true;
+    }
+
+    /// The same, for a caller that waits: its question is the one of this number.
+    pub(super) fn want_answer(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.wanted = true;
+        state.asked + 1
+    }
+
+    /// What came of a question, or of a later one.
+    pub(super) fn outcome(&self, question: u64) -> Option<Result<(), BackendError>> {
+        let state = lock(&self.state);
+        (state.answered >= question).then(|| state.error.clone().map_or(Ok(()), Err))
+    }
+
+    /// Ready when a question is answered from here on.
+    pub(super) fn changed(&self) -> Notified<'_> {
+        self.answered.notified()
+    }
+
+    /// The same, for a session that found places gone.
+    pub(super) fn check_revocations(&self, shared: &Arc<SharedSession>) {
+        let mut state = lock(&self.state);
+        state.wanted = true;
+        state.checking.push(Arc::clone(shared));
+    }
+
+    /// Whether to ask now.
+    pub(super) fn is_due(&self) -> bool {
+        let state = lock(&self.state);
+        state.wanted && !state.asking
+    }
+
+    /// A question goes out now. Gives its number, and the sessions that wait for its answer.
+    pub(super) fn begin(&self) -> (u64, Vec<Arc<SharedSession>>) {
+        let mut state = lock(&self.state);
+        state.wanted = false;
+        state.asking = true;
+        state.asked += 1;
+        (state.asked, std::mem::take(&mut state.checking))
+    }
+
+    /// A question is over, without an answer: its sessions wait for the next one.
+    pub(super) fn ended(&self, question: u64, checking: Vec<Arc<SharedSession>>) {
+        let mut state = lock(&self.state);
+        state.asking &= question < state.asked;
+        state.wanted |= !checking.is_empty();
+        state.checking.extend(checking);
+    }
+
+    /// The same, because another server keeps it. Says whether to ask there at once.
+    pub(super) fn moved(
+        &self,
+        question: u64,
+        checking: Vec<Arc<SharedSession>>,
+        now: Instant,
+    ) -> bool {
+        let mut state = lock(&self.state);
+        let before = state.moved_at.replace(now);
+        state.asking &= question < state.asked;
+        state.wanted = before.is_none_or(|at| now > at + SENT_ON);
+        state.checking.extend(checking);
+        state.wanted
+    }
+
+    /// The server that keeps it is away: sessions that wait go by what is known.
+    pub(super) fn take_checking(&self) -> Vec<Arc<SharedSession>> {
+        std::mem::take(&mut lock(&self.state).checking)
+    }
+
+    /// Takes in the answer to a question, unless a later question was answered before.
+    pub(super) fn answered(
+        &self,
+        question: u64,
+        answer: Result<Option<Overrides>, BackendError>,
+    ) -> News {
+        let mut state = lock(&self.state);
+        // Where another server comes to keep it, two questions can be on their way.
+        if question <= state.answered {
+            return News::default();
+        }
+        state.asking &= question < state.asked;
+        state.was_read = true;
+        state.answered = question;
+        state.error = answer.as_ref().err().cloned();
+        let (mut news, mut failed) = (News::default(), None);
+        match answer {
+            Ok(None) => state.failed = false,
+            Ok(Some(new)) => {
+                let old = std::mem::replace(&mut state.overrides, new);
+                let new = &state.overrides;
+                let names = old.names.keys().chain(new.names.keys());
+                news.names.extend(names.filter(|name| old.of(name) != new.of(name)).cloned());
+                let revoked =
+                    new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
+                news.revoked.extend(revoked.map(|(place, _)| place.clone()));
+                news.revoked.sort_unstable();
+                state.failed = false;
+            }
+            Err(error) => {
+                failed = Some(error).filter(|_| !std::mem::replace(&mut state.failed, true))
+            }
+        }
+        drop(state);
+        if let Some(error) = failed {
+            tracing::warn!(target: "tower_semaphore", %error, "what operators set cannot be read, so policies alone count");
+        }
+        self.answered.notify_waiters();
+        news
+    }
+}

@@ -1,0 +1,109 @@
+//! The servers that this process needs, each with the number of sessions on it.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::clock::Clock;
+use super::health::Counts;
+use super::lock;
+use super::server::Server;
+use crate::backend::Shard;
+use crate::sync::Mutex;
+
+/// Most backends have one server. Where they have several, each has its own connection and driver, so
+/// that one that is away harms only the semaphores that it counts.
+pub(super) struct Servers<T> {
+    clock: Clock,
+    counts: Arc<Counts>,
+    quarantines: bool,
+    all: Mutex<Vec<Entry<T>>>,
+    /// There is a server without a driver.
+    came: Notify,
+}
+
+struct Entry<T> {
+    server: Arc<Server<T>>,
+    sessions: usize,
+    /// A driver looks after it.
+    is_driven: bool,
+}
+
+impl<T> Servers<T> {
+    pub(super) fn new(clock: Clock, counts: Arc<Counts>, quarantines: bool) -> Self {
+        Self { clock, counts, quarantines, all: Mutex::default(), came: Notify::new() }
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Server<T>>> {
+        lock(&self.all).iter().map(|entry| Arc::clone(&entry.server)).collect()
+    }
+
+    /// All servers, each with the number of sessions on it.
+    #[cfg(all(test, shuttle))]
+    pub(super) fn counted(&self) -> Vec<(Arc<Server<T>>, usize)> {
+        lock(&self.all).iter().map(|entry| (Arc::clone(&entry.server), entry.sessions)).collect()
+    }
+
+    /// The server of a shard, with this many sessions more on it.
+    pub(super) fn attach(&self, shard: &Shard, sessions: usize) -> Arc<Server<T>> {
+        let mut all = lock(&self.all);
+        if let Some(entry) = all.iter_mut().find(|entry| entry.server.shard() == shard) {
+            entry.sessions += sessions;
+            return Arc::clone(&entry.server);
+        }
+        let counts = Arc::clone(&self.counts);
+        let server = Server::new(shard.clone(), self.clock, counts, self.quarantines);
+        let server = Arc::new(server);
+        all.push(Entry { server: Arc::clone(&server), sessions, is_driven: false });
+        drop(all);
+        self.came.notify_one();
+        server
+    }
+
+    /// One session less.
+    pub(super) fn detach(&self, server: &Arc<Server<T>>) {
+        let mut all = lock(&self.all);
+        if let Some(entry) = all.iter_mut().find(|entry| Arc::ptr_eq(&entry.server, server)) {
+            entry.sessions -= 1;
+        }
+    }
+
+    /// Forgets a server, if no session is left on it; says whether that was so.
+    pub(super) fn end(&self, server: &Arc<Server<T>>) -> bool {
+        let mut all = lock(&self.all);
+        let before = all.len();
+        all.retain(|entry| entry.sessions > 0 || !Arc::ptr_eq(&entry.server, server));
+        let ended = all.len() < before;
+        drop(all);
+        if ended {
+            server.end();
+        }
+        ended
+    }
+
+    /// A server without a driver: it has one from here on.
+    pub(super) fn next_undriven(&self) -> Option<Arc<Server<T>>> {
+        let mut all = lock(&self.all);
+        let entry = all.iter_mut().find(|entry| !entry.is_driven)?;
+        entry.is_driven = true;
+        Some(Arc::clone(&entry.server))
+    }
+
+    /// Waits until there may be a server without a driver.
+    pub(super) async fn came(&self) {
+        self.came.notified().await;
+    }
+
+    /// No driver is left, nor a connection.
+    pub(super) fn abandon(&self) {
+        for entry in &mut *lock(&self.all) {
+            entry.is_driven = false;
+            entry.server.abandoned();
+        }
+    }
+
+    /// Has all drivers look whether there is something to do.
+    pub(super) fn wake(&self) {
+        lock(&self.all).iter().for_each(|entry| entry.server.outbox.wake());
+    }
+}

@@ -1,0 +1,117 @@
+//! The sessions of a process by name, and when the watchdog is to look at them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+
+use super::lock;
+use super::schedule::Schedule;
+use super::server::Server;
+use super::shared_session::{SessionState, SharedSession};
+use crate::protocol::time::Time;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Every session, from its first request until it is unused.
+pub(super) struct Sessions {
+    by_name: Mutex<HashMap<Arc<str>, Arc<SharedSession>, RandomState>>,
+    /// From which on the next session numbers its places: no session that is gone went so far.
+    serial: AtomicU64,
+    pub(super) schedule: Schedule<Arc<SharedSession>>,
+}
+
+impl Sessions {
+    pub(super) fn new() -> Self {
+        Self { by_name: Mutex::default(), serial: AtomicU64::new(1), schedule: Schedule::new() }
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<Arc<SharedSession>> {
+        lock(&self.by_name).get(name).cloned()
+    }
+
+    /// The session of a name; else the one that `make` makes, from the number on that it is given.
+    /// `make` runs where nobody walks over the sessions meanwhile. `Err`: another one was there first.
+    pub(super) fn insert(
+        &self,
+        name: &Arc<str>,
+        make: impl FnOnce(u64) -> SharedSession,
+    ) -> Result<Arc<SharedSession>, Arc<SharedSession>> {
+        let mut sessions = lock(&self.by_name);
+        if let Some(session) = sessions.get(name) {
+            return Err(Arc::clone(session));
+        }
+        let session = Arc::new(make(self.serial.load(Ordering::Relaxed)));
+        sessions.insert(Arc::clone(name), Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Takes a session out that is unused. Gives the server that it was on; `None`: it is in use, or was
+    /// taken out before.
+    pub(super) fn retire(
+        &self,
+        shared: &Arc<SharedSession>,
+        now: Time,
+    ) -> Option<Arc<Server<Arc<SharedSession>>>> {
+        let mut sessions = lock(&self.by_name);
+        let mut state = shared.lock();
+        if state.is_retired || !state.session.is_over(now) || state.is_busy {
+            return None;
+        }
+        state.is_retired = true;
+        let look = state.look.take().and_then(|look| self.schedule.remove(look));
+        // Under the lock of the registry: the next session of this name numbers its places from there.
+        self.serial.fetch_max(state.session.serial(), Ordering::Relaxed);
+        sessions.remove(shared.name());
+        let len = sessions.len();
+        if len < sessions.capacity() / 4 {
+            sessions.shrink_to(2 * len);
+        }
+        let server = Arc::clone(&state.server);
+        // What it holds is not the last handle: this one is `shared`.
+        drop(look);
+        Some(server)
+    }
+
+    /// All sessions, by name: in no order that depends on how they are hashed.
+    pub(super) fn all(&self) -> Vec<Arc<SharedSession>> {
+        let mut all: Vec<_> = lock(&self.by_name).values().cloned().collect();
+        all.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+        all
+    }
+
+    pub(super) fn on(&self, server: &Arc<Server<Arc<SharedSession>>>) -> Vec<Arc<SharedSession>> {
+        let mut all = self.all();
+        all.retain(|shared| Arc::ptr_eq(&shared.lock().server, server));
+        all
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.by_name).is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.by_name).len()
+    }
+
+    /// Whether any session has something on a server, or something to send.
+    pub(super) fn is_busy(&self) -> bool {
+        lock(&self.by_name).values().any(|shared| shared.lock().session.is_busy())
+    }
+
+    /// Drops the sessions for which `gone` says so, whatever they have.
+    pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) {
+        let mut dropped = Vec::new();
+        lock(&self.by_name).retain(|_, shared| {
+            // Under one lock: a session that moves to another server meanwhile is needed there.
+            let mut state = shared.lock();
+            let gone = gone(&state);
+            if gone {
+                state.is_retired = true;
+                dropped.extend(state.look.take().and_then(|look| self.schedule.remove(look)));
+                dropped.push(Arc::clone(shared));
+            }
+            !gone
+        });
+    }
+}

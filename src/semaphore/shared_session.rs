@@ -1,0 +1,225 @@
+//! A session behind its lock, with the tasks that wait for something of it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::Waker;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::health::Counts;
+use super::lock;
+use super::schedule::Look;
+use super::server::Server;
+use crate::error::BackendError;
+use crate::protocol::id::NodeId;
+use crate::protocol::session::{Event, Session, Urgency};
+use crate::sync::{Mutex, MutexGuard};
+
+/// One process's record of one semaphore.
+pub(super) struct SharedSession {
+    name: Arc<str>,
+    /// See [`Backend::key`](crate::backend::Backend::key).
+    key: Arc<str>,
+    state: Mutex<SessionState>,
+}
+
+pub(super) struct SessionState {
+    pub(super) session: Session,
+    /// What belongs to the places, by their index.
+    requests: Vec<Request>,
+    /// The server that counts it, and how often that was another one. A reply that is not from this
+    /// stay is nobody's: what it was about has been asked for again.
+    pub(super) server: Arc<Server<Arc<SharedSession>>>,
+    pub(super) stay: u64,
+    pub(super) moved_at: Option<Instant>,
+    /// Nothing is to be sent until then.
+    pub(super) held_until: Option<Instant>,
+    /// How it stands in the outbox of its server.
+    pub(super) queued: Option<Urgency>,
+    /// One thread carries out its calls, where the backend is embedded.
+    pub(super) is_busy: bool,
+    /// When the watchdog looks at it.
+    pub(super) look: Option<Look>,
+    /// It was taken out of the registry: get another one.
+    pub(super) is_retired: bool,
+}
+
+/// One request's handles on its place, and the tasks that wait for it.
+#[derive(Default)]
+struct Request {
+    /// The request, then the clones of its permit.
+    handles: usize,
+    waker: Option<Waker>,
+    /// The task that answers the request, and then the response's body.
+    lost_wakers: LostWakers,
+    /// Why the backend did not answer.
+    error: Option<BackendError>,
+}
+
+type LostWakers = SmallVec<[Waker; 2]>;
+
+/// Tasks to wake once the lock is given up; seldom more than one.
+#[derive(Default)]
+pub(super) struct Woken(SmallVec<[Waker; 2]>);
+
+/// Wakers of a place that is gone. Dropped where no lock is held: with a waker can go a task, and with
+/// that another permit.
+pub(super) struct Abandoned {
+    _waker: Option<Waker>,
+    _lost: LostWakers,
+}
+
+impl SharedSession {
+    pub(super) fn new(
+        name: Arc<str>,
+        key: Arc<str>,
+        session: Session,
+        server: Arc<Server<Arc<Self>>>,
+    ) -> Self {
+        let state = SessionState {
+            session,
+            requests: Vec::new(),
+            server,
+            stay: 0,
+            moved_at: None,
+            held_until: None,
+            queued: None,
+            is_busy: false,
+            look: None,
+            is_retired: false,
+        };
+        Self { name, key, state: Mutex::new(state) }
+    }
+
+    pub(super) const fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(super) const fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
+        lock(&self.state)
+    }
+}
+
+impl SessionState {
+    /// A request took the place at `index`.
+    pub(super) fn begin(&mut self, index: usize) {
+        if self.requests.len() <= index {
+            self.requests.resize_with(index + 1, Request::default);
+        }
+        // The outcome of a request that is answered at once is there already.
+        self.requests[index].handles = 1;
+    }
+
+    /// There is one handle more on a place.
+    pub(super) fn share(&mut self, index: usize) {
+        if let Some(request) = self.requests.get_mut(index) {
+            request.handles += 1;
+        }
+    }
+
+    /// A handle is gone. `None`: it was not the last one.
+    pub(super) fn end(&mut self, index: usize) -> Option<Abandoned> {
+        let request = self.requests.get_mut(index)?;
+        request.handles = request.handles.saturating_sub(1);
+        if request.handles > 0 {
+            return None;
+        }
+        let Request { waker, lost_wakers, .. } = std::mem::take(request);
+        Some(Abandoned { _waker: waker, _lost: lost_wakers })
+    }
+
+    /// Forgets the room of requests that are gone, after a burst of them.
+    pub(super) fn trim(&mut self) {
+        self.requests.truncate(self.session.index_bound());
+        if self.requests.capacity() > 4 * self.requests.len() + 64 {
+            self.requests.shrink_to(2 * self.requests.len());
+        }
+    }
+
+    /// Wakes `waker` with the next news of the place.
+    pub(super) fn wait(&mut self, index: usize, waker: &Waker) {
+        let Some(request) = self.requests.get_mut(index) else { return };
+        if !request.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            request.waker = Some(waker.clone());
+        }
+    }
+
+    /// Wakes `waker` when the permit is lost.
+    pub(super) fn wait_for_loss(&mut self, index: usize, waker: &Waker) {
+        let Some(request) = self.requests.get_mut(index) else { return };
+        if !request.lost_wakers.iter().any(|known| known.will_wake(waker)) {
+            request.lost_wakers.push(waker.clone());
+        }
+    }
+
+    /// Why the backend did not answer.
+    pub(super) fn error(&self, index: usize) -> BackendError {
+        let error = self.requests.get(index).and_then(|request| request.error.clone());
+        error.unwrap_or_else(no_answer)
+    }
+
+    /// Takes the session's events; what came of an error is told with it.
+    pub(super) fn take_events(
+        &mut self,
+        error: Option<&BackendError>,
+        counts: &Counts,
+        woken: &mut Woken,
+    ) {
+        for event in self.session.take_events() {
+            let (Event::Progress(index)
+            | Event::Admitted(index)
+            | Event::Failed(index)
+            | Event::Refused(index)
+            | Event::Lost(index)
+            | Event::Released(index)) = event;
+            if self.requests.len() <= index {
+                self.requests.resize_with(index + 1, Request::default);
+            }
+            let request = &mut self.requests[index];
+            match event {
+                Event::Admitted(_) => counts.admitted(),
+                Event::Failed(_) | Event::Refused(_) => counts.refused(),
+                Event::Lost(_) => {
+                    counts.lost();
+                    woken.0.extend(request.lost_wakers.drain(..));
+                }
+                Event::Progress(_) | Event::Released(_) => {}
+            }
+            if matches!(event, Event::Failed(_) | Event::Released(_)) {
+                request.error = error.cloned();
+            }
+            woken.0.extend(request.waker.take());
+        }
+    }
+}
+
+impl Woken {
+    /// Wakes them. Not under a lock.
+    pub(super) fn wake(self) {
+        self.0.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A session's call, as a connection carries it.
+pub(super) fn call_of(
+    key: Arc<str>,
+    node: NodeId,
+    call: crate::protocol::Call,
+) -> crate::backend::Call {
+    crate::backend::Call { key, node, limit: call.limit, op: call.op }
+}
+
+pub(super) fn no_answer() -> BackendError {
+    BackendError::call("the backend gave no answer in time")
+}
+
+impl fmt::Debug for SharedSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedSession").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,106 @@
+//! The background tasks of a process, from the first use of its semaphores to their end.
+//!
+//! One task starts the others and waits for them: the watchdog, and a driver for each server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+use super::node::Node;
+use super::{driver, lock, watchdog};
+use crate::error::BackendError;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// The tasks of one node.
+#[derive(Default)]
+pub(super) struct Tasks {
+    running: Arc<AtomicBool>,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Tasks {
+    /// Tasks that the caller runs itself.
+    #[cfg(all(test, shuttle))]
+    pub(super) fn run_elsewhere() -> Self {
+        Self { running: Arc::new(AtomicBool::new(true)), ..Self::default() }
+    }
+
+    /// Starts the tasks, if they do not run: at first use, because only then is there a runtime, and
+    /// again if that runtime was shut down meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If there is no Tokio runtime here.
+    pub(super) fn ensure_running(&self, node: &Arc<Node>) -> Result<(), BackendError> {
+        if self.running.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let runtime = Handle::try_current().map_err(|_| {
+            BackendError::call("a semaphore needs a Tokio runtime; there is none here")
+        })?;
+        let mut supervisor = lock(&self.supervisor);
+        if self.running.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        node.counts.meter.begin(node.embedded().is_some());
+        let running = Running { running: Arc::clone(&self.running), node: Arc::clone(node) };
+        let before = supervisor.replace(runtime.spawn(supervise(running)));
+        before.into_iter().for_each(|task| task.abort());
+        Ok(())
+    }
+
+    /// Waits for the tasks, and ends them if that takes too long: what is left then ends with its lease.
+    pub(super) async fn join(&self, patience: Duration) {
+        let supervisor = lock(&self.supervisor).take();
+        if let Some(mut supervisor) = supervisor
+            && timeout(patience, &mut supervisor).await.is_err()
+        {
+            supervisor.abort();
+            let _ = supervisor.await;
+        }
+    }
+}
+
+/// Starts the tasks of a node, and waits for them. Whichever panics, all end, and are started again with
+/// the next request.
+async fn supervise(running: Running) {
+    let node = &running.node;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watchdog::run(Arc::clone(node)));
+    loop {
+        if node.embedded().is_none() {
+            while let Some(server) = node.servers.next_undriven() {
+                tasks.spawn(driver::run(Arc::clone(node), server));
+            }
+        }
+        tokio::select! {
+            biased;
+            ended = tasks.join_next() => match ended {
+                Some(Ok(())) => {}
+                Some(Err(_)) | None => return,
+            },
+            () = node.servers.came() => {}
+        }
+    }
+}
+
+/// Says that the tasks are gone, however they went.
+struct Running {
+    running: Arc<AtomicBool>,
+    node: Arc<Node>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.node.servers.abandon();
+        if self.node.is_closed() {
+            // Nobody looks after what is left: it ends with its lease.
+            self.node.sessions.abandon(|_| true);
+        }
+        self.running.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,10 @@
+//! The locks and atomics of the shell around sessions.
+//!
+//! They are those of `std`, except in `tests/locks`: there they are those of `shuttle`, which decides at
+//! each of them which thread goes on.
+
+#[cfg(not(all(test, shuttle)))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};

@@ -1,0 +1,1090 @@
+//! All that touches the seam of the crate: the backend that its processes see, and what a server
+//! does with a call. Everything else knows neither calls nor answers.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, timeout};
+use tower_semaphore::BackendError;
+use tower_semaphore::backend::{
+    Answer, Backend, Call, Change, Connection, Listing, Mailbox, Names, Overrides, PeerMessage,
+    Queries, Query, QueryError, ServerInfo, Shard,
+};
+use tower_semaphore::protocol::{Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply};
+
+use crate::plan::Planted;
+
+/// How long a connection may take to open.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+// ===== the side of the process =====
+
+/// A process's end of the network.
+#[derive(Debug)]
+pub struct Port {
+    seed: u64,
+    quarantines: bool,
+    planted: Option<Planted>,
+    state: Mutex<PortState>,
+}
+
+#[derive(Default)]
+struct PortState {
+    /// When the process's clock started, and what time it was then.
+    started: Option<(Instant, u64)>,
+    sent: Vec<Sent>,
+    lanes: HashMap<u64, LaneState, FixedState>,
+    last_lane: u64,
+    /// By name, which server counts it as far as this process knows; the last one is that of the
+    /// overrides.
+    homes: Vec<usize>,
+    servers: usize,
+    node: Option<NodeId>,
+    mailbox: Option<Weak<dyn Mailbox>>,
+    /// Answers that were seen, for faults that are planted.
+    seen: u64,
+    unanswered_max: usize,
+}
+
+#[derive(Default)]
+struct LaneState {
+    opened: Option<Result<Option<ServerInfo>, BackendError>>,
+    broken: bool,
+    last_batch: u64,
+    batches: VecDeque<BatchState>,
+    connecting: Option<Waker>,
+    closing: Option<Waker>,
+}
+
+struct BatchState {
+    number: u64,
+    /// A question stands alone, and is bounded elsewhere.
+    is_query: bool,
+    answers: Option<Vec<Response>>,
+    waker: Option<Waker>,
+}
+
+/// Something that a process sent.
+#[derive(Debug)]
+pub struct Sent {
+    /// When, µs.
+    pub at: u64,
+    /// Over which connection.
+    pub lane: u64,
+    /// What.
+    pub what: Outgoing,
+}
+
+/// What a process sends.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// A connection to a server.
+    Connect(usize),
+    /// Requests, in one write.
+    Batch(Batch),
+    /// The end of the connection.
+    Close,
+}
+
+/// Requests that were sent in one write.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Which write of the connection.
+    pub number: u64,
+    calls: Arc<[Request]>,
+}
+
+/// What is asked of a server, in its turn.
+#[derive(Clone, Debug)]
+enum Request {
+    Call(Call),
+    Query(Arc<str>, Question),
+}
+
+/// A question or an order that belongs to no place.
+#[derive(Clone, Debug)]
+enum Question {
+    Inspect { most: u32 },
+    List { from: u64, most: u32 },
+    Overrides { known: u64 },
+    Override { name: Arc<str>, change: Change },
+    Revoke { id: PlaceId, take: bool },
+    Tell { to: NodeId, message: PeerMessage },
+}
+
+/// What a server answers to a request.
+#[derive(Clone, Debug)]
+enum Response {
+    Reply { reply: Reply, late: bool },
+    Listing(Listing),
+    Names(Names),
+    Overrides(Option<Overrides>),
+    Done,
+    Revoked(Option<u64>),
+    Failed(BackendError),
+    Moved,
+}
+
+impl Request {
+    const fn key(&self) -> &Arc<str> {
+        match self {
+            Self::Call(call) => &call.key,
+            Self::Query(key, _) => key,
+        }
+    }
+
+    fn places(&self) -> usize {
+        match self {
+            Self::Call(call) => places(&call.op),
+            Self::Query(..) => 1,
+        }
+    }
+}
+
+/// The answers to a batch.
+#[derive(Clone, Debug)]
+pub struct Answers {
+    number: u64,
+    answers: Vec<Response>,
+    /// Where names are counted now, for those that were asked for at the wrong server.
+    homes: Vec<(usize, usize)>,
+}
+
+/// What comes to a process.
+#[derive(Clone, Debug)]
+pub enum Incoming {
+    /// The connection is open.
+    Opened {
+        /// Which one.
+        lane: u64,
+        /// Hints do not come over it.
+        poll_only: bool,
+        /// The server, and which generation of its data.
+        data: (usize, u64),
+        /// How old the data is, µs.
+        age: Option<u64>,
+    },
+    /// It cannot be opened.
+    Refused {
+        /// Which one.
+        lane: u64,
+        /// Why.
+        why: &'static str,
+    },
+    /// Answers.
+    Answers {
+        /// Over which connection.
+        lane: u64,
+        /// To a batch of it.
+        answers: Answers,
+    },
+    /// The connection is closed.
+    Broken {
+        /// Which one.
+        lane: u64,
+    },
+    /// A message from another process or an operator.
+    Message(Message),
+}
+
+/// A message from a server that answers nothing.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// Places were granted.
+    Hint(Arc<str>, Grant),
+    /// Something was set for a name.
+    Overridden(Arc<str>),
+    /// Another process says something.
+    Told(Arc<str>, PeerMessage),
+}
+
+impl Port {
+    /// The port of a process that is not started yet.
+    #[must_use]
+    pub fn new(seed: u64, quarantines: bool, homes: Vec<usize>, servers: usize) -> Self {
+        let state = PortState { homes, servers, ..PortState::default() };
+        Self { seed, quarantines, planted: None, state: Mutex::new(state) }
+    }
+
+    /// The same, with a fault of the process.
+    #[must_use]
+    pub const fn planted(mut self, planted: Option<Planted>) -> Self {
+        self.planted = planted;
+        self
+    }
+
+    /// The process starts: its clock shows `now`, µs.
+    pub fn start(&self, now: u64) {
+        self.state().started = Some((Instant::now(), now));
+    }
+
+    /// What time it is, µs.
+    pub fn now(&self) -> u64 {
+        now_of(&self.state())
+    }
+
+    /// The moment of a time.
+    pub fn instant(&self, at: u64) -> Instant {
+        let (started, began) = self.state().started.unwrap_or_else(|| (Instant::now(), at));
+        started + Duration::from_micros(at.saturating_sub(began))
+    }
+
+    /// What was sent since the last time.
+    pub fn take_sent(&self) -> Vec<Sent> {
+        std::mem::take(&mut self.state().sent)
+    }
+
+    /// The process's id.
+    pub fn node(&self) -> Option<NodeId> {
+        self.state().node
+    }
+
+    /// The most writes that went unanswered at a time, over one connection.
+    pub fn unanswered_max(&self) -> usize {
+        self.state().unanswered_max
+    }
+
+    /// Something comes.
+    pub fn deliver(&self, incoming: Incoming) {
+        let mut state = self.state();
+        let mut woken: Vec<Option<Waker>> = Vec::new();
+        match incoming {
+            Incoming::Opened { lane, poll_only, data: (server, generation), age } => {
+                if let Some(lane) = state.lanes.get_mut(&lane) {
+                    let server = ServerInfo {
+                        poll_only,
+                        data: Some(format!("{server}.{generation}")),
+                        age: age.map(Duration::from_micros),
+                        warning: None,
+                    };
+                    lane.opened = Some(Ok(Some(server)));
+                    woken.push(lane.connecting.take());
+                }
+            }
+            Incoming::Refused { lane, why } => {
+                if let Some(lane) = state.lanes.get_mut(&lane) {
+                    lane.opened = Some(Err(BackendError::connection(why)));
+                    woken.push(lane.connecting.take());
+                }
+            }
+            Incoming::Answers { lane, mut answers } => {
+                self.plant(&mut state, &mut answers);
+                for (name, home) in &answers.homes {
+                    if let Some(known) = state.homes.get_mut(*name) {
+                        *known = *home;
+                    }
+                }
+                if let Some(batch) = state
+                    .lanes
+                    .get_mut(&lane)
+                    .and_then(|lane| lane.batches.iter_mut().find(|b| b.number == answers.number))
+                {
+                    batch.answers = Some(answers.answers);
+                    woken.push(batch.waker.take());
+                }
+            }
+            Incoming::Broken { lane } => {
+                if let Some(lane) = state.lanes.get_mut(&lane) {
+                    lane.broken = true;
+                    woken.push(lane.closing.take());
+                    woken.push(lane.connecting.take());
+                    woken.extend(lane.batches.iter_mut().map(|batch| batch.waker.take()));
+                }
+            }
+            Incoming::Message(message) => {
+                let mailbox = state.mailbox.as_ref().and_then(Weak::upgrade);
+                drop(state);
+                let Some(mailbox) = mailbox else { return };
+                match message {
+                    Message::Hint(key, grant) => mailbox.hint(&key, grant.id.n, grant.lease_end),
+                    Message::Overridden(name) => mailbox.overridden(&name),
+                    Message::Told(key, message) => mailbox.message(&key, message),
+                }
+                return;
+            }
+        }
+        drop(state);
+        woken.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    fn plant(&self, state: &mut PortState, answers: &mut Answers) {
+        match self.planted {
+            Some(Planted::LosesGrants) => {
+                for answer in &mut answers.answers {
+                    if let Response::Reply { reply, .. } = answer
+                        && reply.statuses.first() == Some(&PlaceStatus::Held)
+                    {
+                        state.seen += 1;
+                        if state.seen.is_multiple_of(20) {
+                            reply.statuses[0] = PlaceStatus::NoPermit;
+                        }
+                    }
+                }
+            }
+            Some(Planted::NeverRenews) => {
+                for answer in &mut answers.answers {
+                    if let Response::Reply { reply, .. } = answer {
+                        state.seen += 1;
+                        if state.seen > 50 && reply.lease_end > 0 && reply.granted.is_empty() {
+                            *answer = Response::Failed(BackendError::call("planted"));
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, PortState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, lane: u64, what: Outgoing) {
+        let mut state = self.state();
+        let at = now_of(&state);
+        state.sent.push(Sent { at, lane, what });
+    }
+}
+
+fn now_of(state: &PortState) -> u64 {
+    let Some((started, began)) = state.started else { return 0 };
+    let since = Instant::now().saturating_duration_since(started);
+    began + u64::try_from(since.as_micros()).unwrap_or(0)
+}
+
+/// Which name a key is for; `None`: for no single one.
+#[must_use]
+pub fn name_of(key: &str) -> Option<usize> {
+    key.strip_prefix(['n', 'l'])?.parse().ok()
+}
+
+/// The simulated backend, as one process sees it.
+#[derive(Clone, Debug)]
+pub struct SimBackend(pub Arc<Port>);
+
+impl Backend for SimBackend {
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        let mut state = self.0.state();
+        state.node = Some(node);
+        state.mailbox = Some(mailbox);
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    fn seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    fn shard(&self, key: &str) -> Shard {
+        let state = self.0.state();
+        let home = match name_of(key) {
+            Some(name) => state.homes.get(name),
+            None => state.homes.last(),
+        };
+        shard(home.copied().unwrap_or(0))
+    }
+
+    fn shards(&self) -> Vec<Shard> {
+        (0..self.0.state().servers).map(shard).collect()
+    }
+
+    fn connect<'a>(
+        &'a self,
+        shard: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        async move {
+            let port = Arc::clone(&self.0);
+            let server = shard.name().and_then(|name| name.parse().ok()).unwrap_or(0);
+            let lane = {
+                let mut state = port.state();
+                state.last_lane += 1;
+                let lane = state.last_lane;
+                state.lanes.insert(lane, LaneState::default());
+                lane
+            };
+            port.send(lane, Outgoing::Connect(server));
+            let info = ServerInfo::default();
+            let mut opening = SimLane { port: Arc::clone(&port), lane, server: info };
+            let opened = timeout(CONNECT_TIMEOUT, Opening(&port, lane)).await;
+            let late = || Err(BackendError::connection("no connection in time"));
+            match opened.unwrap_or_else(|_| late())? {
+                Some(server) => {
+                    opening.server = server;
+                    Ok(Some(Arc::new(opening) as Arc<dyn Connection>))
+                }
+                None => Ok(None),
+            }
+        }
+        .boxed()
+    }
+
+    fn quarantines(&self) -> bool {
+        self.0.quarantines
+    }
+}
+
+fn shard(server: usize) -> Shard {
+    Shard::named(server.to_string())
+}
+
+struct Opening<'a>(&'a Port, u64);
+
+impl Future for Opening<'_> {
+    type Output = Result<Option<ServerInfo>, BackendError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.0.state();
+        let Some(lane) = state.lanes.get_mut(&self.1) else { return Poll::Pending };
+        match lane.opened.take() {
+            Some(opened) => Poll::Ready(opened),
+            None if lane.broken => {
+                Poll::Ready(Err(BackendError::connection("closed while it opened")))
+            }
+            None => {
+                lane.connecting = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A connection to a simulated server.
+#[derive(Debug)]
+pub struct SimLane {
+    port: Arc<Port>,
+    lane: u64,
+    server: ServerInfo,
+}
+
+impl Connection for SimLane {
+    fn server(&self) -> &ServerInfo {
+        &self.server
+    }
+
+    fn closed(&self) -> BoxFuture<'_, ()> {
+        std::future::poll_fn(|cx| {
+            let mut state = self.port.state();
+            match state.lanes.get_mut(&self.lane) {
+                Some(lane) if !lane.broken => {
+                    lane.closing = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                _ => Poll::Ready(()),
+            }
+        })
+        .boxed()
+    }
+
+    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+        let sending = self.begin(calls.iter().cloned().map(Request::Call).collect());
+        let answer = |response| match response {
+            Response::Reply { reply, late } => Answer::Reply { reply, late },
+            Response::Moved => Answer::Moved,
+            Response::Failed(error) => Answer::Failed(error),
+            other => Answer::Failed(BackendError::call(format!("{other:?}"))),
+        };
+        sending.map(move |answers| Ok(answers?.into_iter().map(answer).collect())).boxed()
+    }
+}
+
+impl Queries for SimLane {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        self.ask(key, Question::Inspect { most }, |response| match response {
+            Response::Listing(listing) => Ok(listing),
+            other => Err(other),
+        })
+    }
+
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        self.ask(key, Question::List { from, most }, |response| match response {
+            Response::Names(names) => Ok(names),
+            other => Err(other),
+        })
+    }
+
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        self.ask(key, Question::Overrides { known }, |response| match response {
+            Response::Overrides(news) => Ok(news),
+            other => Err(other),
+        })
+    }
+
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        self.ask(key, Question::Override { name: Arc::clone(name), change }, done)
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        self.ask(key, Question::Revoke { id, take }, |response| match response {
+            Response::Revoked(left) => Ok(left),
+            other => Err(other),
+        })
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        self.ask(key, Question::Tell { to, message: message.clone() }, done)
+    }
+}
+
+fn done(response: Response) -> Result<(), Response> {
+    match response {
+        Response::Done => Ok(()),
+        other => Err(other),
+    }
+}
+
+impl SimLane {
+    fn begin(&self, calls: Arc<[Request]>) -> Sending {
+        let mut state = self.port.state();
+        let mut number = 0;
+        if let Some(lane) = state.lanes.get_mut(&self.lane) {
+            lane.last_batch += 1;
+            number = lane.last_batch;
+            let is_query = matches!(&*calls, [Request::Query(..)]);
+            lane.batches.push_back(BatchState { number, is_query, answers: None, waker: None });
+            let unanswered = lane.batches.iter().filter(|batch| !batch.is_query).count();
+            state.unanswered_max = state.unanswered_max.max(unanswered);
+        }
+        drop(state);
+        self.port.send(self.lane, Outgoing::Batch(Batch { number, calls }));
+        Sending { port: Arc::clone(&self.port), lane: self.lane, number }
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        key: &Arc<str>,
+        question: Question,
+        read: impl FnOnce(Response) -> Result<T, Response> + Send + 'static,
+    ) -> Query<T> {
+        let sending = self.begin([Request::Query(Arc::clone(key), question)].into());
+        async move {
+            let mut answers = sending.await.map_err(QueryError::Failed)?;
+            match read(answers.remove(0)) {
+                Ok(answer) => Ok(answer),
+                Err(Response::Moved) => Err(QueryError::Moved),
+                Err(Response::Failed(error)) => Err(QueryError::Failed(error)),
+                Err(other) => Err(QueryError::Failed(BackendError::call(format!("{other:?}")))),
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Drop for SimLane {
+    fn drop(&mut self) {
+        self.port.state().lanes.remove(&self.lane);
+        self.port.send(self.lane, Outgoing::Close);
+    }
+}
+
+struct Sending {
+    port: Arc<Port>,
+    lane: u64,
+    number: u64,
+}
+
+impl Future for Sending {
+    type Output = Result<Vec<Response>, BackendError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.port.state();
+        let Some(lane) = state.lanes.get_mut(&self.lane) else { return Poll::Pending };
+        let broken = lane.broken;
+        let Some(at) = lane.batches.iter().position(|batch| batch.number == self.number) else {
+            return Poll::Pending;
+        };
+        if let Some(answers) = lane.batches[at].answers.take() {
+            lane.batches.remove(at);
+            return Poll::Ready(Ok(answers));
+        }
+        if broken {
+            return Poll::Ready(Err(BackendError::connection("the connection was cut")));
+        }
+        lane.batches[at].waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if let Some(lane) = self.port.state().lanes.get_mut(&self.lane) {
+            lane.batches.retain(|batch| batch.number != self.number);
+        }
+    }
+}
+
+// ===== the side of the server =====
+
+/// What a server keeps.
+#[derive(Clone, Debug, Default)]
+pub struct Store {
+    ledgers: BTreeMap<Arc<str>, Ledger>,
+    overrides: Overrides,
+    /// Operations that were done, for faults that are planted.
+    done: u64,
+}
+
+/// Which calls a server refuses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refuses {
+    /// Those that need memory.
+    pub no_memory: bool,
+    /// Those that write.
+    pub read_only: bool,
+    /// All.
+    pub loading: bool,
+    /// Those that are not needed for permits.
+    pub no_rights: bool,
+}
+
+/// Where a batch is carried out.
+pub struct Site<'a> {
+    /// By name, which server counts it; the last one is that of the overrides.
+    pub homes: &'a [usize],
+    /// Which server this is.
+    pub server: usize,
+    /// Its clock, µs.
+    pub now: u64,
+    /// What it refuses.
+    pub refuses: Refuses,
+    /// Whether calls that were sent later were carried out before.
+    pub late: bool,
+    /// Whether anybody listens for a process.
+    pub listens: &'a mut dyn FnMut(NodeId) -> bool,
+    /// Sees what comes of each operation on places.
+    pub audit: &'a mut dyn FnMut(&Step<'_>),
+    /// A rule undone on purpose.
+    pub planted: Option<Planted>,
+}
+
+/// An operation on the places of a name, for the checker.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// The name.
+    pub name: usize,
+    /// What it was called.
+    pub op: &'static str,
+    /// The server's clock, ms.
+    pub now: u64,
+    /// The limit that the caller brought along.
+    pub limit: u32,
+    /// Whether places may be counted past the limit.
+    pub proves: bool,
+    /// Whether places were asked to be promoted.
+    pub promotes: bool,
+    /// How many places the call names.
+    pub ids: usize,
+    /// The places before, where that matters.
+    pub before: Option<&'a [(PlaceId, u64, Option<u64>)]>,
+    /// How many there were, and how many of them waited.
+    pub count_before: u64,
+    /// See there.
+    pub waiting_before: u64,
+    /// The reply said that the bound on work was reached.
+    pub more: bool,
+    /// The ledger as it is now.
+    pub after: &'a Ledger,
+}
+
+impl Batch {
+    /// How many calls there are, and how many places they name.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.calls.len(), self.calls.iter().map(Request::places).sum())
+    }
+
+    /// The names of which it takes places, or brings them back.
+    pub fn takes(&self) -> impl Iterator<Item = usize> + '_ {
+        let takes = |op: &Op| matches!(op, Op::Acquire { .. } | Op::Reassert { .. });
+        let taking = self.calls.iter().filter_map(move |request| match request {
+            Request::Call(call) if takes(&call.op) => Some(&call.key),
+            _ => None,
+        });
+        taking.filter_map(|key| name_of(key))
+    }
+
+    /// A short text that tells what is asked.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for request in &*self.calls {
+            let call = match request {
+                Request::Call(call) => call,
+                Request::Query(key, question) => {
+                    text += &format!("{key} {question:?}; ");
+                    continue;
+                }
+            };
+            let limit = call.limit;
+            text += &match &call.op {
+                Op::Acquire { leaving, ids, max_queue, .. } => {
+                    format!("{} acquire{:?}", call.key, ns(ids))
+                        + &format!(" leaving{:?} of {limit} queue {max_queue:?}; ", ns(leaving))
+                }
+                Op::Release { ids } => format!("{} release{:?} of {limit}; ", call.key, ns(ids)),
+                Op::Renew { ids, .. } => format!("{} renew{:?} of {limit}; ", call.key, ns(ids)),
+                Op::Reassert { proofs, .. } => {
+                    let ids: Vec<_> =
+                        proofs.iter().map(|(id, proof)| (id.n >> 20, *proof)).collect();
+                    format!("{} reassert{ids:?} of {limit}; ", call.key)
+                }
+                Op::Audit { .. } => format!("{} audit; ", call.key),
+            };
+        }
+        text
+    }
+}
+
+fn ns(ids: &[PlaceId]) -> Vec<u64> {
+    ids.iter().map(|id| id.n >> 20).collect()
+}
+
+impl Answers {
+    /// A short text that tells what was answered.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for answer in &self.answers {
+            text += &match answer {
+                Response::Reply { reply, late } => {
+                    let granted: Vec<_> = reply.granted.iter().map(|g| g.id.n >> 20).collect();
+                    let late = if *late { " late" } else { "" };
+                    format!("{:?} granted{granted:?}{late}; ", reply.statuses)
+                }
+                Response::Listing(listing) => {
+                    format!("{} in use, {} waiting; ", listing.in_use, listing.waiting)
+                }
+                answer => format!("{answer:?}; "),
+            };
+        }
+        text
+    }
+
+    /// A number that stands for them in the hash of a run.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let of = |answer: &Response| match answer {
+            Response::Reply { reply, .. } => {
+                reply.lease_end
+                    ^ (reply.in_use << 8)
+                    ^ (reply.waiting << 16)
+                    ^ ((reply.granted.len() as u64) << 24)
+            }
+            Response::Listing(listing) => listing.in_use ^ (listing.waiting << 32),
+            Response::Failed(_) => 1,
+            Response::Moved => 2,
+            Response::Revoked(left) => 3 ^ left.unwrap_or(5),
+            _ => 4,
+        };
+        self.answers
+            .iter()
+            .fold(self.number, |sum, answer| sum.rotate_left(7).wrapping_mul(31) ^ of(answer))
+    }
+}
+
+fn places(op: &Op) -> usize {
+    if let Op::Audit { .. } = op { 1 } else { op.places() }
+}
+
+impl Store {
+    /// Carries out a batch; says what is to be sent to whom besides. `None` for a receiver: to all.
+    pub fn carry_out(
+        &mut self,
+        batch: &Batch,
+        site: &mut Site<'_>,
+    ) -> (Answers, Vec<(Option<NodeId>, Message)>) {
+        let mut messages = Vec::new();
+        let mut answers = Vec::with_capacity(batch.calls.len());
+        let mut homes = Vec::new();
+        for request in &*batch.calls {
+            let name = name_of(request.key());
+            let at = name.unwrap_or(site.homes.len() - 1);
+            let anywhere =
+                matches!(request, Request::Query(_, Question::List { .. } | Question::Tell { .. }));
+            if !anywhere && site.homes.get(at).is_some_and(|home| *home != site.server) {
+                homes.push((at, site.homes[at]));
+                answers.push(Response::Moved);
+                continue;
+            }
+            answers.push(match (refused(request, site.refuses), request) {
+                (Some(why), _) => Response::Failed(BackendError::call(why)),
+                (None, Request::Call(call)) => self.one(call, name, site, &mut messages),
+                (None, Request::Query(key, question)) => {
+                    self.answer(key, question, name, site, &mut messages)
+                }
+            });
+        }
+        (Answers { number: batch.number, answers, homes }, messages)
+    }
+
+    fn answer(
+        &mut self,
+        key: &Arc<str>,
+        question: &Question,
+        name: Option<usize>,
+        site: &mut Site<'_>,
+        messages: &mut Vec<(Option<NodeId>, Message)>,
+    ) -> Response {
+        let now = site.now;
+        match question {
+            Question::Inspect { most } => {
+                Response::Listing(list(self.ledgers.get(key), now, *most))
+            }
+            Question::Overrides { known } => {
+                let news = (*known != self.overrides.version).then(|| self.overrides.clone());
+                Response::Overrides(news)
+            }
+            Question::Override { name, change } => {
+                if !self.overrides.change(name, *change, now / 1000) {
+                    return Response::Failed(BackendError::call("too many overrides"));
+                }
+                if change.is_told() {
+                    messages.push((None, Message::Overridden(Arc::clone(name))));
+                }
+                Response::Done
+            }
+            Question::List { from, most } => self.names(*from, *most),
+            Question::Tell { to, message } => {
+                let told = Message::Told(Arc::clone(key), message.clone());
+                messages.push((Some(*to), told));
+                Response::Done
+            }
+            Question::Revoke { id, take } => {
+                self.done += 1;
+                let ledger = self.ledgers.entry(Arc::clone(key)).or_default();
+                let waiting_before = ledger.waiting();
+                let count_before = ledger.in_use() + waiting_before;
+                let before: Option<Vec<_>> =
+                    (ledger.waiting() > 0).then(|| ledger.places().collect());
+                let revoked = ledger.revoke(*id, *take);
+                if let Some(name) = name {
+                    (site.audit)(&Step {
+                        name,
+                        op: if *take { "revoke" } else { "look" },
+                        now: now / 1000,
+                        limit: 0,
+                        proves: false,
+                        promotes: false,
+                        ids: 1,
+                        before: before.as_deref(),
+                        count_before,
+                        waiting_before,
+                        more: false,
+                        after: ledger,
+                    });
+                }
+                if ledger.is_empty() {
+                    self.ledgers.remove(key);
+                }
+                Response::Revoked(revoked.map(|end| end.saturating_sub(now / 1000)))
+            }
+        }
+    }
+
+    fn one(
+        &mut self,
+        call: &Call,
+        name: Option<usize>,
+        site: &mut Site<'_>,
+        messages: &mut Vec<(Option<NodeId>, Message)>,
+    ) -> Response {
+        let now = site.now;
+        self.done += 1;
+        let ledger = self.ledgers.entry(Arc::clone(&call.key)).or_default();
+        let ids = places(&call.op);
+        let waiting_before = ledger.waiting();
+        let count_before = ledger.in_use() + waiting_before;
+        let is_tight = ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit);
+        let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
+        let mut caller = Caller { now, limit: call.limit, node: call.node };
+        let listens = &mut *site.listens;
+        let mut post = |node: NodeId, grants: &[Grant]| {
+            let is_heard = listens(node);
+            if is_heard {
+                for grant in grants {
+                    messages.push((Some(node), Message::Hint(Arc::clone(&call.key), *grant)));
+                }
+            }
+            is_heard
+        };
+        let op = match &call.op {
+            Op::Acquire { .. } => "acquire",
+            Op::Release { .. } => "release",
+            Op::Renew { .. } => "renew",
+            Op::Reassert { .. } => "reassert",
+            Op::Audit { .. } => "look",
+        };
+        match (site.planted, op) {
+            (Some(Planted::GrantsOneTooMany), "acquire") if self.done.is_multiple_of(10) => {
+                caller.limit += 1
+            }
+            (Some(Planted::ForgetsToPromote), _) => {
+                caller.limit = caller.limit.min(u32::try_from(ledger.in_use()).unwrap_or(u32::MAX));
+            }
+            (Some(Planted::DropsReleases), "release") if self.done.is_multiple_of(10) => {
+                return Response::Reply { reply: Reply::default(), late: false };
+            }
+            (Some(Planted::AnswersWithoutDoing), "acquire") if self.done.is_multiple_of(10) => {
+                if let Op::Acquire { leaving, ids, lease_ms, .. } = &call.op
+                    && leaving.is_empty()
+                {
+                    let statuses = ids.iter().map(|_| PlaceStatus::Held).collect();
+                    let lease_end = now / 1000 + lease_ms;
+                    let reply = Reply { lease_end, statuses, ..Reply::default() };
+                    return Response::Reply { reply, late: false };
+                }
+            }
+            _ => {}
+        }
+        let mut put_back = None;
+        if site.planted == Some(Planted::PromotesOutOfOrder)
+            && op == "release"
+            && ledger.waiting() >= 2
+        {
+            let waiting = ledger.places().filter_map(|(id, _, ticket)| Some((ticket?, id)));
+            put_back = waiting.min();
+            if let Some((_, head)) = put_back {
+                ledger.release(Caller { limit: 0, ..caller }, &[head], &mut |_, _| true);
+            }
+        }
+        let reply = match &call.op {
+            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+                ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, &mut post)
+            }
+            Op::Release { ids } => ledger.release(caller, ids, &mut post),
+            Op::Renew { lease_ms, ids } => ledger.renew(caller, *lease_ms, ids, &mut post),
+            Op::Reassert { lease_ms, proofs } => {
+                ledger.reassert(caller, *lease_ms, proofs, &mut post)
+            }
+            Op::Audit { most } => {
+                let found = ledger.audit(now, call.node, *most as usize);
+                Reply { found, ..Reply::default() }
+            }
+        };
+        if let Some((ticket, head)) = put_back {
+            let lease = 3000;
+            ledger.reassert(
+                Caller { limit: 0, ..caller },
+                lease,
+                &[(head, ticket)],
+                &mut |_, _| true,
+            );
+        }
+        if let Some(name) = name {
+            (site.audit)(&Step {
+                name,
+                op,
+                now: now / 1000,
+                limit: call.limit,
+                proves: op == "reassert",
+                promotes: matches!(op, "acquire" | "renew" | "reassert")
+                    || (op == "release" && count_before > 0),
+                ids,
+                before: before.as_deref(),
+                count_before,
+                waiting_before,
+                more: reply.more,
+                after: ledger,
+            });
+        }
+        if ledger.is_empty() {
+            self.ledgers.remove(&call.key);
+        }
+        Response::Reply { reply, late: site.late }
+    }
+
+    fn names(&self, from: u64, most: u32) -> Response {
+        let all: Vec<_> = self.ledgers.keys().cloned().collect();
+        let passed = usize::try_from(from).unwrap_or(usize::MAX);
+        let names: Vec<_> = all.iter().skip(passed).take(most as usize).cloned().collect();
+        let next = from.saturating_add(names.len() as u64);
+        Response::Names(Names { names, next: if next < all.len() as u64 { next } else { 0 } })
+    }
+
+    /// All places, those whose lease ended left out: of which name, whose, and whether it waits.
+    pub fn living(&self, now: u64) -> impl Iterator<Item = (usize, NodeId, bool)> + '_ {
+        let ledgers = self.ledgers.iter().filter_map(|(key, l)| Some((name_of(key)?, l)));
+        ledgers.flat_map(move |(name, ledger)| {
+            let living = ledger.places().filter(move |(_, end, _)| *end > now / 1000);
+            living.map(move |(id, _, ticket)| (name, id.node, ticket.is_some()))
+        })
+    }
+
+    /// The limit that is set in place of the policies'.
+    #[must_use]
+    pub fn override_of(&self, name: usize) -> (Option<u32>, bool) {
+        let set = self.overrides.names.iter().find(|(key, _)| name_of(key) == Some(name));
+        set.map_or((None, false), |(_, over)| (over.limit, over.mode.as_str() == "paused"))
+    }
+
+    /// Hands a name over to another server.
+    pub fn hand_over(&mut self, name: usize, to: &mut Self) {
+        let key = self.ledgers.keys().find(|key| name_of(key) == Some(name)).cloned();
+        if let Some((key, ledger)) = key.and_then(|key| self.ledgers.remove_entry(&key)) {
+            to.ledgers.insert(key, ledger);
+        }
+    }
+
+    /// Takes over what is set in place of policies.
+    pub fn take_overrides(&mut self, from: &mut Self) {
+        self.overrides = std::mem::take(&mut from.overrides);
+    }
+
+    /// Forgets everything.
+    pub fn forget(&mut self) {
+        *self = Self { done: self.done, ..Self::default() };
+    }
+}
+
+fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
+    let Refuses { no_memory, read_only, loading, no_rights } = refuses;
+    match request {
+        _ if loading => Some("LOADING"),
+        Request::Call(Call { op: Op::Acquire { .. } | Op::Reassert { .. }, .. })
+        | Request::Query(_, Question::Override { .. })
+            if no_memory =>
+        {
+            Some("OOM")
+        }
+        Request::Query(..) | Request::Call(Call { op: Op::Audit { .. }, .. }) if no_rights => {
+            Some("NOPERM")
+        }
+        Request::Query(
+            _,
+            Question::Inspect { .. } | Question::List { .. } | Question::Overrides { .. },
+        )
+        | Request::Call(Call { op: Op::Audit { .. }, .. }) => None,
+        _ if read_only => Some("READONLY"),
+        _ => None,
+    }
+}
+
+fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
+    let Some(ledger) = ledger else { return Listing { now, ..Listing::default() } };
+    let mut places: Vec<_> = ledger.places().filter(|(_, end, _)| *end > now / 1000).collect();
+    places.sort_unstable_by_key(|(id, end, _)| (*end, *id));
+    let waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
+    let in_use = places.len() as u64 - waiting;
+    places.truncate(most as usize);
+    Listing { now, in_use, waiting, places }
+}
+
+impl std::fmt::Debug for PortState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortState").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Site<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Site").field("server", &self.server).finish_non_exhaustive()
+    }
+}

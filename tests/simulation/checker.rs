@@ -1,0 +1,770 @@
+//! Sees what each request was told and what each server holds, and says what was wrong with it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+
+use foldhash::fast::FixedState;
+use tower_semaphore::protocol::PlaceId;
+
+use crate::backend::Step;
+use crate::plan::{OutagePolicy, Plan, Scenario};
+use crate::process::{Entry, Refusal, Seen};
+
+const MS: u64 = 1000;
+const S: u64 = 1_000_000;
+/// How long after a fault a process may still be busy with its consequences.
+pub const SETTLE: u64 = 2 * S;
+/// How long a permit may be idle while a living place waits.
+const IDLE: u64 = 2 * S;
+/// How long a place may stand in a server that no request of its process accounts for.
+const ORPHAN: u64 = 500 * MS;
+/// How long after its end a request's place may stand in the server.
+const ENDED: u64 = 400 * MS;
+/// How long the record of a name may be kept behind its last request.
+const RECORD: u64 = 8 * S;
+/// How long a permit may be in use that its server does not count.
+const UNCOUNTED: u64 = 2500 * MS;
+/// How long an answer may take beyond its bound.
+const SLACK: u64 = 100 * MS;
+/// How long the backend's answer is waited for, as the crate says.
+const ANSWER_TIMEOUT: u64 = S;
+
+/// Something that was wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which rule was broken.
+    pub rule: &'static str,
+    /// When, µs.
+    pub at: u64,
+    /// How.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.at / MS;
+        write!(f, "{} at {ms} ms: {}", self.rule, self.text)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    process: usize,
+    name: usize,
+    wait: u64,
+    begun: u64,
+    frozen: u64,
+    granted: Option<u64>,
+    over: bool,
+}
+
+/// What is known of a process.
+#[derive(Clone, Debug)]
+pub struct Life {
+    /// Which of the plan's processes it is, or stands in for.
+    pub slot: usize,
+    /// Its requests that are not over, by name.
+    alive: Vec<u64>,
+    /// When those that are over were, for a moment.
+    ended: Vec<VecDeque<u64>>,
+    /// Until when places may stand there that were taken late.
+    late: Vec<u64>,
+    /// When the last one was there.
+    used: Vec<u64>,
+    /// Of these, those that have a permit.
+    believed: Vec<u64>,
+    /// Since when its server has more of its places than there are requests, by name.
+    orphans: Vec<Option<u64>>,
+    /// Since when its server has fewer than there are permits, by name.
+    uncounted: Vec<Option<u64>>,
+    /// It runs.
+    pub lives: bool,
+    /// It was said that it keeps too many records.
+    hoards: bool,
+    /// It was told to shut down.
+    pub closing: bool,
+    /// It runs again after it stood still.
+    pub awake_since: u64,
+    /// For how long it stood still so far, µs.
+    pub frozen: u64,
+    /// What it did in this second.
+    events: u64,
+    calls: u64,
+    connects: u64,
+}
+
+impl Life {
+    /// Whether places of a name may stand there that were taken over connections that are gone.
+    #[must_use]
+    pub fn has_late(&self, name: usize, at: u64) -> bool {
+        self.late[name] > at
+    }
+}
+
+/// Watches a run.
+#[derive(Debug)]
+pub struct Checker {
+    /// What was wrong.
+    pub violations: Vec<Violation>,
+    /// How often each kind of thing occurred.
+    pub counts: BTreeMap<&'static str, u64>,
+    /// By process, those that are gone among them.
+    pub lives: Vec<Life>,
+    names: usize,
+    scenario: Scenario,
+    requests: Vec<Option<Request>>,
+    /// By process of the plan and server: the disturbances, µs.
+    disturbed: Vec<Vec<Vec<(u64, u64)>>>,
+    /// By name: until when a loss of data may show, from when.
+    losses: Vec<Vec<(u64, u64)>>,
+    /// By name: until when nothing is said of the cap.
+    uncapped: Vec<u64>,
+    /// By name: until when local shares may be in use besides.
+    local: Vec<u64>,
+    /// By name: the highest and the lowest limit that was in force.
+    limits: Vec<(u32, u32)>,
+    /// By name: when operators set something last, or data moved.
+    unsettled: Vec<u64>,
+    idle_since: Vec<Option<u64>>,
+    leases: Vec<u64>,
+    shares: Vec<u64>,
+    admits: Vec<bool>,
+    drained: Vec<bool>,
+    revoked: Vec<bool>,
+    revocations: Vec<Vec<u64>>,
+    call_errors_until: u64,
+    quarantine: bool,
+}
+
+impl Checker {
+    /// A checker for this plan.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        let policies = |name: usize| plan.policies.iter().map(move |own| own[name]);
+        let names = plan.names;
+        let share = |name: usize| {
+            policies(name)
+                .map(|policy| match policy.outage {
+                    OutagePolicy::Local(share) => u64::from(share),
+                    _ => 0,
+                })
+                .sum()
+        };
+        Self {
+            violations: Vec::new(),
+            counts: BTreeMap::new(),
+            lives: Vec::new(),
+            names,
+            scenario: plan.scenario,
+            requests: vec![None; plan.requests.len()],
+            disturbed: vec![vec![Vec::new(); plan.servers]; plan.processes],
+            losses: vec![Vec::new(); names],
+            uncapped: vec![0; names],
+            local: vec![0; names],
+            limits: (0..names)
+                .map(|name| {
+                    let limits = policies(name).map(|policy| policy.limit);
+                    (limits.clone().max().unwrap_or(0), limits.min().unwrap_or(0))
+                })
+                .collect(),
+            unsettled: vec![0; names],
+            idle_since: vec![None; names],
+            leases: (0..names).map(|name| plan.longest_lease(Some(name)) * MS).collect(),
+            shares: (0..names).map(share).collect(),
+            admits: (0..names)
+                .map(|name| policies(name).any(|policy| policy.outage == OutagePolicy::Admit))
+                .collect(),
+            drained: vec![false; names],
+            revoked: vec![false; names],
+            revocations: vec![Vec::new(); names],
+            call_errors_until: 0,
+            quarantine: plan.quarantine,
+        }
+    }
+
+    /// Counts something.
+    pub fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    /// Something is wrong.
+    pub fn flag(&mut self, rule: &'static str, at: u64, text: String) {
+        self.violations.push(Violation { rule, at, text });
+    }
+
+    // ===== what happens =====
+
+    /// A process starts.
+    pub fn born(&mut self, slot: usize) {
+        self.lives.push(Life {
+            slot,
+            alive: vec![0; self.names],
+            ended: vec![VecDeque::new(); self.names],
+            late: vec![0; self.names],
+            used: vec![0; self.names],
+            believed: vec![0; self.names],
+            orphans: vec![None; self.names],
+            uncounted: vec![None; self.names],
+            lives: true,
+            hoards: false,
+            closing: false,
+            awake_since: 0,
+            frozen: 0,
+            events: 0,
+            calls: 0,
+            connects: 0,
+        });
+    }
+
+    /// A process is gone.
+    pub fn died(&mut self, process: usize) {
+        self.lives[process].lives = false;
+        for request in self.requests.iter_mut().flatten().filter(|r| r.process == process) {
+            request.over = true;
+        }
+    }
+
+    /// From `begin` to `end` a process of the plan, or all, can be hindered in speaking with a server.
+    pub fn disturb(
+        &mut self,
+        slot: Option<usize>,
+        server: usize,
+        begin: u64,
+        end: u64,
+        home: &[usize],
+    ) {
+        for (at, servers) in self.disturbed.iter_mut().enumerate() {
+            if slot.is_none_or(|slot| slot == at) {
+                servers[server].push((begin, end));
+            }
+        }
+        for name in (0..self.names).filter(|name| home[*name] == server) {
+            if self.admits[name] {
+                self.uncapped[name] = self.uncapped[name].max(end + SETTLE);
+            }
+            self.local[name] = self.local[name].max(end + SETTLE);
+        }
+    }
+
+    /// A server's clock is set. Leases end sooner or later than their holders think.
+    pub fn clock_steps(&mut self, server: usize, until: u64, home: &[usize]) {
+        for name in (0..self.names).filter(|name| home[*name] == server) {
+            self.uncapped[name] = self.uncapped[name].max(until + SETTLE);
+        }
+    }
+
+    /// A place was taken over a connection that is gone: it may stand for a lease that nobody knows of.
+    pub fn taken_late(&mut self, process: usize, name: usize, at: u64) {
+        let until = at + self.leases[name];
+        let late = &mut self.lives[process].late[name];
+        *late = (*late).max(until);
+    }
+
+    /// Calls fail until then.
+    pub fn calls_fail(&mut self, until: u64) {
+        self.call_errors_until = self.call_errors_until.max(until + SETTLE);
+    }
+
+    /// A server loses data of a name; it is there again at `end`.
+    pub fn data_lost(&mut self, name: usize, begin: u64, end: u64) {
+        let until = end + self.leases[name] + SETTLE;
+        self.losses[name].push((begin, until));
+        let quarantine = if self.quarantine { self.leases[name] } else { 0 };
+        self.unsettle(name, end + quarantine + SETTLE);
+    }
+
+    /// What is in force for a name is not known for certain until then.
+    pub fn unsettle(&mut self, name: usize, until: u64) {
+        self.unsettled[name] = self.unsettled[name].max(until);
+    }
+
+    /// All servers may have lost data before the beginning.
+    pub fn quarantine(&mut self) {
+        for name in 0..self.leases.len() {
+            self.unsettle(name, self.leases[name] + SETTLE);
+        }
+    }
+
+    /// An operator sets a limit.
+    pub fn limit_set(&mut self, name: usize, limit: u32) {
+        self.limits[name].0 = self.limits[name].0.max(limit);
+    }
+
+    /// An operator drains a name.
+    pub fn drains(&mut self, name: usize) {
+        self.drained[name] = true;
+    }
+
+    /// An operator revokes a place.
+    pub fn revokes(&mut self, name: usize, at: u64) {
+        self.revoked[name] = true;
+        self.revocations[name].push(at);
+    }
+
+    /// A process sent calls, or opened a connection.
+    pub fn sent(&mut self, process: usize, calls: usize, connects: u64) {
+        let life = &mut self.lives[process];
+        life.calls += calls as u64;
+        life.connects += connects;
+    }
+
+    /// Since when nothing hinders a process in speaking with a server.
+    fn quiet_since(&self, process: usize, server: usize) -> u64 {
+        let life = &self.lives[process];
+        let disturbed = &self.disturbed[life.slot][server];
+        disturbed
+            .iter()
+            .map(|(_, end)| end + SETTLE)
+            .max()
+            .unwrap_or(0)
+            .max(life.awake_since + SETTLE)
+    }
+
+    // ===== servers =====
+
+    /// An operation was carried out.
+    pub fn step(&mut self, at: u64, step: &Step<'_>) {
+        let count = step.after.in_use() + step.after.waiting();
+        let changed = count.abs_diff(step.count_before);
+        if changed > 1000 + step.ids as u64 {
+            let text = format!("{} touched {changed} places of n{}", step.op, step.name);
+            self.flag("work: places", at, text);
+        }
+        let is_idle = step.after.waiting() > 0 && step.after.in_use() < u64::from(step.limit);
+        if step.promotes && !step.more && is_idle {
+            let (waiting, in_use) = (step.after.waiting(), step.after.in_use());
+            let text = format!(
+                "{} left n{} with {waiting} waiting and {in_use} of {} in use",
+                step.op, step.name, step.limit
+            );
+            self.flag("idle in the server", at, text);
+        }
+        let Some(before) = step.before else { return };
+        // Where nobody can join, whoever is granted waits no more.
+        if matches!(step.op, "renew" | "release") && step.waiting_before == step.after.waiting() {
+            return;
+        }
+        let known: HashMap<PlaceId, Option<u64>, FixedState> =
+            before.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
+        let mut held = 0;
+        let mut news = 0;
+        let mut last_granted = None;
+        let mut first_waiting: Option<(u64, PlaceId)> = None;
+        for (id, end, ticket) in step.after.places() {
+            let was = known.get(&id);
+            match ticket {
+                None => {
+                    held += u64::from(end > step.now);
+                    match was {
+                        Some(None) => {}
+                        Some(Some(ticket)) => {
+                            news += 1;
+                            last_granted = last_granted.max(Some((*ticket, id)));
+                        }
+                        None => {
+                            news += 1;
+                            last_granted = Some((u64::MAX, id));
+                        }
+                    }
+                }
+                Some(ticket) if end > step.now && was == Some(&Some(ticket)) => {
+                    let this = (ticket, id);
+                    first_waiting = Some(first_waiting.map_or(this, |first| first.min(this)));
+                }
+                Some(_) => {}
+            }
+        }
+        if news > 0 && !step.proves && held > u64::from(step.limit) {
+            let text = format!(
+                "{} granted {news} of n{}: {held} of {} in use",
+                step.op, step.name, step.limit
+            );
+            self.flag("cap in the server", at, text);
+        }
+        if let (Some(granted), Some(waiting)) = (last_granted, first_waiting)
+            && granted > waiting
+            && !step.proves
+        {
+            let text =
+                format!("{} granted {granted:?} of n{} before {waiting:?}", step.op, step.name);
+            self.flag("order", at, text);
+        }
+    }
+
+    // ===== requests =====
+
+    /// A probe is added: a request that has to be served.
+    pub fn add_request(&mut self) -> usize {
+        self.requests.push(None);
+        self.requests.len() - 1
+    }
+
+    /// How many requests are not over.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.requests.iter().flatten().filter(|request| !request.over).count()
+    }
+
+    /// A request saw something.
+    pub fn saw(
+        &mut self,
+        process: usize,
+        name: usize,
+        wait: u64,
+        layered: bool,
+        entry: &Entry,
+        server: usize,
+    ) {
+        let Entry { at, number, seen } = *entry;
+        self.lives[process].events += 1;
+        if seen == Seen::Begins {
+            self.count("requests");
+            let frozen = self.lives[process].frozen;
+            let request = Request {
+                process,
+                name,
+                wait: wait * MS,
+                begun: at,
+                frozen,
+                granted: None,
+                over: false,
+            };
+            self.requests[number] = Some(request);
+            self.lives[process].alive[name] += 1;
+            return;
+        }
+        let Some(request) = self.requests[number] else { return };
+        if request.over && !matches!(seen, Seen::Released(..)) {
+            return;
+        }
+        let frozen = self.lives[process].frozen - request.frozen;
+        let elapsed = at.saturating_sub(request.begun);
+        match seen {
+            Seen::Granted => {
+                self.answered(number, &request, elapsed, frozen, at);
+                if let Some(request) = &mut self.requests[number] {
+                    request.granted = Some(at);
+                }
+                self.count("granted");
+                self.lives[process].believed[name] += 1;
+                self.cap(name, at);
+            }
+            Seen::Refused(refusal) if request.granted.is_none() => {
+                self.answered(number, &request, elapsed, frozen, at);
+                self.refused(number, &request, refusal, elapsed, layered, at, server);
+                self.over(number, at);
+            }
+            Seen::Refused(_) | Seen::Lost => {
+                self.count("lost");
+                self.lost(number, &request, at, server);
+                self.over(number, at);
+            }
+            Seen::Leaves => {
+                self.count("left");
+                self.over(number, at);
+            }
+            Seen::GivesBack => self.over(number, at),
+            Seen::Released(took, well) => {
+                self.count(if well { "released" } else { "release failed" });
+                if took > ANSWER_TIMEOUT + SLACK + frozen {
+                    let text = format!("release of request {number} took {} ms", took / MS);
+                    self.flag("answer", at, text);
+                }
+                let quiet = self.quiet_since(process, server) < at.saturating_sub(2 * S);
+                if !well && quiet && at > self.call_errors_until && at > self.unsettled[name] {
+                    let text = format!("release of request {number} failed, and nothing was wrong");
+                    self.flag("release", at, text);
+                }
+            }
+            Seen::Spins => {
+                let text = format!("request {number} was polled and polled, and no time passed");
+                self.flag("spin", at, text);
+                self.over(number, at);
+            }
+            _ => {}
+        }
+    }
+
+    fn over(&mut self, number: usize, at: u64) {
+        let Some(request) = &mut self.requests[number] else { return };
+        if std::mem::replace(&mut request.over, true) {
+            return;
+        }
+        let life = &mut self.lives[request.process];
+        life.alive[request.name] -= 1;
+        life.ended[request.name].push_back(at);
+        life.used[request.name] = at;
+        if request.granted.is_some() {
+            life.believed[request.name] -= 1;
+        }
+    }
+
+    fn answered(&mut self, number: usize, request: &Request, elapsed: u64, frozen: u64, at: u64) {
+        let bound = request.wait + ANSWER_TIMEOUT + SLACK + frozen;
+        if elapsed > bound {
+            let text = format!(
+                "request {number} was answered after {} ms; its bound was {} ms",
+                elapsed / MS,
+                bound / MS
+            );
+            self.flag("answer", at, text);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is a thing of its own")]
+    fn refused(
+        &mut self,
+        number: usize,
+        request: &Request,
+        refusal: Refusal,
+        elapsed: u64,
+        layered: bool,
+        at: u64,
+        server: usize,
+    ) {
+        let (process, name, wait) = (request.process, request.name, request.wait);
+        self.count(match refusal {
+            Refusal::Limit => "refused: limit",
+            Refusal::QueueFull => "refused: queue full",
+            Refusal::QueueTimeout => "refused: queue timeout",
+            Refusal::Draining => "refused: draining",
+            Refusal::Revoked => "refused: revoked",
+            Refusal::Unavailable { .. } => "refused: unavailable",
+            Refusal::Closed => "refused: closed",
+            Refusal::Status(429) => "refused: 429",
+            Refusal::Status(503) => "refused: 503",
+            Refusal::Status(_) => "refused: other",
+        });
+        let say = |what: &str| {
+            format!(
+                "request {number} of n{name}, wait {} ms, was told {refusal:?} after {} ms{what}",
+                wait / MS,
+                elapsed / MS
+            )
+        };
+        match refusal {
+            Refusal::Limit if wait > 0 => self.flag("refusal", at, say(", though it may wait")),
+            Refusal::QueueTimeout if elapsed < wait || wait == 0 => {
+                self.flag("refusal", at, say(", too early"));
+            }
+            Refusal::Draining if !self.drained[name] => {
+                self.flag("refusal", at, say(", and nobody drains"));
+            }
+            Refusal::Revoked if !self.revoked[name] => {
+                self.flag("refusal", at, say(", and nobody revokes"));
+            }
+            Refusal::Closed if !self.lives[process].closing => {
+                self.flag("closed", at, say(", and nothing was shut down"));
+            }
+            Refusal::Unavailable { .. } | Refusal::Status(503) => {
+                let quiet = self.quiet_since(process, server);
+                let settled = quiet.max(self.call_errors_until).max(self.unsettled[name]);
+                if settled < request.begun {
+                    self.flag("unavailable", at, say(", and nothing was wrong"));
+                } else if matches!(refusal, Refusal::Unavailable { down: false })
+                    && elapsed
+                        > ANSWER_TIMEOUT + SLACK + (self.lives[process].frozen - request.frozen)
+                    && at > self.call_errors_until
+                {
+                    self.flag("unavailable late", at, say(", with a connection"));
+                }
+            }
+            Refusal::Status(status) if layered && status != 429 => {
+                self.flag("refusal", at, say(""));
+            }
+            _ => {}
+        }
+    }
+
+    fn lost(&mut self, number: usize, request: &Request, at: u64, server: usize) {
+        let life = &self.lives[request.process];
+        let lease = self.leases[request.name];
+        let from = at.saturating_sub(lease + SLACK);
+        if life.closing
+            || self.revoked[request.name]
+            || life.awake_since + lease > at
+            || life.frozen > request.frozen
+            || self.losses[request.name].iter().any(|(begin, until)| *begin <= at && from <= *until)
+            || self.call_errors_until > from
+        {
+            return;
+        }
+        let disturbed: u64 = self.disturbed[life.slot][server]
+            .iter()
+            .filter(|(begin, end)| *begin <= at && *end + SETTLE >= from)
+            .map(|(begin, end)| S + (*end).min(at).saturating_sub((*begin).max(from)))
+            .sum();
+        if disturbed < lease / 2 {
+            let text = format!(
+                "the permit of request {number} of n{} was lost, with a lease of {} ms and {} ms of disturbance",
+                request.name,
+                lease / MS,
+                disturbed / MS
+            );
+            self.flag("lost", at, text);
+        }
+    }
+
+    /// Whether more permits are in use than may be.
+    fn cap(&mut self, name: usize, at: u64) {
+        let believed: u64 = self
+            .lives
+            .iter()
+            .filter(|life| life.lives && life.awake_since + 10 * MS <= at)
+            .map(|life| life.believed[name])
+            .sum();
+        let limit = u64::from(self.limits[name].0);
+        if believed <= limit || at <= self.uncapped[name] {
+            return;
+        }
+        let losses = self.losses[name].iter().filter(|(begin, until)| *begin <= at && at <= *until);
+        let mut most = limit * (1 + losses.count() as u64);
+        if at <= self.local[name] {
+            most += self.shares[name];
+        }
+        // A revoked holder hears of it a second later at the latest, or with the end of its lease.
+        let told = at.saturating_sub(3 * S + self.leases[name]);
+        most += self.revocations[name].iter().filter(|begun| **begun >= told).count() as u64;
+        if believed > most {
+            let text = format!("{believed} permits of n{name} are in use, {most} at the most");
+            self.flag("cap", at, text);
+        } else {
+            self.count("over the limit, as documented");
+        }
+    }
+
+    // ===== time =====
+
+    /// Looks at what a server has of a name: for each process how many places hold and wait, those of
+    /// processes that are gone at the end; and the limit that operators set.
+    pub fn look(
+        &mut self,
+        at: u64,
+        name: usize,
+        server: usize,
+        places: &[(u64, u64)],
+        set: (Option<u32>, bool),
+    ) {
+        let in_use: u64 = places.iter().map(|(held, _)| held).sum();
+        let mut living_waits = false;
+        for (process, (held, waiting)) in places.iter().copied().enumerate().take(self.lives.len())
+        {
+            let quiet = self.quiet_since(process, server).max(self.unsettled[name]);
+            let quiet = quiet.max(self.call_errors_until);
+            let life = &mut self.lives[process];
+            if !life.lives {
+                continue;
+            }
+            living_waits |= waiting > 0 && quiet < at && !life.closing;
+            let ended = &mut life.ended[name];
+            while ended.front().is_some_and(|end| end + ENDED < at) {
+                ended.pop_front();
+            }
+            let more = held + waiting > life.alive[name] + ended.len() as u64;
+            let fewer = held < life.believed[name];
+            let orphans = since(&mut life.orphans[name], more, at);
+            let uncounted = since(&mut life.uncounted[name], fewer, at);
+            let (alive, believed) = (life.alive[name], life.believed[name]);
+            if orphans.is_some_and(|from| at > from.max(quiet).max(life.late[name]) + ORPHAN) {
+                let text = format!(
+                    "process {process} has {alive} requests for n{name}, and {} places stand there for it",
+                    held + waiting
+                );
+                self.lives[process].orphans[name] = None;
+                self.flag("orphan", at, text);
+            }
+            if uncounted.is_some_and(|from| at > from.max(quiet) + UNCOUNTED) {
+                let text = format!(
+                    "process {process} uses {believed} permits of n{name}, and {held} are counted"
+                );
+                self.lives[process].uncounted[name] = None;
+                self.flag("uncounted", at, text);
+            }
+        }
+        let limit = match set {
+            (_, true) => 0,
+            (Some(limit), _) => limit,
+            (None, _) => self.limits[name].1,
+        };
+        let idle = living_waits && in_use < u64::from(limit);
+        let since = since(&mut self.idle_since[name], idle, at);
+        if since.is_some_and(|from| at > from.max(self.unsettled[name]) + IDLE) {
+            let text = format!(
+                "{in_use} of {limit} permits of n{name} are in use, and a living place waits"
+            );
+            self.idle_since[name] = None;
+            self.flag("idle", at, text);
+        }
+    }
+
+    /// A second is over: looks at what processes did in it.
+    pub fn second(&mut self, at: u64, servers: usize, records: &[Option<usize>]) {
+        for process in 0..self.lives.len() {
+            let quiet = (0..servers).map(|server| self.quiet_since(process, server)).max();
+            let used = &self.lives[process];
+            // Where the server was away, releases may wait for it, up to the end of the leases.
+            let away = |name: usize| {
+                if quiet.unwrap_or(0) + RECORD < at { 0 } else { 3 * self.leases[name] }
+            };
+            let names = (0..self.names)
+                .filter(|name| {
+                    used.alive[*name] > 0 || used.used[*name] + RECORD + away(*name) > at
+                })
+                .count();
+            if let Some(records) = records[process]
+                && records > names
+                && !std::mem::replace(&mut self.lives[process].hoards, true)
+            {
+                let text = format!(
+                    "process {process} has records of {records} names, and used {names} lately"
+                );
+                self.flag("records", at, text);
+            }
+            let names = self.names as u64;
+            let life = &mut self.lives[process];
+            let (events, calls, connects) = (life.events, life.calls, life.connects);
+            (life.events, life.calls, life.connects) = (0, 0, 0);
+            let alive: u64 = life.alive.iter().sum();
+            let most = 60 + 6 * events + 40 * names + alive / 4;
+            if calls > most {
+                let text = format!(
+                    "process {process} made {calls} calls in a second, with {events} events and {alive} requests alive"
+                );
+                self.flag("work: calls", at, text);
+            }
+            if connects > 12 * servers as u64 {
+                let text = format!("process {process} opened {connects} connections in a second");
+                self.flag("work: connects", at, text);
+            }
+            *self.counts.entry("most calls in a second").or_default() =
+                calls.max(self.counts.get("most calls in a second").copied().unwrap_or(0));
+        }
+    }
+
+    /// The run is over: what was never answered?
+    pub fn finish(&mut self, at: u64) {
+        let open: Vec<_> = self
+            .requests
+            .iter()
+            .enumerate()
+            .filter_map(|(number, request)| Some((number, (*request)?)))
+            .filter(|(_, request)| !request.over)
+            .collect();
+        for (number, request) in open.into_iter().take(3) {
+            let what =
+                if request.granted.is_some() { "has its permit still" } else { "has no answer" };
+            let text = format!("request {number} of n{} {what} in the end", request.name);
+            self.flag("answer", at, text);
+        }
+        let _ = self.scenario;
+    }
+}
+
+fn since(state: &mut Option<u64>, is_so: bool, at: u64) -> Option<u64> {
+    if is_so {
+        Some(*state.get_or_insert(at))
+    } else {
+        *state = None;
+        None
+    }
+}

@@ -1,0 +1,783 @@
+//! What happens in a run, as data: made from a seed, and made smaller when the run fails.
+
+use std::fmt;
+
+use crate::chance::Rng;
+
+/// What a run is about: which kinds of faults, policies and callers it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scenario {
+    /// No faults; callers that leave.
+    Calm,
+    /// Connections that are cut, stalled, half open, slow, refused; hints that are lost, late, doubled.
+    Network,
+    /// Servers that lose data: restarted empty, flushed, replaced by a replica that lags.
+    Loss,
+    /// Servers that are away or hang for seconds, under every outage policy.
+    Outage,
+    /// Calls that fail though the connection is good.
+    Errors,
+    /// Processes that crash, freeze, are slow.
+    Processes,
+    /// Operators who set limits, pause, drain, revoke, look.
+    Operators,
+    /// Several servers, of which each may be away; names that move.
+    Shards,
+    /// Server clocks that drift and step.
+    Clocks,
+    /// Old and new policies side by side; processes that shut down and are replaced.
+    Deploy,
+    /// The Tower layer with response bodies, under faults of the network.
+    Layer,
+    /// Long leases, long holds, few requests.
+    Leases,
+    /// Answers that come about when they are not waited for any more.
+    Tardy,
+    /// Thousands of permits held by a process whose connection is cut.
+    Large,
+    /// Everything.
+    All,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Calm,
+        Self::Network,
+        Self::Loss,
+        Self::Outage,
+        Self::Errors,
+        Self::Processes,
+        Self::Operators,
+        Self::Shards,
+        Self::Clocks,
+        Self::Deploy,
+        Self::Layer,
+        Self::Leases,
+        Self::Tardy,
+        Self::Large,
+        Self::All,
+    ];
+
+    /// The name, as the command line takes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Calm => "calm",
+            Self::Network => "network",
+            Self::Loss => "loss",
+            Self::Outage => "outage",
+            Self::Errors => "errors",
+            Self::Processes => "processes",
+            Self::Operators => "operators",
+            Self::Shards => "shards",
+            Self::Clocks => "clocks",
+            Self::Deploy => "deploy",
+            Self::Layer => "layer",
+            Self::Leases => "leases",
+            Self::Tardy => "tardy",
+            Self::Large => "large",
+            Self::All => "all",
+        }
+    }
+
+    /// The scenario of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|scenario| scenario.name() == name)
+    }
+
+    fn faults(self) -> Vec<Kind> {
+        let network = [
+            Kind::Cut,
+            Kind::Cut,
+            Kind::Stall,
+            Kind::Blackhole,
+            Kind::HalfOpen,
+            Kind::SlowNetwork,
+            Kind::ConnectFails,
+            Kind::ConnectSlow,
+            Kind::HintsLost,
+            Kind::HintsLate,
+            Kind::HintsTwice,
+            Kind::PollOnly,
+        ];
+        let loss = [Kind::Restart, Kind::Flush, Kind::Failover];
+        let outage = [Kind::Down, Kind::Hangs];
+        let errors =
+            [Kind::NoMemory, Kind::ReadOnly, Kind::Loading, Kind::NoRights, Kind::LateAnswers];
+        let processes = [Kind::Crash, Kind::Freeze, Kind::SlowProcess];
+        match self {
+            Self::Calm | Self::Operators => Vec::new(),
+            Self::Network | Self::Layer => network.into(),
+            Self::Loss => [&loss[..], &[Kind::Cut, Kind::HintsLost, Kind::LateAnswers]].concat(),
+            Self::Outage => {
+                [&outage[..], &[Kind::Cut, Kind::SlowNetwork, Kind::ConnectSlow]].concat()
+            }
+            Self::Errors => [&errors[..], &[Kind::Cut]].concat(),
+            Self::Processes => [&processes[..], &[Kind::Cut]].concat(),
+            Self::Shards => vec![Kind::Move, Kind::Move, Kind::Down, Kind::Cut, Kind::Failover],
+            Self::Clocks => vec![Kind::ClockStep, Kind::Cut],
+            Self::Deploy => vec![Kind::Leave, Kind::Cut],
+            Self::Leases => vec![Kind::Cut, Kind::HintsLate, Kind::HintsTwice, Kind::Stall],
+            Self::Tardy => vec![Kind::Stall],
+            Self::Large => vec![Kind::Cut],
+            Self::All => [
+                &network[..],
+                &loss,
+                &outage,
+                &errors,
+                &processes,
+                &[Kind::Move, Kind::ClockStep, Kind::Leave],
+            ]
+            .concat(),
+        }
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A connection is closed, whatever is on its way.
+    Cut,
+    /// Nothing gets through for a while, in either direction; then all of it.
+    Stall,
+    /// Requests do not arrive, and nobody says so.
+    Blackhole,
+    /// Requests arrive, answers do not.
+    HalfOpen,
+    /// Everything takes longer.
+    SlowNetwork,
+    /// Connections are refused.
+    ConnectFails,
+    /// Connections take long to open.
+    ConnectSlow,
+    /// Hints are lost.
+    HintsLost,
+    /// Hints come late.
+    HintsLate,
+    /// Hints come twice.
+    HintsTwice,
+    /// Connections that open now cannot subscribe.
+    PollOnly,
+    /// The server is away, and keeps its data.
+    Down,
+    /// The server does nothing for a while.
+    Hangs,
+    /// The server is killed and started empty.
+    Restart,
+    /// The server forgets everything, and keeps its connections.
+    Flush,
+    /// A replica takes over that did not hear of the last changes.
+    Failover,
+    /// Acquires and reassertions fail for want of memory.
+    NoMemory,
+    /// Everything that writes fails.
+    ReadOnly,
+    /// Everything fails, and connections too.
+    Loading,
+    /// What is not needed for permits fails.
+    NoRights,
+    /// Calls overtake each other.
+    LateAnswers,
+    /// A name goes to another server, with its data.
+    Move,
+    /// The server's clock is set.
+    ClockStep,
+    /// A process dies; another takes its place.
+    Crash,
+    /// A process stands still.
+    Freeze,
+    /// A process runs only now and then.
+    SlowProcess,
+    /// A process is shut down; another takes its place.
+    Leave,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 27] = [
+        Self::Cut,
+        Self::Stall,
+        Self::Blackhole,
+        Self::HalfOpen,
+        Self::SlowNetwork,
+        Self::ConnectFails,
+        Self::ConnectSlow,
+        Self::HintsLost,
+        Self::HintsLate,
+        Self::HintsTwice,
+        Self::PollOnly,
+        Self::Down,
+        Self::Hangs,
+        Self::Restart,
+        Self::Flush,
+        Self::Failover,
+        Self::NoMemory,
+        Self::ReadOnly,
+        Self::Loading,
+        Self::NoRights,
+        Self::LateAnswers,
+        Self::Move,
+        Self::ClockStep,
+        Self::Crash,
+        Self::Freeze,
+        Self::SlowProcess,
+        Self::Leave,
+    ];
+
+    /// What its count is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cut => "fault: cut",
+            Self::Stall => "fault: stall",
+            Self::Blackhole => "fault: blackhole",
+            Self::HalfOpen => "fault: half open",
+            Self::SlowNetwork => "fault: slow network",
+            Self::ConnectFails => "fault: connect fails",
+            Self::ConnectSlow => "fault: connect slow",
+            Self::HintsLost => "fault: hints lost",
+            Self::HintsLate => "fault: hints late",
+            Self::HintsTwice => "fault: hints twice",
+            Self::PollOnly => "fault: poll only",
+            Self::Down => "fault: down",
+            Self::Hangs => "fault: hangs",
+            Self::Restart => "fault: restart",
+            Self::Flush => "fault: flush",
+            Self::Failover => "fault: failover",
+            Self::NoMemory => "fault: no memory",
+            Self::ReadOnly => "fault: read only",
+            Self::Loading => "fault: loading",
+            Self::NoRights => "fault: no rights",
+            Self::LateAnswers => "fault: late answers",
+            Self::Move => "fault: move",
+            Self::ClockStep => "fault: clock step",
+            Self::Crash => "fault: crash",
+            Self::Freeze => "fault: freeze",
+            Self::SlowProcess => "fault: slow process",
+            Self::Leave => "fault: leave",
+        }
+    }
+
+    /// How long it lasts, ms.
+    fn lasts(self, rng: &mut Rng) -> u64 {
+        match self {
+            Self::Cut | Self::Flush | Self::Move | Self::ClockStep => 0,
+            Self::Failover | Self::Restart => rng.between(0, 800),
+            Self::Freeze => rng.pick(&[100, 400, 900, 1500, 2500]),
+            Self::Down | Self::Hangs => rng.pick(&[100, 400, 1000, 2000, 4000, 20_000]),
+            Self::Crash | Self::Leave => rng.between(0, 1000),
+            _ => rng.between(50, 1500),
+        }
+    }
+}
+
+/// A fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// When, ms.
+    pub at: u64,
+    /// For how long, ms.
+    pub lasts: u64,
+    /// What.
+    pub kind: Kind,
+    /// Which process, where it befalls one or its connection.
+    pub process: usize,
+    /// Which server, where it befalls one or the connection to it.
+    pub server: usize,
+    /// Which name; or by how much.
+    pub what: u64,
+}
+
+/// What becomes of requests while the server cannot be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutagePolicy {
+    /// They are refused.
+    Refuse,
+    /// They pass.
+    Admit,
+    /// So many pass.
+    Local(u32),
+}
+
+/// A process's policy for a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyPlan {
+    /// Permits.
+    pub limit: u32,
+    /// Length of the lease, ms.
+    pub lease: u64,
+    /// How many may wait.
+    pub max_queue: u32,
+    /// What if the server cannot be asked.
+    pub outage: OutagePolicy,
+    /// How long a request may wait, where the layer says so, ms.
+    pub wait: u64,
+}
+
+/// How a permit is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveBack {
+    /// It is dropped.
+    Drop,
+    /// Its release is waited for.
+    Release,
+    /// Its release is begun, and not waited for.
+    ReleaseLeft,
+    /// A clone of it lives on for a while.
+    Clone,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestPlan {
+    /// When it comes, ms.
+    pub at: u64,
+    /// To which process.
+    pub process: usize,
+    /// For a permit of which name.
+    pub name: usize,
+    /// How long it may wait, ms.
+    pub wait: u64,
+    /// How long it holds its permit, ms.
+    pub hold: u64,
+    /// When its client leaves if it still waits, counted from its coming, ms.
+    pub leaves: Option<u64>,
+    /// How its permit is given back.
+    pub back: GiveBack,
+}
+
+/// What an operator does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// Sets a limit.
+    SetLimit(u32),
+    /// Takes it back.
+    ClearLimit,
+    /// Pauses a name.
+    Pause,
+    /// Resumes it.
+    Resume,
+    /// Drains it, for so many ms at the most.
+    Drain(u64),
+    /// Revokes a place, whichever comes first.
+    Revoke,
+    /// Looks at it.
+    Inspect,
+    /// Looks at it, and asks the other processes.
+    InspectFleet,
+    /// Lists names.
+    List,
+    /// Lists what is set.
+    Overrides,
+}
+
+/// Something that an operator does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperationPlan {
+    /// When, ms.
+    pub at: u64,
+    /// In which process.
+    pub process: usize,
+    /// With which name.
+    pub name: usize,
+    /// What.
+    pub deed: Deed,
+}
+
+/// A rule undone on purpose, to see that the checker notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A server grants one permit too many, now and then.
+    GrantsOneTooMany,
+    /// A server promotes the second of the queue.
+    PromotesOutOfOrder,
+    /// A server takes places out and promotes nobody, ever.
+    ForgetsToPromote,
+    /// A server drops releases, and says that they are done.
+    DropsReleases,
+    /// A server says that a place is granted, and does not write it.
+    AnswersWithoutDoing,
+    /// A process takes a grant for a refusal.
+    LosesGrants,
+    /// A process never hears that its renewals were answered.
+    NeverRenews,
+    /// A client is woken again and again.
+    Spins,
+    /// A client never returns.
+    Hangs,
+    /// A client keeps its permit for good.
+    KeepsPermit,
+    /// A request that waits is not answered.
+    NeverAnswers,
+}
+
+impl Planted {
+    /// All of them but [`Planted::Hangs`], which needs a process of its own.
+    pub const ALL: [Self; 10] = [
+        Self::GrantsOneTooMany,
+        Self::PromotesOutOfOrder,
+        Self::ForgetsToPromote,
+        Self::DropsReleases,
+        Self::AnswersWithoutDoing,
+        Self::LosesGrants,
+        Self::NeverRenews,
+        Self::Spins,
+        Self::KeepsPermit,
+        Self::NeverAnswers,
+    ];
+}
+
+/// All that happens in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What it is about.
+    pub scenario: Scenario,
+    /// Where it came from; and the source of latencies and ids.
+    pub seed: u64,
+    /// How many servers.
+    pub servers: usize,
+    /// How many names.
+    pub names: usize,
+    /// Of these, how many are used all the time; the others come once or twice.
+    pub common: usize,
+    /// How many processes.
+    pub processes: usize,
+    /// By process and name. A process that was replaced has the next one's.
+    pub policies: Vec<Vec<PolicyPlan>>,
+    /// Whether nothing is granted for a lease after a loss of data.
+    pub quarantine: bool,
+    /// Whether servers know who listens.
+    pub counted: bool,
+    /// What a place costs a server, ns.
+    pub place_ns: u64,
+    /// How far a server's clock drifts, µs in a second.
+    pub drift: Vec<i64>,
+    /// How long processes run before they hear of each other, ms.
+    pub window: u64,
+    /// The requests.
+    pub requests: Vec<RequestPlan>,
+    /// The faults.
+    pub faults: Vec<FaultPlan>,
+    /// What operators do.
+    pub operations: Vec<OperationPlan>,
+    /// When load and faults are over, ms.
+    pub load: u64,
+    /// A rule undone on purpose.
+    pub planted: Option<Planted>,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    #[must_use]
+    pub fn new(scenario: Scenario, seed: u64) -> Self {
+        let rng = &mut Rng::new(seed ^ ((scenario as u64 + 1) << 56));
+        let large = scenario == Scenario::Large;
+        let long = scenario == Scenario::Leases;
+        let servers = match scenario {
+            Scenario::Shards => 3,
+            Scenario::All => rng.pick(&[1, 1, 2, 3]),
+            _ => 1,
+        };
+        let common = if large { 1 } else { rng.pick(&[1, 2, 2, 3, 4]) };
+        let names = common + if large { 0 } else { rng.pick(&[0, 3, 10]) };
+        let processes = rng.pick(&[2, 3, 3, 4]);
+        let load = match scenario {
+            Scenario::Large => 12_000,
+            Scenario::Outage => rng.pick(&[3000, 5000, 8000, 30_000]),
+            _ => rng.pick(&[3000, 5000, 8000]),
+        };
+        let policies = Self::policies(scenario, rng, names, processes);
+        let mut plan = Self {
+            scenario,
+            seed,
+            servers,
+            names,
+            common,
+            processes,
+            policies,
+            quarantine: matches!(scenario, Scenario::Loss | Scenario::All) && rng.percent(40),
+            counted: rng.percent(60),
+            place_ns: if large { 20_000 } else { rng.pick(&[2000, 10_000]) },
+            drift: (0..servers).map(|_| 0).collect(),
+            window: rng.pick(&[1, 2, 2, 4]),
+            requests: Vec::new(),
+            faults: Vec::new(),
+            operations: Vec::new(),
+            load,
+            planted: None,
+        };
+        if matches!(scenario, Scenario::Clocks | Scenario::All) {
+            plan.drift
+                .iter_mut()
+                .for_each(|drift| *drift = i64::from(rng.pick(&[-200, 0, 0, 200])));
+        }
+        plan.add_requests(rng, large, long);
+        plan.add_faults(rng);
+        plan.add_operations(rng);
+        plan
+    }
+
+    fn policies(
+        scenario: Scenario,
+        rng: &mut Rng,
+        names: usize,
+        processes: usize,
+    ) -> Vec<Vec<PolicyPlan>> {
+        let base: Vec<_> = (0..names)
+            .map(|_| PolicyPlan {
+                limit: match scenario {
+                    Scenario::Large => 30_000,
+                    _ => rng.pick(&[1, 1, 2, 3, 5, 10]),
+                },
+                lease: match scenario {
+                    Scenario::Large | Scenario::Tardy => 10_000,
+                    Scenario::Leases => rng.pick(&[5000, 15_000, 60_000, 600_000]),
+                    Scenario::Outage | Scenario::Errors | Scenario::Loss | Scenario::Network => {
+                        rng.pick(&[500, 1000, 2000, 3000, 10_000])
+                    }
+                    _ => rng.pick(&[500, 1000, 1500, 2000, 3000]),
+                },
+                max_queue: rng.pick(&[0, 3, 20, 1000, 1000, 1000]),
+                outage: match scenario {
+                    Scenario::Outage | Scenario::Errors | Scenario::All | Scenario::Shards => {
+                        match rng.below(4) {
+                            0 | 1 => OutagePolicy::Refuse,
+                            2 => OutagePolicy::Admit,
+                            _ => OutagePolicy::Local(rng.pick(&[1, 1, 2, 4])),
+                        }
+                    }
+                    Scenario::Tardy => OutagePolicy::Local(rng.pick(&[1, 2])),
+                    Scenario::Network if rng.percent(30) => OutagePolicy::Local(rng.pick(&[1, 2])),
+                    _ => OutagePolicy::Refuse,
+                },
+                wait: rng.pick(&[0, 200, 1000, 2500]),
+            })
+            .collect();
+        let differ = matches!(scenario, Scenario::Deploy | Scenario::All);
+        (0..processes)
+            .map(|_| {
+                let mut own = base.clone();
+                if differ && rng.percent(50) {
+                    for policy in &mut own {
+                        policy.limit = rng.pick(&[1, 2, 4, 8]);
+                        policy.lease = rng.pick(&[500, 1000, 2000, 3000]);
+                    }
+                }
+                own
+            })
+            .collect()
+    }
+
+    fn add_requests(&mut self, rng: &mut Rng, large: bool, long: bool) {
+        if large {
+            for _ in 0..rng.pick(&[500, 4000, 10_000]) {
+                let at = rng.between(0, 1500);
+                self.requests.push(RequestPlan {
+                    at,
+                    process: 0,
+                    name: 0,
+                    wait: 2000,
+                    hold: rng.between(9000, 14_000),
+                    leaves: None,
+                    back: GiveBack::Drop,
+                });
+            }
+            self.requests.sort_by_key(|request| request.at);
+            return;
+        }
+        if self.scenario == Scenario::Tardy {
+            self.add_tardy(rng);
+            return;
+        }
+        // Load comes in waves, each with habits of its own.
+        let mut at = 0;
+        while at < self.load {
+            let lasts = rng.between(200, 1500);
+            let name = if rng.percent(50) { Some(rng.index(self.common)) } else { None };
+            let process = if rng.percent(30) { Some(rng.index(self.processes)) } else { None };
+            let rate = if long { rng.between(2, 20) } else { rng.pick(&[5, 30, 150, 400, 1000]) };
+            let waits = rng.pick(&[0, 100, 500, 1500, 3000, 5000]);
+            let holds = if long {
+                rng.pick(&[20, 200, 8000])
+            } else {
+                rng.pick(&[0, 2, 5, 5, 20, 20, 100, 100, 800, 6000])
+            };
+            let leaving = rng.pick(&[0, 0, 20, 60]);
+            let until = (at + lasts).min(self.load);
+            for _ in 0..(rate * lasts / 1000).max(1) {
+                let name = name.unwrap_or_else(|| rng.index(self.common));
+                self.requests.push(RequestPlan {
+                    at: rng.between(at, until),
+                    process: process.unwrap_or_else(|| rng.index(self.processes)),
+                    name,
+                    wait: if rng.percent(80) { waits } else { rng.pick(&[0, 50, 1000, 3000]) },
+                    hold: rng.between(holds / 2, holds),
+                    leaves: rng.percent(leaving).then(|| rng.pick(&[0, 1, 2, 3, 5, 20, 300, 1200])),
+                    back: rng.pick(&[
+                        GiveBack::Drop,
+                        GiveBack::Drop,
+                        GiveBack::Drop,
+                        GiveBack::Release,
+                        GiveBack::ReleaseLeft,
+                        GiveBack::Clone,
+                    ]),
+                });
+            }
+            at = until + if rng.percent(40) { rng.between(0, 800) } else { 0 };
+            if at == until && until >= self.load {
+                break;
+            }
+        }
+        for name in self.common..self.names {
+            for _ in 0..rng.pick(&[1, 1, 3]) {
+                self.requests.push(RequestPlan {
+                    at: rng.between(0, self.load),
+                    process: rng.index(self.processes),
+                    name,
+                    wait: rng.pick(&[0, 500, 3000]),
+                    hold: rng.pick(&[0, 50, 6000]),
+                    leaves: rng.percent(20).then(|| rng.pick(&[0, 2, 1200])),
+                    back: GiveBack::Drop,
+                });
+            }
+        }
+        self.requests.sort_by_key(|request| request.at);
+    }
+
+    /// Stalls that end about when the answers that they hold up are given up, and callers that may not
+    /// wait while their process has used up its share.
+    fn add_tardy(&mut self, rng: &mut Rng) {
+        let name = 0;
+        for process in 0..self.processes {
+            for _ in 0..3 {
+                let at = rng.between(0, 100);
+                let back = GiveBack::Drop;
+                let (wait, hold, leaves) = (0, rng.between(5000, 9000), None);
+                self.requests.push(RequestPlan { at, process, name, wait, hold, leaves, back });
+            }
+        }
+        let (mut at, what) = (rng.between(300, 1000), rng.below(40));
+        while at + 2000 < self.load {
+            let (process, server) = (rng.index(self.processes), 0);
+            let lasts = rng.between(700, 1000);
+            self.faults.push(FaultPlan { at, lasts, kind: Kind::Stall, process, server, what });
+            let kind = Kind::SlowNetwork;
+            self.faults.push(FaultPlan { at, lasts: 1800, kind, process, server, what });
+            for _ in 0..20 {
+                let (wait, leaves, back) = (rng.pick(&[0, 0, 500]), None, GiveBack::Drop);
+                let at = at + rng.between(0, 800);
+                self.requests.push(RequestPlan { at, process, name, wait, hold: 5, leaves, back });
+            }
+            at += rng.between(2500, 6000);
+        }
+        self.requests.sort_by_key(|request| request.at);
+    }
+
+    fn add_faults(&mut self, rng: &mut Rng) {
+        let kinds = self.scenario.faults();
+        if kinds.is_empty() || self.scenario == Scenario::Tardy {
+            return;
+        }
+        let mut at = rng.between(100, 1500);
+        let pause = rng.pick(&[100, 400, 1200, 4000]);
+        while at < self.load {
+            let kind = rng.pick(&kinds);
+            let fault = FaultPlan {
+                at,
+                lasts: kind.lasts(rng),
+                kind,
+                process: rng.index(self.processes),
+                server: rng.index(self.servers),
+                what: rng.next() % 1000,
+            };
+            at += rng.between(pause / 2, pause * 2);
+            let single = self.servers == 1 && kind == Kind::Move;
+            if !single && fault.at + fault.lasts <= self.load {
+                self.faults.push(fault);
+            }
+            if self.scenario == Scenario::Large {
+                at += 5000;
+            }
+        }
+    }
+
+    fn add_operations(&mut self, rng: &mut Rng) {
+        let pause = match self.scenario {
+            Scenario::Operators => rng.pick(&[50, 200, 600]),
+            Scenario::All => 800,
+            Scenario::Shards => 1500,
+            _ => return,
+        };
+        let mut at = rng.between(100, 600);
+        while at < self.load {
+            let deed = match rng.below(12) {
+                0 | 1 => Deed::SetLimit(rng.pick(&[0, 1, 2, 5, 20])),
+                2 => Deed::ClearLimit,
+                3 => Deed::Pause,
+                4 => Deed::Resume,
+                5 => Deed::Drain(rng.pick(&[0, 300, 2000])),
+                6 | 7 => Deed::Revoke,
+                8 => Deed::Inspect,
+                9 => Deed::InspectFleet,
+                10 => Deed::List,
+                _ => Deed::Overrides,
+            };
+            let (process, name) = (rng.index(self.processes), rng.index(self.common));
+            self.operations.push(OperationPlan { at, process, name, deed });
+            if matches!(deed, Deed::Pause | Deed::Drain(_)) {
+                let at = at + rng.between(50, 1500);
+                self.operations.push(OperationPlan { at, process, name, deed: Deed::Resume });
+            }
+            at += rng.between(pause / 2, pause * 2);
+        }
+        self.operations.sort_by_key(|operation| operation.at);
+    }
+
+    /// The longest lease of a name, ms; or of all.
+    #[must_use]
+    pub fn longest_lease(&self, name: Option<usize>) -> u64 {
+        let of = |own: &Vec<PolicyPlan>| match name {
+            Some(name) => own[name].lease,
+            None => own.iter().map(|policy| policy.lease).max().unwrap_or(0),
+        };
+        self.policies.iter().map(of).max().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} {}: {} servers, {} processes, {} names, quarantine {}, counted {}, window {} ms",
+            self.scenario.name(),
+            self.seed,
+            self.servers,
+            self.processes,
+            self.names,
+            self.quarantine,
+            self.counted,
+            self.window
+        )?;
+        for (process, policies) in self.policies.iter().enumerate() {
+            for (name, policy) in policies.iter().enumerate() {
+                writeln!(f, "  policy of process {process} for n{name}: {policy:?}")?;
+            }
+        }
+        for fault in &self.faults {
+            writeln!(f, "  {:>6} ms {fault:?}", fault.at)?;
+        }
+        for operation in &self.operations {
+            writeln!(f, "  {:>6} ms {operation:?}", operation.at)?;
+        }
+        let shown = 40;
+        for (number, request) in self.requests.iter().enumerate().take(shown) {
+            writeln!(f, "  {:>6} ms request {number}: {request:?}", request.at)?;
+        }
+        if self.requests.len() > shown {
+            writeln!(f, "  and {} requests more", self.requests.len() - shown)?;
+        }
+        Ok(())
+    }
+}

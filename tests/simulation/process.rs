@@ -1,0 +1,729 @@
+//! One simulated process: a semaphore, its tasks and its clients in a runtime of their own, so that
+//! it can die, stand still and be slow as a whole.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use tokio::runtime::Runtime;
+use tokio::time::{Instant, Sleep, advance, sleep, sleep_until};
+use tower_layer::Layer;
+use tower_semaphore::{
+    AcquireError, ConcurrencyLimitLayer, ConnectionState, OnUnavailable, Permit, Policy,
+    RejectReason, Semaphore,
+};
+use tower_service::Service;
+
+use crate::backend::{Incoming, Port, SimBackend};
+use crate::plan::{Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan};
+
+/// How often a client may be polled while its clock stands still.
+const POLLS_MAX: u32 = 200;
+
+/// Something that a process, a client or an operator saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// A request came.
+    Begins,
+    /// It has a permit.
+    Granted,
+    /// It was refused.
+    Refused(Refusal),
+    /// Its client left.
+    Leaves,
+    /// The permit is given back from here on.
+    GivesBack,
+    /// The permit was lost.
+    Lost,
+    /// A release that was waited for is done, after so many µs; and whether well.
+    Released(u64, bool),
+    /// A future was polled again and again, and no time passed.
+    Spins,
+    /// An operator is done, after so many µs; and whether well.
+    Operated(u64, bool),
+    /// A place was revoked.
+    Revoked,
+    /// The process shuts down.
+    ShutsDown,
+    /// It has, after so many µs.
+    ShutDown(u64),
+    /// What operators set was taken back.
+    Cleared,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No permit was free.
+    Limit,
+    /// The queue was full.
+    QueueFull,
+    /// It waited in vain.
+    QueueTimeout,
+    /// The name is drained.
+    Draining,
+    /// Its place was revoked.
+    Revoked,
+    /// The server could not be asked; and whether the process said so of its health.
+    Unavailable {
+        /// Whether the connection was said to be down.
+        down: bool,
+    },
+    /// The semaphore was shut down.
+    Closed,
+    /// A response of the layer that refuses.
+    Status(u16),
+}
+
+/// An entry of a process's journal.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// When, µs.
+    pub at: u64,
+    /// Which request or operation.
+    pub number: usize,
+    /// What.
+    pub seen: Seen,
+}
+
+/// What a process's tasks report to.
+#[derive(Debug)]
+pub struct Journal {
+    port: Arc<Port>,
+    entries: Mutex<Vec<Entry>>,
+}
+
+impl Journal {
+    fn add(&self, number: usize, seen: Seen) {
+        let at = self.port.now();
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).push(Entry {
+            at,
+            number,
+            seen,
+        });
+    }
+
+    fn take(&self) -> Vec<Entry> {
+        std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A process.
+#[derive(Debug)]
+pub struct Process {
+    /// Which of the plan's processes it is, or stands in for.
+    pub slot: usize,
+    /// Its end of the network.
+    pub port: Arc<Port>,
+    /// It stands still until then, µs.
+    pub frozen_until: u64,
+    /// It is about to, for so long, as soon as something comes; after so many windows at the latest.
+    pub freezes: Option<(u32, u64)>,
+    /// It runs only now and then until then, µs.
+    pub slow_until: u64,
+    /// For how long it stood still so far, µs.
+    pub frozen: u64,
+    /// It takes requests until then.
+    pub closing: bool,
+    semaphore: Semaphore,
+    services: Vec<Service1>,
+    journal: Arc<Journal>,
+    inbox: BinaryHeap<Reverse<Mail>>,
+    parks: Arc<AtomicU64>,
+    planted: Option<Planted>,
+    // Last, so that tasks end before what they use.
+    runtime: Runtime,
+}
+
+type Service1 = tower_semaphore::ConcurrencyLimit<Handler>;
+
+#[derive(Debug)]
+struct Mail {
+    at: u64,
+    serial: u64,
+    incoming: Incoming,
+}
+
+impl PartialEq for Mail {
+    fn eq(&self, other: &Self) -> bool {
+        self.serial == other.serial
+    }
+}
+
+impl Eq for Mail {}
+
+impl PartialOrd for Mail {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Mail {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.serial).cmp(&(other.at, other.serial))
+    }
+}
+
+/// What a task of a process needs.
+#[derive(Clone)]
+struct Client {
+    number: usize,
+    plan: RequestPlan,
+    policy: Policy,
+    semaphore: Semaphore,
+    journal: Arc<Journal>,
+    planted: Option<Planted>,
+}
+
+impl Process {
+    /// Starts a process; its clock shows `now`, µs.
+    ///
+    /// # Panics
+    ///
+    /// If there can be no runtime.
+    #[must_use]
+    pub fn start(
+        slot: usize,
+        port: Port,
+        now: u64,
+        layers: &[PolicyPlan],
+        planted: Option<Planted>,
+    ) -> Self {
+        let parks = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&parks);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .on_thread_park(move || {
+                counter.fetch_add(1, Ordering::Relaxed);
+            })
+            .build()
+            .expect("a runtime");
+        let port = Arc::new(port);
+        runtime.block_on(async { port.start(now) });
+        let semaphore = Semaphore::new(SimBackend(Arc::clone(&port)));
+        let journal = Arc::new(Journal { port: Arc::clone(&port), entries: Mutex::default() });
+        let services = layers
+            .iter()
+            .enumerate()
+            .map(|(name, plan)| layer(&semaphore, name, plan).layer(Handler(Arc::clone(&journal))))
+            .collect();
+        Self {
+            slot,
+            port,
+            frozen_until: 0,
+            freezes: None,
+            slow_until: 0,
+            frozen: 0,
+            closing: false,
+            semaphore,
+            services,
+            journal,
+            inbox: BinaryHeap::new(),
+            parks,
+            planted,
+            runtime,
+        }
+    }
+
+    /// Something is on its way to it.
+    pub fn post(&mut self, at: u64, serial: u64, incoming: Incoming) {
+        self.inbox.push(Reverse(Mail { at, serial, incoming }));
+    }
+
+    /// Lets it run from `from` to `to`, µs; says what was seen.
+    /// Where it is about to stand still, its tasks are left so many steps after something came.
+    pub fn run(&mut self, from: u64, to: u64, news_first: bool, stops: u64) -> Vec<Entry> {
+        let mut mail = Vec::new();
+        while let Some(Reverse(next)) = self.inbox.peek()
+            && next.at < to
+        {
+            let Some(Reverse(next)) = self.inbox.pop() else { break };
+            mail.push(next);
+        }
+        let mut stops_here = false;
+        if let Some((windows, until)) = &mut self.freezes {
+            *windows = windows.saturating_sub(1);
+            if *windows == 0 || !mail.is_empty() {
+                stops_here = true;
+                self.frozen_until = *until;
+            }
+        }
+        if stops_here {
+            self.freezes = None;
+        }
+        let port = &self.port;
+        self.runtime.block_on(async {
+            let mut mail = mail.into_iter().peekable();
+            let now = port.now();
+            if now < from {
+                // It stood still: messages and timers are there at once, in either order.
+                while news_first && mail.peek().is_some_and(|next| next.at < from) {
+                    if let Some(next) = mail.next() {
+                        port.deliver(next.incoming);
+                    }
+                }
+                advance(Duration::from_micros(from - now)).await;
+            }
+            for next in mail {
+                // Timers go by whole ms.
+                let at = next.at.next_multiple_of(1000);
+                if at > port.now() && at < to {
+                    sleep_until(port.instant(at)).await;
+                }
+                port.deliver(next.incoming);
+            }
+            if stops_here {
+                for _ in 0..stops {
+                    tokio::task::yield_now().await;
+                }
+                return;
+            }
+            sleep_until(port.instant(to)).await;
+        });
+        self.journal.take()
+    }
+
+    /// How often its thread had nothing to do so far.
+    #[must_use]
+    pub fn parks(&self) -> u64 {
+        self.parks.load(Ordering::Relaxed)
+    }
+
+    /// How many names it has a record of.
+    #[must_use]
+    pub fn records(&self) -> usize {
+        self.semaphore.health().semaphores
+    }
+
+    /// Permits lost, and requests admitted or refused by policy, as it says.
+    #[must_use]
+    pub fn health(&self) -> (u64, u64, u64) {
+        let health = self.semaphore.health();
+        (health.lost, health.admitted_by_policy, health.refused_by_policy)
+    }
+
+    /// A request comes at its time.
+    pub fn request(&self, number: usize, plan: RequestPlan, policy: &PolicyPlan, layered: bool) {
+        let mut client = Client {
+            number,
+            plan,
+            policy: policy_of(policy, plan.wait),
+            semaphore: self.semaphore.clone(),
+            journal: Arc::clone(&self.journal),
+            planted: self.planted,
+        };
+        let at = self.port.instant(plan.at * 1000);
+        match self.services.get(plan.name).filter(|_| layered).cloned() {
+            Some(service) => {
+                client.plan.wait = policy.wait;
+                self.runtime.spawn(async move {
+                    sleep_until(at).await;
+                    client.call(service).await;
+                });
+            }
+            None => {
+                self.runtime.spawn(async move {
+                    sleep_until(at).await;
+                    client.run().await;
+                });
+            }
+        }
+    }
+
+    /// An operator comes now.
+    pub fn operate(&self, number: usize, name: String, deed: Deed) {
+        let semaphore = self.semaphore.clone();
+        let journal = Arc::clone(&self.journal);
+        self.runtime.spawn(async move {
+            let began = Instant::now();
+            let well = operate(&semaphore, &name, deed, &journal, number).await;
+            journal.add(number, Seen::Operated(micros(began.elapsed()), well));
+        });
+    }
+
+    /// Takes back what operators set for these names.
+    pub fn clear(&self, names: Vec<String>) {
+        let semaphore = self.semaphore.clone();
+        let journal = Arc::clone(&self.journal);
+        self.runtime.spawn(async move {
+            for name in names {
+                for _ in 0..50 {
+                    if semaphore.clear_limit(&*name).await.is_ok()
+                        && semaphore.resume(&*name).await.is_ok()
+                    {
+                        break;
+                    }
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+            journal.add(0, Seen::Cleared);
+        });
+    }
+
+    /// Shuts it down.
+    pub fn shut_down(&mut self) {
+        self.closing = true;
+        let semaphore = self.semaphore.clone();
+        let journal = Arc::clone(&self.journal);
+        self.runtime.spawn(async move {
+            journal.add(0, Seen::ShutsDown);
+            let began = Instant::now();
+            semaphore.shutdown().await;
+            journal.add(0, Seen::ShutDown(micros(began.elapsed())));
+        });
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn policy_of(plan: &PolicyPlan, wait: u64) -> Policy {
+    Policy::builder(plan.limit)
+        .wait_timeout(Duration::from_millis(wait))
+        .lease(Duration::from_millis(plan.lease))
+        .max_queue(plan.max_queue)
+        .on_unavailable(match plan.outage {
+            OutagePolicy::Refuse => OnUnavailable::Refuse,
+            OutagePolicy::Admit => OnUnavailable::Admit,
+            OutagePolicy::Local(share) => OnUnavailable::Local(share),
+        })
+        .build()
+        .expect("a policy within its bounds")
+}
+
+fn layer(semaphore: &Semaphore, name: usize, plan: &PolicyPlan) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::builder(semaphore, format!("l{name}"))
+        .limit(plan.limit)
+        .wait_timeout(Duration::from_millis(plan.wait))
+        .lease(Duration::from_millis(plan.lease))
+        .max_queue(plan.max_queue)
+        .build()
+        .expect("a layer")
+}
+
+// ===== clients =====
+
+/// Counts how often a future is polled while no time passes.
+struct Counted<F> {
+    future: F,
+    last: Option<Instant>,
+    polls: u32,
+}
+
+impl<F: Future + Unpin> Counted<F> {
+    const fn new(future: F) -> Self {
+        Self { future, last: None, polls: 0 }
+    }
+
+    /// `Err`: it spins.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<F::Output, ()>> {
+        let now = Instant::now();
+        if self.last == Some(now) {
+            self.polls += 1;
+            if self.polls > POLLS_MAX {
+                return Poll::Ready(Err(()));
+            }
+        } else {
+            (self.last, self.polls) = (Some(now), 0);
+        }
+        Pin::new(&mut self.future).poll(cx).map(Ok)
+    }
+}
+
+/// What a client's waiting came to.
+enum Waited<T> {
+    Done(T),
+    Spins,
+    Leaves,
+}
+
+async fn wait<F: Future + Unpin>(future: F, leaves: Option<u64>) -> Waited<F::Output> {
+    let mut future = Counted::new(future);
+    let mut leaves = leaves.map(|ms| Box::pin(sleep(Duration::from_millis(ms))));
+    poll_fn(|cx| {
+        match future.poll(cx) {
+            Poll::Ready(Ok(done)) => return Poll::Ready(Waited::Done(done)),
+            Poll::Ready(Err(())) => return Poll::Ready(Waited::Spins),
+            Poll::Pending => {}
+        }
+        match &mut leaves {
+            Some(leaves) => leaves.as_mut().poll(cx).map(|()| Waited::Leaves),
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+impl Client {
+    fn saw(&self, seen: Seen) {
+        self.journal.add(self.number, seen);
+    }
+
+    async fn run(self) {
+        self.saw(Seen::Begins);
+        let acquire = if self.plan.wait == 0 && self.number.is_multiple_of(2) {
+            self.semaphore.try_acquire(format!("n{}", self.plan.name), &self.policy)
+        } else {
+            self.semaphore.acquire(format!("n{}", self.plan.name), &self.policy)
+        };
+        if self.plan.leaves == Some(0) {
+            drop(acquire);
+            return self.saw(Seen::Leaves);
+        }
+        match self.planted {
+            Some(Planted::Spins) if self.number % 100 == 7 => {
+                let spin = poll_fn(|cx| -> Poll<()> {
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                });
+                if matches!(wait(Box::pin(spin), None).await, Waited::Spins) {
+                    self.saw(Seen::Spins);
+                }
+            }
+            Some(Planted::Hangs) if self.number % 100 == 7 => loop {
+                std::hint::spin_loop();
+            },
+            Some(Planted::NeverAnswers) if self.number % 100 == 7 => {
+                std::future::pending::<()>().await;
+            }
+            _ => {}
+        }
+        match wait(acquire, self.plan.leaves).await {
+            Waited::Done(Ok(permit)) => {
+                self.saw(Seen::Granted);
+                self.hold(permit).await;
+            }
+            Waited::Done(Err(error)) => self.saw(Seen::Refused(self.refusal(&error))),
+            Waited::Spins => self.saw(Seen::Spins),
+            Waited::Leaves => self.saw(Seen::Leaves),
+        }
+    }
+
+    fn refusal(&self, error: &AcquireError) -> Refusal {
+        match error {
+            AcquireError::Rejected(rejected) => match rejected.reason {
+                RejectReason::Limit => Refusal::Limit,
+                RejectReason::QueueFull => Refusal::QueueFull,
+                RejectReason::QueueTimeout => Refusal::QueueTimeout,
+                RejectReason::Draining => Refusal::Draining,
+                RejectReason::Revoked => Refusal::Revoked,
+                _ => Refusal::Status(0),
+            },
+            AcquireError::Unavailable(_) => Refusal::Unavailable {
+                down: matches!(self.semaphore.health().connection, ConnectionState::Down { .. }),
+            },
+            AcquireError::Closed => Refusal::Closed,
+            _ => Refusal::Status(0),
+        }
+    }
+
+    async fn hold(self, permit: Permit) {
+        if self.planted == Some(Planted::KeepsPermit) && self.number % 100 == 7 {
+            self.saw(Seen::GivesBack);
+            std::future::pending::<()>().await;
+            drop(permit);
+            return;
+        }
+        let half = self.plan.hold / 2;
+        let clone = (self.plan.back == GiveBack::Clone).then(|| permit.clone());
+        if !held(&permit, half).await {
+            return self.saw(Seen::Lost);
+        }
+        let permit = match clone {
+            Some(clone) => {
+                drop(permit);
+                clone
+            }
+            None => permit,
+        };
+        if !held(&permit, self.plan.hold - half).await {
+            return self.saw(Seen::Lost);
+        }
+        self.saw(Seen::GivesBack);
+        match self.plan.back {
+            GiveBack::Drop | GiveBack::Clone => drop(permit),
+            GiveBack::Release => {
+                let began = Instant::now();
+                let well = permit.release().await.is_ok();
+                self.saw(Seen::Released(micros(began.elapsed()), well));
+            }
+            GiveBack::ReleaseLeft => {
+                let mut release = Box::pin(permit.release());
+                poll_fn(|cx| {
+                    let _ = release.as_mut().poll(cx);
+                    Poll::Ready(())
+                })
+                .await;
+            }
+        }
+    }
+
+    // ===== the layer =====
+
+    async fn call(self, mut service: Service1) {
+        self.saw(Seen::Begins);
+        let request = Request::new(Job { number: self.number, hold: self.plan.hold });
+        let future = Box::pin(service.call(request));
+        if self.plan.leaves == Some(0) {
+            drop(future);
+            return self.saw(Seen::Leaves);
+        }
+        let response = match wait(future, self.plan.leaves).await {
+            Waited::Done(Ok(response)) => response,
+            Waited::Spins => return self.saw(Seen::Spins),
+            Waited::Leaves => return self.saw(Seen::Leaves),
+        };
+        if response.status() != StatusCode::OK {
+            return self.saw(Seen::Refused(Refusal::Status(response.status().as_u16())));
+        }
+        let mut body = Box::pin(response.into_body());
+        loop {
+            match body.frame().await {
+                Some(Ok(_)) if self.plan.back == GiveBack::Release => {
+                    // It reads slowly.
+                    sleep(Duration::from_millis(self.plan.hold / 8)).await;
+                }
+                Some(Ok(_)) => {}
+                Some(Err(_)) => return self.saw(Seen::Lost),
+                None => break,
+            }
+            if self.plan.back == GiveBack::ReleaseLeft && self.number.is_multiple_of(3) {
+                break;
+            }
+        }
+        self.saw(Seen::GivesBack);
+        drop(body);
+    }
+}
+
+/// Holds a permit for so many ms; `false`: it was lost.
+async fn held(permit: &Permit, ms: u64) -> bool {
+    let mut lost = Box::pin(permit.lost());
+    let mut time = Box::pin(sleep(Duration::from_millis(ms)));
+    poll_fn(|cx| {
+        if lost.as_mut().poll(cx).is_ready() || permit.is_lost() {
+            return Poll::Ready(false);
+        }
+        time.as_mut().poll(cx).map(|()| true)
+    })
+    .await
+}
+
+struct Job {
+    number: usize,
+    hold: u64,
+}
+
+/// The service inside: answers with a stream.
+#[derive(Clone, Debug)]
+struct Handler(Arc<Journal>);
+
+impl Service<Request<Job>> for Handler {
+    type Response = Response<Stream>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Job>) -> Self::Future {
+        let Job { number, hold } = *request.body();
+        let journal = Arc::clone(&self.0);
+        journal.add(number, Seen::Granted);
+        Box::pin(async move {
+            let piece = Duration::from_millis(hold / 4);
+            sleep(piece).await;
+            let next = Box::pin(sleep(piece));
+            Ok(Response::new(Stream { left: 3, piece, next, number, journal }))
+        })
+    }
+}
+
+/// A few frames, with time between them.
+struct Stream {
+    left: u32,
+    piece: Duration,
+    next: Pin<Box<Sleep>>,
+    number: usize,
+    journal: Arc<Journal>,
+}
+
+impl Drop for Stream {
+    /// It is over where it comes from, whatever its reader knows of that.
+    fn drop(&mut self) {
+        let seen = if self.left == 0 { Seen::GivesBack } else { Seen::Lost };
+        self.journal.add(self.number, seen);
+    }
+}
+
+impl Body for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        if self.next.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.left -= 1;
+        let at = Instant::now() + self.piece;
+        self.next.as_mut().reset(at);
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"data")))))
+    }
+}
+
+// ===== operators =====
+
+async fn operate(
+    semaphore: &Semaphore,
+    name: &str,
+    deed: Deed,
+    journal: &Journal,
+    number: usize,
+) -> bool {
+    match deed {
+        Deed::SetLimit(limit) => semaphore.set_limit(name, limit).await.is_ok(),
+        Deed::ClearLimit => semaphore.clear_limit(name).await.is_ok(),
+        Deed::Pause => semaphore.pause(name).await.is_ok(),
+        Deed::Resume => semaphore.resume(name).await.is_ok(),
+        Deed::Drain(ms) => semaphore.drain(name, Duration::from_millis(ms)).await.is_ok(),
+        Deed::Inspect => semaphore.inspect(name).await.is_ok(),
+        Deed::InspectFleet => semaphore.inspect_fleet(name).await.is_ok(),
+        Deed::List => semaphore.list(tower_semaphore::Cursor::default(), 10).await.is_ok(),
+        Deed::Overrides => semaphore.overrides().await.is_ok(),
+        Deed::Revoke => {
+            let Ok(seen) = semaphore.inspect(name).await else { return false };
+            let holder = seen.holders.first().map(|holder| holder.id);
+            let waiter = seen.waiters.first().map(|waiter| waiter.id);
+            let id = if number.is_multiple_of(2) { holder.or(waiter) } else { waiter.or(holder) };
+            match id {
+                Some(id) => {
+                    let well = semaphore.revoke(name, id).await;
+                    if matches!(well, Ok(true)) {
+                        journal.add(number, Seen::Revoked);
+                    }
+                    well.is_ok()
+                }
+                None => true,
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The simulation as a test: many seeds, each kind of fault, the same hash for the same seed, and each
+//! planted fault found.
+
+#![expect(clippy::print_stdout, reason = "what is found is shown by the test runner")]
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use simulation::plan::{Kind, Plan, Planted, Scenario};
+use simulation::world::{Outcome, run};
+
+/// How many runs the test of all rules makes.
+const RUNS: usize = 500;
+/// Runs of which each kind of fault is met at least once.
+const KINDS: [&str; 16] = [
+    "policy: refuse",
+    "policy: admit",
+    "policy: local",
+    "policy: quarantine",
+    "poll-only connections",
+    "calls overtaken",
+    "calls of closed connections",
+    "messages lost",
+    "messages late",
+    "messages twice",
+    "refused: limit",
+    "refused: queue full",
+    "refused: queue timeout",
+    "refused: draining",
+    "refused: unavailable",
+    "refused: 429",
+];
+
+/// The lines that a child of the program wrote.
+fn simulate(words: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_simulate")).args(words).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn hashes(text: &str) -> Vec<String> {
+    text.lines().filter(|line| line.starts_with("ends\t")).map(ToOwned::to_owned).collect()
+}
+
+/// Runs that the crate fails today are listed in `known.txt`, by rule and scenario.
+fn is_known(rule: &str, scenario: &str) -> bool {
+    include_str!("known.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .any(|line| line.split('\t').eq([rule, scenario]) || line.split('\t').eq([rule, "*"]))
+}
+
+#[test]
+fn all_rules_hold_and_each_kind_of_fault_is_met() {
+    let began = Instant::now();
+    let runs = RUNS.to_string();
+    let (code, text) = simulate(&["--seeds", &runs, "--jobs", "2", "--no-shrink"]);
+    let took = began.elapsed();
+    let mut counts = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((count, what)) = line.trim_start().split_once(' ')
+            && let Ok(count) = count.parse::<u64>()
+        {
+            counts.insert(what.to_owned(), count);
+        }
+    }
+    let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+    for what in names.iter().chain(&KINDS) {
+        assert!(counts.get(*what).is_some_and(|count| *count > 0), "{what} did not occur:\n{text}");
+    }
+    let mut broken = Vec::new();
+    for line in text.lines() {
+        let Some((head, _)) = line.split_once("; the first:") else { continue };
+        let Some((runs, rule)) = head.split_once(" broke a rule: ") else { continue };
+        let scenario = runs.rsplit(' ').next().unwrap_or("");
+        if !is_known(rule, scenario) {
+            broken.push(line.to_owned());
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}\n{text}");
+    let is_anything_known = include_str!("known.txt").lines().any(|line| !line.starts_with('#'));
+    assert!(code == Some(0) || is_anything_known, "{code:?}\n{text}");
+    println!("{RUNS} runs took {took:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_hash() {
+    for scenario in Scenario::ALL {
+        let once = || {
+            let words = ["--worker", "--scenario", scenario.name(), "--from", "3", "--seeds", "3"];
+            simulate(&words)
+        };
+        let ((first, one), (second, two)) = (once(), once());
+        assert_eq!((first, second), (Some(0), Some(0)), "{}", scenario.name());
+        assert_eq!(hashes(&one), hashes(&two), "{}", scenario.name());
+        assert_eq!(hashes(&one).len(), 3, "{one}");
+    }
+}
+
+/// The hashes of a few runs: other builds and machines give the same.
+#[test]
+fn other_builds_give_the_same_hash() {
+    let hash = |scenario, seed| run(&Plan::new(scenario, seed), false, &|| {}).hash;
+    let seen: Vec<_> = [Scenario::Calm, Scenario::Loss, Scenario::Operators, Scenario::Processes]
+        .into_iter()
+        .map(|scenario| format!("{} {:016x}", scenario.name(), hash(scenario, 5)))
+        .collect();
+    let known: Vec<_> = include_str!("hashes.txt").lines().collect();
+    assert_eq!(seen, known, "if the crate or a plan is meant to behave otherwise: {seen:#?}");
+}
+
+/// The first run in which a planted fault is found.
+fn found(planted: Planted) -> Option<(Scenario, u64, Outcome)> {
+    let scenarios = [Scenario::Calm, Scenario::Operators, Scenario::Leases];
+    (1..40).find_map(|seed| {
+        scenarios.into_iter().find_map(|scenario| {
+            let plan = Plan { planted: Some(planted), ..Plan::new(scenario, seed) };
+            let outcome = run(&plan, false, &|| {});
+            let news = |rule: &str| !is_known(rule, scenario.name());
+            let is_found = outcome.violations.iter().any(|violation| news(violation.rule));
+            is_found.then_some((scenario, seed, outcome))
+        })
+    })
+}
+
+#[test]
+fn each_planted_fault_is_found() {
+    let missed = Mutex::new(Vec::new());
+    for planted in Planted::ALL {
+        match found(planted) {
+            Some((scenario, seed, outcome)) => {
+                let name = scenario.name();
+                println!("{planted:?}: {name} {seed}: {}", outcome.violations[0]);
+            }
+            None => missed.lock().unwrap().push(planted),
+        }
+    }
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+#[test]
+fn a_run_that_comes_to_no_end_is_found() {
+    let words = ["--plant", "Hangs", "--scenario", "calm", "--seeds", "1", "--no-shrink"];
+    let (code, text) = simulate(&words);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("broke a rule: stuck"), "{text}");
+}
