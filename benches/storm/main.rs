@@ -8,6 +8,7 @@
 mod held;
 mod process;
 mod refused;
+mod waiters;
 
 #[path = "../../tests/it/support/redis.rs"]
 #[allow(dead_code, reason = "the tests need more of it")]
@@ -47,6 +48,8 @@ enum Scenario {
     Refused,
     /// 50,000 names are used for a few seconds with a lease of an hour.
     Released,
+    /// 100,000 wait for one permit in a process that is killed.
+    Waiters,
 }
 
 /// The figures of all scenarios.
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
             Scenario::Restart => held::restart(&mut figures, names(20_000)),
             Scenario::Refused => refused::refused(&mut figures, names(200_000)),
             Scenario::Released => refused::released(&mut figures, names(50_000)),
+            Scenario::Waiters => waiters::waiters(&mut figures, names(100_000)),
         };
         if let Err(what) = result {
             figures.fail(&what);

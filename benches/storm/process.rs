@@ -8,13 +8,14 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{held, refused};
+use super::{held, refused, waiters};
 
 /// What another process is to do.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Job {
     Hold(held::Job),
     Use(refused::Job),
+    Wait(waiters::Job),
 }
 
 pub(crate) fn run(job: &Job) {
@@ -24,6 +25,7 @@ pub(crate) fn run(job: &Job) {
     match job {
         Job::Hold(job) => runtime.block_on(held::child(job, parent)),
         Job::Use(job) => runtime.block_on(refused::child(job, parent)),
+        Job::Wait(job) => runtime.block_on(waiters::child(job, parent)),
     }
 }
 

@@ -47,6 +47,8 @@ struct Report {
     peak: f64,
     /// Ten seconds after the first round, and after the second.
     after: [f64; 2],
+    /// Records of names ten seconds after the first round, in which nothing is in use.
+    records: usize,
     cpu: f64,
 }
 
@@ -68,9 +70,10 @@ fn run(figures: &mut Figures, job: Job) -> Result<(), String> {
     let process = Process::start(&process::Job::Use(job));
     let report: Report = process.hear(SILENCE)?;
     println!(" {}", report.what);
-    let Report { wrong, took, base, peak, after: [first, second], cpu, .. } = report;
+    let Report { wrong, took, base, peak, after: [first, second], records, cpu, .. } = report;
     figures.most("requests that had another answer than they should", count(wrong), 0.0);
     figures.tell("the first round took, s", took);
+    figures.most("records ten seconds later", count(records), 0.0);
     figures.tell("memory before, MB", base);
     figures.tell("memory at the end of the first round, MB", peak);
     let more = "memory ten seconds later, more than before, MB";
@@ -101,7 +104,7 @@ pub(crate) async fn child(job: &Job, parent: Parent) {
     let mut wrong = once(&semaphore, &policy, job, 0).await;
     let (took, peak) = (seconds(began.elapsed()), process::rss());
     sleep(AFTER).await;
-    let first = process::rss();
+    let (first, records) = (process::rss(), semaphore.health().semaphores);
     wrong += once(&semaphore, &policy, job, 1).await;
     sleep(AFTER).await;
     let (second, cpu, since) = (process::rss(), process::cpu(), Instant::now());
@@ -112,7 +115,7 @@ pub(crate) async fn child(job: &Job, parent: Parent) {
         Job { hot: 0, names, .. } => format!("{names} names refused"),
         Job { hot, .. } => format!("{hot} requests on one name refused"),
     };
-    parent.say(&Report { what, wrong, took, base, peak, after: [first, second], cpu });
+    parent.say(&Report { what, wrong, took, base, peak, after: [first, second], records, cpu });
     parent.heard().await;
 }
 

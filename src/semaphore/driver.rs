@@ -93,6 +93,8 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
             }
             Ok(None) => {
                 node.rehome_all(&server);
+                // Perhaps it kept what operators set: then another one does now.
+                look_for_overrides(&node);
                 if node.servers.end(&server) {
                     break;
                 }
@@ -149,7 +151,7 @@ async fn connect(
 async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connection>) {
     let connected = server.connected(connection);
     for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
-        node.act(&shared, Instant::now(), |session, now| session.handle_connected(connected, now));
+        node.act(&shared, node.now(), |session, now| session.handle_connected(connected, now));
         if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
             tokio::task::yield_now().await;
         }
@@ -163,7 +165,7 @@ async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
             shared.lock().queued = None;
         }
         for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
-            node.act(&shared, Instant::now(), |session, now| {
+            node.act(&shared, node.now(), |session, now| {
                 if !session.is_outage() {
                     session.handle_unreachable(now);
                 }
@@ -267,7 +269,9 @@ async fn serve(
         let now = Instant::now();
         for (call, sender) in batch.calls.iter().zip(&batch.senders) {
             node.counts.meter.unanswered(&call.op, now - batch.sent);
-            node.act_in(sender, now, None, |session, _| session.handle_unanswered(&call.op));
+            node.act_in(sender, node.clock.time(now), None, |session, _| {
+                session.handle_unanswered(&call.op)
+            });
         }
     }
     if let Some(refresh) = refresh {
@@ -330,8 +334,8 @@ pub(super) fn collect_of(
 }
 
 fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) {
-    let now = Instant::now();
-    let (sent, after) = (node.clock.time(batch.sent), now - batch.sent);
+    let [sent, now] = [batch.sent, Instant::now()].map(|at| node.clock.time(at));
+    let after = now.since(sent);
     for ((call, sender), answer) in batch.calls.iter().zip(&batch.senders).zip(answers) {
         let (shared, stay) = sender;
         match answer {
@@ -391,20 +395,20 @@ fn end_refresh(
         Err(_) => return node.overrides.ended(question, checking),
     };
     let news = node.overrides.answered(question, answer);
-    node.learn(&news, Instant::now());
+    node.learn(&news, node.now());
     settle(node, checking);
 }
 
 /// The revocations are known to these sessions.
 fn settle(node: &Node, checking: Vec<Arc<SharedSession>>) {
     for shared in checking {
-        node.act(&shared, Instant::now(), |session, now| session.handle_revocations_known(now));
+        node.act(&shared, node.now(), |session, now| session.handle_revocations_known(now));
     }
 }
 
-/// It is time to ask, if any semaphore is used.
+/// It is time to ask, if any semaphore was used.
 fn look_for_overrides(node: &Node) {
-    if !node.is_closed() && !node.sessions.is_empty() {
+    if !node.is_closed() && node.sessions.were_used() {
         // Every driver looks, so that there is one where they are kept.
         node.servers.attach(&node.backend().shard(node.overrides.key()), 0);
         node.overrides.want();

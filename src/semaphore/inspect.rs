@@ -6,7 +6,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
 
 use super::Semaphore;
 use super::node::Node;
@@ -277,7 +276,7 @@ pub struct Waiter {
 
 impl Inspection {
     fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, Told>) -> Self {
-        let (now, local) = (listing.now, own.clock.time(Instant::now()));
+        let (now, local) = (listing.now, own.now());
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));

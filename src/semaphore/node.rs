@@ -18,7 +18,7 @@ use super::peers::Questions;
 use super::server::{self, Reach};
 use super::servers::Servers;
 use super::sessions::Sessions;
-use super::shared_session::{SessionState, SharedSession, Woken, no_answer};
+use super::shared_session::{SessionState, SharedSession, no_answer};
 use crate::backend::{
     Backend, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
 };
@@ -122,14 +122,14 @@ impl Node {
     pub(super) fn with_session<T>(
         &self,
         name: &str,
-        now: Instant,
+        now: Time,
         act: impl FnOnce(&mut SessionState, Time) -> T,
     ) -> (Arc<SharedSession>, T) {
         loop {
             let shared = self.session(name);
             let mut state = shared.lock();
             if !state.is_retired {
-                let result = act(&mut state, self.clock.time(now));
+                let result = act(&mut state, now);
                 self.finish(&shared, state, now, None);
                 return (shared, result);
             }
@@ -162,15 +162,20 @@ impl Node {
         Some(look(&state.session))
     }
 
+    /// This moment.
+    pub(super) fn now(&self) -> Time {
+        self.clock.time(Instant::now())
+    }
+
     /// Does something with a session: act, then post, then wake. `now` is not later than this.
     pub(super) fn act<T>(
         &self,
         shared: &Arc<SharedSession>,
-        now: Instant,
+        now: Time,
         act: impl FnOnce(&mut Session, Time) -> T,
     ) -> T {
         let mut state = shared.lock();
-        let result = act(&mut state.session, self.clock.time(now));
+        let result = act(&mut state.session, now);
         self.finish(shared, state, now, None);
         result
     }
@@ -180,13 +185,13 @@ impl Node {
     pub(super) fn act_in(
         &self,
         (shared, stay): &(Arc<SharedSession>, u64),
-        now: Instant,
+        now: Time,
         error: Option<&BackendError>,
         act: impl FnOnce(&mut Session, Time),
     ) {
         let mut state = shared.lock();
         if state.stay == *stay {
-            act(&mut state.session, self.clock.time(now));
+            act(&mut state.session, now);
             self.finish(shared, state, now, error);
         }
     }
@@ -196,20 +201,16 @@ impl Node {
         &self,
         shared: &'a Arc<SharedSession>,
         mut state: MutexGuard<'a, SessionState>,
-        now: Instant,
+        now: Time,
         error: Option<&BackendError>,
     ) {
-        let mut woken = Woken::default();
         match self.embedded() {
             Some(embedded) => state = self.call_embedded(embedded, shared, state, now),
             None => self.post(shared, &mut state, now),
         }
-        let is_down = error.is_none() && state.server.is_down();
-        let down = if is_down { state.server.down() } else { None };
-        state.take_events(error.or(down.as_ref()), &self.counts, &mut woken);
-        let time = self.clock.time(now);
+        let woken = state.take_events(error, &self.counts);
         let timeout = state.session.poll_timeout();
-        let is_over = state.session.is_over(time);
+        let is_over = state.session.is_over(now);
         let mut replaced = None;
         if let Some(at) = timeout.filter(|_| !is_over).map(|at| self.clock.instant(at))
             && state.look.is_none_or(|look| at < look.at())
@@ -223,7 +224,7 @@ impl Node {
         drop(state);
         drop(replaced);
         if is_over {
-            self.retire(shared, time);
+            self.retire(shared, now);
         }
         if may_end {
             self.wake_tasks();
@@ -232,7 +233,7 @@ impl Node {
     }
 
     /// Sees to it that the driver takes what a session has to send.
-    fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Instant) {
+    fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Time) {
         if state.session.poll_revocation_check() {
             self.overrides.check_revocations(shared);
             self.wake_for_overrides();
@@ -257,29 +258,28 @@ impl Node {
         embedded: &dyn Embedded,
         shared: &'a Arc<SharedSession>,
         mut state: MutexGuard<'a, SessionState>,
-        now: Instant,
+        now: Time,
     ) -> MutexGuard<'a, SessionState> {
         // The thread that carries out calls sees to these too.
         if state.is_busy {
             return state;
         }
-        let time = self.clock.time(now);
-        while let Some(call) = state.session.poll_call(time) {
+        while let Some(call) = state.session.poll_call(now) {
             state.is_busy = true;
             drop(state);
-            let reply = embedded.call(shared.key(), self.id, &call, now);
+            let reply = embedded.call(shared.key(), self.id, &call, self.clock.instant(now));
             self.counts.meter.replied(&call.op, &reply);
             state = shared.lock();
-            state.session.handle_reply(&call.op, &reply, false, time, time);
+            state.session.handle_reply(&call.op, &reply, false, now, now);
             if state.session.poll_revocation_check() {
                 drop(state);
                 self.learn_now();
                 state = shared.lock();
                 // Another thread may have read them, and not have told this session yet.
                 for id in self.overrides.revoked_of(shared.name()) {
-                    state.session.handle_revoked(id, time);
+                    state.session.handle_revoked(id, now);
                 }
-                state.session.handle_revocations_known(time);
+                state.session.handle_revocations_known(now);
             }
         }
         state.is_busy = false;
@@ -315,7 +315,7 @@ impl Node {
     /// Sends a session to the server that counts it now, and asks for everything again there.
     pub(super) fn rehome(&self, shared: &Arc<SharedSession>, was_sent_on: bool) {
         let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
-        let now = Instant::now();
+        let now = self.now();
         let mut state = shared.lock();
         if state.is_retired || (Arc::ptr_eq(&state.server, &server) && !was_sent_on) {
             drop(state);
@@ -328,14 +328,13 @@ impl Node {
         let before = state.moved_at.replace(now);
         if was_sent_on && before.is_some_and(|at| now < at + SENT_ON.0) {
             state.held_until = Some(now + SENT_ON.1);
-            self.sessions.schedule.push(Arc::clone(shared), now + SENT_ON.1);
+            self.sessions.schedule.push(Arc::clone(shared), self.clock.instant(now + SENT_ON.1));
         }
         // Read only now that a new state of the server would find this session.
-        let time = self.clock.time(now);
         if server.is_up() {
-            state.session.handle_connected(server.conditions(), time);
+            state.session.handle_connected(server.conditions(), now);
         } else if server.is_down() {
-            state.session.handle_unreachable(time);
+            state.session.handle_unreachable(now);
         }
         self.finish(shared, state, now, None);
         self.servers.detach(&old);
@@ -423,7 +422,7 @@ impl Node {
     }
 
     /// Goes by what operators set from here on; says whether that is news.
-    pub(super) fn learn(&self, news: &News, now: Instant) -> bool {
+    pub(super) fn learn(&self, news: &News, now: Time) -> bool {
         for name in &news.names {
             if let Some(shared) = self.sessions.get(name) {
                 // What is known by then: another thread may have learned something newer.
@@ -448,7 +447,7 @@ impl Node {
             let query = embedded.overrides(self.overrides.key(), self.overrides.version());
             let Some(Ok(answer)) = query.now_or_never() else { return };
             let news = self.overrides.answered(question, Ok(answer));
-            if !self.learn(&news, Instant::now()) {
+            if !self.learn(&news, self.now()) {
                 return;
             }
         }
@@ -469,7 +468,7 @@ impl Node {
     /// Releases all places.
     pub(super) fn give_back(&self) {
         for shared in self.sessions.all() {
-            self.act(&shared, Instant::now(), Session::handle_close);
+            self.act(&shared, self.now(), Session::handle_close);
         }
         self.counts.tell_of_lost(true);
     }
@@ -494,8 +493,9 @@ impl Node {
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, n: u64, lease_end: u64) {
-        let now = Instant::now();
-        self.with_session(name, now, |state, time| state.session.handle_hint(n, lease_end, time));
+        self.with_session(name, self.now(), |state, time| {
+            state.session.handle_hint(n, lease_end, time)
+        });
     }
 
     fn overridden(&self, _name: &str) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::lock;
 use super::node::Node;
@@ -74,7 +74,7 @@ impl Node {
     pub(super) fn receive(&self, name: &str, message: PeerMessage) {
         match message {
             PeerMessage::AskHeld { by } => {
-                let now = self.clock.time(Instant::now());
+                let now = self.now();
                 let held =
                     self.look_at(name, |session| session.held_since(now, PeerMessage::HELD_MAX));
                 let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));

@@ -10,7 +10,7 @@ use super::policy::Policy;
 use super::shared_session::SharedSession;
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::Hold;
-use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress, Session};
+use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
 
 /// A handle on a place in a session, which is left when the last one is dropped.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ impl Place {
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
         let options = AcquireOptions { lease: policy.lease, max_queue, on_unavailable };
+        let now = node.clock.time(now);
         let (shared, index) = node.with_session(name, now, |state, time| {
             // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
             if node.is_closed() {
@@ -63,12 +64,14 @@ impl Place {
 
     /// How far the request has come. Unless it is done, `cx` is woken when that changes.
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
+        let now = self.node.clock.time(now);
         let mut state = self.shared.lock();
-        let progress = state.session.progress(self.index, self.node.clock.time(now));
+        let progress = state.session.progress(self.index, now);
+        // Any other is the request's last look, and changes nothing that is to be sent or waited for.
         if matches!(progress, Progress::Joining | Progress::Waiting) {
             state.wait(self.index, cx.waker());
+            self.node.finish(&self.shared, state, now, None);
         }
-        self.node.finish(&self.shared, state, now, None);
         progress
     }
 
@@ -78,8 +81,8 @@ impl Place {
     }
 
     pub(super) fn wait_timed_out(&self, now: Instant) {
-        let index = self.index;
-        self.act(now, |session, time| session.handle_wait_timeout(index, time));
+        let (now, index) = (self.node.clock.time(now), self.index);
+        self.node.act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));
     }
 
     pub(super) fn name(&self) -> &str {
@@ -87,7 +90,7 @@ impl Place {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        let now = self.node.clock.time(Instant::now());
+        let now = self.node.now();
         self.shared.lock().session.is_lost(self.index, now)
     }
 
@@ -106,9 +109,10 @@ impl Place {
     /// for.
     pub(super) fn release(&self) -> bool {
         let (now, index) = (Instant::now(), self.index);
-        let (ended, awaited) = self.act(now, |session, time| {
+        let at = self.node.clock.time(now);
+        let (ended, awaited) = self.node.act(&self.shared, at, |session, now| {
             let held = self.hold.is_measured() && session.is_held(index);
-            let awaited = session.handle_release(index, time);
+            let awaited = session.handle_release(index, now);
             (held && !session.is_held(index), awaited)
         });
         if ended {
@@ -128,14 +132,6 @@ impl Place {
             }
         }
     }
-
-    fn act<T>(
-        &self,
-        now: Instant,
-        act: impl FnOnce(&mut Session, crate::protocol::Time) -> T,
-    ) -> T {
-        self.node.act(&self.shared, now, act)
-    }
 }
 
 impl Clone for Place {
@@ -152,9 +148,10 @@ impl Drop for Place {
         let mut state = self.shared.lock();
         let Some(abandoned) = state.end(index) else { return };
         let held = self.hold.is_measured() && state.session.is_held(index);
-        state.session.handle_leave(index, self.node.clock.time(now));
+        let at = self.node.clock.time(now);
+        state.session.handle_leave(index, at);
         state.trim();
-        self.node.finish(&self.shared, state, now, None);
+        self.node.finish(&self.shared, state, at, None);
         drop(abandoned);
         self.node.place_left();
         if held {

@@ -108,6 +108,9 @@ impl<T> Server<T> {
 
     /// Why it cannot be asked at present, if so.
     pub(super) fn down(&self) -> Option<BackendError> {
+        if !self.is_down() {
+            return None;
+        }
         match &*lock(&self.state) {
             State::Connecting | State::Up { .. } => None,
             State::Down { error, .. } => Some(error.clone()),

@@ -11,19 +11,26 @@ use super::server::Server;
 use super::shared_session::{SessionState, SharedSession};
 use crate::protocol::time::Time;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Every session, from its first request until it is unused.
 pub(super) struct Sessions {
     by_name: Mutex<HashMap<Arc<str>, Arc<SharedSession>, RandomState>>,
     /// From which on the next session numbers its places: no session that is gone went so far.
     serial: AtomicU64,
+    /// One was made since it was asked last whether any was used.
+    made: AtomicBool,
     pub(super) schedule: Schedule<Arc<SharedSession>>,
 }
 
 impl Sessions {
     pub(super) fn new() -> Self {
-        Self { by_name: Mutex::default(), serial: AtomicU64::new(1), schedule: Schedule::new() }
+        Self {
+            by_name: Mutex::default(),
+            serial: AtomicU64::new(1),
+            made: AtomicBool::new(false),
+            schedule: Schedule::new(),
+        }
     }
 
     pub(super) fn get(&self, name: &str) -> Option<Arc<SharedSession>> {
@@ -43,6 +50,7 @@ impl Sessions {
         }
         let session = Arc::new(make(self.serial.load(Ordering::Relaxed)));
         sessions.insert(Arc::clone(name), Arc::clone(&session));
+        self.made.store(true, Ordering::Relaxed);
         Ok(session)
     }
 
@@ -86,8 +94,10 @@ impl Sessions {
         all
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        lock(&self.by_name).is_empty()
+    /// Whether there was any since this was asked last: of a request that is refused none may be left.
+    pub(super) fn were_used(&self) -> bool {
+        let made = self.made.swap(false, Ordering::Relaxed);
+        made || !lock(&self.by_name).is_empty()
     }
 
     pub(super) fn len(&self) -> usize {

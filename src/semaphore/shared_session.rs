@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::health::Counts;
 use super::lock;
@@ -14,6 +13,7 @@ use super::server::Server;
 use crate::error::BackendError;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Event, Session, Urgency};
+use crate::protocol::time::Time;
 use crate::sync::{Mutex, MutexGuard};
 
 /// One process's record of one semaphore.
@@ -32,9 +32,9 @@ pub(super) struct SessionState {
     /// stay is nobody's: what it was about has been asked for again.
     pub(super) server: Arc<Server<Arc<SharedSession>>>,
     pub(super) stay: u64,
-    pub(super) moved_at: Option<Instant>,
+    pub(super) moved_at: Option<Time>,
     /// Nothing is to be sent until then.
-    pub(super) held_until: Option<Instant>,
+    pub(super) held_until: Option<Time>,
     /// How it stands in the outbox of its server.
     pub(super) queued: Option<Urgency>,
     /// One thread carries out its calls, where the backend is embedded.
@@ -163,14 +163,16 @@ impl SessionState {
         error.unwrap_or_else(no_answer)
     }
 
-    /// Takes the session's events; what came of an error is told with it.
-    pub(super) fn take_events(
-        &mut self,
-        error: Option<&BackendError>,
-        counts: &Counts,
-        woken: &mut Woken,
-    ) {
-        for event in self.session.take_events() {
+    /// Takes the session's events; what came of an error is told with it, or else with why its server
+    /// is down.
+    pub(super) fn take_events(&mut self, error: Option<&BackendError>, counts: &Counts) -> Woken {
+        let (events, mut woken) = (self.session.take_events(), Woken::default());
+        if events.is_empty() {
+            return woken;
+        }
+        let down = if error.is_none() { self.server.down() } else { None };
+        let error = error.or(down.as_ref());
+        for event in events {
             let (Event::Progress(index)
             | Event::Admitted(index)
             | Event::Failed(index)
@@ -195,13 +197,16 @@ impl SessionState {
             }
             woken.0.extend(request.waker.take());
         }
+        woken
     }
 }
 
 impl Woken {
     /// Wakes them. Not under a lock.
     pub(super) fn wake(self) {
-        self.0.into_iter().for_each(Waker::wake);
+        if !self.0.is_empty() {
+            self.0.into_iter().for_each(Waker::wake);
+        }
     }
 }
 

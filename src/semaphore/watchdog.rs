@@ -40,7 +40,7 @@ pub(super) async fn look(node: &Node) -> Option<Instant> {
                 state.look = None;
             }
             drop(state);
-            node.act(&shared, now, |session: &mut Session, time| {
+            node.act(&shared, node.clock.time(now), |session: &mut Session, time| {
                 if session.poll_timeout().is_some_and(|timeout| timeout <= time) {
                     session.handle_timeout(time);
                 }

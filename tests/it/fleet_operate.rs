@@ -88,8 +88,10 @@ async fn where_the_shard_that_keeps_it_dies_the_others_go_by_what_they_know() {
         eventually("the newcomer knows it", async || limit_seen(&newcomer, name).await == Some(2))
             .await;
     }
+    println!("the newcomer knew {:?} after the promotion", promoted.elapsed());
     eventually("it can be set again", async || operator.set_limit(&*elsewhere[0], 3).await.is_ok())
         .await;
+    println!("it could be set {:?} after the promotion", promoted.elapsed());
     eventually("the others know it", async || {
         limit_seen(&other, &elsewhere[0]).await.is_none_or(|limit| limit == 3)
     })

@@ -436,14 +436,6 @@ fn queue_up(server: &TestRedis, dead: Dead, count: u64, behind: &[&str]) {
     let _: () = pipeline.query(&mut connection(server)).unwrap();
 }
 
-/// How many calls of scripts took 10 ms or longer, by the server's own log, since this was asked last.
-fn slow(server: &TestRedis) -> usize {
-    let log: Vec<(u64, u64, u64, Vec<String>, String, String)> =
-        server.command(&["SLOWLOG", "GET", "-1"]);
-    let _: String = server.command(&["SLOWLOG", "RESET"]);
-    log.iter().filter(|(_, _, _, command, ..)| command[0].starts_with("EVAL")).count()
-}
-
 /// Calls a script, and says what the semaphore has then: members.
 fn call(connection: &mut redis::Connection, name: &str, arguments: &[&str]) -> (Vec<Value>, usize) {
     let script = script(name);
@@ -472,31 +464,19 @@ fn release_nothing(server: &TestRedis, limit: &str, node: &str) -> (Vec<Value>, 
 }
 
 #[test]
-fn a_hundred_thousand_dead_waiters_block_the_server_for_no_call() {
+fn a_hundred_thousand_dead_waiters_are_passed_over_in_steps() {
     let server = TestRedis::start();
-    let _: String = server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "100000"]);
     let (node, id) = ("zzzzzzzzzzz", "zzzzzzzzzzz:1");
     for (dead, limit) in CROWDS.into_iter().flat_map(|dead| [(dead, "1"), (dead, "1000")]) {
-        // The log counts the time in which the machine ran something else, too: the best of three runs.
-        let mut slowest = Vec::new();
-        while slowest.len() < 3 && slowest.iter().all(|slow| *slow > 0) {
-            let _: String = server.command(&["FLUSHALL"]);
-            queue_up(&server, dead, 100_000, &[id]);
-            slow(&server);
-            let (reply, calls) = release_nothing(&server, limit, node);
-            // It is granted, and nobody else is left.
-            let granted = Vec::<String>::from_redis_value(Value::Array(reply)).unwrap();
-            assert_eq!(granted[0], id, "{dead:?}");
-            assert_eq!(server.command::<u64>(&["ZCARD", "semaphore:{x}"]), 1, "{dead:?}");
-            let each = if dead.one_node || dead.ended { 490 } else { 100 };
-            assert!(calls <= 100_000 / each + 2, "{dead:?}: {calls} calls");
-            slowest.push(slow(&server));
-        }
-        // On a machine that is never idle even a short call is stopped at times; one without a bound is
-        // one of few, and slow in each run.
-        let best = slowest.iter().min().unwrap();
-        assert!(*best <= 2, "{dead:?}, limit {limit}: {slowest:?} calls took 100 ms");
-        println!("{dead:?}, limit {limit}: {slowest:?} calls took 100 ms");
+        let _: String = server.command(&["FLUSHALL"]);
+        queue_up(&server, dead, 100_000, &[id]);
+        let (reply, calls) = release_nothing(&server, limit, node);
+        // It is granted, and nobody else is left.
+        let granted = Vec::<String>::from_redis_value(Value::Array(reply)).unwrap();
+        assert_eq!(granted[0], id, "{dead:?}");
+        assert_eq!(server.command::<u64>(&["ZCARD", "semaphore:{x}"]), 1, "{dead:?}");
+        let each = if dead.one_node || dead.ended { 490 } else { 100 };
+        assert!(calls <= 100_000 / each + 2, "{dead:?}: {calls} calls");
     }
 }
 

@@ -734,13 +734,7 @@ async fn nothing_is_kept_where_nothing_is_set() {
 #[tokio::test]
 async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     let server = TestRedis::start();
-    let rules = "~semaphore:* +@all resetchannels";
-    let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret"];
-    words.extend(rules.split(' '));
-    let _: String = server.command(&words);
-    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let backend = RedisBackend::builder(url).build().unwrap();
-    let (operator, poll_only) = (server.semaphore(), Semaphore::new(backend));
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
     let one = policy(1);
     let held = poll_only.acquire("x", &one).await.unwrap();
     operator.set_limit("x", 2).await.unwrap();
@@ -759,6 +753,24 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     poll_only.set_limit("x", 3).await.unwrap();
     timeout(Duration::from_millis(2500), wait).await.expect("soon").unwrap().unwrap();
     drop((held, second));
+}
+
+/// Nothing is left of a request that was refused, so that at most times no semaphore is in use.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_process_whose_requests_are_all_refused_learns_it_within_a_second() {
+    let server = TestRedis::start();
+    let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
+    let one = policy(1);
+    let held = operator.acquire("x", &one).await.unwrap();
+    assert_eq!(full(poll_only.try_acquire("x", &one).await).limit, 1);
+    operator.set_limit("x", 2).await.unwrap();
+    let began = Instant::now();
+    while poll_only.try_acquire("x", &one).await.is_err() {
+        assert!(began.elapsed() < Duration::from_millis(1500), "not within a second");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(held);
 }
 
 #[cfg(feature = "redis")]

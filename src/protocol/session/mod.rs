@@ -3,7 +3,7 @@
 //! A pure state machine like the [`Ledger`](super::ledger::Ledger), and the other half of the
 //! protocol: the rules by which a process believes what it is told. Requests, replies, hints,
 //! connections and time come in through `handle_*`; calls ([`Session::poll_call`]), events
-//! ([`Session::poll_event`]) and the next deadline ([`Session::poll_timeout`]) come out. After each
+//! ([`Session::take_events`]) and the next deadline ([`Session::poll_timeout`]) come out. After each
 //! input, whoever drives a session takes out all three.
 //!
 //! The rules, each of which the model shows to be needed:
@@ -539,11 +539,6 @@ impl Session {
     }
 
     // ===== what comes out =====
-
-    /// The next event, the oldest first.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        (!self.events.is_empty()).then(|| self.events.remove(0))
-    }
 
     /// All events, the oldest first.
     pub fn take_events(&mut self) -> SmallVec<[Event; 2]> {

@@ -192,7 +192,11 @@ impl Places {
 
     pub(super) fn remove(&mut self, index: usize) -> Option<Place> {
         let place = self.entries.get_mut(index)?.take()?;
-        self.free.insert(index);
+        if index + 1 < self.entries.len() {
+            self.free.insert(index);
+            return Some(place);
+        }
+        self.entries.pop();
         while let Some(None) = self.entries.last() {
             self.entries.pop();
             self.free.remove(&self.entries.len());

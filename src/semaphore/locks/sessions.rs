@@ -56,7 +56,7 @@ fn assert_all_retire(node: &Arc<Node>) {
         advance(UNUSED);
         look(node);
     }
-    assert!(node.sessions.is_empty(), "an unused session is kept");
+    assert_eq!(node.sessions.len(), 0, "an unused session is kept");
     assert_counted(node);
     for server in node.servers.all() {
         assert!(node.servers.end(&server), "sessions are counted that are gone");
@@ -112,7 +112,7 @@ fn a_session_that_is_retired_at_once_is_retired_once() {
                 spawn(move || {
                     look(&node);
                     // Finds the session unused, and ends it with the answer.
-                    node.with_session(NAME, Instant::now(), |_, _| ());
+                    node.with_session(NAME, node.now(), |_, _| ());
                 })
             })
             .collect();

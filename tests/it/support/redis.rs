@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::{self, FromRedisValue, RedisResult};
@@ -23,9 +24,18 @@ pub(crate) fn server_binary() -> String {
     std::env::var("TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-/// A loopback port that nobody listens on.
+/// A loopback port that nobody listens on, and that nobody is given beside: each one is given out once,
+/// and they are below those that the system takes for connections. A server that was killed finds its
+/// port free.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 20_000;
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    // Each process begins elsewhere.
+    let begin = std::process::id().wrapping_mul(7919) % COUNT;
+    let given = (0..COUNT).map(|_| GIVEN.fetch_add(1, Ordering::Relaxed));
+    let mut ports = given.map(|n| u16::try_from(FIRST + (begin + n) % COUNT).unwrap());
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
 }
 
 impl TestRedis {
