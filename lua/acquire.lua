@@ -22,7 +22,7 @@
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 for the first, 1 more if any leave, whatever the number
 --           of ids; O((ids + 500) * log n): see promote.lua
--- Retry     safe: an id that is there keeps its place and gets its lease anew; one that left is passed over
+-- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -65,7 +65,7 @@ if waiting == 0 and all + count_of_ids <= limit then
   return lease_end
 end
 
--- Full, or so it looks: whoever waits goes first, and only then the newcomers.
+-- Full, or so it looks: waiting places go first, and only then the newcomers.
 local max_queue, counted, node = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 --@sweep
 if swept then

@@ -17,7 +17,7 @@
 --           The statuses are those from before the grants that this call made.
 -- Errors    none of its own
 -- Cost      about 8 commands, whatever the number of ids; O((ids + 500) * log n): see promote.lua
--- Retry     safe: an id that is there keeps its place and gets its lease anew
+-- Retry     safe: an id that is there keeps its place and has its lease renewed
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])

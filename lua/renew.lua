@@ -1,4 +1,4 @@
--- renew: give the leases of places anew, whether they wait or hold. It is also the poll that makes
+-- renew: renew the leases of places, waiting or held. It is also the poll that makes
 -- a lost message good, and the sweep that replaces a dead holder.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore

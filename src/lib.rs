@@ -1,8 +1,8 @@
 //! One fair semaphore for a whole fleet, worn as a Tower layer.
 //!
 //! [`ConcurrencyLimitLayer`] takes a permit for each request, keyed by route, tenant or anything
-//! else. The permits of a key are shared by every replica through Redis; who comes first is served
-//! first, across all replicas; whoever cannot wait gets a clean 429; the permit lives exactly as
+//! else. The permits of a key are shared by every replica through Redis; first come is first served
+//! across all replicas; a request that cannot wait is rejected with 429; the permit lives exactly as
 //! long as the response, its stream included.
 //!
 //! It is for services that run in several replicas and must not have more than N requests in flight
@@ -133,11 +133,11 @@
 //! # let _ = service; Ok(()) }
 //! ```
 //!
-//! * *Why so*: who waits in an inner layer holds the permits of the outer ones. A tenant's crowd then
+//! * *Why so*: a request that waits in an inner layer holds the permits of the outer ones. A tenant's crowd then
 //!   waits in that tenant's own queue and has no more than its five permits of anything; the other way
 //!   round it would stand in the queue with the permits of all, and others would find none.
-//! * *Why nobody waits in a circle*: whoever holds a permit of one layer waits only for layers further
-//!   in, and who has the innermost waits for none. That holds as long as all requests meet the layers
+//! * *Why there is no deadlock*: a request that holds a permit of one layer waits only for layers
+//!   further in, and one that has the innermost waits for none. That holds as long as all requests meet the layers
 //!   in one order, in all services that share their names. It does not for two routes with opposite
 //!   orders, for one layer twice around a handler, or for a handler that calls, through these layers,
 //!   its own service again. Such a circle ends when the first wait timeout in it does, with a refusal.

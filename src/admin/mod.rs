@@ -1,6 +1,6 @@
 //! An operator's window: what goes on, as JSON and as a page, and the means to act on it.
 //!
-//! [`router`] is for mounting where you want, **behind your own authentication**: whoever reaches it
+//! [`router`] is for mounting where you want, **behind your own authentication**: anyone who reaches it
 //! can pause, drain and revoke. Nothing is loaded from elsewhere.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! What the window shows. All of it is made here; the script only fetches it anew and sends what a
+//! What the window shows. All of it is made here; the script only fetches it again and sends what a
 //! button says.
 
 use std::fmt::{self, Display, Write};
@@ -84,7 +84,7 @@ fn shown(set: Override) -> String {
     }
 }
 
-/// The name as whoever chose it wrote it, as far as that can be shown.
+/// The name as it was chosen, as far as that can be shown.
 fn readable(name: &Name) -> String {
     let mut bytes = Vec::new();
     let mut rest = name.as_str().as_bytes();

@@ -44,7 +44,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ledgers: HashMap<Arc<str>, Ledger, RandomState>,
-    /// How many of them are empty: kept for whoever comes next, but not many.
+    /// How many of them are empty: kept for the next request, but not many.
     empty: usize,
     nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
     overrides: Overrides,
@@ -125,7 +125,7 @@ impl MemoryBackend {
             ledgers.retain(|_, ledger| !ledger.is_empty());
             *empty = 0;
         }
-        // Whoever is told may call at once: not under the lock.
+        // A process that is told may call at once: not under the lock.
         drop(state);
         for (mailbox, grants) in hints {
             for grant in grants {
@@ -219,7 +219,7 @@ impl Queries for MemoryBackend {
         }
         let nodes: Vec<_> = state.nodes.values().filter_map(Weak::upgrade).collect();
         drop(state);
-        nodes.iter().for_each(|node| node.overridden(name));
+        nodes.iter().for_each(|node| node.overridden());
         ready(Ok(())).boxed()
     }
 

@@ -1,7 +1,7 @@
 //! Where permits are counted: in this process, or in Redis for a whole fleet.
 //!
 //! A [`Backend`] is what a [`Semaphore`] needs to know of it: it opens [`Connection`]s, which carry
-//! [`Call`]s one way and [`Answer`]s the other, and it delivers hints to a [`Mailbox`]. What the calls
+//! [`AddressedCall`]s one way and [`Answer`]s the other, and it delivers hints to a [`Mailbox`]. What the calls
 //! mean is written once, in the [`Ledger`](crate::protocol::ledger::Ledger).
 //!
 //! [`Semaphore`]: crate::Semaphore
@@ -117,7 +117,10 @@ pub trait Connection: Queries {
     ///
     /// If the connection is lost; then any part of the calls may have been carried out, and nothing
     /// more will come through.
-    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>>;
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>>;
 }
 
 /// A backend in this process.
@@ -206,9 +209,9 @@ pub struct ServerInfo {
     pub warning: Option<String>,
 }
 
-/// One operation on one semaphore, for any number of places of one process.
+/// A [`Call`](crate::protocol::Call) of one process, with the semaphore that it is for.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct AddressedCall {
     /// The key of the semaphore: see [`Backend::key`].
     pub key: Arc<str>,
     /// The calling process.
@@ -265,10 +268,10 @@ pub trait Mailbox: Send + Sync {
     /// A hint may come late, twice or never: the grant itself is data in the backend.
     fn hint(&self, name: &str, n: u64, lease_end: u64);
 
-    /// Something was set for the semaphore `name` in place of its policy. Never blocks.
+    /// An operator set something in place of a policy: see [`Queries::overrides`]. Never blocks.
     ///
     /// As a hint, it may come late, twice or never.
-    fn overridden(&self, name: &str);
+    fn overridden(&self);
 
     /// A message of another process, about the semaphore `name`. Never blocks.
     fn message(&self, name: &str, message: PeerMessage);

@@ -64,11 +64,11 @@ impl Cut {
     }
 }
 
-/// Shared with whoever says that the lease is lost: a client that reads slowly lets nobody ask for
+/// Shared with the watchdog, which says that the lease is lost: a client that reads slowly lets nobody ask for
 /// frames, and the source behind the body would go on.
 struct Shared<B> {
     state: Mutex<State<B>>,
-    /// The lease is lost, and whoever has the lock is to see to it.
+    /// The lease is lost, and the holder of the lock is to see to it.
     is_lost: AtomicBool,
 }
 
@@ -248,7 +248,7 @@ where
     }
 }
 
-/// The permit's record holds the alarm, and the alarm the permit: whoever drops the body parts them.
+/// The permit's record holds the alarm, and the alarm the permit: dropping the body parts them.
 impl<B> Drop for Leased<B> {
     fn drop(&mut self) {
         let state = std::mem::replace(&mut *self.lock(), State::Lost { told: true });
@@ -263,8 +263,8 @@ impl<B> Shared<B> {
 
     /// The lease is lost: the source behind the body stops, and the reader is told.
     ///
-    /// Never waits: whoever tells of the loss has others to tell. If the body is being asked for a
-    /// frame just now, that is left to whoever asks.
+    /// Never waits: the watchdog calls it, and has others to tell. If the body is being polled just now,
+    /// the task that polls it sees to this.
     fn cut(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
         let mut state = match self.state.try_lock() {

@@ -49,7 +49,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// that knows the higher limit is given permits up to that, so the fleet's cap is the highest limit
 /// that any of them goes by; one that knows the lower limit waits, or is refused, at the lower one.
 /// What was granted under a higher limit is not taken back. [`forget`](CachedLimit::forget) makes
-/// one process ask anew.
+/// one process ask again.
 ///
 /// ```
 /// use std::time::Duration;
@@ -113,7 +113,7 @@ struct Inner {
 #[derive(Default)]
 struct Entry {
     seen: Mutex<Seen>,
-    /// Held by whoever asks the source.
+    /// Held while the source is asked.
     asking: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -180,14 +180,14 @@ impl CachedLimit {
         }
         let asking = Arc::clone(&entry.asking);
         let Ok(turn) = Arc::clone(&asking).try_lock_owned() else {
-            // Whoever asks waits; nobody else need, where there is something to go by.
+            // The request that asks waits; others need not, where there is something to go by.
             if let Some(limit) = entry.seen().usable(terms, now) {
                 return Found::Known(Ok(limit));
             }
             let step = Step::Queueing(Box::pin(asking.lock_owned()));
             return Found::Later(LookUp { limits: self.clone(), entry, step });
         };
-        // Whoever asked may be done just now.
+        // The request that asked may be done just now.
         if let Some(answer) = entry.seen().answer(terms, now) {
             return Found::Known(answer);
         }
@@ -241,7 +241,7 @@ impl LookUp {
                     if let Some(answer) = self.entry.seen().answer(terms, Instant::now()) {
                         return Poll::Ready(answer);
                     }
-                    // Whoever asked has left without an answer.
+                    // The request that asked has left without an answer.
                     self.step = self.limits.ask(&self.entry, turn, key, parts);
                 }
                 Step::Asking(answer) => return answer.as_mut().poll(cx),

@@ -57,7 +57,7 @@ struct KeptPermit {
     abort: bool,
 }
 
-/// Wakes whoever reads. Does not hold the permits: their records hold it.
+/// Wakes the reader. Does not hold the permits: their records hold it.
 #[derive(Default)]
 struct Alarm {
     reader: AtomicWaker,

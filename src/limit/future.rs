@@ -167,7 +167,7 @@ impl Settings {
             Some(_) => {
                 let policy = Policy { wait_timeout: Duration::ZERO, ..policy };
                 let acquire = self.semaphore.acquire_measured(&name, &policy, meter);
-                acquire.answer_timeout(shadow::PATIENCE)
+                acquire.answer_timeout(shadow::SHADOW_TIMEOUT)
             }
         };
         Wait::Permit(key, acquire)

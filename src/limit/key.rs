@@ -82,7 +82,7 @@ impl KeyExtractor for GlobalKey {
 
 /// The value of a header, byte for byte; the first one, if there are several.
 ///
-/// Whoever can set the header chooses whose permits he takes: use one that your own gateway sets or
+/// A client that can set the header chooses whose permits it takes: use one that your own gateway sets or
 /// checks. A header that is there but empty is a value like any other.
 #[derive(Clone, Debug)]
 pub struct HeaderKey {

@@ -1,4 +1,4 @@
-//! Which series a layer's requests are counted in. `labels_off.rs` is the same without the feature.
+//! Which series a layer's requests are counted in. `labels_disabled.rs` is the same without the feature.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -46,7 +46,7 @@ impl KeyLabels {
     }
 
     /// The first so many keys that come, for as long as the process lives. Only for keys that are
-    /// trusted: whoever can choose them can use up the bound. Then [list](Self::listed) those that
+    /// trusted: a client that can choose them can use up the bound. Then [list](Self::listed) those that
     /// matter.
     #[must_use]
     pub const fn first(most: usize) -> Self {

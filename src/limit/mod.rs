@@ -9,7 +9,7 @@ mod future;
 mod grpc;
 mod into_error;
 mod key;
-#[cfg_attr(not(feature = "metrics"), path = "labels_off.rs")]
+#[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
 mod labels;
 mod layer;
 mod refusal;

@@ -273,8 +273,8 @@ impl Refusal {
         refusal
     }
 
-    /// To be tried again after about `base`, up to twice that: whoever was refused at one moment is
-    /// not to come back at one moment.
+    /// To be tried again after about `base`, up to twice that: requests refused at one moment do
+    /// not come back at one moment.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let seconds = (base.as_secs_f64() * (1.0 + fastrand::f64())).round().max(1.0);
         self.retry_after = Duration::try_from_secs_f64(seconds).ok();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::refusal::{Refusal, RefusalReason};
 
 /// How long a request waits for the backend's answer where nothing is to be delayed.
-pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+pub(super) const SHADOW_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A request that would have been refused, or would have had to wait, had its layer not been set to
 /// [`shadow`](super::ConcurrencyLimitBuilder::shadow).

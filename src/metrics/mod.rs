@@ -48,7 +48,8 @@
 //! An exporter that keeps histograms in buckets should be given [`BUCKETS`]: permits are held for as
 //! long as streams flow, and the usual buckets end at ten seconds.
 //!
-//! ```
+#![cfg_attr(feature = "metrics", doc = "```")]
+#![cfg_attr(not(feature = "metrics"), doc = "```ignore")]
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

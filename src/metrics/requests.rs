@@ -21,7 +21,7 @@ pub(crate) struct Meter {
     series: Arc<Lazy>,
 }
 
-/// Made at first use: whoever sets up layers and the recorder need not mind the order.
+/// Made at first use: layers and the recorder can be set up in any order.
 struct Lazy {
     policy: Arc<str>,
     key: Option<Arc<str>>,

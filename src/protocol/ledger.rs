@@ -166,7 +166,7 @@ impl Ledger {
     /// permit, lets it join the queue, or refuses it.
     ///
     /// `max_queue` says how many may wait; `None`: these ids may not. An id that is there keeps its
-    /// place and gets its lease anew, so a repetition is safe.
+    /// place and its lease is renewed, so a repetition is safe.
     pub fn acquire(
         &mut self,
         caller: Caller,
@@ -187,7 +187,7 @@ impl Ledger {
                 reply.statuses.push(PlaceStatus::Held);
             }
         } else {
-            // Full, or so it looks: whoever waits goes first, and only then the newcomers.
+            // Full, or so it looks: waiting places go first, and only then the newcomers.
             let budget = self.sweep(caller.now);
             reply.granted = self.promote(caller, budget, post);
             let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
@@ -244,7 +244,7 @@ impl Ledger {
         Some(lease_end)
     }
 
-    /// Gives the leases of places anew, whether they wait or hold.
+    /// Renews the leases of places, waiting or held.
     pub fn renew(
         &mut self,
         caller: Caller,

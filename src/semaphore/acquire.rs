@@ -11,7 +11,7 @@ use super::ANSWER_TIMEOUT;
 use super::Handle;
 use super::instrument::Attempt;
 use super::permit::Permit;
-use super::place::Place;
+use super::place_handle::PlaceHandle;
 use super::policy::{Limit, Policy};
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
@@ -40,7 +40,7 @@ pub struct Acquire {
 #[derive(Debug)]
 enum State {
     Answered(Option<Result<Permit, AcquireError>>),
-    Asking(Place),
+    Asking(PlaceHandle),
 }
 
 impl Acquire {
@@ -61,7 +61,9 @@ impl Acquire {
                         .tasks
                         .ensure_running(&handle.node)
                         .map_err(AcquireError::Unavailable)
-                        .and_then(|()| Place::take(&handle.node, name, permits, policy, began));
+                        .and_then(|()| {
+                            PlaceHandle::take(&handle.node, name, permits, policy, began)
+                        });
                     match place {
                         Ok(place) => State::Asking(place),
                         Err(error) => State::Answered(Some(Err(error))),

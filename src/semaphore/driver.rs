@@ -17,8 +17,9 @@ use futures_util::stream::{FuturesOrdered, FuturesUnordered};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::node::{Node, Server};
+use super::sessions::SESSIONS_AT_A_TIME;
 use super::shared_session::SharedSession;
-use crate::backend::{Answer, Call, Connection, Overrides, QueryError};
+use crate::backend::{AddressedCall, Answer, Connection, Overrides, QueryError};
 use crate::error::BackendError;
 
 /// Writes that are not answered yet, at the most.
@@ -32,14 +33,12 @@ const ALL: Window = Window { write: 8192, unanswered: 32_768 };
 /// Pauses between attempts to connect: from the first to the longest. After a loss of data a process
 /// may be so much later than another one to have its permits counted again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
-/// How often to look whether operators set something, for messages that are lost or forbidden.
+/// How often to read what operators set, for messages that are lost or forbidden.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long a connection to another server than the one that keeps overrides waits for them.
-const PATIENCE: Duration = Duration::from_millis(250);
+const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
 /// Messages to other processes that are on their way at a time.
-const MESSAGES_MAX: usize = 64;
-/// After so many sessions, other tasks have their turn.
-const SESSIONS_AT_A_TIME: usize = 128;
+const MESSAGES_IN_FLIGHT_MAX: usize = 64;
 
 /// Bounds on what is sent, as the server's work goes.
 #[derive(Clone, Copy)]
@@ -50,7 +49,7 @@ struct Window {
 
 /// What went out in one write.
 struct Batch {
-    calls: Arc<[Call]>,
+    calls: Arc<[AddressedCall]>,
     senders: Vec<(Arc<SharedSession>, u64)>,
     sent: Instant,
     cost: Cost,
@@ -94,7 +93,7 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
             Ok(None) => {
                 node.rehome_all(&server);
                 // Perhaps it kept what operators set: then another one does now.
-                look_for_overrides(&node);
+                want_overrides(&node);
                 if node.servers.end(&server) {
                     break;
                 }
@@ -142,7 +141,7 @@ async fn connect(
         }
     } else if !node.overrides.was_read() && !node.is_closed() {
         // Unless the server that keeps them is away, they are known then too.
-        let _ = timeout(PATIENCE, node.catch_up()).await;
+        let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
     }
     Ok(Some(connection))
 }
@@ -198,7 +197,7 @@ async fn serve(
     let mut is_set = false;
     // A server that answers at all is there: what is on its way may take longer than one answer.
     let mut answered_at = Instant::now();
-    let mut look = pin!(sleep(REFRESH));
+    let mut refresh_timer = pin!(sleep(REFRESH));
     let error = loop {
         while batches.len() < WRITES_MAX {
             let sent = Instant::now();
@@ -217,7 +216,7 @@ async fn serve(
         if refresh.is_none() && node.overrides.is_due() && node.keeps_overrides(server) {
             refresh = Some(begin_refresh(node, connection));
         }
-        while messages.len() < MESSAGES_MAX
+        while messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = server.next_message()
         {
             messages.push(timeout(patience, connection.send_message(&key, to, &message)));
@@ -259,9 +258,9 @@ async fn serve(
                 None => is_set = false,
             },
             Some(_) = messages.next() => {}
-            () = &mut look => {
-                look_for_overrides(node);
-                look.as_mut().reset(Instant::now() + REFRESH);
+            () = &mut refresh_timer => {
+                want_overrides(node);
+                refresh_timer.as_mut().reset(Instant::now() + REFRESH);
             }
         }
     };
@@ -310,7 +309,7 @@ pub(super) fn collect_of(
     shared: Arc<SharedSession>,
     room: usize,
     sent: Instant,
-    calls: &mut Vec<Call>,
+    calls: &mut Vec<AddressedCall>,
     senders: &mut Vec<(Arc<SharedSession>, u64)>,
 ) -> usize {
     let mut state = shared.lock();
@@ -354,16 +353,16 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) {
             }
             Answer::Failed(error) => {
                 node.counts.meter.answered(&call.op, false, after);
-                node.counts.tell_of_refusal(shared.name(), &error);
+                node.counts.log_refused_call(shared.name(), &error);
                 node.act_in(sender, now, Some(&error), |session, now| {
                     session.handle_call_error(&call.op, now);
                 });
             }
         }
     }
-    if node.counts.tell_of_lost(false).is_some() {
-        // The watchdog tells the rest.
-        node.sessions.schedule.wake();
+    if node.counts.log_lost(false).is_some() {
+        // The watchdog logs the rest.
+        node.sessions.timers.wake();
     }
 }
 
@@ -387,7 +386,7 @@ fn end_refresh(
         Ok(Err(QueryError::Failed(error))) => Err(error),
         Ok(Err(QueryError::Moved)) => {
             if node.overrides.moved(question, checking, Instant::now()) {
-                look_for_overrides(node);
+                want_overrides(node);
             }
             return;
         }
@@ -407,7 +406,7 @@ fn settle(node: &Node, checking: Vec<Arc<SharedSession>>) {
 }
 
 /// It is time to ask, if any semaphore was used.
-fn look_for_overrides(node: &Node) {
+fn want_overrides(node: &Node) {
     if !node.is_closed() && node.sessions.were_used() {
         // Every driver looks, so that there is one where they are kept.
         node.servers.attach(&node.backend().shard(node.overrides.key()), 0);

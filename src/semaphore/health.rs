@@ -59,26 +59,26 @@ pub(super) struct Counts {
     refused: AtomicU64,
     lost: AtomicU64,
     disconnects: AtomicU64,
-    /// Of the permits that were lost, those that were not seen to yet.
+    /// Of the permits that were lost, those that neither a log line nor a metric shows yet.
     uncounted: AtomicU64,
-    lost_told: Mutex<Told>,
-    is_telling: AtomicBool,
-    /// When it was last told that the backend refuses calls.
-    refusal_told: Mutex<Option<Instant>>,
+    loss_log: Mutex<LossLog>,
+    has_unlogged: AtomicBool,
+    /// When the last refused call was logged.
+    refusal_logged: Mutex<Option<Instant>>,
     pub(super) meter: BackendMeter,
 }
 
-/// What was told of lost permits.
+/// What was logged of lost permits.
 #[derive(Debug, Default)]
-struct Told {
-    untold: u64,
+struct LossLog {
+    unlogged: u64,
     last: Option<Instant>,
 }
 
-/// How often it is told that permits were lost.
-const LOST_TOLD: Duration = Duration::from_secs(1);
-/// How often it is told that the backend refuses calls.
-const REFUSAL_TOLD: Duration = Duration::from_secs(60);
+/// How often lost permits are logged.
+const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a refused call is logged.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Counts {
     pub(super) fn admitted(&self) {
@@ -99,40 +99,42 @@ impl Counts {
         self.meter.disconnected();
     }
 
-    /// Tells of permits that were lost since the last time: at once, but not more than once a
-    /// second, unless `all` of it. Says when there is more to tell. Not to be called under a lock.
-    pub(super) fn tell_of_lost(&self, all: bool) -> Option<Instant> {
-        if self.uncounted.load(Ordering::Relaxed) == 0 && !self.is_telling.load(Ordering::Relaxed) {
+    /// Logs and counts the permits that were lost since the last time: at once, but not more than once a
+    /// second, unless it is to be `all` of them. Says when there is more to log. Not to be called under a
+    /// lock.
+    pub(super) fn log_lost(&self, all: bool) -> Option<Instant> {
+        if self.uncounted.load(Ordering::Relaxed) == 0 && !self.has_unlogged.load(Ordering::Relaxed)
+        {
             return None;
         }
         let new = self.uncounted.swap(0, Ordering::Relaxed);
         self.meter.lost(new);
         let now = Instant::now();
-        let mut told = lock(&self.lost_told);
-        told.untold += new;
-        let again = told.last.map(|last| last + LOST_TOLD).filter(|at| !all && now < *at);
-        self.is_telling.store(again.is_some() && told.untold > 0, Ordering::Relaxed);
+        let mut log = lock(&self.loss_log);
+        log.unlogged += new;
+        let again = log.last.map(|last| last + LOSS_LOG_INTERVAL).filter(|at| !all && now < *at);
+        self.has_unlogged.store(again.is_some() && log.unlogged > 0, Ordering::Relaxed);
         if again.is_some() {
-            return again.filter(|_| told.untold > 0);
+            return again.filter(|_| log.unlogged > 0);
         }
-        let permits = std::mem::take(&mut told.untold);
-        told.last = Some(now);
-        drop(told);
+        let permits = std::mem::take(&mut log.unlogged);
+        log.last = Some(now);
+        drop(log);
         if permits > 0 {
             tracing::warn!(target: "tower_semaphore", permits, "permits were lost to their holders");
         }
         None
     }
 
-    /// Tells that the backend refused a call, though it is there: once a minute at the most.
-    pub(super) fn tell_of_refusal(&self, semaphore: &str, error: &BackendError) {
+    /// Logs that the backend refused a call, though it is there: once a minute at the most.
+    pub(super) fn log_refused_call(&self, semaphore: &str, error: &BackendError) {
         let now = Instant::now();
-        let mut told = lock(&self.refusal_told);
-        if told.is_some_and(|told| now < told + REFUSAL_TOLD) {
+        let mut logged = lock(&self.refusal_logged);
+        if logged.is_some_and(|at| now < at + REFUSAL_LOG_INTERVAL) {
             return;
         }
-        *told = Some(now);
-        drop(told);
+        *logged = Some(now);
+        drop(logged);
         tracing::warn!(target: "tower_semaphore", semaphore, %error, "the backend refused a call");
     }
 

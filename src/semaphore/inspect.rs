@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 
 use super::Semaphore;
 use super::node::Node;
-use super::peers::{Told, process};
-use crate::backend::{ALL_NAMES, Listing, Names, Override};
+use super::peers::{PeerAnswer, process};
+use crate::backend::{ALL_NAMES, Listing, Names, Override, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::protocol::id::{NodeId, PlaceId};
@@ -41,7 +41,7 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
-        let (name, node) = (name.into(), self.asked()?);
+        let (name, node) = (name.into(), self.running_node()?);
         let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
         Ok(Inspection::new(name.as_str(), listing, node, &HashMap::new()))
     }
@@ -59,13 +59,15 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
-        let (name, node) = (name.into(), self.asked()?);
+        let (name, node) = (name.into(), self.running_node()?);
         let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
         let others = listing.places.iter().map(|(place, ..)| place);
         let others = others.filter(|place| place.node != node.id() && !place.poll_only);
         let others = others.map(|place| place.node).collect();
-        let told = node.ask_others(name.as_str(), others).await;
-        Ok(Inspection::new(name.as_str(), listing, node, &told))
+        let name = name.as_str();
+        let ask = |to| node.send_message(name, to, PeerMessage::AskHeld { by: node.id() });
+        let answers = node.questions.ask(name, others, ask).await;
+        Ok(Inspection::new(name, listing, node, &answers))
     }
 
     /// Names the semaphores of which someone holds or waits for a permit: about `most` of them, from
@@ -91,7 +93,7 @@ impl Semaphore {
                 "most: {most} semaphores at a time cannot be listed; allowed: 1 to {LISTED_MAX}"
             )));
         }
-        let node = self.asked()?;
+        let node = self.running_node()?;
         if from == Cursor::default() {
             // What is set stands beside the names; and with it a cluster's map is known.
             node.catch_up().await?;
@@ -148,7 +150,7 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn overrides(&self) -> Result<Vec<(Name, Override)>, BackendError> {
-        let node = self.asked()?;
+        let node = self.running_node()?;
         node.catch_up().await?;
         let mut all = node.overrides.all();
         all.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -275,7 +277,7 @@ pub struct Waiter {
 }
 
 impl Inspection {
-    fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, Told>) -> Self {
+    fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, PeerAnswer>) -> Self {
         let (now, local) = (listing.now, own.now());
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
         for (place, lease_end, ticket) in listing.places {
@@ -288,7 +290,7 @@ impl Inspection {
             match ticket {
                 None => {
                     let held =
-                        own.look_at(name, |session| session.held_for(place, local)).flatten();
+                        own.read_session(name, |session| session.held_for(place, local)).flatten();
                     let told = told.and_then(|told| told.held.get(&place.n).copied());
                     let held = held.filter(|_| is_own).or(told);
                     holders.push(Holder { id, node, process, is_own, held, lease_left });
@@ -307,7 +309,9 @@ impl Inspection {
             holders,
             waiters: queue.into_iter().map(|(_, waiter)| waiter).collect(),
             set,
-            limit: own.look_at(name, |session| session.limit_in_force()).or_else(|| set.in_place()),
+            limit: own
+                .read_session(name, |session| session.limit_in_force())
+                .or_else(|| set.in_place()),
         }
     }
 }

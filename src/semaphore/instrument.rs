@@ -63,8 +63,8 @@ impl Attempt {
     /// It was answered without a permit that counts.
     pub(super) fn answered(&mut self, error: Option<&AcquireError>, waited: Duration) {
         let outcome = error.map_or(Outcome::Unlimited, Outcome::of_error);
-        // Whoever waited as long as he might waited that long, and not the moment more that it took
-        // to see it, which is in the next bucket.
+        // A request that waited as long as it might waited that long: the moment more that it took to
+        // see that would count in the next bucket.
         let waited = if outcome == Outcome::QueueTimeout { self.wait_timeout } else { waited };
         self.over(outcome, waited);
     }

@@ -8,20 +8,21 @@ mod inspect;
 mod instrument;
 #[cfg(all(test, shuttle))]
 mod locks;
+mod mailbox;
 mod node;
 mod operate;
 mod outbox;
 mod overrides;
 mod peers;
 mod permit;
-mod place;
+mod place_handle;
 mod policy;
-mod schedule;
 mod server;
 mod servers;
 mod sessions;
 mod shared_session;
 mod tasks;
+mod timers;
 mod watchdog;
 
 use std::fmt;
@@ -126,7 +127,7 @@ impl Semaphore {
     }
 
     /// The node, with its tasks running where it needs them for questions.
-    fn asked(&self) -> Result<&Node, BackendError> {
+    fn running_node(&self) -> Result<&Node, BackendError> {
         let Handle { node, tasks } = &*self.handle;
         if node.embedded().is_none() {
             // Each question would open a connection, for itself alone.

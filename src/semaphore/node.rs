@@ -16,7 +16,7 @@ use super::lock;
 use super::overrides::{News, OverrideCache};
 use super::peers::Questions;
 use super::server::{self, Reach};
-use super::servers::Servers;
+use super::servers::{REDIRECT_LOOP, Servers};
 use super::sessions::Sessions;
 use super::shared_session::{SessionState, SharedSession, no_answer};
 use crate::backend::{
@@ -30,11 +30,10 @@ use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// A session that is sent on a second time within the first has to wait for the second: two servers can
-/// name each other as long as they do not know of one another's state.
-const SENT_ON: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(25));
-/// How often a query is sent on before it is given up.
-const QUERIED_MAX: usize = 5;
+/// How long a session waits that was redirected twice within [`REDIRECT_LOOP`].
+const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
+/// How often a query is redirected before it is given up.
+const REDIRECTS_MAX: usize = 5;
 
 /// A server, with sessions on it.
 pub(super) type Server = server::Server<Arc<SharedSession>>;
@@ -155,11 +154,15 @@ impl Node {
         })
     }
 
-    /// Looks at the session of a name, if there is one; nothing may come of it.
-    pub(super) fn look_at<T>(&self, name: &str, look: impl FnOnce(&Session) -> T) -> Option<T> {
+    /// Reads the session of a name, if there is one.
+    pub(super) fn read_session<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&Session) -> T,
+    ) -> Option<T> {
         let shared = self.sessions.get(name)?;
         let state = shared.lock();
-        Some(look(&state.session))
+        Some(read(&state.session))
     }
 
     /// This moment.
@@ -213,13 +216,13 @@ impl Node {
         let is_over = state.session.is_over(now);
         let mut replaced = None;
         if let Some(at) = timeout.filter(|_| !is_over).map(|at| self.clock.instant(at))
-            && state.look.is_none_or(|look| at < look.at())
+            && state.timer.is_none_or(|timer| at < timer.at())
         {
-            let schedule = &self.sessions.schedule;
-            let look = schedule.push(Arc::clone(shared), at);
-            replaced = state.look.replace(look).and_then(|look| schedule.remove(look));
+            let timers = &self.sessions.timers;
+            let timer = timers.push(Arc::clone(shared), at);
+            replaced = state.timer.replace(timer).and_then(|timer| timers.remove(timer));
         }
-        // The tasks wait for the last session that is busy, whoever ends that.
+        // The tasks wait for the last session that is busy.
         let may_end = self.is_closed() && !state.session.is_busy();
         drop(state);
         drop(replaced);
@@ -313,11 +316,11 @@ impl Node {
     }
 
     /// Sends a session to the server that counts it now, and asks for everything again there.
-    pub(super) fn rehome(&self, shared: &Arc<SharedSession>, was_sent_on: bool) {
+    pub(super) fn rehome(&self, shared: &Arc<SharedSession>, was_redirected: bool) {
         let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
         let now = self.now();
         let mut state = shared.lock();
-        if state.is_retired || (Arc::ptr_eq(&state.server, &server) && !was_sent_on) {
+        if state.is_retired || (Arc::ptr_eq(&state.server, &server) && !was_redirected) {
             drop(state);
             self.servers.detach(&server);
             return;
@@ -326,9 +329,9 @@ impl Node {
         state.stay += 1;
         state.queued = None;
         let before = state.moved_at.replace(now);
-        if was_sent_on && before.is_some_and(|at| now < at + SENT_ON.0) {
-            state.held_until = Some(now + SENT_ON.1);
-            self.sessions.schedule.push(Arc::clone(shared), self.clock.instant(now + SENT_ON.1));
+        if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {
+            state.held_until = Some(now + REDIRECT_PAUSE);
+            self.sessions.timers.push(Arc::clone(shared), self.clock.instant(now + REDIRECT_PAUSE));
         }
         // Read only now that a new state of the server would find this session.
         if server.is_up() {
@@ -338,6 +341,17 @@ impl Node {
         }
         self.finish(shared, state, now, None);
         self.servers.detach(&old);
+    }
+
+    /// Sends a message to another process, by the server that counts the semaphore of `name`.
+    pub(super) fn send_message(&self, name: &str, to: NodeId, message: PeerMessage) {
+        let key = self.backend.key(name);
+        if let Some(embedded) = self.embedded() {
+            let _ = embedded.send_message(&key, to, &message).now_or_never();
+        } else {
+            let server = self.servers.attach(&self.backend.shard(&key), 0);
+            server.send_message((key, to, message));
+        }
     }
 
     /// Asks a server something that belongs to no place: the one that counts the semaphore of `key`, or
@@ -356,7 +370,7 @@ impl Node {
             if let Some(embedded) = self.embedded() {
                 return query(embedded).await;
             }
-            for _ in 0..QUERIED_MAX {
+            for _ in 0..REDIRECTS_MAX {
                 let shard = shard.cloned().unwrap_or_else(|| self.backend.shard(key));
                 let server = self.servers.attach(&shard, 0);
                 match server.reach().await {
@@ -440,7 +454,7 @@ impl Node {
     }
 
     /// The same, where the backend answers at once.
-    fn learn_now(&self) {
+    pub(super) fn learn_now(&self) {
         let Some(embedded) = self.embedded() else { return };
         loop {
             let (question, _) = self.overrides.begin();
@@ -470,7 +484,7 @@ impl Node {
         for shared in self.sessions.all() {
             self.act(&shared, self.now(), Session::handle_close);
         }
-        self.counts.tell_of_lost(true);
+        self.counts.log_lost(true);
     }
 
     /// Whether nothing is left to do.
@@ -487,28 +501,7 @@ impl Node {
 
     pub(super) fn wake_tasks(&self) {
         self.servers.wake();
-        self.sessions.schedule.wake();
-    }
-}
-
-impl Mailbox for Node {
-    fn hint(&self, name: &str, n: u64, lease_end: u64) {
-        self.with_session(name, self.now(), |state, time| {
-            state.session.handle_hint(n, lease_end, time)
-        });
-    }
-
-    fn overridden(&self, _name: &str) {
-        if self.embedded().is_some() {
-            self.learn_now();
-        } else {
-            self.overrides.want();
-            self.wake_for_overrides();
-        }
-    }
-
-    fn message(&self, name: &str, message: PeerMessage) {
-        self.receive(name, message);
+        self.sessions.timers.wake();
     }
 }
 

@@ -19,7 +19,7 @@ use crate::name::Name;
 use crate::protocol::id::PlaceId;
 
 /// How often to look whether a semaphore has run empty.
-const LOOK: Duration = Duration::from_millis(50);
+const DRAIN_POLL: Duration = Duration::from_millis(50);
 
 /// For how long a revocation is remembered if the lease is unknown, ms: the longest lease, counted from
 /// a renewal that may come while the revocation is under way.
@@ -77,7 +77,7 @@ impl Semaphore {
     ///
     /// Reads only.
     pub async fn limit_of(&self, name: impl Into<Name>) -> Result<Override, BackendError> {
-        let node = self.asked()?;
+        let node = self.running_node()?;
         node.catch_up().await?;
         Ok(node.overrides.of(name.into().as_str()))
     }
@@ -111,8 +111,8 @@ impl Semaphore {
         self.change(name, Change::Mode(Mode::Open)).await
     }
 
-    /// Lets `name` run empty: newcomers are refused, with [`RejectReason::Draining`], and who waits
-    /// already is still served in his turn. Waits until nobody holds or waits, for `timeout` at the
+    /// Lets `name` run empty: newcomers are refused, with [`RejectReason::Draining`], and requests that wait
+    /// already are still served in their turn. Waits until nobody holds or waits, for `timeout` at the
     /// most, and says whether it came to that. Newcomers are refused until
     /// [`resume`](Self::resume), in any case.
     ///
@@ -136,8 +136,8 @@ impl Semaphore {
         let until = began + timeout.min(Duration::from_secs(100 * 365 * 24 * 3600));
         self.change(name.clone(), Change::Mode(Mode::Draining)).await?;
         loop {
-            let next = Instant::now() + LOOK;
-            let look = self.asked()?.inspect(name.as_str(), 1);
+            let next = Instant::now() + DRAIN_POLL;
+            let look = self.running_node()?.inspect(name.as_str(), 1);
             let seen = timeout_at(next.max(until), look).await;
             match seen {
                 Ok(Ok(seen)) if seen.in_use == 0 && seen.waiting == 0 => return Ok(true),
@@ -148,7 +148,7 @@ impl Semaphore {
         }
     }
 
-    /// Takes the place `id` of `name` from whoever has it: a permit is lost to its holder, as
+    /// Takes the place `id` of `name` from its holder: a permit is lost to its holder, as
     /// [`Permit::lost`] tells, and a request that waits is refused, with [`RejectReason::Revoked`]. What
     /// that frees goes to the head of the queue. [`inspect`](Self::inspect) tells the ids.
     ///
@@ -173,7 +173,7 @@ impl Semaphore {
         let taken_ms = self.take(&name, id, true).await?;
         // With it, those who wait are told that something is free.
         self.set(&name, revoked(keep_ms(seen_ms, taken_ms), true)).await?;
-        self.asked()?.catch_up().await?;
+        self.running_node()?.catch_up().await?;
         Ok(true)
     }
 
@@ -184,18 +184,18 @@ impl Semaphore {
         id: PlaceId,
         take: bool,
     ) -> Result<Option<u64>, BackendError> {
-        let node = self.asked()?;
+        let node = self.running_node()?;
         let key = node.backend().key(name.as_str());
         node.query(None, &key, |server| server.revoke(&key, id, take)).await
     }
 
     async fn change(&self, name: impl Into<Name>, change: Change) -> Result<(), BackendError> {
         self.set(&name.into(), change).await?;
-        self.asked()?.catch_up().await
+        self.running_node()?.catch_up().await
     }
 
     async fn set(&self, name: &Name, change: Change) -> Result<(), BackendError> {
-        let node = self.asked()?;
+        let node = self.running_node()?;
         let (key, name) = (node.backend().key(OVERRIDES), Arc::from(name.as_str()));
         node.query(None, &key, |server| server.set_override(&key, &name, change)).await
     }

@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 
 /// A queue with three classes: what requests wait for, what keeps leases alive, and the rest.
 ///
-/// An item may stand in it more than once; whoever takes it out knows whether it still has something to
+/// An item may stand in it more than once; the driver that takes it out knows whether it still has something to
 /// send.
 pub(super) struct Outbox<T> {
     queue: Mutex<Queue<T>>,

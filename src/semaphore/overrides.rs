@@ -5,22 +5,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 use super::lock;
+use super::servers::REDIRECT_LOOP;
 use super::shared_session::SharedSession;
 use crate::backend::{Override, Overrides};
 use crate::error::BackendError;
 use crate::protocol::id::PlaceId;
 use crate::sync::Mutex;
-
-/// A question that is sent on a second time within this waits for the next look: two servers can name
-/// each other as long as they do not know of one another's state.
-const SENT_ON: Duration = Duration::from_millis(100);
 
 /// What is known, and whether to ask again.
 pub(super) struct OverrideCache {
@@ -160,7 +156,7 @@ impl OverrideCache {
         let mut state = lock(&self.state);
         let before = state.moved_at.replace(now);
         state.asking &= question < state.asked;
-        state.wanted = before.is_none_or(|at| now > at + SENT_ON);
+        state.wanted = before.is_none_or(|at| now > at + REDIRECT_LOOP);
         state.checking.extend(checking);
         state.wanted
     }

@@ -1,28 +1,25 @@
-//! What processes say to each other: for how long they have had their permits, and what they are
-//! called. Nobody else knows, so they are asked.
+//! What processes ask each other: for how long they have had their permits, and what they are called.
+//! Nobody else knows.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::lock;
-use super::node::Node;
-use crate::backend::PeerMessage;
 use crate::protocol::id::NodeId;
 use crate::sync::Mutex;
 
 /// How long the answers are waited for.
-const PATIENCE: Duration = Duration::from_millis(200);
+const ANSWERS_TIMEOUT: Duration = Duration::from_millis(200);
 /// How many processes are asked at a time.
 const ASKED_MAX: usize = 64;
 /// The longest name of a process.
 const PROCESS_MAX: usize = 64;
 
-/// What is asked at present.
+/// The questions that are open.
 #[derive(Default)]
 pub(super) struct Questions {
     open: Mutex<Vec<Arc<Question>>>,
@@ -30,84 +27,60 @@ pub(super) struct Questions {
 
 struct Question {
     name: Arc<str>,
-    told: Mutex<HashMap<NodeId, Told>>,
+    answers: Mutex<HashMap<NodeId, PeerAnswer>>,
     missing: Mutex<HashSet<NodeId>>,
     answered: Notify,
 }
 
-/// What a process told of itself.
+/// What a process answered.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct PeerAnswer {
     pub(super) process: Arc<str>,
     /// Its places, by number, and for how long they have had their permits.
     pub(super) held: HashMap<u64, Duration>,
 }
 
-impl Node {
-    /// Asks other processes for how long they have had their permits of a name; gives what they told
-    /// in time.
-    pub(super) async fn ask_others(
+impl Questions {
+    /// Asks processes for how long they have had their permits of a name, by `send`; gives what they
+    /// answered in time.
+    pub(super) async fn ask(
         &self,
         name: &str,
-        others: BTreeSet<NodeId>,
-    ) -> HashMap<NodeId, Told> {
-        if others.is_empty() {
+        processes: BTreeSet<NodeId>,
+        send: impl Fn(NodeId),
+    ) -> HashMap<NodeId, PeerAnswer> {
+        if processes.is_empty() {
             return HashMap::new();
         }
-        let asked: BTreeSet<NodeId> = others.into_iter().take(ASKED_MAX).collect();
+        let asked: BTreeSet<NodeId> = processes.into_iter().take(ASKED_MAX).collect();
         let question = Arc::new(Question {
             name: name.into(),
-            told: Mutex::default(),
+            answers: Mutex::default(),
             missing: Mutex::new(asked.iter().copied().collect()),
             answered: Notify::new(),
         });
-        lock(&self.questions.open).push(Arc::clone(&question));
+        lock(&self.open).push(Arc::clone(&question));
         let _closed = Closes(self, &question);
-        for to in asked {
-            self.send(name, to, PeerMessage::AskHeld { by: self.id() });
-        }
-        let _ = timeout(PATIENCE, question.answered.notified()).await;
-        std::mem::take(&mut *lock(&question.told))
+        asked.into_iter().for_each(send);
+        let _ = timeout(ANSWERS_TIMEOUT, question.answered.notified()).await;
+        std::mem::take(&mut *lock(&question.answers))
     }
 
-    /// A message of another process.
-    pub(super) fn receive(&self, name: &str, message: PeerMessage) {
-        match message {
-            PeerMessage::AskHeld { by } => {
-                let now = self.now();
-                let held =
-                    self.look_at(name, |session| session.held_since(now, PeerMessage::HELD_MAX));
-                let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
-                self.send(name, by, PeerMessage::Held { by: self.id(), process, held });
+    /// A process answered.
+    pub(super) fn answered(&self, name: &str, by: NodeId, answer: &PeerAnswer) {
+        for question in &*lock(&self.open) {
+            if *question.name == *name {
+                question.answered_by(by, answer.clone());
             }
-            PeerMessage::Held { by, process, held } => {
-                let held = held.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
-                let told = Told { process, held: held.collect() };
-                for question in &*lock(&self.questions.open) {
-                    if *question.name == *name {
-                        question.answered_by(by, told.clone());
-                    }
-                }
-            }
-        }
-    }
-
-    fn send(&self, name: &str, to: NodeId, message: PeerMessage) {
-        let key = self.backend().key(name);
-        if let Some(embedded) = self.embedded() {
-            let _ = embedded.send_message(&key, to, &message).now_or_never();
-        } else {
-            let server = self.servers.attach(&self.backend().shard(&key), 0);
-            server.send_message((key, to, message));
         }
     }
 }
 
 impl Question {
-    fn answered_by(&self, by: NodeId, told: Told) {
+    fn answered_by(&self, by: NodeId, answer: PeerAnswer) {
         let mut missing = lock(&self.missing);
         if missing.remove(&by) {
-            lock(&self.told).insert(by, told);
+            lock(&self.answers).insert(by, answer);
             if missing.is_empty() {
                 self.answered.notify_one();
             }
@@ -116,11 +89,11 @@ impl Question {
 }
 
 /// Takes a question back.
-struct Closes<'a>(&'a Node, &'a Arc<Question>);
+struct Closes<'a>(&'a Questions, &'a Arc<Question>);
 
 impl Drop for Closes<'_> {
     fn drop(&mut self) {
-        lock(&self.0.questions.open).retain(|open| !Arc::ptr_eq(open, self.1));
+        lock(&self.0.open).retain(|open| !Arc::ptr_eq(open, self.1));
     }
 }
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::ANSWER_TIMEOUT;
-use super::place::Place;
+use super::place_handle::PlaceHandle;
 use crate::error::BackendError;
 
 /// A permit of a [`Semaphore`](crate::Semaphore): as long as it or a clone of it lives, one request
@@ -29,13 +29,13 @@ pub struct Permit {
 
 #[derive(Clone)]
 enum Kind {
-    Counted(Place),
+    Counted(PlaceHandle),
     /// Where there is no limit, or none that is in force.
     Uncounted(Arc<str>),
 }
 
 impl Permit {
-    pub(super) const fn new(place: Place, waited: Duration) -> Self {
+    pub(super) const fn new(place: PlaceHandle, waited: Duration) -> Self {
         Self { kind: Kind::Counted(place), waited }
     }
 
@@ -111,7 +111,7 @@ impl Permit {
         })?
     }
 
-    const fn place(&self) -> Option<&Place> {
+    const fn place(&self) -> Option<&PlaceHandle> {
         match &self.kind {
             Kind::Counted(place) => Some(place),
             Kind::Uncounted(_) => None,

@@ -120,7 +120,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How many may wait for one name, in the whole fleet; whoever comes then is refused at once.
+    /// How many may wait for one name, in the whole fleet; further requests are rejected at once.
     ///
     /// 10 000 unless set.
     pub const fn max_queue(mut self, places: u32) -> Self {

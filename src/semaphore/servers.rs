@@ -1,6 +1,7 @@
 //! The servers that this process needs, each with the number of sessions on it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -10,6 +11,10 @@ use super::lock;
 use super::server::Server;
 use crate::backend::Shard;
 use crate::sync::Mutex;
+
+/// Two servers can name each other as long as they do not know of one another's state: what is redirected
+/// a second time within this waits a moment.
+pub(super) const REDIRECT_LOOP: Duration = Duration::from_millis(100);
 
 /// Most backends have one server. Where they have several, each has its own connection and driver, so
 /// that one that is away harms only the semaphores that it counts.

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 
 use super::lock;
-use super::schedule::Schedule;
 use super::server::Server;
 use super::shared_session::{SessionState, SharedSession};
+use super::timers::Timers;
 use crate::protocol::time::Time;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// After so many sessions in a row, a task lets other tasks have their turn.
+pub(super) const SESSIONS_AT_A_TIME: usize = 128;
 
 /// Every session, from its first request until it is unused.
 pub(super) struct Sessions {
@@ -20,7 +23,7 @@ pub(super) struct Sessions {
     serial: AtomicU64,
     /// One was made since it was asked last whether any was used.
     made: AtomicBool,
-    pub(super) schedule: Schedule<Arc<SharedSession>>,
+    pub(super) timers: Timers<Arc<SharedSession>>,
 }
 
 impl Sessions {
@@ -29,7 +32,7 @@ impl Sessions {
             by_name: Mutex::default(),
             serial: AtomicU64::new(1),
             made: AtomicBool::new(false),
-            schedule: Schedule::new(),
+            timers: Timers::new(),
         }
     }
 
@@ -67,7 +70,7 @@ impl Sessions {
             return None;
         }
         state.is_retired = true;
-        let look = state.look.take().and_then(|look| self.schedule.remove(look));
+        let cancelled = state.timer.take().and_then(|timer| self.timers.remove(timer));
         // Under the lock of the registry: the next session of this name numbers its places from there.
         self.serial.fetch_max(state.session.serial(), Ordering::Relaxed);
         sessions.remove(shared.name());
@@ -77,7 +80,7 @@ impl Sessions {
         }
         let server = Arc::clone(&state.server);
         // What it holds is not the last handle: this one is `shared`.
-        drop(look);
+        drop(cancelled);
         Some(server)
     }
 
@@ -118,7 +121,7 @@ impl Sessions {
             let gone = gone(&state);
             if gone {
                 state.is_retired = true;
-                dropped.extend(state.look.take().and_then(|look| self.schedule.remove(look)));
+                dropped.extend(state.timer.take().and_then(|timer| self.timers.remove(timer)));
                 dropped.push(Arc::clone(shared));
             }
             !gone

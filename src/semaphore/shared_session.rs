@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::health::Counts;
 use super::lock;
-use super::schedule::Look;
 use super::server::Server;
+use super::timers::Timer;
 use crate::error::BackendError;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Event, Session, Urgency};
@@ -39,8 +39,8 @@ pub(super) struct SessionState {
     pub(super) queued: Option<Urgency>,
     /// One thread carries out its calls, where the backend is embedded.
     pub(super) is_busy: bool,
-    /// When the watchdog looks at it.
-    pub(super) look: Option<Look>,
+    /// When the watchdog handles it.
+    pub(super) timer: Option<Timer>,
     /// It was taken out of the registry: get another one.
     pub(super) is_retired: bool,
 }
@@ -86,7 +86,7 @@ impl SharedSession {
             held_until: None,
             queued: None,
             is_busy: false,
-            look: None,
+            timer: None,
             is_retired: false,
         };
         Self { name, key, state: Mutex::new(state) }
@@ -215,8 +215,8 @@ pub(super) fn call_of(
     key: Arc<str>,
     node: NodeId,
     call: crate::protocol::Call,
-) -> crate::backend::Call {
-    crate::backend::Call { key, node, limit: call.limit, op: call.op }
+) -> crate::backend::AddressedCall {
+    crate::backend::AddressedCall { key, node, limit: call.limit, op: call.op }
 }
 
 pub(super) fn no_answer() -> BackendError {

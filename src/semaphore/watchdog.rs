@@ -6,38 +6,38 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::node::Node;
+use super::sessions::SESSIONS_AT_A_TIME;
 use crate::protocol::session::Session;
 
-/// After so many sessions, other tasks have their turn.
-const SESSIONS_AT_A_TIME: usize = 128;
 /// Nothing is due for so long.
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
-/// Looks at every session when its time comes, until the node is closed and empty.
+/// Handles every session when its time comes, until the node is closed and empty.
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
-        let due = [look(&node).await, node.counts.tell_of_lost(false)].into_iter().flatten().min();
+        let due =
+            [handle_due(&node).await, node.counts.log_lost(false)].into_iter().flatten().min();
         let next = due.unwrap_or_else(|| Instant::now() + FAR);
         tokio::select! {
             biased;
-            () = node.sessions.schedule.came() => {}
+            () = node.sessions.timers.came() => {}
             () = sleep_until(next) => {}
         }
     }
 }
 
-/// Looks at every session that is due; says when the next one is.
-pub(super) async fn look(node: &Node) -> Option<Instant> {
+/// Handles every session that is due; says when the next one is.
+pub(super) async fn handle_due(node: &Node) -> Option<Instant> {
     loop {
         for _ in 0..SESSIONS_AT_A_TIME {
             let now = Instant::now();
-            let (look, shared) = match node.sessions.schedule.due(now) {
+            let (timer, shared) = match node.sessions.timers.due(now) {
                 Ok(due) => due,
                 Err(next) => return next,
             };
             let mut state = shared.lock();
-            if state.look == Some(look) {
-                state.look = None;
+            if state.timer == Some(timer) {
+                state.timer = None;
             }
             drop(state);
             node.act(&shared, node.clock.time(now), |session: &mut Session, time| {

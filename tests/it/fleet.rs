@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http_body_util::BodyExt;
+use tower_semaphore::Policy;
 
 use crate::support::eventually;
 use crate::support::fleet::Fleet;
 use crate::support::gateway::Client;
+use crate::support::redis::TestRedis;
 
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() - 1) * percent / 100]
@@ -277,4 +279,26 @@ async fn sigterm_drains_a_gateway() {
     let freed = until_free(&fleet, 0).await;
     assert!(freed < Duration::from_secs(2), "{freed:?}");
     fleet.quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_renewed_beside_more_requests_than_the_server_can_take() {
+    const NAMES: usize = 8000;
+    let redis = TestRedis::start();
+    let semaphore = redis.semaphore();
+    let policy = Policy::builder(1).lease(Duration::from_secs(4)).build().unwrap();
+    let held = (0..20).map(|n| semaphore.acquire(format!("held{n}"), &policy));
+    let held = join_all(held).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    let until = Instant::now() + Duration::from_secs(6);
+    let busy = (0..NAMES).map(|n| {
+        let semaphore = semaphore.clone();
+        tokio::spawn(async move {
+            while Instant::now() < until {
+                drop(semaphore.acquire(format!("busy{n}"), &policy).await);
+            }
+        })
+    });
+    join_all(busy).await.into_iter().for_each(Result::unwrap);
+    let lost = held.iter().filter(|permit| permit.is_lost()).count();
+    assert_eq!(lost, 0, "permits were lost");
 }

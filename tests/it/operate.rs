@@ -17,8 +17,8 @@ use tokio::time::{Instant, timeout};
 use tower_semaphore::BackendError;
 #[cfg(feature = "redis")]
 use tower_semaphore::backend::{
-    Answer, Call, Connection, Listing, Mailbox, Names, PeerMessage, QueryError, RedisBackend,
-    ServerInfo, Shard,
+    AddressedCall, Answer, Connection, Listing, Mailbox, Names, PeerMessage, QueryError,
+    RedisBackend, ServerInfo, Shard,
 };
 use tower_semaphore::backend::{
     Backend, Change, MemoryBackend, OVERRIDES, Overrides, Queries, Query,
@@ -592,7 +592,10 @@ impl Connection for AskedTwiceConnection {
         self.0.closed()
     }
 
-    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         self.0.send(calls)
     }
 }

@@ -15,6 +15,7 @@ use tower_semaphore::{AcquireError, ConnectionState, Permit, Policy, Semaphore};
 use tracing::Level;
 
 use crate::support::eventually;
+use crate::support::proxy::Proxy;
 use crate::support::redis::{TestRedis, free_port};
 use crate::support::semaphore::{down, empty, in_use, up, waiting, warm};
 use crate::support::told::Told;
@@ -215,6 +216,24 @@ async fn a_server_that_loads_its_data_is_waited_for() {
     drop(held);
     drop(waits.await.unwrap().unwrap());
     eventually("only what others keep there is left", async || redis.keys() == 1000).await;
+}
+
+/// All that is on its way takes longer than one answer may, and each answer comes in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_slow_and_answers_is_not_given_up() {
+    const NAMES: u64 = 1000;
+    let redis = TestRedis::start();
+    let proxy = Proxy::start(redis.port()).await;
+    let semaphore = Semaphore::new(RedisBackend::builder(proxy.url()).build().unwrap());
+    let policy = policy(1, 9000);
+    let held = (0..NAMES).map(|n| semaphore.acquire(format!("n{n}"), &policy));
+    let held = join_all(held).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    // About a hundred renewals in each write, and four writes on their way.
+    proxy.slow(8_000);
+    let before = redis.calls("evalsha");
+    eventually("all are renewed", async || redis.calls("evalsha") >= before + NAMES).await;
+    assert_eq!(proxy.connections(), 1, "it was given up");
+    assert!(held.iter().all(|permit| !permit.is_lost()));
 }
 
 // ===== BUSY =====

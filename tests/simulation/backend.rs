@@ -14,8 +14,8 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 use tower_semaphore::BackendError;
 use tower_semaphore::backend::{
-    Answer, Backend, Call, Change, Connection, Listing, Mailbox, Names, Overrides, PeerMessage,
-    Queries, Query, QueryError, ServerInfo, Shard,
+    AddressedCall, Answer, Backend, Change, Connection, Listing, Mailbox, Names, Overrides,
+    PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use tower_semaphore::protocol::{Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply};
 
@@ -104,7 +104,7 @@ pub struct Batch {
 /// What is asked of a server, in its turn.
 #[derive(Clone, Debug)]
 enum Request {
-    Call(Call),
+    Call(AddressedCall),
     Query(Arc<str>, Question),
 }
 
@@ -200,7 +200,7 @@ pub enum Message {
     /// Places were granted.
     Hint(Arc<str>, Grant),
     /// Something was set for a name.
-    Overridden(Arc<str>),
+    Overridden,
     /// Another process says something.
     Told(Arc<str>, PeerMessage),
 }
@@ -304,7 +304,7 @@ impl Port {
                 let Some(mailbox) = mailbox else { return };
                 match message {
                     Message::Hint(key, grant) => mailbox.hint(&key, grant.id.n, grant.lease_end),
-                    Message::Overridden(name) => mailbox.overridden(&name),
+                    Message::Overridden => mailbox.overridden(),
                     Message::Told(key, message) => mailbox.message(&key, message),
                 }
                 return;
@@ -484,7 +484,10 @@ impl Connection for SimLane {
         .boxed()
     }
 
-    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let sending = self.begin(calls.iter().cloned().map(Request::Call).collect());
         let answer = |response| match response {
             Response::Reply { reply, late } => Answer::Reply { reply, late },
@@ -847,7 +850,7 @@ impl Store {
                     return Response::Failed(BackendError::call("too many overrides"));
                 }
                 if change.is_told() {
-                    messages.push((None, Message::Overridden(Arc::clone(name))));
+                    messages.push((None, Message::Overridden));
                 }
                 Response::Done
             }
@@ -891,7 +894,7 @@ impl Store {
 
     fn one(
         &mut self,
-        call: &Call,
+        call: &AddressedCall,
         name: Option<usize>,
         site: &mut Site<'_>,
         messages: &mut Vec<(Option<NodeId>, Message)>,
@@ -1048,20 +1051,22 @@ fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
     let Refuses { no_memory, read_only, loading, no_rights } = refuses;
     match request {
         _ if loading => Some("LOADING"),
-        Request::Call(Call { op: Op::Acquire { .. } | Op::Reassert { .. }, .. })
+        Request::Call(AddressedCall { op: Op::Acquire { .. } | Op::Reassert { .. }, .. })
         | Request::Query(_, Question::Override { .. })
             if no_memory =>
         {
             Some("OOM")
         }
-        Request::Query(..) | Request::Call(Call { op: Op::Audit { .. }, .. }) if no_rights => {
+        Request::Query(..) | Request::Call(AddressedCall { op: Op::Audit { .. }, .. })
+            if no_rights =>
+        {
             Some("NOPERM")
         }
         Request::Query(
             _,
             Question::Inspect { .. } | Question::List { .. } | Question::Overrides { .. },
         )
-        | Request::Call(Call { op: Op::Audit { .. }, .. }) => None,
+        | Request::Call(AddressedCall { op: Op::Audit { .. }, .. }) => None,
         _ if read_only => Some("READONLY"),
         _ => None,
     }

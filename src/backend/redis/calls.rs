@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use super::scripts::{self, By};
 use super::values::{grants, listing, number, reply, unexpected};
-use crate::backend::{Answer, Call};
+use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
 use crate::protocol::call::Op;
 use crate::protocol::ledger::{PlaceStatus, Reply};
@@ -16,7 +16,7 @@ const REST: usize = 80;
 
 /// The call, with its arguments in the order in which the script's header lists them. `counted`:
 /// PUBLISH tells whether a process listens, as it does where there is one server.
-pub(super) fn command(call: &Call, by: By, counted: bool) -> Cmd {
+pub(super) fn command(call: &AddressedCall, by: By, counted: bool) -> Cmd {
     let script = match &call.op {
         Op::Acquire { .. } => &scripts::ACQUIRE,
         Op::Release { .. } => &scripts::RELEASE,
@@ -69,7 +69,7 @@ pub(super) fn command(call: &Call, by: By, counted: bool) -> Cmd {
 /// # Errors
 ///
 /// If no script of this version answers so.
-fn decode(call: &Call, value: &Value) -> Result<Reply, BackendError> {
+fn decode(call: &AddressedCall, value: &Value) -> Result<Reply, BackendError> {
     let reply = match (&call.op, value) {
         // In short: every place holds.
         (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Int(_)) => {
@@ -100,7 +100,7 @@ fn decode(call: &Call, value: &Value) -> Result<Reply, BackendError> {
 }
 
 /// The same, as an answer.
-pub(super) fn answer(call: &Call, value: &Value, late: bool) -> Answer {
+pub(super) fn answer(call: &AddressedCall, value: &Value, late: bool) -> Answer {
     match decode(call, value) {
         Ok(reply) => Answer::Reply { reply, late },
         Err(error) => Answer::Failed(error),
@@ -125,7 +125,7 @@ pub(crate) fn decode_wire(
         3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },
         _ => Op::Audit { most: 1000 },
     };
-    let answer = decode(&Call { key: "x".into(), node, limit: 1, op }, &value);
+    let answer = decode(&AddressedCall { key: "x".into(), node, limit: 1, op }, &value);
     if let Ok(reply) = &answer {
         assert!(reply.statuses.is_empty() || reply.statuses.len() == places);
     }

@@ -15,13 +15,13 @@ use tokio::sync::watch;
 use super::cluster::Cluster;
 use super::dial::Patience;
 use super::error::broken;
-use super::queries::Ask;
+use super::queries::QueryCommand;
 use super::scripts::By;
 use super::sentinel::Sentinel;
 use super::{calls, error, queries};
 use crate::backend::{
-    Answer, Call, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries, Query,
-    QueryError, ServerInfo, Shard,
+    AddressedCall, Answer, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries,
+    Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::id::{NodeId, PlaceId};
@@ -78,7 +78,10 @@ impl Connection for RedisConnection {
         .boxed()
     }
 
-    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
         async move {
             let counted = member.is_none();
@@ -103,35 +106,35 @@ impl Connection for RedisConnection {
 
 impl Queries for RedisConnection {
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.ask(queries::inspect(key, most))
+        self.query(queries::inspect(key, most))
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
-        self.ask(queries::list(key, from, most))
+        self.query(queries::list(key, from, most))
     }
 
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
-        self.ask(queries::overrides(key, known))
+        self.query(queries::overrides(key, known))
     }
 
     fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
-        self.ask(queries::set_override(key, name, change))
+        self.query(queries::set_override(key, name, change))
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
-        self.ask(queries::revoke(key, id, take))
+        self.query(queries::revoke(key, id, take))
     }
 
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
-        self.ask(queries::send_message(key, to, message))
+        self.query(queries::send_message(key, to, message))
     }
 }
 
 impl RedisConnection {
-    fn ask<T: Send + 'static>(&self, ask: Ask<T>) -> Query<T> {
+    fn query<T: Send + 'static>(&self, query: QueryCommand<T>) -> Query<T> {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
         async move {
-            let command = |_, by| (ask.command)(by);
+            let command = |_, by| (query.command)(by);
             let answered = run(&mut connection, member.as_ref(), 1, command).await;
             let (values, _) = answered.map_err(QueryError::Failed)?;
             match values.into_iter().next().unwrap_or(Value::Nil) {
@@ -139,7 +142,7 @@ impl RedisConnection {
                     let failure = failure(error.into(), member.as_ref());
                     Err(failure.unwrap_or_else(QueryError::Failed))
                 }
-                value => ask.read(&value).map_err(QueryError::Failed),
+                value => query.read(&value).map_err(QueryError::Failed),
             }
         }
         .boxed()

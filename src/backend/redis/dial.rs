@@ -24,7 +24,7 @@ pub(super) async fn dial(
 ) -> Result<MultiplexedConnection, BackendError> {
     let config = config
         .set_connection_timeout(Some(patience.connect))
-        // Whoever asks bounds the answers: he knows what to do about it.
+        // The caller bounds the answers: it knows what to do about it.
         .set_response_timeout(None)
         .set_pipeline_buffer_size(1024);
     let manager = Manager::new_with_config(info.clone(), config)

@@ -19,8 +19,3 @@ pub(super) fn peer_message(message: &[u8]) -> Option<PeerMessage> {
     let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
     text.starts_with(['?', '=']).then(|| text.parse().ok())?
 }
-
-/// A message of `lua/override.lua`: `<key> <name>`.
-pub(super) fn overridden(message: &[u8]) -> Option<&str> {
-    Some(std::str::from_utf8(message).ok()?.split_once(' ')?.1)
-}

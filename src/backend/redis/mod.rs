@@ -34,7 +34,7 @@ use self::connection::{Member, Named, RedisConnection};
 use self::dial::{Patience, dial};
 use self::keys::Keys;
 use self::sentinel::Sentinel;
-use super::{Answer, Backend, Call, Connection, Mailbox, OVERRIDES, Shard};
+use super::{AddressedCall, Answer, Backend, Connection, Mailbox, OVERRIDES, Shard};
 use crate::error::{BackendError, ConfigError};
 use crate::protocol::call::Op;
 use crate::protocol::id::{Ids, NodeId, PlaceId};
@@ -59,7 +59,7 @@ use crate::protocol::id::{Ids, NodeId, PlaceId};
 ///
 /// # Sentinel
 ///
-/// Sentinels are asked in turn for the master, at each connection anew, and the one that named it four
+/// Sentinels are asked in turn for the master, again for each connection, and the one that named it four
 /// times a second after that: an old master that lives goes on granting for some ten seconds after a
 /// new one was named, and is left at once. Name the sentinels in the same order in all processes, so
 /// that all go to the new master together. What the old one granted
@@ -152,10 +152,10 @@ impl RedisBackend {
     /// For connections from a pool of yours, with the settings that it has; to one server. One
     /// connection is taken out of it for good, whenever one is opened.
     ///
-    /// This has a price. A connection that the pool has kept is tried by it first (`+unwatch +ping`).
-    /// Hints cannot arrive on a connection that was made elsewhere, so whoever
-    /// waits asks every 100 ms; he can be passed over once by another process's requests. A
-    /// connection that was closed is noticed only with the next call. TCP_NODELAY is off in such a
+    /// This has a price. The pool tries a connection that it has kept first (`+unwatch +ping`). Hints
+    /// cannot arrive on a connection that was made elsewhere, so waiting requests poll every 100 ms, and
+    /// each can be passed over once by another process's request. A closed connection is noticed only
+    /// with the next call. TCP_NODELAY is off in such a
     /// pool unless you turn it on. [`builder`](Self::builder) costs none of that.
     pub fn from_pool(pool: Pool) -> RedisBackendBuilder {
         RedisBackendBuilder::new(To::Pool(pool))
@@ -186,7 +186,7 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// How long an answer may take before the connection is given up and opened anew. 500 ms unless
+    /// How long an answer may take before the connection is given up and opened again. 500 ms unless
     /// set; more than zero. Should be well below the lease, so that a renewal can be repeated.
     pub const fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;
@@ -379,7 +379,7 @@ impl RedisBackend {
             }
         };
         let key = self.keys.semaphore(&name);
-        let calls = [acquire, Op::Release { ids }].map(|op| Call {
+        let calls = [acquire, Op::Release { ids }].map(|op| AddressedCall {
             key: Arc::clone(&key),
             node,
             limit: 0,
@@ -399,7 +399,7 @@ impl RedisBackend {
             }
             let advice = error::advice(&error);
             opened.server.warning.get_or_insert_with(|| {
-                format!("hints cannot be sent, so whoever waits elsewhere polls: {error}{advice}")
+                format!("hints cannot be sent, so waiting requests of other processes poll: {error}{advice}")
             });
         }
         Ok(())
@@ -426,7 +426,7 @@ fn deliver(
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
             if name == OVERRIDES {
-                messages::overridden(message).into_iter().for_each(|name| mailbox.overridden(name));
+                mailbox.overridden();
                 return Ok(());
             }
             if let Some(message) = messages::peer_message(message) {

@@ -10,15 +10,15 @@ use crate::backend::{Change, Listing, Names, Override, Overrides, PeerMessage};
 use crate::error::BackendError;
 use crate::protocol::id::{NodeId, PlaceId};
 
-/// A question or an order, and how its answer is read.
-pub(super) struct Ask<T> {
+/// The command of a query, and how its answer is read.
+pub(super) struct QueryCommand<T> {
     pub(super) command: Box<dyn Fn(By) -> Cmd + Send + Sync>,
     read: Box<Read<T>>,
 }
 
 type Read<T> = dyn Fn(&Value) -> Option<T> + Send + Sync;
 
-impl<T> Ask<T> {
+impl<T> QueryCommand<T> {
     fn new(
         command: impl Fn(By) -> Cmd + Send + Sync + 'static,
         read: impl Fn(&Value) -> Option<T> + Send + Sync + 'static,
@@ -36,9 +36,9 @@ impl<T> Ask<T> {
     }
 }
 
-pub(super) fn inspect(key: &Arc<str>, most: u32) -> Ask<Listing> {
+pub(super) fn inspect(key: &Arc<str>, most: u32) -> QueryCommand<Listing> {
     let key = Arc::clone(key);
-    Ask::new(
+    QueryCommand::new(
         move |by| scripts::call(&scripts::INSPECT, by, &key, 1, 10).arg(most).take(),
         move |value| match value {
             Value::Array(items) => listing(items, most),
@@ -49,9 +49,9 @@ pub(super) fn inspect(key: &Arc<str>, most: u32) -> Ask<Listing> {
 
 /// Keys of semaphores; `pattern` is the key of all names. No character of a prefix means anything but
 /// itself in a pattern.
-pub(super) fn list(pattern: &Arc<str>, from: u64, most: u32) -> Ask<Names> {
+pub(super) fn list(pattern: &Arc<str>, from: u64, most: u32) -> QueryCommand<Names> {
     let (pattern, of) = (Arc::clone(pattern), Arc::clone(pattern));
-    Ask::new(
+    QueryCommand::new(
         move |_| {
             let mut scan = cmd("SCAN");
             scan.arg(from).arg("MATCH").arg(&*pattern).arg("COUNT").arg(most);
@@ -65,9 +65,9 @@ pub(super) fn list(pattern: &Arc<str>, from: u64, most: u32) -> Ask<Names> {
     )
 }
 
-pub(super) fn overrides(key: &Arc<str>, known: u64) -> Ask<Option<Overrides>> {
+pub(super) fn overrides(key: &Arc<str>, known: u64) -> QueryCommand<Option<Overrides>> {
     let key = Arc::clone(key);
-    Ask::new(
+    QueryCommand::new(
         move |by| scripts::call(&scripts::OVERRIDES, by, &key, 1, 20).arg(known).take(),
         |value| match value {
             Value::Int(1) => Some(None),
@@ -77,9 +77,9 @@ pub(super) fn overrides(key: &Arc<str>, known: u64) -> Ask<Option<Overrides>> {
     )
 }
 
-pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> Ask<()> {
+pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> QueryCommand<()> {
     let (key, name) = (Arc::clone(key), Arc::clone(name));
-    Ask::new(
+    QueryCommand::new(
         move |by| {
             let mut command = scripts::call(&scripts::OVERRIDE, by, &key, 7, 100 + name.len());
             command.arg(&*name);
@@ -97,9 +97,9 @@ pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> A
     )
 }
 
-pub(super) fn revoke(key: &Arc<str>, id: PlaceId, take: bool) -> Ask<Option<u64>> {
+pub(super) fn revoke(key: &Arc<str>, id: PlaceId, take: bool) -> QueryCommand<Option<u64>> {
     let key = Arc::clone(key);
-    Ask::new(
+    QueryCommand::new(
         move |by| {
             let mut command = scripts::call(&scripts::REVOKE, by, &key, 2, 30);
             command.arg(id.text().as_bytes()).arg(u8::from(take)).take()
@@ -111,10 +111,10 @@ pub(super) fn revoke(key: &Arc<str>, id: PlaceId, take: bool) -> Ask<Option<u64>
     )
 }
 
-pub(super) fn send_message(key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Ask<()> {
+pub(super) fn send_message(key: &Arc<str>, to: NodeId, message: &PeerMessage) -> QueryCommand<()> {
     let prefix = key.split_once(":{").map_or("", |(prefix, _)| prefix);
     let (channel, message) = (format!("{prefix}:@{to}"), format!("{key} {message}"));
-    Ask::new(move |_| cmd("PUBLISH").arg(&*channel).arg(&*message).take(), done)
+    QueryCommand::new(move |_| cmd("PUBLISH").arg(&*channel).arg(&*message).take(), done)
 }
 
 fn done(value: &Value) -> Option<()> {

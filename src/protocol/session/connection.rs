@@ -43,7 +43,7 @@ impl Session {
             self.releases.push_front(unanswered);
         }
         self.releases.extend(self.deferred.drain(..));
-        // Whether a place is gone is asked anew.
+        // Whether a place is gone is asked again.
         self.ask_revocations = false;
         for (_, n) in std::mem::take(&mut self.revocation_checks) {
             if let Some(place) = self.places.find(n) {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::place::{Place, index_of, serial_of};
+use super::place::{Place, WAITING_RENEWAL, index_of, serial_of};
 use super::{Event, OnUnavailable, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::time::Time;
@@ -147,7 +147,7 @@ impl Session {
             // Only this call failed, or went unanswered: the backend can be told at once.
             self.reasserts.push_back(n);
         }
-        self.want(now + super::WAITING_RENEWAL);
+        self.want(now + WAITING_RENEWAL);
     }
 
     pub(super) fn refuse_by_policy(

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::place::{Place, Places};
+use super::place::{Place, Places, WAITING_RENEWAL};
 use super::{Session, State};
 use crate::protocol::call::{Call, Op};
 use crate::protocol::id::Ids;
@@ -129,7 +129,7 @@ impl Session {
                 State::Waiting { .. } => true,
                 State::Held => resync || place.check || now >= place.acked + place.interval() / 2,
                 State::Admitted { .. } => {
-                    if now >= place.acked + super::WAITING_RENEWAL / 2 {
+                    if now >= place.acked + WAITING_RENEWAL / 2 {
                         place.acked = now;
                         self.reasserts.push_back(place.n);
                     }

@@ -8,8 +8,8 @@ use futures_util::future::{BoxFuture, pending, ready};
 use tokio::time::Instant;
 
 use crate::backend::{
-    Answer, Backend, Call, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend, Names,
-    Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
+    AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
+    Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::call::Op;
@@ -139,10 +139,13 @@ impl Connection for TestBackend {
         pending().boxed()
     }
 
-    fn send(&self, calls: Arc<[Call]>) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let backend = self.clone();
         let answers = async move {
-            let answer = |Call { key, node, limit, op }: &Call| {
+            let answer = |AddressedCall { key, node, limit, op }: &AddressedCall| {
                 let call = crate::protocol::Call { limit: *limit, op: op.clone() };
                 let reply = backend.carry_out(key, *node, &call, Instant::now());
                 Answer::Reply { reply, late: false }

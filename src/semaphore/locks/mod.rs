@@ -93,9 +93,12 @@ fn policy(permits: u32) -> Policy {
     policy.expect("a policy within its bounds")
 }
 
-/// The watchdog looks at all sessions that are due.
-fn look(node: &Node) {
-    assert!(poll_once(watchdog::look(node)).is_ready(), "more sessions than the scenario has");
+/// The watchdog handles all sessions that are due.
+fn handle_due(node: &Node) {
+    assert!(
+        poll_once(watchdog::handle_due(node)).is_ready(),
+        "more sessions than the scenario has"
+    );
 }
 
 /// Nothing is on the backend, and nothing is left to be sent.

@@ -7,7 +7,7 @@ use shuttle::thread::spawn;
 
 use super::backend::TestBackend;
 use super::{
-    NAME, advance, assert_nothing_left, either, explore, look, policy, poll_once, process,
+    NAME, advance, assert_nothing_left, either, explore, handle_due, policy, poll_once, process,
 };
 use crate::error::{AcquireError, RejectReason};
 use crate::semaphore::{Acquire, Permit, Semaphore, driver, watchdog};
@@ -127,7 +127,7 @@ fn what_is_revoked_as_it_is_found_gone_does_not_come_back() {
             assert!(block_on(by.revoke(NAME, id)).expect("the backend is here"));
         });
         let node = Arc::clone(&process.handle.node);
-        let renews = spawn(move || look(&node));
+        let renews = spawn(move || handle_due(&node));
         if of_holder {
             block_on(held.lost());
             drop(block_on(waiting).expect("it is its turn"));

@@ -8,10 +8,10 @@ use shuttle::thread::{spawn, yield_now};
 use tokio::time::Instant;
 
 use super::backend::TestBackend;
-use super::{NAME, advance, assert_nothing_left, explore, look, policy, process};
+use super::{NAME, advance, assert_nothing_left, explore, handle_due, policy, process};
 use crate::semaphore::driver::collect_of;
 use crate::semaphore::node::{Node, Server};
-use crate::semaphore::place::Place;
+use crate::semaphore::place_handle::PlaceHandle;
 use crate::semaphore::server::Reach;
 
 /// After so long an unused session is retired.
@@ -20,13 +20,13 @@ const UNUSED: Duration = Duration::from_secs(6);
 /// Any number of calls.
 const ROOM: usize = usize::MAX;
 
-fn place(node: &Arc<Node>) -> Place {
-    let place = Place::take(node, NAME, 2, &policy(2), Instant::now());
+fn place(node: &Arc<Node>) -> PlaceHandle {
+    let place = PlaceHandle::take(node, NAME, 2, &policy(2), Instant::now());
     place.expect("a place is free")
 }
 
 /// A place that is in the session by which others find it.
-fn place_in_use(node: &Arc<Node>) -> Place {
+fn place_in_use(node: &Arc<Node>) -> PlaceHandle {
     let place = place(node);
     let known = node.sessions.get(NAME).expect("a session in use");
     assert!(Arc::ptr_eq(place.session(), &known), "two sessions of one name");
@@ -34,7 +34,7 @@ fn place_in_use(node: &Arc<Node>) -> Place {
     place
 }
 
-/// A session that the watchdog retires as soon as it looks.
+/// A session that the watchdog retires as soon as it runs.
 fn unused_session(node: &Arc<Node>) {
     drop(place(node));
     advance(UNUSED);
@@ -50,11 +50,11 @@ fn assert_counted(node: &Arc<Node>) {
     }
 }
 
-/// The watchdog looks until no session is left, and no server counts one.
+/// The watchdog runs until no session is left, and no server counts one.
 fn assert_all_retire(node: &Arc<Node>) {
     for _ in 0..2 {
         advance(UNUSED);
-        look(node);
+        handle_due(node);
     }
     assert_eq!(node.sessions.len(), 0, "an unused session is kept");
     assert_counted(node);
@@ -80,7 +80,7 @@ fn no_request_lands_in_a_retired_session() {
         let node = &process.handle.node;
         unused_session(node);
         let watched = Arc::clone(node);
-        let watches = spawn(move || look(&watched));
+        let watches = spawn(move || handle_due(&watched));
         let requests: Vec<_> = (0..2)
             .map(|_| {
                 let node = Arc::clone(node);
@@ -110,7 +110,7 @@ fn a_session_that_is_retired_at_once_is_retired_once() {
             .map(|_| {
                 let node = Arc::clone(node);
                 spawn(move || {
-                    look(&node);
+                    handle_due(&node);
                     // Finds the session unused, and ends it with the answer.
                     node.with_session(NAME, node.now(), |_, _| ());
                 })

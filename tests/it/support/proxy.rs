@@ -6,11 +6,13 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 /// From the client to the server.
 pub(crate) const REQUESTS: usize = 0;
@@ -33,7 +35,11 @@ struct Orders {
     cut: usize,
     /// The client's end is closed; what was held back on its way to the server stays held.
     cut_near: usize,
+    /// How many bytes of replies pass in [`TICK`]; `None`: all.
+    rate: Option<usize>,
 }
+
+const TICK: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
 struct Seen {
@@ -86,6 +92,11 @@ impl Proxy {
         self.orders.send_modify(|orders| orders.hold = [0; 2]);
     }
 
+    /// Lets so many bytes of replies pass in a second.
+    pub(crate) fn slow(&self, bytes: usize) {
+        self.orders.send_modify(|orders| orders.rate = Some(bytes / 100));
+    }
+
     /// Closes both ends; what was kept back is lost.
     pub(crate) fn cut(&self) {
         let all = self.connections();
@@ -116,9 +127,11 @@ async fn carry(
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
     let mut near = Some(near);
+    let mut passes = Instant::now();
     let mut held = [Held::new(&seen.held[REQUESTS]), Held::new(&seen.held[REPLIES])];
     loop {
         let now = *orders.borrow_and_update();
+        let pause = now.rate.map_or(Duration::ZERO, |_| TICK);
         if number < now.cut || orders.has_changed().is_err() {
             return Ok(());
         }
@@ -126,12 +139,14 @@ async fn carry(
             near = None;
         }
         if number >= now.hold[REQUESTS] {
-            far.write_all(&held[REQUESTS].take()).await?;
+            far.write_all(&held[REQUESTS].take(None)).await?;
         }
         if let Some(near) = &mut near
             && number >= now.hold[REPLIES]
+            && passes.elapsed() >= pause
         {
-            near.write_all(&held[REPLIES].take()).await?;
+            near.write_all(&held[REPLIES].take(now.rate)).await?;
+            passes = Instant::now();
         }
         let [requests, replies] = &mut held;
         let Some(end) = &mut near else {
@@ -146,6 +161,7 @@ async fn carry(
             read = end.read_buf(&mut requests.bytes) => if read.unwrap_or(0) == 0 { near = None },
             read = far.read_buf(&mut replies.bytes) => if read? == 0 { return Ok(()) },
             _ = orders.changed() => {}
+            () = sleep(pause), if now.rate.is_some() && !replies.bytes.is_empty() => {}
         }
         held.iter_mut().for_each(Held::count);
     }
@@ -172,14 +188,19 @@ impl<'a> Held<'a> {
         self.counted = self.bytes.len();
     }
 
-    fn take(&mut self) -> Vec<u8> {
-        self.all.fetch_sub(std::mem::take(&mut self.counted), Ordering::SeqCst);
-        std::mem::take(&mut self.bytes)
+    /// What there is, up to so much.
+    fn take(&mut self, most: Option<usize>) -> Vec<u8> {
+        let rest = self.bytes.split_off(most.unwrap_or(usize::MAX).min(self.bytes.len()));
+        let taken = std::mem::replace(&mut self.bytes, rest);
+        let counted = std::mem::replace(&mut self.counted, self.bytes.len());
+        self.all.fetch_sub(counted - self.counted.min(counted), Ordering::SeqCst);
+        self.counted = self.counted.min(counted);
+        taken
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.take();
+        self.take(None);
     }
 }

@@ -1,4 +1,4 @@
-//! A request's hold on its place.
+//! A request's handle on its place.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -14,14 +14,14 @@ use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
 
 /// A handle on a place in a session, which is left when the last one is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PlaceHandle {
     node: Arc<Node>,
     shared: Arc<SharedSession>,
     index: usize,
     hold: Hold,
 }
 
-impl Place {
+impl PlaceHandle {
     pub(super) fn take(
         node: &Arc<Node>,
         name: &str,
@@ -134,7 +134,7 @@ impl Place {
     }
 }
 
-impl Clone for Place {
+impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
         self.shared.lock().share(self.index);
         let (node, shared) = (Arc::clone(&self.node), Arc::clone(&self.shared));
@@ -142,7 +142,7 @@ impl Clone for Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PlaceHandle {
     fn drop(&mut self) {
         let (now, index) = (Instant::now(), self.index);
         let mut state = self.shared.lock();

@@ -1,0 +1,266 @@
+//! What requests do: they come, wait, are answered, and leave.
+
+use super::place::{AcquireOptions, PLACES_MAX, Place, State};
+use super::{Event, IDLE, OnUnavailable, Progress, Session};
+use crate::error::RejectReason;
+use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::overrides::Mode;
+use crate::protocol::time::Time;
+
+impl Session {
+    /// A request comes. Gives the index of its place, until [`handle_leave`](Self::handle_leave);
+    /// `None` if the process has [`PLACES_MAX`] places in the semaphore.
+    pub fn handle_request(
+        &mut self,
+        limit: u32,
+        options: AcquireOptions,
+        now: Time,
+    ) -> Option<usize> {
+        if self.places.len() >= PLACES_MAX {
+            return None;
+        }
+        self.limit = limit;
+        self.lease = options.lease;
+        self.longest_lease = self.longest_lease.max(options.lease);
+        let poll_only = self.poll_only;
+        let index = self.places.insert(|n| Place {
+            n,
+            poll_only,
+            options,
+            state: State::Joining { sent: false, hint: None },
+            lease_end: 0,
+            acked: now,
+            held_at: now,
+            taken: false,
+            queued: false,
+            check: false,
+            restoring: false,
+        });
+        let n = self.places.get(index).map_or(0, |place| place.n);
+        self.want(now + IDLE);
+        if self.overrides.mode == Mode::Draining {
+            self.refuse(index, RejectReason::Draining, self.seen);
+        } else if self.outage {
+            self.join_in_outage(index, now);
+        } else {
+            self.joins.push_back(n);
+        }
+        Some(index)
+    }
+
+    /// How far the request at `index` has come. If it is not done, a [`Event::Progress`] says when to
+    /// look again.
+    pub fn progress(&mut self, index: usize, now: Time) -> Progress {
+        let Some(place) = self.places.get_mut(index) else { return Progress::Closed };
+        match place.state {
+            State::Joining { .. } => {
+                let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
+                if place.queued || (self.outage && local) {
+                    Progress::Waiting
+                } else {
+                    Progress::Joining
+                }
+            }
+            State::Waiting { .. } => Progress::Waiting,
+            State::Held if now < place.deadline() || place.taken => {
+                place.taken = true;
+                Progress::Held
+            }
+            // Granted, but the request comes for it too late: ask first.
+            State::Held => {
+                self.wait_again(index, now);
+                self.progress(index, now)
+            }
+            State::Admitted { .. } => {
+                place.taken = true;
+                Progress::Admitted
+            }
+            State::Refused { reason, in_use, waiting } => {
+                let limit = self.overrides.in_place();
+                Progress::Refused { reason, in_use, waiting, limit }
+            }
+            State::Failed => Progress::Failed,
+            State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
+                Progress::Closed
+            }
+        }
+    }
+
+    /// The request leaves, whatever it had; its permit is released. Its index may be given to another.
+    pub fn handle_leave(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.remove(index) else { return };
+        self.forget_state(place.state);
+        if place.is_there() {
+            self.releases.push_back(release_of(self.node, &place, now));
+            self.left_at = Some(now);
+        } else if matches!(place.state, State::Joining { .. }) {
+            self.forget_join(place.n);
+        } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
+            self.left_at = Some(now);
+        }
+        self.forget_local(place.n);
+        if place.is_in_flight() {
+            self.admit_local(now);
+        }
+        self.want(now + IDLE);
+        self.want_end(now);
+    }
+
+    /// Releases the permit at `index` for a caller that waits for the acknowledgement. `false`: there
+    /// is none to wait for.
+    pub fn handle_release(&mut self, index: usize, now: Time) -> bool {
+        let Some(place) = self.places.get(index).filter(|place| place.is_in_flight()) else {
+            return false;
+        };
+        let is_there = place.is_there();
+        if is_there {
+            self.releases.push_back(release_of(self.node, place, now));
+            self.set(index, State::Releasing);
+        } else {
+            self.set(index, State::Released { acknowledged: true });
+        }
+        self.admit_local(now);
+        is_there
+    }
+
+    /// Whether the release at `index` was acknowledged; `None`: it is not answered yet.
+    #[must_use]
+    pub fn released(&self, index: usize) -> Option<bool> {
+        let Some(place) = self.places.get(index) else { return Some(true) };
+        match place.state {
+            State::Releasing => None,
+            State::Released { acknowledged } => Some(acknowledged),
+            _ => Some(true),
+        }
+    }
+
+    /// The id of the place at `index`. A place gets another one where the old one must not be used
+    /// again.
+    #[must_use]
+    pub fn place(&self, index: usize) -> Option<PlaceId> {
+        Some(self.places.get(index)?.id(self.node))
+    }
+
+    /// Whether the request has its permit, lost or not.
+    #[must_use]
+    pub fn is_held(&self, index: usize) -> bool {
+        let place = self.places.get(index);
+        place.is_some_and(|place| place.is_in_flight() || matches!(place.state, State::Lost))
+    }
+
+    /// Whether the permit is lost.
+    #[must_use]
+    pub fn is_lost(&self, index: usize, now: Time) -> bool {
+        self.places.get(index).is_some_and(|place| match place.state {
+            State::Lost => true,
+            State::Held => now >= place.deadline(),
+            _ => false,
+        })
+    }
+
+    /// As [`is_lost`](Self::is_lost), as far as that was noticed: without a look at the time.
+    #[must_use]
+    pub fn was_lost(&self, index: usize) -> bool {
+        self.places.get(index).is_some_and(|place| matches!(place.state, State::Lost))
+    }
+
+    /// The request has waited as long as it may: for its first answer, or for a permit. It has its
+    /// final answer after this (rule 7).
+    pub fn handle_wait_timeout(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
+        match place.state {
+            State::Joining { .. } | State::Waiting { .. } if self.outage && local => {
+                let waiting = self.local_queue.len() as u64;
+                self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
+            }
+            State::Waiting { .. } if !self.outage => {
+                self.leave_server(index, now);
+                self.refuse(index, RejectReason::QueueTimeout, self.seen);
+            }
+            State::Joining { .. } if !self.outage && place.queued => {
+                self.leave_server(index, now);
+                self.refuse(index, RejectReason::QueueTimeout, self.seen);
+            }
+            State::Joining { .. } | State::Waiting { .. } => self.fall_back(index, now),
+            _ => {}
+        }
+    }
+
+    /// Releases every place: permits are lost to their holders, requests are told that it is over.
+    pub fn handle_close(&mut self, now: Time) {
+        self.local_queue.clear();
+        for index in self.indexes() {
+            let Some(place) = self.places.get(index) else { continue };
+            if place.is_in_flight() && place.taken {
+                self.lose(index, now);
+            } else if place.is_live() || place.is_joining() {
+                self.leave_server(index, now);
+                self.set(index, State::Closed);
+                self.events.push(Event::Progress(index));
+            }
+        }
+    }
+
+    /// The place is not wanted on the server any more. The state that it gets now must say so too.
+    pub(super) fn leave_server(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        let n = place.n;
+        if place.is_there() {
+            self.releases.push_back(release_of(self.node, place, now));
+            self.left_at = Some(now);
+        } else if place.is_joining() {
+            self.forget_join(n);
+        }
+        self.forget_local(n);
+    }
+
+    /// Takes a place that was never sent out of what is to be sent.
+    pub(super) fn forget_join(&mut self, n: u64) {
+        if self.joins.back() == Some(&n) {
+            self.joins.pop_back();
+        } else if self.joins.front() == Some(&n) {
+            self.joins.pop_front();
+        } else {
+            // Passed over when its turn comes; but never more of them than of others.
+            let places = &mut self.places;
+            if self.joins.len() > 2 * places.len() + 16 {
+                self.joins.retain(|n| places.find(*n).is_some_and(|place| place.is_joining()));
+            }
+        }
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        index: usize,
+        reason: RejectReason,
+        (in_use, waiting): (u64, u64),
+    ) {
+        self.set(index, State::Refused { reason, in_use, waiting });
+        self.events.push(Event::Progress(index));
+    }
+
+    /// The permit comes too late for a request that has not taken it yet: the request waits again, and
+    /// asks first. One that may not wait has had no answer in time.
+    pub(super) fn wait_again(&mut self, index: usize, now: Time) {
+        self.set(index, State::Waiting { ticket: None });
+        self.places.get_mut(index).into_iter().for_each(|place| place.restoring = false);
+        if self.places.get(index).is_some_and(|place| place.options.max_queue.is_none()) {
+            self.fall_back(index, now);
+        } else {
+            self.renew = true;
+        }
+    }
+
+    pub(super) fn lose(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        self.set(index, State::Lost);
+        self.events.push(Event::Lost(index));
+        self.admit_local(now);
+    }
+}
+
+/// What releases a place, and from when on that is not needed any more.
+pub(super) fn release_of(node: NodeId, place: &Place, now: Time) -> (PlaceId, Time) {
+    (place.id(node), now + place.options.lease)
+}

@@ -1,0 +1,183 @@
+//! What time brings: deadlines, renewals, and the end of a session that is unused.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::place::{State, WAITING_RENEWAL};
+use super::{Event, IDLE, Session};
+use crate::protocol::time::Time;
+
+impl Session {
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called; `None`: nothing is left to be
+    /// looked after.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Time> {
+        self.timeout
+    }
+
+    /// Time has passed: a permit that reached its deadline is lost, what is due is renewed, what is
+    /// over is forgotten.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.timeout = None;
+        self.releases.extend(self.deferred.drain(..));
+        let lease = self.lease;
+        self.releases.retain(|(_, until)| now < *until + lease);
+        let mut expired: SmallVec<[usize; 4]> = SmallVec::new();
+        let mut next: Option<Time> = None;
+        let mut want = |at: Time| next = Some(next.map_or(at, |next| next.min(at)));
+        let mut renew = false;
+        for (index, place) in self.places.iter() {
+            let due = place.acked + place.interval();
+            match place.state {
+                State::Held if now >= place.deadline() => {
+                    expired.push(index);
+                    continue;
+                }
+                State::Held => want(place.deadline()),
+                State::Waiting { .. } => {}
+                // Tried again and again, until it is counted.
+                State::Admitted { .. } => {
+                    if now >= place.acked + WAITING_RENEWAL {
+                        renew = true;
+                        want(now + WAITING_RENEWAL);
+                    } else {
+                        want(place.acked + WAITING_RENEWAL);
+                    }
+                    continue;
+                }
+                _ => {
+                    want(now + IDLE);
+                    continue;
+                }
+            }
+            if now >= due || place.check {
+                renew = true;
+                want(now + place.interval());
+            } else {
+                want(due);
+            }
+        }
+        // Sent once the renewals that are on their way are answered.
+        self.renew |= renew;
+        if let Some((_, until)) = self.releases.front() {
+            want(*until + lease);
+        }
+        let idle_until = self.idle_until(now);
+        if now < idle_until {
+            want(idle_until);
+        } else {
+            self.left_at = None;
+        }
+        match self.quarantined_until() {
+            Some(end) if now < end => want(end),
+            // No script runs by itself: the renewals of the waiters start the grants.
+            Some(_) => {
+                self.quarantine.lost_at = None;
+                self.renew |= self.waiting > 0;
+            }
+            None => {}
+        }
+        match self.ask_at {
+            Some(at) if self.waiting > 0 && now < at => want(at),
+            Some(_) => {
+                self.renew |= self.waiting > 0;
+                self.ask_at = None;
+            }
+            None => {}
+        }
+        for index in expired {
+            self.expire(index, now);
+        }
+        if let Some(next) = next {
+            self.want(next);
+        } else if !self.is_idle() {
+            self.want(now + IDLE);
+        }
+    }
+
+    /// Whether nothing is here, nor on its way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.places.is_empty() && !self.is_busy()
+    }
+
+    /// Whether the session can be dropped: it is idle, and a failover that has not heard of its last
+    /// releases would not find it any more (rule 6).
+    #[must_use]
+    pub fn is_over(&self, now: Time) -> bool {
+        let is_due = self.timeout.is_none_or(|timeout| timeout <= now);
+        is_due && self.is_idle() && now >= self.idle_until(now)
+    }
+
+    /// Whether the backend may have a place of this session, or something is to be sent.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.releases.is_empty()
+            || !self.releasing.is_empty()
+            || !self.deferred.is_empty()
+            || self.renewing > 0
+            || self.audit
+            || self.auditing
+            || self.places.iter().any(|(_, place)| {
+                place.is_live() || matches!(place.state, State::Joining { .. } | State::Releasing)
+            })
+    }
+
+    /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between
+    /// up, puts off what is to be done after `horizon` to that, and forgets what decides nothing, so
+    /// that sessions with the same future are equal.
+    #[doc(hidden)]
+    pub fn coarsen(&mut self, grain: Duration, horizon: Time) {
+        let round = |at: Time| {
+            let grains = at.elapsed_since_epoch().as_nanos().div_ceil(grain.as_nanos());
+            let at = Time::ZERO + grain * u32::try_from(grains).unwrap_or(u32::MAX);
+            at.min(horizon)
+        };
+        self.timeout = self.timeout.map(round);
+        self.ask_at = self.ask_at.map(round);
+        if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon) {
+            self.left_at = Some(Time::ZERO + horizon.since(Time::ZERO + IDLE));
+        }
+        self.seen = (0, 0);
+        let is_renewing = self.renewing > 0;
+        for place in self.places.iter_mut() {
+            if place.is_joining() {
+                (place.acked, place.held_at) = (Time::ZERO, Time::ZERO);
+            } else if !is_renewing {
+                place.held_at = Time::ZERO;
+            }
+        }
+    }
+
+    /// A held place reached its deadline.
+    pub(super) fn expire(&mut self, index: usize, now: Time) {
+        if self.places.get(index).is_some_and(|place| place.taken) {
+            self.lose(index, now);
+        } else {
+            self.wait_again(index, now);
+            self.events.push(Event::Progress(index));
+            self.want(now + WAITING_RENEWAL);
+        }
+    }
+
+    /// If nothing is left, the session ends at its time, and not when something was due.
+    pub(super) fn want_end(&mut self, now: Time) {
+        if self.is_idle() {
+            self.want(self.idle_until(now));
+        }
+    }
+
+    /// Until when the session is kept though it is unused; in an outage for as long as what was
+    /// released just before it can be of any harm.
+    pub(super) fn idle_until(&self, now: Time) -> Time {
+        let kept = if self.outage { self.longest_lease.max(IDLE) } else { IDLE };
+        self.left_at.map_or(now, |left_at| left_at + kept)
+    }
+
+    pub(super) fn want(&mut self, at: Time) {
+        if self.timeout.is_none_or(|timeout| at < timeout) {
+            self.timeout = Some(at);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What reaches a process without being asked for: hints, what operators set, and messages of others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::node::Node;
+use super::peers::{PeerAnswer, process};
+use crate::backend::{Mailbox, PeerMessage};
+
+impl Mailbox for Node {
+    fn hint(&self, name: &str, n: u64, lease_end: u64) {
+        self.with_session(name, self.now(), |state, time| {
+            state.session.handle_hint(n, lease_end, time)
+        });
+    }
+
+    fn overridden(&self) {
+        if self.embedded().is_some() {
+            self.learn_now();
+        } else {
+            self.overrides.want();
+            self.wake_for_overrides();
+        }
+    }
+
+    fn message(&self, name: &str, message: PeerMessage) {
+        match message {
+            PeerMessage::AskHeld { by } => {
+                let now = self.now();
+                let held = self
+                    .read_session(name, |session| session.held_since(now, PeerMessage::HELD_MAX));
+                let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
+                self.send_message(name, by, PeerMessage::Held { by: self.id(), process, held });
+            }
+            PeerMessage::Held { by, process, held } => {
+                let held = held.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
+                let answer = PeerAnswer { process, held: held.collect() };
+                self.questions.answered(name, by, &answer);
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! When the watchdog handles each session.
+
+use std::collections::BTreeMap;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::lock;
+use crate::sync::Mutex;
+
+/// Timers, the earliest first.
+pub(super) struct Timers<T> {
+    pending: Mutex<Pending<T>>,
+    came: Notify,
+}
+
+struct Pending<T> {
+    by_time: BTreeMap<Timer, T>,
+    /// Counts what came, so that equals keep their order.
+    serial: u64,
+}
+
+/// One timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Timer {
+    at: Instant,
+    serial: u64,
+}
+
+impl<T> Timers<T> {
+    pub(super) fn new() -> Self {
+        let pending = Pending { by_time: BTreeMap::new(), serial: 0 };
+        Self { pending: Mutex::new(pending), came: Notify::new() }
+    }
+
+    pub(super) fn push(&self, what: T, at: Instant) -> Timer {
+        let mut pending = lock(&self.pending);
+        pending.serial += 1;
+        let timer = Timer { at, serial: pending.serial };
+        let first = pending.by_time.keys().next().is_none_or(|first| timer < *first);
+        pending.by_time.insert(timer, what);
+        drop(pending);
+        if first {
+            self.wake();
+        }
+        timer
+    }
+
+    /// Cancels a timer.
+    pub(super) fn remove(&self, timer: Timer) -> Option<T> {
+        lock(&self.pending).by_time.remove(&timer)
+    }
+
+    /// Takes out the next timer that is due; `Err`: none is, and this is when the next one will be.
+    pub(super) fn due(&self, now: Instant) -> Result<(Timer, T), Option<Instant>> {
+        let mut pending = lock(&self.pending);
+        match pending.by_time.first_entry() {
+            Some(first) if first.key().at <= now => Ok(first.remove_entry()),
+            next => Err(next.map(|next| next.key().at)),
+        }
+    }
+
+    /// Waits until there may be an earlier timer.
+    pub(super) async fn came(&self) {
+        self.came.notified().await;
+    }
+
+    pub(super) fn wake(&self) {
+        self.came.notify_one();
+    }
+}
+
+impl Timer {
+    pub(super) const fn at(self) -> Instant {
+        self.at
+    }
+}
