@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use http::request::Parts;
 use quick_cache::sync::Cache;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
 
 use super::BoxError;
-use super::settings::BoxFuture;
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::semaphore::Limit;
@@ -93,7 +93,7 @@ pub enum OnUnknownLimit {
     Assume(Limit),
 }
 
-type Source = dyn Fn(&Name, &Parts) -> BoxFuture<Result<Limit, BoxError>> + Send + Sync;
+type Source = dyn Fn(&Name, &Parts) -> BoxFuture<'static, Result<Limit, BoxError>> + Send + Sync;
 
 #[derive(Clone, Copy, Debug)]
 struct Terms {
@@ -222,8 +222,8 @@ type Turn = OwnedMutexGuard<()>;
 
 enum Step {
     /// Someone else asks.
-    Queueing(BoxFuture<Turn>),
-    Asking(BoxFuture<Result<Limit, BackendError>>),
+    Queueing(BoxFuture<'static, Turn>),
+    Asking(BoxFuture<'static, Result<Limit, BackendError>>),
 }
 
 impl LookUp {
@@ -258,7 +258,7 @@ impl Entry {
 
     async fn ask(
         &self,
-        source: BoxFuture<Result<Limit, BoxError>>,
+        source: BoxFuture<'static, Result<Limit, BoxError>>,
         terms: &Terms,
     ) -> Result<Limit, BackendError> {
         let answer = match timeout(terms.timeout, source).await {

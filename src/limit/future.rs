@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -21,7 +22,7 @@ use super::connection::Connection;
 use super::grpc::Dialect;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
-use super::settings::{BoxFuture, HoldUntil, KeySource, LimitSource, OnLost, Settings};
+use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings};
 use super::shadow::{self, WouldRefuse};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::outcome::Outcome;
@@ -62,8 +63,8 @@ pin_project! {
 enum Wait {
     /// A verdict that needs no waiting.
     Done(Option<Verdict>),
-    Key(BoxFuture<Option<Name>>),
-    Limit(Name, BoxFuture<Limit>),
+    Key(BoxFuture<'static, Option<Name>>),
+    Limit(Name, BoxFuture<'static, Limit>),
     CachedLimit(Name, LookUp),
     Permit(Name, Acquire),
 }

@@ -1,11 +1,10 @@
 //! What a layer goes by, once it is built.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use http::StatusCode;
 use http::request::Parts;
 
@@ -16,8 +15,6 @@ use super::refusal::RefusalResponse;
 use super::shadow::Shadow;
 use crate::name::Name;
 use crate::semaphore::{Limit, Policy, Semaphore};
-
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// How long a permit is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,9 +71,9 @@ pub(super) enum LimitSource {
     Cached(CachedLimit),
 }
 
-type KeyLookup = dyn Fn(&Parts) -> BoxFuture<Option<Name>> + Send + Sync;
+type KeyLookup = dyn Fn(&Parts) -> BoxFuture<'static, Option<Name>> + Send + Sync;
 type LimitOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
-type LimitLookup = dyn Fn(&Name, &Parts) -> BoxFuture<Limit> + Send + Sync;
+type LimitLookup = dyn Fn(&Name, &Parts) -> BoxFuture<'static, Limit> + Send + Sync;
 pub(super) type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl fmt::Debug for Settings {
