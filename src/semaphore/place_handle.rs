@@ -67,11 +67,15 @@ impl PlaceHandle {
         let now = self.node.clock.time(now);
         let mut state = self.shared.lock();
         let progress = state.session.progress(self.index, now);
-        // Any other is the request's last look, and changes nothing that is to be sent or waited for.
+        if matches!(progress, Progress::Held) {
+            // The usual end. Nothing came of the look: a permit that came too late is none.
+            return progress;
+        }
         if matches!(progress, Progress::Joining | Progress::Waiting) {
             state.wait(self.index, cx.waker());
-            self.node.finish(&self.shared, state, now, None);
         }
+        // One that came too late is asked for again, or the policy answered.
+        self.node.finish(&self.shared, state, now, None);
         progress
     }
 

@@ -1,13 +1,14 @@
 //! What an operator does on a Redis Cluster, where what is set is kept by one shard and counts on all.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tower_semaphore::{AcquireError, Cursor, Policy, Semaphore};
 
 use crate::conformance::Fleet;
 use crate::operate;
 use crate::support::cluster::{MASTERS, TestCluster};
+use crate::support::stopwatch::Stopwatch;
 use crate::support::{eventually, until};
 
 /// In place of a name: what operators set.
@@ -65,7 +66,7 @@ async fn where_the_shard_that_keeps_it_dies_the_others_go_by_what_they_know() {
     }
     cluster.nodes[keeper].kill();
 
-    let began = Instant::now();
+    let began = Stopwatch::start();
     for name in &elsewhere {
         assert_eq!(limit_seen(&other, name).await, Some(2), "{name}");
     }
@@ -83,7 +84,7 @@ async fn where_the_shard_that_keeps_it_dies_the_others_go_by_what_they_know() {
         let info: String = cluster.nodes[MASTERS + keeper].command(&["INFO", "replication"]);
         info.contains("role:master")
     });
-    let promoted = Instant::now();
+    let promoted = Stopwatch::start();
     for name in &elsewhere {
         eventually("the newcomer knows it", async || limit_seen(&newcomer, name).await == Some(2))
             .await;
@@ -161,7 +162,7 @@ async fn what_is_set_moves_along_with_its_slot() {
     let id = cluster.id(to);
     (0..MASTERS).for_each(|node| cluster.set_slot(slot, (to + node) % MASTERS, &["NODE", &id]));
     // And there.
-    let moved = Instant::now();
+    let moved = Stopwatch::start();
     operator.set_limit(&*names[1], 2).await.unwrap();
     held.push(other.acquire(&*names[1], &policy(1)).await.unwrap());
     println!("in force {:?} after the slot had moved", moved.elapsed());

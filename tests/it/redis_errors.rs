@@ -18,6 +18,7 @@ use crate::support::eventually;
 use crate::support::proxy::Proxy;
 use crate::support::redis::{TestRedis, free_port};
 use crate::support::semaphore::{down, empty, in_use, up, waiting, warm};
+use crate::support::stopwatch::Stopwatch;
 use crate::support::told::Told;
 
 /// In which a request must have its answer, whatever state Redis is in: the longest is to open a
@@ -72,7 +73,7 @@ fn semaphore(url: impl Into<String>) -> Semaphore {
 
 /// What a request is told that cannot have a permit because of Redis.
 async fn told(semaphore: &Semaphore, name: &str, policy: &Policy, within: Duration) -> String {
-    let began = Instant::now();
+    let began = Stopwatch::start();
     let answer = semaphore.acquire(name, policy).await;
     let took = began.elapsed();
     assert!(took < within, "it took {took:?} to answer {answer:?}");
@@ -206,7 +207,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
         }
     });
     eventually("it is loaded", async || admin.info("persistence", "loading") == "0").await;
-    let loaded = Instant::now();
+    let loaded = Stopwatch::start();
     assert!(began.elapsed() > Duration::from_millis(500));
     up(&semaphore).await;
     assert!(loaded.elapsed() < SOON, "{:?}", loaded.elapsed());
@@ -262,7 +263,7 @@ async fn a_script_that_does_not_end_is_survived() {
     assert!(text.contains("SCRIPT KILL"), "{text}");
     assert!(!held.is_lost());
     admin.run::<()>(&["SCRIPT", "KILL"]);
-    let back = Instant::now();
+    let back = Stopwatch::start();
     let answer = culprit.join().unwrap();
     assert!(answer.contains("killed"), "{answer}");
     up(&semaphore).await;
@@ -360,7 +361,7 @@ async fn a_primary_that_became_a_replica_is_not_asked_until_it_is_a_primary_agai
     })
     .await;
     admin.run::<()>(&["REPLICAOF", "NO", "ONE"]);
-    let back = Instant::now();
+    let back = Stopwatch::start();
     up(&a).await;
     up(&b).await;
     assert!(back.elapsed() < SOON, "{:?}", back.elapsed());
@@ -519,7 +520,7 @@ async fn the_least_rights_of_the_docs_are_enough() {
         let held = a.acquire("x", &policy).await.unwrap();
         let waits = tokio::spawn(b.acquire("x", &policy));
         waiting(&a, "x", 1).await;
-        let freed = Instant::now();
+        let freed = Stopwatch::start();
         drop(held);
         drop(waits.await.unwrap().unwrap());
         slowest = slowest.max(freed.elapsed());
@@ -552,7 +553,7 @@ async fn a_right_that_is_missing_is_pointed_out_and_can_be_given_later() {
         .collect();
     // Each on semaphores of its own, and all of them together.
     let results = join_all(trials.iter().map(|(missing, name, a, b)| async move {
-        let began = Instant::now();
+        let began = Stopwatch::start();
         let result = use_all(a, b, &format!("{name}-before")).await;
         (*missing, result, began.elapsed())
     }))
@@ -585,11 +586,11 @@ async fn a_right_that_is_missing_is_pointed_out_and_can_be_given_later() {
     }
     join_all(trials.iter().map(|(missing, name, a, b)| async move {
         let name = format!("{name}-after");
-        let end = Instant::now() + SOON;
+        let began = Stopwatch::start();
         loop {
             match use_all(a, b, &name).await {
                 Ok(()) => break,
-                Err(error) => assert!(Instant::now() < end, "with {missing} again: {error}"),
+                Err(error) => assert!(began.elapsed() < SOON, "with {missing} again: {error}"),
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -14,6 +14,7 @@ use tower_semaphore::{ConcurrencyLimitLayer, OnUnavailable, Permit, Policy, Sema
 
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{down, empty, in_use, up, warm};
+use crate::support::stopwatch::Stopwatch;
 
 const NAME: &str = "api";
 
@@ -30,7 +31,7 @@ async fn ask(layer: &ConcurrencyLimitLayer) -> (Response<ResponseBody<Full<Bytes
         let response = Response::builder().header("permit", permit.name()).header("would", reason);
         Ok::<_, Infallible>(response.body(Full::from("served")).unwrap())
     });
-    let began = Instant::now();
+    let began = Stopwatch::start();
     let response = layer.layer(handler).oneshot(Request::new(())).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(response.headers()["permit"], NAME);
