@@ -37,11 +37,13 @@ pub enum Scenario {
     Large,
     /// Everything.
     All,
+    /// Everything but loss of data, in short faults that never end: dozens in a second.
+    Hail,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Calm,
         Self::Network,
         Self::Loss,
@@ -57,6 +59,7 @@ impl Scenario {
         Self::Tardy,
         Self::Large,
         Self::All,
+        Self::Hail,
     ];
 
     /// The name, as the command line takes it.
@@ -78,6 +81,7 @@ impl Scenario {
             Self::Tardy => "tardy",
             Self::Large => "large",
             Self::All => "all",
+            Self::Hail => "hail",
         }
     }
 
@@ -122,6 +126,9 @@ impl Scenario {
             Self::Leases => vec![Kind::Cut, Kind::HintsLate, Kind::HintsTwice, Kind::Stall],
             Self::Tardy => vec![Kind::Stall],
             Self::Large => vec![Kind::Cut],
+            Self::Hail => {
+                [&network[..], &outage, &errors, &[Kind::Freeze, Kind::SlowProcess]].concat()
+            }
             Self::All => [
                 &network[..],
                 &loss,
@@ -541,13 +548,15 @@ impl Plan {
                 },
                 max_queue: rng.pick(&[0, 3, 20, 1000, 1000, 1000]),
                 outage: match scenario {
-                    Scenario::Outage | Scenario::Errors | Scenario::All | Scenario::Shards => {
-                        match rng.below(4) {
-                            0 | 1 => OutagePolicy::Refuse,
-                            2 => OutagePolicy::Admit,
-                            _ => OutagePolicy::Local(rng.pick(&[1, 1, 2, 4])),
-                        }
-                    }
+                    Scenario::Outage
+                    | Scenario::Errors
+                    | Scenario::All
+                    | Scenario::Hail
+                    | Scenario::Shards => match rng.below(4) {
+                        0 | 1 => OutagePolicy::Refuse,
+                        2 => OutagePolicy::Admit,
+                        _ => OutagePolicy::Local(rng.pick(&[1, 1, 2, 4])),
+                    },
                     Scenario::Tardy => OutagePolicy::Local(rng.pick(&[1, 2])),
                     Scenario::Network if rng.percent(30) => OutagePolicy::Local(rng.pick(&[1, 2])),
                     _ => OutagePolicy::Refuse,
@@ -680,13 +689,14 @@ impl Plan {
         if kinds.is_empty() || self.scenario == Scenario::Tardy {
             return;
         }
+        let hail = self.scenario == Scenario::Hail;
         let mut at = rng.between(100, 1500);
-        let pause = rng.pick(&[100, 400, 1200, 4000]);
+        let pause = if hail { rng.pick(&[4, 8, 16]) } else { rng.pick(&[100, 400, 1200, 4000]) };
         while at < self.load {
             let kind = rng.pick(&kinds);
             let fault = FaultPlan {
                 at,
-                lasts: kind.lasts(rng),
+                lasts: if hail { kind.lasts(rng).min(rng.between(1, 60)) } else { kind.lasts(rng) },
                 kind,
                 process: rng.index(self.processes),
                 server: rng.index(self.servers),
