@@ -185,10 +185,10 @@ pub mod protocol;
 mod semaphore;
 mod sync;
 
-pub use self::backend::{Mode, Override};
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
+pub use self::protocol::overrides::{Mode, Override};
 pub use self::semaphore::{
     Acquire, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed, OnUnavailable,
     Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,

@@ -10,10 +10,10 @@ use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use super::{Problem, Window};
-use crate::backend::Override;
 use crate::error::ConfigError;
 use crate::name::Name;
 use crate::protocol::id::PlaceId;
+use crate::protocol::overrides::Override;
 use crate::semaphore::Cursor;
 
 /// The longest body that is read.

@@ -12,8 +12,8 @@ use http::header::CONTENT_TYPE;
 use super::history::{Sample, plot};
 use super::json::{cursor, name_of};
 use super::{Problem, Window};
-use crate::backend::Override;
 use crate::name::Name;
+use crate::protocol::overrides::Override;
 
 /// Semaphores on a page.
 const LISTED: u32 = 100;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 pub use self::memory::MemoryBackend;
-pub use self::overrides::{Change, Mode, Override, Overrides};
+pub use self::overrides::{Change, Overrides};
 pub use self::peer_message::PeerMessage;
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;

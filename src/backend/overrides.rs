@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::protocol::id::PlaceId;
-pub use crate::protocol::overrides::{Mode, Override};
+use crate::protocol::overrides::{Mode, Override};
 
 /// What is set for all names, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

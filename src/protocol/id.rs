@@ -142,7 +142,8 @@ impl PartialOrd for PlaceId {
 
 impl Ord for PlaceId {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.text().as_bytes().cmp(other.text().as_bytes())
+        // As Redis orders them; numbers that no place has last.
+        self.text().as_bytes().cmp(other.text().as_bytes()).then(self.n.cmp(&other.n))
     }
 }
 

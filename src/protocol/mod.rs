@@ -10,17 +10,17 @@
 //! `README.md` in this folder describes the protocol. The module is public for backends of your own
 //! and for those tests; it may change in any release.
 
-pub mod call;
-pub mod id;
-pub mod ledger;
-pub mod overrides;
+pub(crate) mod call;
+pub(crate) mod id;
+pub(crate) mod ledger;
+pub(crate) mod overrides;
 pub mod session;
-pub mod time;
+pub(crate) mod time;
 
 pub use self::call::{Call, Op};
 pub use self::id::{Ids, NodeId, PlaceId};
 pub use self::ledger::{
-    Caller, Grant, HINT_WORK, Ledger, PlaceStatus, Reply, TICKET_MIN, WORK_MAX,
+    Caller, Grant, HINT_WORK, Ledger, PlaceStatus, Post, Reply, TICKET_MIN, WORK_MAX,
 };
 pub use self::session::Session;
 pub use self::time::Time;

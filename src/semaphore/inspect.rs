@@ -10,10 +10,11 @@ use futures_util::future::join_all;
 use super::Semaphore;
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
-use crate::backend::{ALL_NAMES, Listing, Names, Override, PeerMessage};
+use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::overrides::Override;
 
 /// How many holders and waiters an inspection lists.
 const INSPECTED_MAX: u32 = 1000;

@@ -11,12 +11,13 @@ use super::permit::Permit;
 #[cfg(doc)]
 use super::policy::Limit;
 use super::policy::Policy;
-use crate::backend::{Change, Mode, OVERRIDES, Override};
+use crate::backend::{Change, OVERRIDES};
 use crate::error::BackendError;
 #[cfg(doc)]
 use crate::error::RejectReason;
 use crate::name::Name;
 use crate::protocol::id::PlaceId;
+use crate::protocol::overrides::{Mode, Override};
 
 /// How often to look whether a semaphore has run empty.
 const DRAIN_POLL: Duration = Duration::from_millis(50);

@@ -13,9 +13,10 @@ use tokio::time::Instant;
 use super::lock;
 use super::servers::REDIRECT_LOOP;
 use super::shared_session::SharedSession;
-use crate::backend::{Override, Overrides};
+use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::protocol::id::PlaceId;
+use crate::protocol::overrides::Override;
 use crate::sync::Mutex;
 
 /// What is known, and whether to ask again.

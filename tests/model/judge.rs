@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
-use tower_semaphore::protocol::ledger::TICKET_MIN;
+use tower_semaphore::protocol::TICKET_MIN;
 use tower_semaphore::protocol::session::{OnUnavailable, Progress};
 use tower_semaphore::protocol::{Call, Op, Session};
 

@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use tower_semaphore::protocol::overrides::{Mode, Override};
 use tower_semaphore::protocol::session::{AcquireOptions, OnUnavailable};
+use tower_semaphore::{Mode, Override};
 
 use self::world::{Action, Rule, Seen, World};
 

@@ -312,7 +312,7 @@ impl Process {
                 for (id, proof) in proofs {
                     let place = |n: u64| n % PLACES_MAX as u64;
                     let first = self.altered.asked.iter().rev().find(|n| place(**n) == place(id.n));
-                    if *proof >= tower_semaphore::protocol::ledger::TICKET_MIN
+                    if *proof >= tower_semaphore::protocol::TICKET_MIN
                         && let Some(first) = first.copied()
                     {
                         self.altered.alias(id.n, first);
@@ -320,7 +320,7 @@ impl Process {
                 }
             }
             (Op::Reassert { lease_ms, proofs }, Bug::RejoinWithNewTicket) => {
-                let ticket_min = tower_semaphore::protocol::ledger::TICKET_MIN;
+                let ticket_min = tower_semaphore::protocol::TICKET_MIN;
                 if proofs.iter().all(|(_, proof)| *proof >= ticket_min) {
                     let ids = proofs.iter().map(|(id, _)| *id).collect();
                     let leaving = [].into_iter().collect();
@@ -363,7 +363,7 @@ impl Process {
 
     /// What the session is told of the answer to a call.
     pub(crate) fn incoming(&self, op: &mut Op, reply: &mut Reply, sent: u8, bug: Option<Bug>) {
-        use tower_semaphore::protocol::ledger::PlaceStatus;
+        use tower_semaphore::protocol::PlaceStatus;
         let Some(bug) = bug else { return };
         for grant in &mut reply.granted {
             grant.id.n = self.altered.inward(grant.id.n);

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stateright::{Model, Property};
 use tower_semaphore::RejectReason;
-use tower_semaphore::protocol::ledger::{PlaceStatus, TICKET_MIN};
 use tower_semaphore::protocol::session::{Event, OnUnavailable, Progress};
 use tower_semaphore::protocol::{Op, PlaceId, Reply, Session, Time};
+use tower_semaphore::protocol::{PlaceStatus, TICKET_MIN};
 
 use super::process::{Answer, Link, Phase, Process, Slot, Transit, ticks, time};
 use super::server::{Id, Server, id_of, server_ms};

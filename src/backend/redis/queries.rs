@@ -6,9 +6,10 @@ use deadpool_redis::redis::{Cmd, Value, cmd};
 
 use super::scripts::{self, By};
 use super::values::{listing, number, pairs, unexpected};
-use crate::backend::{Change, Listing, Names, Override, Overrides, PeerMessage};
+use crate::backend::{Change, Listing, Names, Overrides, PeerMessage};
 use crate::error::BackendError;
 use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::overrides::Override;
 
 /// The command of a query, and how its answer is read.
 pub(super) struct QueryCommand<T> {
@@ -170,7 +171,8 @@ mod tests {
     use deadpool_redis::redis::Value;
 
     use super::read_overrides;
-    use crate::backend::{Mode, Override, Overrides};
+    use crate::backend::Overrides;
+    use crate::protocol::overrides::{Mode, Override};
 
     /// What is read of a hash with these fields.
     fn read(fields: &[(&[u8], &[u8])]) -> Overrides {
