@@ -79,14 +79,20 @@ fn options() -> Result<Options, String> {
             text.parse::<u64>().map_err(|_| format!("{text:?} is not a whole number"))
         };
         match word.as_str() {
-            "--seeds" => options.seeds = number(value()?)?,
-            "--from" => options.from = number(value()?)?,
+            "--seeds" => options.seeds = at_least_one(&word, number(value()?)?)?,
+            "--from" => options.from = at_least_one(&word, number(value()?)?)?,
             "--seed" => options.seed = Some(number(value()?)?),
-            "--jobs" => options.jobs = usize::try_from(number(value()?)?).unwrap_or(1).max(1),
+            "--jobs" => {
+                let jobs = at_least_one(&word, number(value()?)?)?;
+                options.jobs = usize::try_from(jobs).map_err(|_| format!("--jobs {jobs}"))?;
+            }
             "--minutes" => {
                 let text = value()?;
-                let minutes = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
-                options.minutes = Some(minutes);
+                let minutes =
+                    text.parse().ok().filter(|minutes: &f64| (0.0001..1e6).contains(minutes));
+                let allowed = "allowed: a number above 0, up to a million";
+                options.minutes =
+                    Some(minutes.ok_or_else(|| format!("--minutes {text:?}; {allowed}"))?);
             }
             "--scenario" => {
                 let name = value()?;
@@ -109,6 +115,10 @@ fn options() -> Result<Options, String> {
         }
     }
     Ok(options)
+}
+
+fn at_least_one(word: &str, number: u64) -> Result<u64, String> {
+    if number == 0 { Err(format!("{word} 0; allowed: a whole number from 1")) } else { Ok(number) }
 }
 
 /// The seed and the scenario of a job.
@@ -164,10 +174,7 @@ fn work(options: &Options) -> ExitCode {
         pulse.fetch_add(1, Ordering::Relaxed);
     };
     if let (Some(seed), Some(scenario)) = (options.seed, options.scenario) {
-        let mut plan = plan(options, scenario, seed);
-        if let Some(keeps) = &options.keeps {
-            keep(&mut plan, keeps);
-        }
+        let Ok(plan) = kept_plan(options, scenario, seed) else { return ExitCode::from(2) };
         tell(scenario, seed, &run(&plan, false, &beat));
         return ExitCode::SUCCESS;
     }
@@ -405,10 +412,13 @@ fn one(options: &Options, seed: u64) -> ExitCode {
     };
     let mut code = ExitCode::SUCCESS;
     for scenario in scenarios {
-        let mut plan = plan(options, scenario, seed);
-        if let Some(keeps) = &options.keeps {
-            keep(&mut plan, keeps);
-        }
+        let plan = match kept_plan(options, scenario, seed) {
+            Ok(plan) => plan,
+            Err(error) => {
+                eprintln!("{error}");
+                return ExitCode::from(2);
+            }
+        };
         let rules = rules(options, &plan);
         println!("{} {seed}: {} violations", scenario.name(), rules.len());
         for (_, text) in rules.iter().take(10) {
@@ -426,10 +436,7 @@ fn one(options: &Options, seed: u64) -> ExitCode {
 
 /// Shows the smallest plan that breaks a rule, and what happens then.
 fn explain(options: &Options, scenario: Scenario, seed: u64, rule: &str) {
-    let mut whole = plan(options, scenario, seed);
-    if let Some(keeps) = &options.keeps {
-        keep(&mut whole, keeps);
-    }
+    let Ok(whole) = kept_plan(options, scenario, seed) else { return };
     let stuck = rule == "stuck" || rule == "crash";
     let most = if stuck { ATTEMPTS.1 } else { ATTEMPTS.0 };
     let small = shrink(&whole, most, |plan| rules(options, plan).iter().any(|(r, _)| r == rule));
@@ -492,23 +499,46 @@ fn ranges<T: PartialEq>(whole: &[T], part: &[T]) -> String {
     text.join(",")
 }
 
-fn keep(plan: &mut Plan, keeps: &str) {
-    let mut parts = keeps.split('/');
-    let processes = parts.next().and_then(|text| text.parse().ok()).unwrap_or(plan.processes);
-    plan.processes = processes;
-    plan.policies.truncate(processes);
-    select(&mut plan.requests, parts.next().unwrap_or(""));
-    select(&mut plan.faults, parts.next().unwrap_or(""));
-    select(&mut plan.operations, parts.next().unwrap_or(""));
+/// The plan of a seed, or what is to be kept of it.
+fn kept_plan(options: &Options, scenario: Scenario, seed: u64) -> Result<Plan, String> {
+    let mut plan = plan(options, scenario, seed);
+    if let Some(keeps) = &options.keeps {
+        keep(&mut plan, keeps)?;
+    }
+    Ok(plan)
 }
 
-fn select<T: Clone>(items: &mut Vec<T>, ranges: &str) {
+fn keep(plan: &mut Plan, keeps: &str) -> Result<(), String> {
+    let form = "allowed: <processes>/<requests>/<faults>/<operations>, as a run prints it";
+    let [processes, requests, faults, operations] = keeps.split('/').collect::<Vec<_>>()[..] else {
+        return Err(format!("--keeps {keeps:?}; {form}"));
+    };
+    let kept = processes.parse().ok().filter(|kept| (1..=plan.processes).contains(kept));
+    let kept = kept.ok_or_else(|| {
+        format!("--keeps {keeps:?}: {processes:?} processes; allowed: 1 to {}", plan.processes)
+    })?;
+    select(&mut plan.requests, requests)?;
+    select(&mut plan.faults, faults)?;
+    select(&mut plan.operations, operations)?;
+    plan.processes = kept;
+    plan.policies.truncate(kept);
+    plan.requests.retain(|request| request.process < kept);
+    plan.faults.retain(|fault| fault.process < kept);
+    plan.operations.retain(|operation| operation.process < kept);
+    Ok(())
+}
+
+fn select<T: Clone>(items: &mut Vec<T>, ranges: &str) -> Result<(), String> {
     let whole = std::mem::take(items);
-    for range in ranges.split(',') {
-        let Some((first, last)) = range.split_once('-') else { continue };
-        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
-            continue;
-        };
-        items.extend(whole.get(first..=last).unwrap_or_default().iter().cloned());
+    for range in ranges.split(',').filter(|range| !range.is_empty()) {
+        let bounds = range.split_once('-').and_then(|(first, last)| {
+            Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?))
+        });
+        let some = bounds.and_then(|(first, last)| whole.get(first..=last));
+        let some = some.ok_or_else(|| {
+            format!("--keeps: {range:?}; allowed: <first>-<last> below {}", whole.len())
+        })?;
+        items.extend(some.iter().cloned());
     }
+    Ok(())
 }
