@@ -29,6 +29,8 @@ pub enum PeerMessage {
 impl PeerMessage {
     /// Of how many places a process tells at the most.
     pub const HELD_MAX: usize = 1000;
+    /// Bytes of a process's name, at the most: ASCII letters and digits, `.`, `_`, `-` and `:`.
+    pub const PROCESS_MAX: usize = 96;
 }
 
 /// As it stands in a message.
@@ -55,7 +57,7 @@ impl FromStr for PeerMessage {
         match kind {
             "?" => Ok(Self::AskHeld { by }),
             "=" => {
-                let process = words.next().ok_or(())?.into();
+                let process = words.next().filter(|name| is_plain(name)).ok_or(())?.into();
                 let mut held = Vec::new();
                 while let Some(n) = words.next().filter(|_| held.len() < Self::HELD_MAX) {
                     let ms = words.next().ok_or(())?;
@@ -66,6 +68,12 @@ impl FromStr for PeerMessage {
             _ => Err(()),
         }
     }
+}
+
+/// Whether a process can be called so: host and process id. Nothing else is shown to an operator.
+fn is_plain(name: &str) -> bool {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"._:-".contains(&c);
+    (1..=PeerMessage::PROCESS_MAX).contains(&name.len()) && name.bytes().all(plain)
 }
 
 #[cfg(test)]
@@ -87,6 +95,10 @@ mod tests {
         }
         for other in ["", "?", "? x", "= x", "abc 123", "= 00000000007", "= 00000000007 p 1"] {
             assert_eq!(other.parse::<PeerMessage>(), Err(()), "{other}");
+        }
+        for name in ["", "<b>", "host\u{202e}:1", &"x".repeat(100)] {
+            let message = PeerMessage::Held { by, process: name.into(), held: Vec::new() };
+            assert_eq!(message.to_string().parse::<PeerMessage>(), Err(()), "{name}");
         }
     }
 }

@@ -91,7 +91,7 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
                 }
             }
             Ok(None) => {
-                node.rehome_all(&server);
+                node.rehome_all(&server).await;
                 // Perhaps it kept what operators set: then another one does now.
                 want_overrides(&node);
                 if node.servers.end(&server) {
@@ -99,18 +99,17 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
                 }
             }
             Err(error) => {
-                node.rehome_all(&server);
+                node.rehome_all(&server).await;
                 unreachable(&node, &server, &error).await;
             }
         }
-        // What is still to be released then ends with its lease.
-        if is_away && node.is_closed() {
-            node.give_up(&server);
+        let was_closed = node.is_closed();
+        if is_away && was_closed && node.give_up(&server) {
             break;
         }
         tokio::select! {
             biased;
-            () = closed(&node, &server) => {}
+            () = closed(&node, &server), if !was_closed => {}
             () = sleep(node.jittered(backoff)) => {}
         }
         backoff = (backoff * 2).min(BACKOFF.1);
@@ -150,7 +149,7 @@ async fn connect(
 async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connection>) {
     let connected = server.connected(connection);
     for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
-        node.act(&shared, node.now(), |session, now| session.handle_connected(connected, now));
+        node.announce(&shared, connected);
         if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
             tokio::task::yield_now().await;
         }
@@ -161,7 +160,11 @@ async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connec
 async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
     if server.unreachable(error) {
         for shared in server.outbox.clear() {
-            shared.lock().queued = None;
+            let mut state = shared.lock();
+            // One that moved meanwhile stands in the outbox of its new server.
+            if Arc::ptr_eq(&state.server, server) {
+                state.queued = None;
+            }
         }
         for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
             node.act(&shared, node.now(), |session, now| {
@@ -213,8 +216,15 @@ async fn serve(
                 alarm.as_mut().reset(sent + patience);
             }
         }
-        if refresh.is_none() && node.overrides.is_due() && node.keeps_overrides(server) {
-            refresh = Some(begin_refresh(node, connection));
+        if refresh.is_none()
+            && let Some(due) = node.overrides.due(Instant::now())
+            && node.keeps_overrides(server)
+        {
+            if due <= Instant::now() {
+                refresh = Some(begin_refresh(node, connection));
+            } else if due < refresh_timer.deadline() {
+                refresh_timer.as_mut().reset(due);
+            }
         }
         while messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = server.next_message()
@@ -385,10 +395,8 @@ fn end_refresh(
         Ok(Ok(news)) => Ok(news),
         Ok(Err(QueryError::Failed(error))) => Err(error),
         Ok(Err(QueryError::Moved)) => {
-            if node.overrides.moved(question, checking, Instant::now()) {
-                want_overrides(node);
-            }
-            return;
+            node.overrides.moved(question, checking, Instant::now());
+            return ask_keeper(node);
         }
         // The connection is given up before long, and the next one begins with the question.
         Err(_) => return node.overrides.ended(question, checking),
@@ -408,10 +416,15 @@ fn settle(node: &Node, checking: Vec<Arc<SharedSession>>) {
 /// It is time to ask, if any semaphore was used.
 fn want_overrides(node: &Node) {
     if !node.is_closed() && node.sessions.were_used() {
-        // Every driver looks, so that there is one where they are kept.
-        node.servers.attach(&node.backend().shard(node.overrides.key()), 0);
         node.overrides.want();
-        node.wake_for_overrides();
+        ask_keeper(node);
+    }
+}
+
+/// Wakes the driver of the server that keeps what operators set; every driver does, so that there is one.
+fn ask_keeper(node: &Node) {
+    if !node.is_closed() {
+        node.servers.attach(&node.backend().shard(node.overrides.key()), 0).outbox.wake();
     }
 }
 

@@ -22,6 +22,8 @@ mod servers;
 mod sessions;
 mod shared_session;
 mod tasks;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
 mod timers;
 mod watchdog;
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
 use super::ANSWER_TIMEOUT;
@@ -16,8 +17,8 @@ use super::lock;
 use super::overrides::{News, OverrideCache};
 use super::peers::Questions;
 use super::server::{self, Reach};
-use super::servers::{REDIRECT_LOOP, Servers};
-use super::sessions::Sessions;
+use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
+use super::sessions::{SESSIONS_AT_A_TIME, Sessions};
 use super::shared_session::{SessionState, SharedSession, no_answer};
 use crate::backend::{
     Backend, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
@@ -25,13 +26,11 @@ use crate::backend::{
 use crate::error::BackendError;
 use crate::metrics::requests::Meters;
 use crate::protocol::id::NodeId;
-use crate::protocol::session::{Session, Urgency};
+use crate::protocol::session::{Connected, Session, Urgency};
 use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// How long a session waits that was redirected twice within [`REDIRECT_LOOP`].
-const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
 /// How often a query is redirected before it is given up.
 const REDIRECTS_MAX: usize = 5;
 
@@ -170,6 +169,16 @@ impl Node {
         self.clock.time(Instant::now())
     }
 
+    /// Tells a session of a new connection of its server.
+    pub(super) fn announce(&self, shared: &Arc<SharedSession>, connected: Connected) {
+        let now = self.now();
+        let mut state = shared.lock();
+        // What the server has in common with its own past is nothing to a session that came since.
+        let same_data = connected.same_data && !std::mem::take(&mut state.is_new_here);
+        state.session.handle_connected(Connected { same_data, ..connected }, now);
+        self.finish(shared, state, now, None);
+    }
+
     /// Does something with a session: act, then post, then wake. `now` is not later than this.
     pub(super) fn act<T>(
         &self,
@@ -207,6 +216,12 @@ impl Node {
         now: Time,
         error: Option<&BackendError>,
     ) {
+        if state.is_retired {
+            // Nobody looks after it any more.
+            let woken = state.take_events(error, &self.counts);
+            drop(state);
+            return woken.wake();
+        }
         match self.embedded() {
             Some(embedded) => state = self.call_embedded(embedded, shared, state, now),
             None => self.post(shared, &mut state, now),
@@ -309,9 +324,16 @@ impl Node {
     // ===== servers =====
 
     /// Looks where each semaphore of this server is counted now.
-    pub(super) fn rehome_all(&self, server: &Arc<Server>) {
-        for shared in self.sessions.on(server) {
+    pub(super) async fn rehome_all(&self, server: &Arc<Server>) {
+        // Most backends have one server, and nowhere else to look.
+        if self.backend.shards() == [server.shard().clone()] {
+            return;
+        }
+        for (count, shared) in self.sessions.on(server).into_iter().enumerate() {
             self.rehome(&shared, false);
+            if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
+                yield_now().await;
+            }
         }
     }
 
@@ -328,6 +350,7 @@ impl Node {
         let old = std::mem::replace(&mut state.server, Arc::clone(&server));
         state.stay += 1;
         state.queued = None;
+        state.is_new_here = !server.is_up();
         let before = state.moved_at.replace(now);
         if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {
             state.held_until = Some(now + REDIRECT_PAUSE);
@@ -492,16 +515,35 @@ impl Node {
         self.is_closed() && !self.sessions.is_busy()
     }
 
-    /// No connection is to be had, and none will be waited for: what is still to be released on this
-    /// server ends with its lease.
-    pub(super) fn give_up(&self, server: &Arc<Server>) {
-        self.sessions.abandon(|state| Arc::ptr_eq(&state.server, server));
+    /// No connection is to be had, and none will be waited for only to release something on this server:
+    /// that ends with its lease. Says whether nothing else is left there: a permit can outlive its
+    /// semaphore, and is kept alive.
+    pub(super) fn give_up(&self, server: &Arc<Server>) -> bool {
+        self.abandon(|state| Arc::ptr_eq(&state.server, server) && !state.session.is_in_use());
         self.wake_tasks();
+        self.sessions.on(server).is_empty()
+    }
+
+    /// Forgets sessions, whatever they have: their permits are lost, and their holders are told.
+    pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) {
+        let now = self.now();
+        for shared in self.sessions.abandon(gone) {
+            let mut state = shared.lock();
+            state.session.handle_close(now);
+            self.finish(&shared, state, now, None);
+        }
     }
 
     pub(super) fn wake_tasks(&self) {
         self.servers.wake();
         self.sessions.timers.wake();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A session keeps its server, and what stands in a server's outbox is kept by that.
+        self.servers.all().iter().for_each(|server| drop(server.outbox.clear()));
     }
 }
 

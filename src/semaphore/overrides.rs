@@ -11,7 +11,7 @@ use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 use super::lock;
-use super::servers::REDIRECT_LOOP;
+use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use super::shared_session::SharedSession;
 use crate::backend::Overrides;
 use crate::error::BackendError;
@@ -43,6 +43,8 @@ struct State {
     error: Option<BackendError>,
     /// When another server was named as the one that keeps it.
     moved_at: Option<Instant>,
+    /// Not to be asked for earlier than this.
+    not_before: Option<Instant>,
     /// The last question failed: said once.
     failed: bool,
     /// Sessions that wait for an answer to a question asked from here on: places of theirs are gone,
@@ -124,16 +126,17 @@ impl OverrideCache {
         state.checking.push(Arc::clone(shared));
     }
 
-    /// Whether to ask now.
-    pub(super) fn is_due(&self) -> bool {
+    /// When to ask, if that is wanted and was not done.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let state = lock(&self.state);
-        state.wanted && !state.asking
+        (state.wanted && !state.asking).then(|| state.not_before.map_or(now, |at| at.max(now)))
     }
 
     /// A question goes out now. Gives its number, and the sessions that wait for its answer.
     pub(super) fn begin(&self) -> (u64, Vec<Arc<SharedSession>>) {
         let mut state = lock(&self.state);
         state.wanted = false;
+        state.not_before = None;
         state.asking = true;
         state.asked += 1;
         (state.asked, std::mem::take(&mut state.checking))
@@ -147,19 +150,16 @@ impl OverrideCache {
         state.checking.extend(checking);
     }
 
-    /// The same, because another server keeps it. Says whether to ask there at once.
-    pub(super) fn moved(
-        &self,
-        question: u64,
-        checking: Vec<Arc<SharedSession>>,
-        now: Instant,
-    ) -> bool {
+    /// The same, because another server keeps it: that one is to be asked, at once or, if servers name
+    /// each other, after a moment.
+    pub(super) fn moved(&self, question: u64, checking: Vec<Arc<SharedSession>>, now: Instant) {
         let mut state = lock(&self.state);
         let before = state.moved_at.replace(now);
         state.asking &= question < state.asked;
-        state.wanted = before.is_none_or(|at| now > at + REDIRECT_LOOP);
+        state.wanted = true;
+        state.not_before =
+            before.filter(|at| now <= *at + REDIRECT_LOOP).map(|_| now + REDIRECT_PAUSE);
         state.checking.extend(checking);
-        state.wanted
     }
 
     /// The server that keeps it is away: sessions that wait go by what is known.

@@ -16,8 +16,8 @@ use crate::sync::Mutex;
 const ANSWERS_TIMEOUT: Duration = Duration::from_millis(200);
 /// How many processes are asked at a time.
 const ASKED_MAX: usize = 64;
-/// The longest name of a process.
-const PROCESS_MAX: usize = 64;
+/// How much of its host's name a process tells.
+const HOST_MAX: usize = 64;
 
 /// The questions that are open.
 #[derive(Default)]
@@ -109,7 +109,7 @@ pub(super) fn process() -> &'static Arc<str> {
 
 fn named(host: &str, id: u32) -> Arc<str> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    let host: String = host.chars().map(plain).take(PROCESS_MAX).collect();
+    let host: String = host.chars().map(plain).take(HOST_MAX).collect();
     format!("{}:{id}", if host.is_empty() { "unknown" } else { &host }).into()
 }
 

@@ -1,7 +1,8 @@
 //! The right to be in flight.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -72,10 +73,11 @@ impl Permit {
     ///
     /// Can be dropped and called again.
     pub async fn lost(&self) {
-        poll_fn(|cx| self.poll_lost(cx)).await;
+        Lost { permit: self, listener: None }.await;
     }
 
-    /// As [`lost`](Self::lost), for a future or a body written by hand.
+    /// As [`lost`](Self::lost), for a future or a body written by hand. Wakes the task of the last call
+    /// on this permit; clones have a task each.
     pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
         match self.place() {
             Some(place) if place.is_lost() || !place.on_lost(cx.waker()) => Poll::Ready(()),
@@ -115,6 +117,33 @@ impl Permit {
         match &self.kind {
             Kind::Counted(place) => Some(place),
             Kind::Uncounted(_) => None,
+        }
+    }
+}
+
+/// Waits for a loss; leaves nothing when it is dropped.
+struct Lost<'a> {
+    permit: &'a Permit,
+    listener: Option<u32>,
+}
+
+impl Future for Lost<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(place) = self.permit.place() else { return Poll::Pending };
+        if place.is_lost() {
+            return Poll::Ready(());
+        }
+        let listener = *self.listener.get_or_insert_with(|| place.listen());
+        if place.wait_for_loss(listener, cx.waker()) { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        if let (Some(place), Some(listener)) = (self.permit.place(), self.listener) {
+            place.unlisten(listener);
         }
     }
 }

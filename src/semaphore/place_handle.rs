@@ -18,6 +18,8 @@ pub(super) struct PlaceHandle {
     node: Arc<Node>,
     shared: Arc<SharedSession>,
     index: usize,
+    /// By which this handle waits for a loss.
+    listener: u32,
     hold: Hold,
 }
 
@@ -48,7 +50,8 @@ impl PlaceHandle {
         });
         let index = index?;
         node.place_taken();
-        Ok(Self { node: Arc::clone(node), shared, index, hold: Hold::default() })
+        let (node, hold) = (Arc::clone(node), Hold::default());
+        Ok(Self { node, shared, index, listener: 0, hold })
     }
 
     /// The place of a permit that was granted, and is measured from here on.
@@ -71,11 +74,11 @@ impl PlaceHandle {
             // The usual end. Nothing came of the look: a permit that came too late is none.
             return progress;
         }
-        if matches!(progress, Progress::Joining | Progress::Waiting) {
-            state.wait(self.index, cx.waker());
-        }
+        let is_pending = matches!(progress, Progress::Joining | Progress::Waiting);
+        let abandoned = is_pending.then(|| state.wait(self.index, cx.waker()));
         // One that came too late is asked for again, or the policy answered.
         self.node.finish(&self.shared, state, now, None);
+        drop(abandoned);
         progress
     }
 
@@ -98,15 +101,33 @@ impl PlaceHandle {
         self.shared.lock().session.is_lost(self.index, now)
     }
 
-    /// Wakes `waker` when the permit is lost; `false`: it is lost already.
+    /// Wakes `waker` when the permit is lost, in place of the one that this handle named before;
+    /// `false`: it is lost already.
     pub(super) fn on_lost(&self, waker: &Waker) -> bool {
+        self.wait_for_loss(self.listener, waker)
+    }
+
+    /// The same, for one of several that wait by the same handle: see [`listen`](Self::listen).
+    pub(super) fn wait_for_loss(&self, listener: u32, waker: &Waker) -> bool {
         let mut state = self.shared.lock();
         // Not by the clock: what is noticed there is the watchdog's to tell.
         if state.session.was_lost(self.index) {
             return false;
         }
-        state.wait_for_loss(self.index, waker);
+        let abandoned = state.wait_for_loss(self.index, listener, waker);
+        drop(state);
+        drop(abandoned);
         true
+    }
+
+    /// A number to wait for a loss by, until [`unlisten`](Self::unlisten).
+    pub(super) fn listen(&self) -> u32 {
+        self.shared.lock().add_listener(self.index)
+    }
+
+    pub(super) fn unlisten(&self, listener: u32) {
+        let abandoned = self.shared.lock().remove_listener(self.index, listener);
+        drop(abandoned);
     }
 
     /// Releases the permit, whatever clones there are; says whether there is an acknowledgement to wait
@@ -131,7 +152,9 @@ impl PlaceHandle {
             Some(true) => Poll::Ready(Ok(())),
             Some(false) => Poll::Ready(Err(state.error(self.index))),
             None => {
-                state.wait(self.index, cx.waker());
+                let abandoned = state.wait(self.index, cx.waker());
+                drop(state);
+                drop(abandoned);
                 Poll::Pending
             }
         }
@@ -140,9 +163,9 @@ impl PlaceHandle {
 
 impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
-        self.shared.lock().share(self.index);
+        let listener = self.shared.lock().share(self.index);
         let (node, shared) = (Arc::clone(&self.node), Arc::clone(&self.shared));
-        Self { node, shared, index: self.index, hold: self.hold.clone() }
+        Self { node, shared, index: self.index, listener, hold: self.hold.clone() }
     }
 }
 
@@ -150,7 +173,11 @@ impl Drop for PlaceHandle {
     fn drop(&mut self) {
         let (now, index) = (Instant::now(), self.index);
         let mut state = self.shared.lock();
-        let Some(abandoned) = state.end(index) else { return };
+        let (is_last, abandoned) = state.end(index, self.listener);
+        if !is_last {
+            drop(state);
+            return drop(abandoned);
+        }
         let held = self.hold.is_measured() && state.session.is_held(index);
         let at = self.node.clock.time(now);
         state.session.handle_leave(index, at);

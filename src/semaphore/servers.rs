@@ -15,6 +15,8 @@ use crate::sync::Mutex;
 /// Two servers can name each other as long as they do not know of one another's state: what is redirected
 /// a second time within this waits a moment.
 pub(super) const REDIRECT_LOOP: Duration = Duration::from_millis(100);
+/// That moment.
+pub(super) const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
 
 /// Most backends have one server. Where they have several, each has its own connection and driver, so
 /// that one that is away harms only the semaphores that it counts.

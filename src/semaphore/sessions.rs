@@ -112,19 +112,20 @@ impl Sessions {
         lock(&self.by_name).values().any(|shared| shared.lock().session.is_busy())
     }
 
-    /// Drops the sessions for which `gone` says so, whatever they have.
-    pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) {
-        let mut dropped = Vec::new();
+    /// Takes out the sessions for which `gone` says so, whatever they have.
+    pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) -> Vec<Arc<SharedSession>> {
+        let (mut dropped, mut cancelled) = (Vec::new(), Vec::new());
         lock(&self.by_name).retain(|_, shared| {
             // Under one lock: a session that moves to another server meanwhile is needed there.
             let mut state = shared.lock();
             let gone = gone(&state);
             if gone {
                 state.is_retired = true;
-                dropped.extend(state.timer.take().and_then(|timer| self.timers.remove(timer)));
+                cancelled.extend(state.timer.take().and_then(|timer| self.timers.remove(timer)));
                 dropped.push(Arc::clone(shared));
             }
             !gone
         });
+        dropped
     }
 }

@@ -43,6 +43,9 @@ pub(super) struct SessionState {
     pub(super) timer: Option<Timer>,
     /// It was taken out of the registry: get another one.
     pub(super) is_retired: bool,
+    /// It came to its server while that had no connection: what the server has in common with its own
+    /// past is new to this session.
+    pub(super) is_new_here: bool,
 }
 
 /// One request's handles on its place, and the tasks that wait for it.
@@ -51,20 +54,24 @@ struct Request {
     /// The request, then the clones of its permit.
     handles: usize,
     waker: Option<Waker>,
-    /// The task that answers the request, and then the response's body.
+    /// Those that wait for a loss, seldom more than one; and how many numbers were given to them.
     lost_wakers: LostWakers,
+    listeners: u32,
     /// Why the backend did not answer.
     error: Option<BackendError>,
 }
 
-type LostWakers = SmallVec<[Waker; 2]>;
+/// Each with the number of the handle or the future that it is of.
+type LostWakers = SmallVec<[(u32, Waker); 2]>;
 
 /// Tasks to wake once the lock is given up; seldom more than one.
 #[derive(Default)]
 pub(super) struct Woken(SmallVec<[Waker; 2]>);
 
-/// Wakers of a place that is gone. Dropped where no lock is held: with a waker can go a task, and with
+/// Wakers that nobody needs any more. Dropped where no lock is held: with a waker can go a task, and with
 /// that another permit.
+#[derive(Default)]
+#[must_use = "dropped where the lock is held, it may wait for that lock"]
 pub(super) struct Abandoned {
     _waker: Option<Waker>,
     _lost: LostWakers,
@@ -88,6 +95,7 @@ impl SharedSession {
             is_busy: false,
             timer: None,
             is_retired: false,
+            is_new_here: false,
         };
         Self { name, key, state: Mutex::new(state) }
     }
@@ -115,22 +123,42 @@ impl SessionState {
         self.requests[index].handles = 1;
     }
 
-    /// There is one handle more on a place.
-    pub(super) fn share(&mut self, index: usize) {
+    /// There is one handle more on a place. Gives the number by which it waits for a loss; the first
+    /// one's is 0.
+    pub(super) fn share(&mut self, index: usize) -> u32 {
         if let Some(request) = self.requests.get_mut(index) {
             request.handles += 1;
         }
+        self.add_listener(index)
     }
 
-    /// A handle is gone. `None`: it was not the last one.
-    pub(super) fn end(&mut self, index: usize) -> Option<Abandoned> {
-        let request = self.requests.get_mut(index)?;
+    /// A handle is gone. `true`: it was the last one.
+    pub(super) fn end(&mut self, index: usize, listener: u32) -> (bool, Abandoned) {
+        let Some(request) = self.requests.get_mut(index) else { return Default::default() };
         request.handles = request.handles.saturating_sub(1);
         if request.handles > 0 {
-            return None;
+            return (false, self.remove_listener(index, listener));
         }
         let Request { waker, lost_wakers, .. } = std::mem::take(request);
-        Some(Abandoned { _waker: waker, _lost: lost_wakers })
+        (true, Abandoned { _waker: waker, _lost: lost_wakers })
+    }
+
+    /// One more waits for the loss of a permit, by this number.
+    pub(super) fn add_listener(&mut self, index: usize) -> u32 {
+        let Some(request) = self.requests.get_mut(index) else { return 0 };
+        request.listeners = request.listeners.wrapping_add(1);
+        request.listeners
+    }
+
+    /// It waits no more.
+    pub(super) fn remove_listener(&mut self, index: usize, listener: u32) -> Abandoned {
+        let mut abandoned = Abandoned::default();
+        if let Some(request) = self.requests.get_mut(index)
+            && let Some(at) = request.lost_wakers.iter().position(|(of, _)| *of == listener)
+        {
+            abandoned._waker = Some(request.lost_wakers.swap_remove(at).1);
+        }
+        abandoned
     }
 
     /// Forgets the room of requests that are gone, after a burst of them.
@@ -141,20 +169,36 @@ impl SessionState {
         }
     }
 
-    /// Wakes `waker` with the next news of the place.
-    pub(super) fn wait(&mut self, index: usize, waker: &Waker) {
-        let Some(request) = self.requests.get_mut(index) else { return };
-        if !request.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            request.waker = Some(waker.clone());
+    /// Wakes `waker` with the next news of the place. Gives the one before, to be dropped where no lock
+    /// is held.
+    pub(super) fn wait(&mut self, index: usize, waker: &Waker) -> Abandoned {
+        let mut abandoned = Abandoned::default();
+        if let Some(request) = self.requests.get_mut(index)
+            && !request.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+        {
+            abandoned._waker = request.waker.replace(waker.clone());
         }
+        abandoned
     }
 
-    /// Wakes `waker` when the permit is lost.
-    pub(super) fn wait_for_loss(&mut self, index: usize, waker: &Waker) {
-        let Some(request) = self.requests.get_mut(index) else { return };
-        if !request.lost_wakers.iter().any(|known| known.will_wake(waker)) {
-            request.lost_wakers.push(waker.clone());
+    /// Wakes `waker` when the permit is lost. Gives the one before, as [`wait`](Self::wait).
+    pub(super) fn wait_for_loss(
+        &mut self,
+        index: usize,
+        listener: u32,
+        waker: &Waker,
+    ) -> Abandoned {
+        let mut abandoned = Abandoned::default();
+        if let Some(request) = self.requests.get_mut(index) {
+            match request.lost_wakers.iter_mut().find(|(of, _)| *of == listener) {
+                Some((_, known)) if known.will_wake(waker) => {}
+                Some((_, known)) => {
+                    abandoned._waker = Some(std::mem::replace(known, waker.clone()));
+                }
+                None => request.lost_wakers.push((listener, waker.clone())),
+            }
         }
+        abandoned
     }
 
     /// Why the backend did not answer.
@@ -188,7 +232,7 @@ impl SessionState {
                 Event::Failed(_) | Event::Refused(_) => counts.refused(),
                 Event::Lost(_) => {
                     counts.lost();
-                    woken.0.extend(request.lost_wakers.drain(..));
+                    woken.0.extend(request.lost_wakers.drain(..).map(|(_, waker)| waker));
                 }
                 Event::Progress(_) | Event::Released(_) => {}
             }

@@ -99,7 +99,7 @@ impl Drop for Running {
         self.node.servers.abandon();
         if self.node.is_closed() {
             // Nobody looks after what is left: it ends with its lease.
-            self.node.sessions.abandon(|_| true);
+            self.node.abandon(|_| true);
         }
         self.running.store(false, Ordering::Release);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{Cmd, ConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 
 use super::cluster::Cluster;
@@ -203,10 +203,15 @@ impl Member {
                 }
             }
         }
-        for (to, those) in nodes {
+        // All at once: what else went out with these waits for the slowest of them.
+        let answers = join_all(nodes.iter().map(|(to, those)| {
             // Whole, because that node need not know the scripts.
             let commands = those.iter().map(|i| command(*i, By::Text)).collect();
-            match self.cluster.ask(&to, &self.node, commands, self.patience).await {
+            self.cluster.ask(to, &self.node, commands, self.patience)
+        }));
+        let answers = answers.await;
+        for ((to, those), answers) in nodes.into_iter().zip(answers) {
+            match answers {
                 Ok(answers) => {
                     for (i, answer) in those.iter().zip(answers) {
                         values[*i] = answer;

@@ -34,10 +34,11 @@ impl Session {
         if id.node != self.node {
             return;
         }
-        let renamed = self.revocation_checks.iter().find(|(old, _)| *old == id.n);
+        // One that is to come back has another number by now.
+        let index = index_of(id.n);
+        let renamed = self.revocation_checks.iter().find(|(old, new)| *old == id.n && old != new);
         let n = renamed.map_or(id.n, |(_, new)| *new);
         let Some(place) = self.places.find(n) else { return };
-        let index = index_of(n);
         if place.is_in_flight() && place.taken {
             self.lose(index, now);
         } else if place.is_live() || place.is_joining() {
@@ -50,11 +51,8 @@ impl Session {
     /// revoked; and that from an answer to a question that is asked from here on, because a revocation
     /// is recorded first and carried out then.
     pub(super) fn gone(&mut self, n: u64) {
-        if self.revocation_checks.iter().any(|(_, new)| *new == n) {
-            return;
-        }
         let index = index_of(n);
-        let Some(place) = self.places.find(n) else { return };
+        let Some(place) = self.places.find(n).filter(|place| !place.restoring) else { return };
         let mut new = n;
         if place.is_waiting() {
             // Back under a new id: what still names the old one must not reach this stay.

@@ -110,6 +110,12 @@ impl Session {
         is_due && self.is_idle() && now >= self.idle_until(now)
     }
 
+    /// Whether a request waits or has a permit, but for one that was lost or given back.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.places.iter().any(|(_, place)| place.is_live() || place.is_joining())
+    }
+
     /// Whether the backend may have a place of this session, or something is to be sent.
     #[must_use]
     pub fn is_busy(&self) -> bool {

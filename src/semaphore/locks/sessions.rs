@@ -136,7 +136,7 @@ fn a_session_that_moves_as_it_is_retired_is_counted_where_it_is() {
             moves.move_home();
             // As its driver does, until nothing comes any more.
             loop {
-                moved.rehome_all(&server);
+                block_on(moved.rehome_all(&server));
                 if moved.servers.end(&server) {
                     break;
                 }
