@@ -22,6 +22,8 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use futures_util::stream::{self, Stream};
 use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tower_semaphore::limit::HeaderKey;
 use tower_semaphore::{ConcurrencyLimitLayer, Permit, Semaphore};
@@ -64,7 +66,16 @@ async fn stream() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     }))
 }
 
+/// Ctrl-C, or the SIGTERM of whatever runs this.
 async fn stopped() {
+    #[cfg(unix)]
+    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+        return;
+    }
     let _ = tokio::signal::ctrl_c().await;
 }
 

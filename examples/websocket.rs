@@ -18,6 +18,8 @@ use axum::response::Response;
 use axum::routing::get;
 use http::StatusCode;
 use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite;
 use tower_semaphore::limit::BoxError;
@@ -40,8 +42,7 @@ async fn main() -> Result<(), BoxError> {
     } else {
         let listener = TcpListener::bind("127.0.0.1:3000").await?;
         println!("try `websocat ws://127.0.0.1:3000/` twice: the second one gets a 429");
-        let stopped = async { drop(tokio::signal::ctrl_c().await) };
-        axum::serve(listener, app).with_graceful_shutdown(stopped).await?;
+        axum::serve(listener, app).with_graceful_shutdown(stopped()).await?;
     }
     semaphore.shutdown().await;
     Ok(())
@@ -69,6 +70,19 @@ async fn echo(mut socket: WebSocket, permit: Permit) {
             Some(Ok(Message::Close(_)) | Err(_)) | None => return,
         }
     }
+}
+
+/// Ctrl-C, or the SIGTERM of whatever runs this.
+async fn stopped() {
+    #[cfg(unix)]
+    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+        return;
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 async fn demo(url: &str) -> Result<(), BoxError> {

@@ -188,6 +188,7 @@ mod sync;
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
+pub use self::protocol::PlaceId;
 pub use self::protocol::overrides::{Mode, Override};
 pub use self::semaphore::{
     Acquire, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed, OnUnavailable,

@@ -18,6 +18,8 @@ use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::Deserialize;
 use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, sleep};
 use tower_semaphore::limit::{HeaderKey, KeyLabels};
 use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
@@ -91,7 +93,16 @@ async fn work(Query(work): Query<Work>) -> &'static str {
     "done\n"
 }
 
+/// Ctrl-C, or the SIGTERM of whatever runs this.
 async fn stopped() {
+    #[cfg(unix)]
+    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+        return;
+    }
     let _ = tokio::signal::ctrl_c().await;
 }
 

@@ -204,7 +204,7 @@ pub(super) async fn revoke(
     Path((name, id)): Path<(String, String)>,
 ) -> Answer {
     let name = name_of(&name)?;
-    let place: PlaceId = id.parse().map_err(|()| {
+    let place: PlaceId = id.parse().map_err(|_| {
         Problem::bad(format!("id: {id:?} cannot be used; allowed: an id that an inspection tells"))
     })?;
     if window.semaphore.revoke(name, place).await? {

@@ -21,7 +21,7 @@
 //! | `PUT /semaphores/{name}/limit` | sets a limit: `{"limit": 5}` |
 //! | `DELETE /semaphores/{name}/limit` | the policy's own limit counts again |
 //! | `POST /semaphores/{name}/pause`, `…/resume` | see [`Semaphore::pause`] |
-//! | `POST /semaphores/{name}/drain` | waits for no end, unless `{"timeout_ms": 5000}` says so, a minute at the most |
+//! | `POST /semaphores/{name}/drain` | returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` tells whether nobody holds or waits |
 //! | `DELETE /semaphores/{name}/permits/{id}` | see [`Semaphore::revoke`] |
 //!
 //! Names stand here [as they are stored](Name::as_str), percent-encoded once more in a URL: `acme/eu`

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use smallvec::SmallVec;
 
+use crate::error::ConfigError;
+
 /// One process's semaphore, named by 64 random bits.
 ///
 /// Its text is eleven digits to the base 62.
@@ -172,9 +174,12 @@ impl fmt::Debug for PlaceId {
 }
 
 impl FromStr for PlaceId {
-    type Err = ();
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, ()> {
-        Self::parse(text.as_bytes()).ok_or(())
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text.as_bytes()).ok_or_else(|| {
+            let text: String = text.chars().take(ID_LEN).collect();
+            ConfigError::new(format!("place id {text:?}; expected one that an inspection tells"))
+        })
     }
 }

@@ -19,10 +19,9 @@ pub enum Mode {
     /// As always.
     #[default]
     Open,
-    /// To nobody. Who waits goes on waiting, and newcomers queue or are refused, as the policy lets
-    /// them.
+    /// To nobody. Waiting requests keep waiting; newcomers queue or are refused, as their policy says.
     Paused,
-    /// To those who wait already. Newcomers are refused.
+    /// To requests that wait already. Newcomers are refused.
     Draining,
 }
 

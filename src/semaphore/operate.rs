@@ -83,8 +83,8 @@ impl Semaphore {
         Ok(node.overrides.of(name.into().as_str()))
     }
 
-    /// Gives out no permits of `name` until [`resume`](Self::resume). Who holds one keeps it; who waits
-    /// goes on waiting, and newcomers queue or are refused, as their policy lets them. If the backend
+    /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting
+    /// requests keep waiting, and newcomers queue or are refused, as their policy says. If the backend
     /// cannot be asked meanwhile, they are refused even where the policy would admit them.
     ///
     /// # Errors

@@ -67,7 +67,7 @@ impl Permit {
         self.place().is_some_and(|place| place.is_lost())
     }
 
-    /// Waits until the permit is lost; for ever, if it is given back first.
+    /// Waits until the permit is lost; never returns if it is released first.
     ///
     /// # Cancel safety
     ///
@@ -94,6 +94,9 @@ impl Permit {
     /// Gives the permit back now, whatever clones of it there are, and waits until the backend has
     /// acknowledged that: for one second at the most. If it was given back by way of a clone
     /// already, or lost, there is nothing to wait for.
+    ///
+    /// Other clones hold no permit after this, and [`is_lost`](Self::is_lost) does not tell them: in a
+    /// handler below the layer, the response streams on without a permit.
     ///
     /// # Errors
     ///

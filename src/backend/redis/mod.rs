@@ -338,7 +338,7 @@ impl RedisBackend {
         let opened = async {
             let server = info::ask(&mut connection).await?;
             let mut opened = RedisConnection { connection, server, closed, member, named: None };
-            // Who may not load scripts sends them whole, once.
+            // A user that may not load scripts sends them whole, once.
             let scripts = scripts::load();
             let count = scripts.len();
             opened
