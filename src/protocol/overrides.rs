@@ -70,3 +70,22 @@ impl Mode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Mode, Override};
+
+    #[test]
+    fn what_is_set_is_read_back_as_it_was_written() {
+        for mode in [Mode::Open, Mode::Paused, Mode::Draining] {
+            for limit in [None, Some(0), Some(7), Some(u32::MAX)] {
+                let set = Override { limit, mode };
+                assert_eq!(set.to_string().parse(), Ok(set));
+            }
+        }
+        assert_eq!(Override { limit: Some(7), mode: Mode::Paused }.to_string(), "7 paused");
+        for other in ["", "7", "7 ", "-1 open", "x open", "7 shut", "7 open "] {
+            assert_eq!(other.parse::<Override>(), Err(()), "{other}");
+        }
+    }
+}

@@ -94,9 +94,16 @@ impl Rig {
         self.session.handle_leave(index, now);
     }
 
+    /// The next call. A driver goes by the urgency: what it does not tell of is never sent, and a
+    /// session that tells of something and sends nothing keeps its driver busy for nothing.
     fn call(&mut self) -> Option<Call> {
-        let now = self.now();
-        self.session.poll_call(now)
+        let (urgency, now) = (self.session.urgency(), self.now());
+        let call = self.session.poll_call(now);
+        match &call {
+            Some(call) => assert!(urgency.is_some(), "{call:?} would never be sent"),
+            None => assert_eq!(self.session.urgency(), None, "nothing is to be sent"),
+        }
+        call
     }
 
     /// All calls that are to be sent.
@@ -214,6 +221,186 @@ fn a_session_is_kept_for_a_failover_though_its_watchdog_is_late() {
     assert!(!rig.is_over());
     rig.pass(1);
     assert!(rig.is_over());
+}
+
+// ===== how soon =====
+
+#[test]
+fn requests_and_releases_go_now_and_renewals_before_the_first_lease_ends() {
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.session.urgency(), None);
+    let first = rig.request();
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    assert_eq!(rig.session.urgency(), None);
+    rig.pass(300);
+    rig.request();
+    rig.settle();
+    // Held, and due after a third of the lease.
+    rig.pass(700);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Before(Time::ZERO + ms(2999))));
+    // With a request beside it, it is the request that is waited for.
+    rig.request();
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    rig.leave(first);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    assert_eq!(rig.session.urgency(), None);
+}
+
+#[test]
+fn while_it_is_unknown_what_became_of_the_places_newcomers_are_not_urgent() {
+    let mut rig = Rig::new(1);
+    rig.request();
+    rig.settle();
+    rig.reconnect(Connected::default());
+    assert!(matches!(rig.session.urgency(), Some(Urgency::Before(_))));
+    let renewal = rig.call().expect("a renewal of everything");
+    let second = rig.request();
+    assert_eq!(rig.call(), None, "it waits for the answer");
+    let (reply, now) = (rig.carry_out(&renewal), rig.now());
+    rig.reply(&renewal.op, &reply, now);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    assert_eq!(rig.progress(second), Progress::Waiting);
+}
+
+#[test]
+fn an_audit_goes_when_there_is_time() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.leave(index);
+    rig.settle();
+    rig.reconnect(Connected::default());
+    assert_eq!(rig.session.urgency(), Some(Urgency::Later));
+    assert!(matches!(rig.settle()[..], [Op::Audit { .. }]));
+}
+
+#[test]
+fn a_server_that_stopped_at_its_bound_is_called_again_at_once() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    let (sent, call) = (rig.now(), rig.call().expect("an acquire"));
+    let reply = Reply { more: true, ..rig.carry_out(&call) };
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    assert!(matches!(rig.settle()[..], [Op::Release { ref ids }] if ids.is_empty()));
+    assert_eq!(rig.progress(index), Progress::Held);
+    assert_eq!(rig.session.urgency(), None);
+}
+
+// ===== waiting =====
+
+#[test]
+fn a_place_that_no_hint_reaches_polls_and_any_other_asks_each_second() {
+    for (poll_only, each) in [(false, 1000), (true, 100)] {
+        let mut rig = Rig::new(1);
+        rig.reconnect(Connected { poll_only, ..Connected::default() });
+        rig.other();
+        let waits = rig.request();
+        rig.settle();
+        assert_eq!(rig.id(waits).poll_only, poll_only);
+        rig.pass(each - 1);
+        assert_eq!(rig.calls(), [], "{poll_only}");
+        rig.pass(1);
+        assert!(matches!(rig.settle()[..], [Op::Renew { .. }]), "{poll_only}");
+    }
+}
+
+#[test]
+fn a_waiter_asks_just_after_the_earliest_lease_end() {
+    let mut rig = Rig::new(1);
+    // Held by a process that is dead; its lease ends in between two renewals.
+    let dead = PlaceId { node: OTHER, poll_only: false, n: 77 };
+    let caller = rig.ask(OTHER, 1);
+    rig.ledger.acquire(caller, 1500, None, &[], &[dead], &mut |_, _| true);
+    let waits = rig.request();
+    rig.settle();
+    rig.live(1490);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.live(30);
+    assert_eq!(rig.progress(waits), Progress::Held);
+}
+
+#[test]
+fn requests_that_leave_before_they_are_sent_leave_no_room_taken() {
+    let mut rig = Rig::new(1);
+    let (now, limit) = (rig.now(), rig.limit);
+    // Nothing is sent: a connection is being opened.
+    let request = |rig: &mut Rig| rig.session.handle_request(limit, OPTIONS, now).expect("room");
+    let _first = request(&mut rig);
+    for _ in 0..1000 {
+        let (leaves, _stays) = (request(&mut rig), request(&mut rig));
+        let last = request(&mut rig);
+        rig.leave(leaves);
+        rig.leave(last);
+    }
+    let places = rig.session.places.len();
+    assert_eq!(places, 1001);
+    assert!(rig.session.joins.len() <= 2 * places + 16, "{}", rig.session.joins.len());
+    for _ in 0..1000 {
+        let leaves = request(&mut rig);
+        request(&mut rig);
+        rig.leave(leaves);
+        rig.session.places.iter().map(|(index, _)| index).last().into_iter().for_each(|index| {
+            rig.session.handle_leave(index, now);
+        });
+        assert!(rig.session.joins.len() <= 2 * rig.session.places.len() + 17);
+    }
+    assert!(rig.session.places.len() < 1100);
+}
+
+// ===== what is told of places =====
+
+#[test]
+fn a_session_tells_for_how_long_its_permits_have_been_held() {
+    let mut rig = Rig::new(2);
+    let first = rig.request();
+    rig.settle();
+    rig.pass(300);
+    let second = rig.request();
+    let waits = rig.request();
+    rig.settle();
+    rig.pass(200);
+    let (now, ids) = (rig.now(), [first, second, waits].map(|index| rig.id(index)));
+    let held = ids.map(|id| rig.session.held_for(id, now));
+    assert_eq!(held, [Some(ms(500)), Some(ms(200)), None]);
+    let unknown = PlaceId { n: ids[0].n + (1 << 20), ..ids[0] };
+    assert_eq!(rig.session.held_for(unknown, now), None, "another stay at the same index");
+    assert_eq!(rig.session.held_since(now, 9), [(ids[0].n, 500), (ids[1].n, 200)]);
+    assert_eq!(rig.session.held_since(now, 1), [(ids[0].n, 500)]);
+    assert_eq!([first, second, waits].map(|index| rig.session.is_held(index)), [true, true, false]);
+}
+
+#[test]
+fn a_lost_permit_was_held_and_is_lost() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+    assert!(rig.session.is_in_use());
+    rig.pass(3000);
+    let now = rig.now();
+    assert!(rig.session.is_held(index) && rig.session.is_lost(index, now));
+    assert!(rig.session.was_lost(index));
+    assert!(!rig.session.is_in_use());
+}
+
+#[test]
+fn the_next_session_of_a_name_uses_no_number_again() {
+    let mut rig = Rig::new(1);
+    let serial = rig.session.serial();
+    let index = rig.request();
+    let n = rig.id(index).n;
+    assert!(rig.session.serial() > serial);
+    let next = Session::new(NODE, rig.session.serial(), Connected::default(), false);
+    rig.session = next;
+    let index = rig.request();
+    assert_ne!(rig.id(index).n, n);
+    assert_eq!(place::index_of(n), 0);
+    assert!(place::serial_of(rig.id(index).n) > place::serial_of(n));
 }
 
 // ===== renewals =====
