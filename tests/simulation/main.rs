@@ -79,13 +79,10 @@ fn options() -> Result<Options, String> {
             text.parse::<u64>().map_err(|_| format!("{text:?} is not a whole number"))
         };
         match word.as_str() {
-            "--seeds" => options.seeds = at_least_one(&word, number(value()?)?)?,
-            "--from" => options.from = at_least_one(&word, number(value()?)?)?,
+            "--seeds" => options.seeds = number(value()?)?,
+            "--from" => options.from = number(value()?)?,
             "--seed" => options.seed = Some(number(value()?)?),
-            "--jobs" => {
-                let jobs = at_least_one(&word, number(value()?)?)?;
-                options.jobs = usize::try_from(jobs).map_err(|_| format!("--jobs {jobs}"))?;
-            }
+            "--jobs" => options.jobs = usize::try_from(number(value()?)?).unwrap_or(usize::MAX),
             "--minutes" => {
                 let text = value()?;
                 let minutes =
@@ -114,11 +111,13 @@ fn options() -> Result<Options, String> {
             _ => return Err(format!("{word:?} is not known; see ./tests/simulate --help")),
         }
     }
-    Ok(options)
-}
-
-fn at_least_one(word: &str, number: u64) -> Result<u64, String> {
-    if number == 0 { Err(format!("{word} 0; allowed: a whole number from 1")) } else { Ok(number) }
+    let counts = [("--seeds", options.seeds), ("--from", options.from)];
+    let none = counts.into_iter().find(|(_, count)| *count == 0).map(|(word, _)| word);
+    match none.or((options.jobs == 0).then_some("--jobs")) {
+        // A worker counts jobs, from 0 on.
+        Some(word) if !options.worker => Err(format!("{word} 0; allowed: a whole number from 1")),
+        _ => Ok(options),
+    }
 }
 
 /// The seed and the scenario of a job.
