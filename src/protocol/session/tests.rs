@@ -352,6 +352,267 @@ fn requests_that_leave_before_they_are_sent_leave_no_room_taken() {
     assert!(rig.session.places.len() < 1100);
 }
 
+// ===== when a wait is over =====
+
+/// Another process has the one permit, and a request waits behind it.
+fn waiting(options: AcquireOptions) -> (Rig, usize) {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let waits = rig.request_with(options);
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    (rig, waits)
+}
+
+fn time_out(rig: &mut Rig, index: usize) -> Progress {
+    let now = rig.now();
+    rig.session.handle_wait_timeout(index, now);
+    rig.progress(index)
+}
+
+#[test]
+fn a_request_in_the_queue_that_waited_long_enough_leaves_it() {
+    for on_unavailable in [OnUnavailable::Refuse, OnUnavailable::Admit, OnUnavailable::Local(1)] {
+        let (mut rig, waits) = waiting(with(on_unavailable));
+        assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));
+        assert!(matches!(rig.settle()[..], [Op::Release { .. }]));
+        assert_eq!(rig.places().len(), 1);
+    }
+}
+
+#[test]
+fn a_request_without_an_answer_is_answered_by_its_policy() {
+    for (on_unavailable, expected) in [
+        (OnUnavailable::Refuse, Progress::Failed),
+        (OnUnavailable::Admit, Progress::Admitted),
+        (OnUnavailable::Local(1), Progress::Admitted),
+        (OnUnavailable::Local(0), Progress::Failed),
+    ] {
+        let mut rig = Rig::new(1);
+        let joins = rig.request_with(with(on_unavailable));
+        let _unanswered = rig.call().expect("an acquire");
+        assert_eq!(rig.progress(joins), Progress::Joining);
+        assert_eq!(time_out(&mut rig, joins), expected, "{on_unavailable:?}");
+    }
+}
+
+#[test]
+fn a_request_that_came_back_after_a_loss_still_waits() {
+    let (mut rig, waits) = waiting(OPTIONS);
+    rig.ledger = Ledger::new();
+    // Its renewal finds it gone, and its ticket is not known: it joins once more.
+    rig.session.set(waits, State::Waiting { ticket: None });
+    rig.pass(1000);
+    let (call, now) = (rig.call().expect("a renewal"), rig.now());
+    let reply = rig.carry_out(&call);
+    rig.reply(&call.op, &reply, now);
+    assert!(rig.session.poll_revocation_check());
+    rig.session.handle_revocations_known(now);
+    assert!(matches!(rig.call().expect("an acquire").op, Op::Acquire { .. }));
+    assert_eq!(rig.progress(waits), Progress::Waiting, "to its request it waits as before");
+    assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));
+}
+
+#[test]
+fn a_request_that_waited_when_the_backend_went_is_answered_by_its_policy() {
+    let (mut rig, waits) = waiting(with(OnUnavailable::Refuse));
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert_eq!(time_out(&mut rig, waits), Progress::Failed);
+    // A share of its own is what it waits for now.
+    let (mut rig, waits) = waiting(with(OnUnavailable::Local(0)));
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));
+}
+
+#[test]
+fn in_an_outage_only_what_waits_for_a_share_seems_to_wait() {
+    for (on_unavailable, expected) in
+        [(OnUnavailable::Local(0), Progress::Waiting), (OnUnavailable::Refuse, Progress::Failed)]
+    {
+        let mut rig = Rig::new(1);
+        let now = rig.now();
+        rig.session.handle_unreachable(now);
+        let joins = rig.request_with(with(on_unavailable));
+        assert_eq!(rig.progress(joins), expected);
+    }
+}
+
+// ===== connections that break =====
+
+#[test]
+fn a_break_leaves_nothing_under_way() {
+    for audit in [false, true] {
+        let mut rig = Rig::new(1);
+        let index = rig.request();
+        rig.settle();
+        rig.progress(index);
+        if audit {
+            rig.leave(index);
+            rig.settle();
+            rig.reconnect(Connected::default());
+        } else {
+            rig.pass(1000);
+        }
+        let call = rig.call().expect("a renewal, or an audit");
+        assert_eq!(audit, matches!(call.op, Op::Audit { .. }), "{call:?}");
+        if !audit {
+            rig.session.places.remove(index);
+        }
+        assert!(rig.session.is_busy());
+        rig.session.handle_unanswered(&call.op);
+        assert!(!rig.session.is_busy(), "no answer will come");
+    }
+}
+
+#[test]
+fn what_is_due_when_a_connection_opens_is_renewed_though_the_data_is_the_same() {
+    let same = Connected { same_data: true, ..Connected::default() };
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    rig.pass(999);
+    rig.reconnect(same);
+    assert_eq!(rig.calls(), [], "it is not due");
+    // Its watchdog is late.
+    rig.now_ms += 1;
+    rig.reconnect(same);
+    assert!(matches!(rig.settle()[..], [Op::Renew { .. }]));
+}
+
+#[test]
+fn what_was_admitted_is_announced_over_the_next_connection() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let admitted = rig.request_with(with(OnUnavailable::Admit));
+    assert_eq!(rig.progress(admitted), Progress::Admitted);
+    rig.reconnect(Connected { same_data: true, ..Connected::default() });
+    assert!(matches!(rig.settle()[..], [Op::Reassert { .. }]));
+    assert_eq!(rig.places(), [rig.id(admitted)]);
+    assert_eq!(rig.progress(admitted), Progress::Held);
+}
+
+#[test]
+fn an_answer_to_an_announcement_that_is_too_old_is_asked_for_again() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let admitted = rig.request_with(with(OnUnavailable::Admit));
+    rig.progress(admitted);
+    rig.reconnect(Connected::default());
+    let (sent, call) = (rig.now(), rig.call().expect("an announcement"));
+    let reply = rig.carry_out(&call);
+    rig.now_ms += 2999;
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!(rig.progress(admitted), Progress::Admitted, "its lease may have ended");
+    rig.live(2000);
+    assert_eq!(rig.progress(admitted), Progress::Held);
+    let now = rig.now();
+    assert!(!rig.session.is_lost(admitted, now));
+}
+
+#[test]
+fn what_an_audit_finds_and_the_session_knows_stays() {
+    let mut rig = Rig::new(3);
+    let (left, stays) = (rig.request(), rig.request());
+    rig.settle();
+    rig.leave(left);
+    rig.settle();
+    rig.reconnect(Connected::default());
+    let ops = rig.settle();
+    assert!(ops.iter().any(|op| matches!(op, Op::Audit { .. })), "{ops:?}");
+    assert!(!ops.iter().any(|op| matches!(op, Op::Release { .. })), "{ops:?}");
+    assert_eq!(rig.places(), [rig.id(stays)]);
+}
+
+// ===== refusals and proofs =====
+
+#[test]
+fn a_refusal_tells_what_was_full_and_how_full() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let none = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
+    rig.settle();
+    let limit = RejectReason::Limit;
+    let seen = Progress::Refused { reason: limit, in_use: 1, waiting: 0, limit: None };
+    assert_eq!(rig.progress(none), seen);
+    let waits = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    let full = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
+    rig.settle();
+    let reason = RejectReason::QueueFull;
+    let seen = Progress::Refused { reason, in_use: 1, waiting: 1, limit: None };
+    assert_eq!(rig.progress(full), seen);
+}
+
+#[test]
+fn a_proof_that_is_refused_costs_a_permit_and_a_waiter_asks_again() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    let waits = rig.request();
+    rig.settle();
+    let (ids, now) = ([held, waits].map(|index| rig.id(index)), rig.now());
+    let op = Op::Reassert { lease_ms: 3000, proofs: ids.map(|id| (id, 1)).into() };
+    let statuses = smallvec![PlaceStatus::Gone, PlaceStatus::Gone];
+    rig.session.handle_reply(&op, &Reply { statuses, ..Reply::default() }, false, now, now);
+    assert!(rig.session.is_lost(held, now));
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert!(rig.calls().iter().any(|call| matches!(call.op, Op::Renew { .. })));
+}
+
+#[test]
+fn a_waiter_learns_its_new_ticket_and_keeps_its_lease() {
+    let (mut rig, waits) = waiting(OPTIONS);
+    rig.live(4000);
+    // Renewed each second, it has outlived its first lease.
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    let before = rig.id(waits);
+    let ticket = rig.ledger.places().find(|(id, ..)| *id == before).and_then(|(.., ticket)| ticket);
+    // The server loses everything: it shows its ticket, and has its turn.
+    rig.ledger = Ledger::new();
+    rig.reconnect(Connected::default());
+    let ops = rig.settle();
+    let shown = ops.iter().find_map(|op| match op {
+        Op::Reassert { proofs, .. } => proofs.first().map(|(_, proof)| *proof),
+        _ => None,
+    });
+    assert_eq!(shown, ticket, "{ops:?}");
+}
+
+#[test]
+fn a_place_that_is_brought_back_is_not_renewed_before_that_is_answered() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    rig.ledger = Ledger::new();
+    rig.reconnect(Connected::default());
+    let (renewal, now) = (rig.call().expect("a renewal"), rig.now());
+    let reply = rig.carry_out(&renewal);
+    rig.reply(&renewal.op, &reply, now);
+    assert!(rig.session.poll_revocation_check());
+    // Due meanwhile.
+    rig.pass(1100);
+    assert_eq!(rig.calls(), [], "a renewal would only find it gone once more");
+    let now = rig.now();
+    rig.session.handle_revocations_known(now);
+    assert!(matches!(rig.settle()[..], [Op::Reassert { .. }, ..]));
+    // From then on it is renewed as ever.
+    rig.live(1100);
+    assert!(!rig.session.is_lost(held, rig.now()));
+    rig.live(4000);
+    assert!(!rig.session.is_lost(held, rig.now()));
+    assert_eq!(rig.places(), [rig.id(held)]);
+}
+
 // ===== what is told of places =====
 
 #[test]
