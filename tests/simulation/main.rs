@@ -111,11 +111,13 @@ fn options() -> Result<Options, String> {
             _ => return Err(format!("{word:?} is not known; see ./tests/simulate --help")),
         }
     }
-    let counts = [("--seeds", options.seeds), ("--from", options.from)];
-    let none = counts.into_iter().find(|(_, count)| *count == 0).map(|(word, _)| word);
-    match none.or((options.jobs == 0).then_some("--jobs")) {
+    let jobs = u64::try_from(options.jobs).unwrap_or(u64::MAX);
+    let counts = [("--seeds", options.seeds), ("--from", options.from), ("--jobs", jobs)];
+    match counts.into_iter().find(|(_, count)| *count == 0) {
         // A worker counts jobs, from 0 on.
-        Some(word) if !options.worker => Err(format!("{word} 0; allowed: a whole number from 1")),
+        Some((word, _)) if !options.worker => {
+            Err(format!("{word} 0; allowed: a whole number from 1"))
+        }
         _ => Ok(options),
     }
 }
