@@ -62,7 +62,7 @@ struct Request {
 }
 
 /// Each with the number of the handle or the future that it is of.
-type LostWakers = SmallVec<[(u32, Waker); 2]>;
+type LostWakers = SmallVec<[(u32, Waker); 1]>;
 
 /// Tasks to wake once the lock is given up; seldom more than one.
 #[derive(Default)]

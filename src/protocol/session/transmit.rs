@@ -46,6 +46,15 @@ impl Session {
         (self.audit && !self.resync).then_some(Urgency::Later)
     }
 
+    /// What most looks find: each call is followed by one.
+    fn has_nothing_to_send(&self) -> bool {
+        self.releases.is_empty()
+            && self.joins.is_empty()
+            && self.reasserts.is_empty()
+            && self.renewals.is_empty()
+            && !(self.renew || self.audit || self.more)
+    }
+
     fn has_renewals(&self) -> bool {
         !self.reasserts.is_empty()
             || !self.renewals.is_empty()
@@ -56,6 +65,10 @@ impl Session {
     /// always reads its own; renewals; newcomers. Where nothing stands between them, newcomers take the
     /// last releases along in their call.
     pub fn poll_call(&mut self, now: Time) -> Option<Call> {
+        if self.has_nothing_to_send() {
+            self.end_resync();
+            return None;
+        }
         self.drop_expired_releases(now);
         if self.renew && self.renewing == 0 && self.renewals.is_empty() {
             self.begin_renewals(now);
