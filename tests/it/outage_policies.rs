@@ -206,10 +206,10 @@ async fn a_try_that_was_refused_before_its_answer_came_leaves_no_idle_permit() {
     let local = policy(2, OnUnavailable::Local(1)).lease(60 * SECOND).build().unwrap();
     let held = semaphore.acquire("x", &local).await.unwrap();
     proxy.hold(REPLIES);
-    let refused = semaphore.try_acquire("x", &local).await;
+    // The server grants it, and its answer is kept back.
+    let granted = in_use(&others, "x", 2);
+    let (refused, ()) = tokio::join!(semaphore.try_acquire("x", &local), granted);
     assert!(refused.is_err(), "{refused:?}");
-    // The server granted it.
-    in_use(&others, "x", 2).await;
     proxy.flow();
     let released = timeout(SECOND, in_use(&others, "x", 1)).await;
     assert!(released.is_ok(), "a permit that nobody holds is idle a second later");
