@@ -277,8 +277,9 @@ async fn a_layer_in_shadow_that_did_not_await_the_answer_leaves_no_idle_permit()
     let held = semaphore.acquire("x", &local).await.unwrap();
     proxy.hold(REPLIES);
     let handler = service_fn(async |_| Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))));
-    drop(layer.layer(handler).oneshot(Request::new(())).await.unwrap());
-    in_use(&others, "x", 2).await;
+    let passed = layer.layer(handler).oneshot(Request::new(()));
+    let (passed, ()) = tokio::join!(passed, in_use(&others, "x", 2));
+    drop(passed.unwrap());
     proxy.flow();
     let released = timeout(SECOND, in_use(&others, "x", 1)).await;
     assert!(released.is_ok(), "a permit that nobody holds is idle a second later");
