@@ -238,7 +238,7 @@ pub enum Answer {
     Moved,
 }
 
-/// Who holds and who waits in a semaphore, at one moment of the backend's clock.
+/// The holders and waiters of a semaphore, at one moment of the backend's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The moment, µs since 1970.

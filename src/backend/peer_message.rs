@@ -12,12 +12,12 @@ use crate::protocol::id::NodeId;
 pub enum PeerMessage {
     /// For how long have you had your permits?
     AskHeld {
-        /// Who wants to know.
+        /// The process that asks.
         by: NodeId,
     },
     /// The answer to that.
     Held {
-        /// Who has them.
+        /// The process that answers.
         by: NodeId,
         /// What its process is called: host and process id, without white space.
         process: Arc<str>,

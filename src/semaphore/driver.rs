@@ -424,7 +424,7 @@ fn want_overrides(node: &Node) {
 /// Wakes the driver of the server that keeps what operators set; every driver does, so that there is one.
 fn ask_keeper(node: &Node) {
     if !node.is_closed() {
-        node.servers.attach(&node.backend().shard(node.overrides.key()), 0).outbox.wake();
+        node.keeper().outbox.wake();
     }
 }
 

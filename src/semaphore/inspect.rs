@@ -24,7 +24,7 @@ const LISTED_MAX: u32 = 1000;
 const PIECES_MAX: u32 = 100;
 
 impl Node {
-    /// Who holds and who waits.
+    /// The holders and waiters of a semaphore.
     pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
         let key = self.backend().key(name);
         self.query(None, &key, |server| server.inspect(&key, most)).await
@@ -219,7 +219,7 @@ pub struct Listed {
     pub set: Override,
 }
 
-/// Who holds and who waits, at one moment: the answer of [`Semaphore::inspect`].
+/// The holders and waiters of a semaphore at one moment: the answer of [`Semaphore::inspect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {

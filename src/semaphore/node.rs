@@ -421,6 +421,11 @@ impl Node {
         self.backend.shard(self.overrides.key()) == *server.shard()
     }
 
+    /// The server that keeps what operators set.
+    pub(super) fn keeper(&self) -> Arc<Server> {
+        self.servers.attach(&self.backend.shard(self.overrides.key()), 0)
+    }
+
     /// Has what is wanted be asked for now, if there is a server that keeps it.
     pub(super) fn wake_for_overrides(&self) {
         let keeper = self.backend.shard(self.overrides.key());
@@ -445,10 +450,9 @@ impl Node {
                 if let Some(outcome) = self.overrides.outcome(question) {
                     return outcome;
                 }
-                let keeper = self.backend.shard(self.overrides.key());
-                let server = self.servers.attach(&keeper, 0);
-                server.outbox.wake();
-                match server.reach().await {
+                let keeper = self.keeper();
+                keeper.outbox.wake();
+                match keeper.reach().await {
                     Reach::Up(_) => changed.await,
                     Reach::Down(error) => return Err(error),
                     Reach::Ended => {}

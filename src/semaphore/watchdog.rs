@@ -7,9 +7,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::node::Node;
 use super::sessions::SESSIONS_AT_A_TIME;
-use crate::protocol::session::Session;
 
-/// Nothing is due for so long.
+/// How long to sleep where nothing is due.
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
 /// Handles every session when its time comes, until the node is closed and empty.
@@ -35,16 +34,15 @@ pub(super) async fn handle_due(node: &Node) -> Option<Instant> {
                 Ok(due) => due,
                 Err(next) => return next,
             };
+            let now = node.clock.time(now);
             let mut state = shared.lock();
             if state.timer == Some(timer) {
                 state.timer = None;
             }
-            drop(state);
-            node.act(&shared, node.clock.time(now), |session: &mut Session, time| {
-                if session.poll_timeout().is_some_and(|timeout| timeout <= time) {
-                    session.handle_timeout(time);
-                }
-            });
+            if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {
+                state.session.handle_timeout(now);
+            }
+            node.finish(&shared, state, now, None);
         }
         tokio::task::yield_now().await;
     }

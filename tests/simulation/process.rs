@@ -127,7 +127,7 @@ pub struct Process {
     pub port: Arc<Port>,
     /// It stands still until then, µs.
     pub frozen_until: u64,
-    /// It is about to, for so long, as soon as something comes; after so many windows at the latest.
+    /// It is about to, for this time, as soon as something comes; after this many windows at the latest.
     pub freezes: Option<(u32, u64)>,
     /// It runs only now and then until then, µs.
     pub slow_until: u64,

@@ -140,7 +140,7 @@ struct Server {
     hints_lost_until: u64,
     hints_late_until: u64,
     hints_twice_until: u64,
-    /// Who listens, and over which connections.
+    /// The processes that listen, and over which connections.
     listeners: BTreeMap<NodeId, Vec<(usize, u64)>>,
 }
 

@@ -34,11 +34,10 @@ impl Session {
         if id.node != self.node {
             return;
         }
-        // One that is to come back has another number by now.
-        let index = index_of(id.n);
-        let renamed = self.revocation_checks.iter().find(|(old, new)| *old == id.n && old != new);
+        let renamed = self.revocation_checks.iter().find(|(old, _)| *old == id.n);
         let n = renamed.map_or(id.n, |(_, new)| *new);
         let Some(place) = self.places.find(n) else { return };
+        let index = index_of(n);
         if place.is_in_flight() && place.taken {
             self.lose(index, now);
         } else if place.is_live() || place.is_joining() {

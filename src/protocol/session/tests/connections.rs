@@ -1,0 +1,379 @@
+//! Connections break and open, to the same data or to other data.
+
+use super::*;
+
+#[test]
+fn what_went_unanswered_is_asked_for_again_with_the_same_ids() {
+    let mut rig = Rig::new(2);
+    let first = rig.request();
+    rig.settle();
+    rig.progress(first);
+    rig.leave(first);
+    let second = rig.request();
+    let sent = rig.calls();
+    assert!(
+        matches!(&sent[..], [Call { op: Op::Acquire { leaving, .. }, .. }] if leaving.len() == 1)
+    );
+    rig.session.handle_unanswered(&sent[0].op);
+    assert_eq!(rig.calls(), []);
+    rig.reconnect(Connected::default());
+    let id = rig.id(second);
+    let ops = rig.settle();
+    assert!(matches!(&ops[0], Op::Acquire { leaving, ids, .. }
+        if leaving.len() == 1 && ids[..] == [id]));
+    assert_eq!(rig.progress(second), Progress::Held);
+    assert_eq!(rig.places(), [id]);
+}
+
+#[test]
+fn a_connection_to_the_same_data_sends_nothing_for_held_places() {
+    let mut rig = Rig::new(2);
+    for _ in 0..2 {
+        let index = rig.request();
+        rig.settle();
+        rig.progress(index);
+    }
+    rig.pass(500);
+    let same = Connected { same_data: true, ..Connected::default() };
+    rig.reconnect(same);
+    assert_eq!(rig.calls(), []);
+    // What is due is renewed all the same.
+    rig.pass(500);
+    rig.reconnect(same);
+    assert_eq!(rig.settle().len(), 1);
+    // Where data may be lost, everything is.
+    rig.pass(100);
+    rig.reconnect(Connected::default());
+    assert!(matches!(&rig.settle()[0], Op::Renew { ids, .. } if ids.len() == 2));
+}
+
+#[test]
+fn a_waiter_asks_after_a_connection_broke_because_its_hint_may_be_lost() {
+    let mut rig = Rig::new(1);
+    let other = rig.other();
+    let index = rig.request();
+    rig.settle();
+    rig.other_leaves(other);
+    rig.reconnect(Connected { same_data: true, ..Connected::default() });
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+}
+
+#[test]
+fn newcomers_wait_until_it_is_known_what_became_of_the_places() {
+    let mut rig = Rig::new(1);
+    let holder = rig.request();
+    rig.settle();
+    rig.progress(holder);
+    let newcomer = rig.request();
+    rig.ledger = Ledger::new();
+    rig.reconnect(Connected::default());
+    let calls = rig.calls();
+    assert!(matches!(&calls[..], [Call { op: Op::Renew { .. }, .. }]), "{calls:?}");
+    let (now, reply) = (rig.now(), rig.carry_out(&calls[0]));
+    rig.reply(&calls[0].op, &reply, now);
+    // Lost or revoked? Until that is known, no proof is shown.
+    assert!(rig.session.poll_revocation_check());
+    assert!(!rig.session.poll_revocation_check());
+    assert_eq!(rig.calls(), []);
+    rig.session.handle_revocations_known(now);
+    let ops = rig.settle();
+    assert!(matches!(&ops[..], [Op::Reassert { .. }, Op::Acquire { .. }]), "{ops:?}");
+    assert!(rig.session.is_held(holder));
+    assert_eq!(rig.progress(newcomer), Progress::Waiting);
+}
+
+#[test]
+fn a_waiter_that_the_server_lost_comes_back_under_a_new_id_with_its_ticket() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let index = rig.request();
+    rig.settle();
+    let before = rig.id(index);
+    let ticket = rig.ledger.places().find_map(|(id, _, ticket)| ticket.filter(|_| id == before));
+    rig.ledger = Ledger::new();
+    rig.limit = 0;
+    let now = rig.now();
+    rig.session.handle_override("- paused".parse().expect("an override"), now);
+    rig.reconnect(Connected::default());
+    rig.settle();
+    let after = rig.id(index);
+    assert_ne!(before, after);
+    assert_eq!(
+        rig.ledger.places().map(|(id, _, t)| (id, t)).collect::<Vec<_>>(),
+        [(after, ticket)]
+    );
+}
+
+#[test]
+fn what_stands_there_unknown_after_a_loss_of_data_is_released() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    // A replica that has heard of the grant and not of the release.
+    let replica = rig.ledger.clone();
+    rig.leave(index);
+    rig.settle();
+    rig.ledger = replica;
+    rig.pass(500);
+    rig.reconnect(Connected::default());
+    let ops = rig.settle();
+    assert!(matches!(&ops[..], [Op::Audit { .. }, Op::Release { .. }]), "{ops:?}");
+    assert_eq!(rig.places(), []);
+    // Not where the data is the same.
+    rig.reconnect(Connected { same_data: true, ..Connected::default() });
+    assert_eq!(rig.settle(), []);
+}
+
+#[test]
+fn in_quarantine_no_call_has_permits() {
+    let lost_at = Some(Time::ZERO);
+    let quarantine = Quarantine { is_on: true, lost_at };
+    let mut rig = Rig::new(1);
+    rig.session = Session::new(NODE, 1, Connected { quarantine, ..Connected::default() }, false);
+    let index = rig.request();
+    assert_eq!(rig.call().map(|call| call.limit), Some(0));
+    rig = Rig::new(1);
+    rig.session = Session::new(NODE, 1, Connected { quarantine, ..Connected::default() }, false);
+    let again = rig.request();
+    assert_eq!(index, again);
+    rig.live(2990);
+    assert_eq!(rig.progress(again), Progress::Waiting);
+    rig.live(20);
+    assert_eq!(rig.progress(again), Progress::Held);
+}
+
+#[test]
+fn a_late_reply_that_shows_a_place_that_was_left_releases_it() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    let (sent, acquire) = (rig.now(), rig.call().expect("an acquire"));
+    rig.leave(index);
+    let release = rig.call().expect("a release");
+    // The release is carried out first.
+    rig.carry_out(&release);
+    let reply = rig.carry_out(&acquire);
+    rig.session.handle_reply(&acquire.op, &reply, true, sent, sent);
+    rig.reply(&release.op, &Reply::default(), sent);
+    assert_eq!(rig.places().len(), 1);
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_late_reassertion_of_a_place_that_was_left_is_released() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    let (now, reassert) = (rig.now(), rig.proof_after_a_loss());
+    rig.leave(index);
+    let release = rig.call().expect("a release");
+    rig.carry_out(&release);
+    let reply = rig.carry_out(&reassert);
+    rig.session.handle_reply(&reassert.op, &reply, true, now, now);
+    rig.reply(&release.op, &Reply::default(), now);
+    assert_eq!(rig.places().len(), 1);
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_break_leaves_nothing_under_way() {
+    for audit in [false, true] {
+        let mut rig = Rig::new(1);
+        let index = rig.request();
+        rig.settle();
+        rig.progress(index);
+        if audit {
+            rig.leave(index);
+            rig.settle();
+            rig.reconnect(Connected::default());
+        } else {
+            rig.pass(1000);
+        }
+        let call = rig.call().expect("a renewal, or an audit");
+        assert_eq!(audit, matches!(call.op, Op::Audit { .. }), "{call:?}");
+        if !audit {
+            rig.session.places.remove(index);
+        }
+        assert!(rig.session.is_busy());
+        rig.session.handle_unanswered(&call.op);
+        assert!(!rig.session.is_busy(), "no answer will come");
+    }
+}
+
+#[test]
+fn what_is_due_when_a_connection_opens_is_renewed_though_the_data_is_the_same() {
+    let same = Connected { same_data: true, ..Connected::default() };
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    rig.pass(999);
+    rig.reconnect(same);
+    assert_eq!(rig.calls(), [], "it is not due");
+    // Its watchdog is late.
+    rig.now_ms += 1;
+    rig.reconnect(same);
+    assert!(matches!(rig.settle()[..], [Op::Renew { .. }]));
+}
+
+#[test]
+fn what_was_admitted_is_announced_over_the_next_connection() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let admitted = rig.request_with(with(OnUnavailable::Admit));
+    assert_eq!(rig.progress(admitted), Progress::Admitted);
+    rig.reconnect(Connected { same_data: true, ..Connected::default() });
+    assert!(matches!(rig.settle()[..], [Op::Reassert { .. }]));
+    assert_eq!(rig.places(), [rig.id(admitted)]);
+    assert_eq!(rig.progress(admitted), Progress::Held);
+}
+
+#[test]
+fn an_answer_to_an_announcement_that_is_too_old_is_asked_for_again() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let admitted = rig.request_with(with(OnUnavailable::Admit));
+    rig.progress(admitted);
+    rig.reconnect(Connected::default());
+    let (sent, call) = (rig.now(), rig.call().expect("an announcement"));
+    let reply = rig.carry_out(&call);
+    rig.now_ms += 2999;
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!(rig.progress(admitted), Progress::Admitted, "its lease may have ended");
+    rig.live(2000);
+    assert_eq!(rig.progress(admitted), Progress::Held);
+    let now = rig.now();
+    assert!(!rig.session.is_lost(admitted, now));
+}
+
+#[test]
+fn what_an_audit_finds_and_the_session_knows_stays() {
+    let mut rig = Rig::new(3);
+    let (left, stays) = (rig.request(), rig.request());
+    rig.settle();
+    rig.leave(left);
+    rig.settle();
+    rig.reconnect(Connected::default());
+    let ops = rig.settle();
+    assert!(ops.iter().any(|op| matches!(op, Op::Audit { .. })), "{ops:?}");
+    assert!(!ops.iter().any(|op| matches!(op, Op::Release { .. })), "{ops:?}");
+    assert_eq!(rig.places(), [rig.id(stays)]);
+}
+
+fn same_data() -> Connected {
+    Connected { same_data: true, ..Connected::default() }
+}
+
+#[test]
+fn a_new_connection_to_the_same_data_asks_for_nothing_that_is_held() {
+    let mut rig = Rig::new(2);
+    let held = rig.request();
+    rig.settle();
+    rig.reconnect(same_data());
+    assert_eq!(rig.calls(), []);
+    assert_eq!(rig.progress(held), Progress::Held);
+}
+
+#[test]
+fn after_a_loss_of_data_what_is_held_is_counted_before_newcomers_are() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.ledger = Ledger::new();
+    rig.reconnect(Connected::default());
+    let newcomer = rig.request();
+    let sent = rig.settle();
+    let kinds: Vec<_> = sent.iter().map(std::mem::discriminant).collect();
+    let renews =
+        std::mem::discriminant(&Op::Renew { lease_ms: 0, ids: crate::protocol::Ids::new() });
+    let proves = std::mem::discriminant(&Op::Reassert { lease_ms: 0, proofs: Vec::new() });
+    assert_eq!(kinds[..2], [renews, proves], "{sent:?}");
+    assert_eq!(rig.progress(held), Progress::Held);
+    assert_eq!(rig.progress(newcomer), Progress::Waiting);
+    assert_eq!(rig.ledger.in_use(), 1);
+}
+
+#[test]
+fn what_a_failover_brought_back_is_released_once_more() {
+    let mut rig = Rig::new(2);
+    let (kept, left) = (rig.request(), rig.request());
+    rig.settle();
+    let before = rig.ledger.clone();
+    rig.leave(left);
+    rig.settle();
+    rig.ledger = before;
+    rig.reconnect(Connected::default());
+    rig.settle();
+    assert_eq!(rig.places(), [rig.id(kept)]);
+}
+
+#[test]
+fn a_late_reply_that_brings_a_place_back_is_answered_by_a_release() {
+    let mut rig = Rig::new(2);
+    let held = rig.request();
+    rig.settle();
+    let (sent, proof) = (rig.now(), rig.proof_after_a_loss());
+    // It leaves, and its release is carried out before the proof.
+    rig.leave(held);
+    rig.settle();
+    let reply = rig.carry_out(&proof);
+    assert_eq!(reply.statuses[..], [PlaceStatus::Held]);
+    rig.session.handle_reply(&proof.op, &reply, true, sent, rig.now());
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn a_new_connection_does_not_end_a_quarantine_early() {
+    let mut rig = Rig::new(1);
+    let began = Some(rig.now());
+    let quarantine = |lost_at| Quarantine { is_on: true, lost_at };
+    rig.reconnect(Connected { quarantine: quarantine(began), ..same_data() });
+    rig.pass(60_000);
+    let held = rig.request();
+    rig.settle();
+    rig.ledger = Ledger::new();
+    rig.live(1100);
+    assert_eq!(rig.progress(held), Progress::Held);
+    rig.reconnect(Connected { quarantine: quarantine(began), ..same_data() });
+    rig.request();
+    let joins = rig.calls();
+    assert!(joins.iter().all(|call| call.limit == 0), "{joins:?}");
+}
+
+#[test]
+fn a_late_proof_of_a_permit_that_is_being_released_is_answered_by_a_release() {
+    let mut rig = Rig::new(2);
+    let held = rig.request();
+    rig.settle();
+    let (sent, proof) = (rig.now(), rig.proof_after_a_loss());
+    assert!(rig.session.handle_release(held, sent));
+    let release = rig.call().expect("a release");
+    rig.carry_out(&release);
+    let reply = rig.carry_out(&proof);
+    rig.session.handle_reply(&proof.op, &reply, true, sent, rig.now());
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn a_place_that_was_revoked_before_it_was_taken_is_looked_for_after_a_failover() {
+    let mut rig = Rig::new(2);
+    let (limit, now) = (rig.limit, rig.now());
+    let index = rig.session.handle_request(limit, OPTIONS, now).expect("room");
+    rig.settle();
+    let (before, id) = (rig.ledger.clone(), rig.id(index));
+    rig.session.handle_revoked(id, now);
+    rig.settle();
+    rig.leave(index);
+    rig.ledger = before;
+    rig.reconnect(Connected::default());
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+}

@@ -1,0 +1,303 @@
+//! The backend cannot be asked.
+
+use super::*;
+
+#[test]
+fn in_an_outage_the_policy_answers_newcomers() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let refused = rig.request_with(with(OnUnavailable::Refuse));
+    assert_eq!(rig.progress(refused), Progress::Failed);
+    for _ in 0..2 {
+        let admitted = rig.request_with(with(OnUnavailable::Admit));
+        assert_eq!(rig.progress(admitted), Progress::Admitted);
+    }
+    let local = rig.request_with(with(OnUnavailable::Local(2)));
+    assert_eq!(rig.progress(local), Progress::Waiting, "two are in flight");
+    assert_eq!(rig.calls(), []);
+    assert!(rig.session.take_events().contains(&Event::Failed(refused)));
+}
+
+#[test]
+fn an_outage_answers_those_that_join_and_leaves_those_in_the_queue() {
+    for (policy, joining, waiting) in [
+        (OnUnavailable::Refuse, Progress::Failed, Progress::Waiting),
+        (OnUnavailable::Admit, Progress::Admitted, Progress::Admitted),
+        (OnUnavailable::Local(2), Progress::Admitted, Progress::Admitted),
+        (OnUnavailable::Local(0), Progress::Waiting, Progress::Waiting),
+    ] {
+        let mut rig = Rig::new(1);
+        rig.other();
+        let waits = rig.request_with(with(policy));
+        rig.settle();
+        let joins = rig.request_with(with(policy));
+        let now = rig.now();
+        rig.session.handle_unreachable(now);
+        assert_eq!(rig.progress(waits), waiting, "{policy:?}");
+        assert_eq!(rig.progress(joins), joining, "{policy:?}");
+    }
+}
+
+#[test]
+fn shares_of_the_processs_own_are_given_in_the_order_of_the_requests() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    let [a, b, c] = [(); 3].map(|()| rig.request_with(with(OnUnavailable::Local(1))));
+    rig.session.handle_unreachable(now);
+    assert_eq!(
+        [a, b, c].map(|i| rig.progress(i)),
+        [Progress::Admitted, Progress::Waiting, Progress::Waiting]
+    );
+    let d = rig.request_with(with(OnUnavailable::Local(1)));
+    rig.leave(a);
+    assert_eq!(
+        [b, c, d].map(|i| rig.progress(i)),
+        [Progress::Admitted, Progress::Waiting, Progress::Waiting]
+    );
+    rig.leave(c);
+    rig.leave(b);
+    assert_eq!(rig.progress(d), Progress::Admitted);
+}
+
+#[test]
+fn the_newest_are_refused_where_too_many_wait_for_a_share() {
+    let short = AcquireOptions { max_queue: Some(1), ..with(OnUnavailable::Local(1)) };
+    let tries = AcquireOptions { max_queue: None, ..short };
+    let mut rig = Rig::new(1);
+    let [a, b, c] = [(); 3].map(|()| rig.request_with(short));
+    let at_once = rig.request_with(tries);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(a), Progress::Admitted);
+    assert_eq!(rig.progress(b), Progress::Waiting);
+    assert!(is_refused(rig.progress(c), RejectReason::QueueFull));
+    assert!(is_refused(rig.progress(at_once), RejectReason::Limit));
+    let newcomer = rig.request_with(short);
+    assert!(is_refused(rig.progress(newcomer), RejectReason::QueueFull));
+    let newcomer = rig.request_with(tries);
+    assert!(is_refused(rig.progress(newcomer), RejectReason::Limit));
+}
+
+#[test]
+fn nothing_is_admitted_where_an_operator_paused_or_set_0() {
+    for set in ["- paused", "0 open"] {
+        let mut rig = Rig::new(1);
+        let now = rig.now();
+        rig.session.handle_override(set.parse().expect("an override"), now);
+        rig.session.handle_unreachable(now);
+        let admit = rig.request_with(with(OnUnavailable::Admit));
+        assert_eq!(rig.progress(admit), Progress::Failed, "{set}");
+        let local = rig.request_with(with(OnUnavailable::Local(3)));
+        assert_eq!(rig.progress(local), Progress::Waiting, "{set}");
+        // The pause is over.
+        rig.session.handle_override(Override::default(), now);
+        assert_eq!(rig.progress(local), Progress::Admitted, "{set}");
+    }
+}
+
+#[test]
+fn a_share_is_never_more_than_what_an_operator_set() {
+    let mut rig = Rig::new(4);
+    let now = rig.now();
+    rig.session.handle_override("1 open".parse().expect("an override"), now);
+    rig.session.handle_unreachable(now);
+    let first = rig.request_with(with(OnUnavailable::Local(3)));
+    let second = rig.request_with(with(OnUnavailable::Local(3)));
+    assert_eq!(rig.progress(first), Progress::Admitted);
+    assert_eq!(rig.progress(second), Progress::Waiting);
+}
+
+#[test]
+fn draining_refuses_newcomers() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_override("- draining".parse().expect("an override"), now);
+    let index = rig.request();
+    assert!(is_refused(rig.progress(index), RejectReason::Draining));
+    assert_eq!(rig.calls(), []);
+    rig.leave(index);
+    assert!(rig.is_over());
+}
+
+#[test]
+fn an_admitted_request_is_counted_when_the_backend_is_back() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let index = rig.request_with(with(OnUnavailable::Admit));
+    rig.progress(index);
+    rig.pass(10_000);
+    assert!(rig.session.is_held(index));
+    rig.reconnect(Connected::default());
+    let ops = rig.settle();
+    assert!(matches!(&ops[0], Op::Reassert { .. }), "{ops:?}");
+    assert_eq!(rig.places(), [rig.id(index)]);
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_call_error_lets_the_policy_answer_and_an_admitted_request_is_announced_until_it_is_counted() {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(with(OnUnavailable::Admit));
+    let acquire = rig.call().expect("an acquire");
+    let now = rig.now();
+    rig.session.handle_call_error(&acquire.op, now);
+    assert_eq!(rig.progress(index), Progress::Admitted);
+    for _ in 0..3 {
+        // What the acquire may have left there is released, too.
+        let calls = rig.calls();
+        let now = rig.now();
+        assert!(calls.iter().any(|call| matches!(call.op, Op::Reassert { .. })), "{calls:?}");
+        for call in calls {
+            rig.session.handle_call_error(&call.op, now);
+        }
+        rig.pass(1000);
+    }
+    rig.settle();
+    assert_eq!(rig.places(), [rig.id(index)]);
+    assert!(rig.session.is_held(index));
+}
+
+#[test]
+fn a_refused_release_is_tried_again() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    rig.leave(index);
+    let release = rig.call().expect("a release");
+    let now = rig.now();
+    rig.session.handle_call_error(&release.op, now);
+    assert_eq!(rig.calls(), []);
+    assert!(!rig.session.is_idle());
+    rig.pass(1000);
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_caller_that_waits_for_its_release_is_told() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    let now = rig.now();
+    assert!(rig.session.handle_release(index, now));
+    assert_eq!(rig.session.released(index), None);
+    rig.settle();
+    assert_eq!(rig.session.released(index), Some(true));
+    assert!(rig.session.take_events().contains(&Event::Released(index)));
+
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    let now = rig.now();
+    assert!(rig.session.handle_release(index, now));
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.session.released(index), Some(false));
+}
+
+fn with_queue(on_unavailable: OnUnavailable, max_queue: Option<u32>) -> AcquireOptions {
+    AcquireOptions { on_unavailable, max_queue, ..OPTIONS }
+}
+
+fn outage(limit: u32) -> Rig {
+    let mut rig = Rig::new(limit);
+    rig.session.handle_unreachable(rig.now());
+    rig
+}
+
+#[test]
+fn a_local_share_is_given_out_in_order_and_the_newest_are_refused() {
+    let mut rig = outage(9);
+    let options = with_queue(OnUnavailable::Local(1), Some(2));
+    let requests: Vec<_> = (0..4).map(|_| rig.request_with(options)).collect();
+    let seen: Vec<_> = requests.iter().map(|index| rig.progress(*index)).collect();
+    assert_eq!(seen[..3], [Progress::Admitted, Progress::Waiting, Progress::Waiting]);
+    let full =
+        |progress| matches!(progress, Progress::Refused { reason: RejectReason::QueueFull, .. });
+    assert!(full(seen[3]), "{seen:?}");
+    rig.leave(requests[0]);
+    assert_eq!(rig.progress(requests[1]), Progress::Admitted);
+    assert_eq!(rig.progress(requests[2]), Progress::Waiting);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(requests[2], now);
+    let timed_out =
+        |progress| matches!(progress, Progress::Refused { reason: RejectReason::QueueTimeout, .. });
+    assert!(timed_out(rig.progress(requests[2])));
+}
+
+#[test]
+fn a_limit_of_zero_lets_nobody_pass_in_an_outage() {
+    for policy in [OnUnavailable::Admit, OnUnavailable::Local(3)] {
+        let mut rig = outage(3);
+        let now = rig.now();
+        let none = Override { limit: Some(0), ..Override::default() };
+        rig.session.handle_override(none, now);
+        let request = rig.request_with(with_queue(policy, Some(8)));
+        rig.session.handle_wait_timeout(request, now);
+        let progress = rig.progress(request);
+        assert!(matches!(progress, Progress::Failed | Progress::Refused { .. }), "{progress:?}");
+    }
+}
+
+#[test]
+fn a_refused_request_leaves_nothing_behind_in_an_outage() {
+    let mut rig = outage(3);
+    let request = rig.request();
+    assert_eq!(rig.progress(request), Progress::Failed);
+    rig.leave(request);
+    assert!(rig.is_over());
+}
+
+#[test]
+fn what_was_admitted_after_an_error_is_announced_until_it_is_counted() {
+    let mut rig = Rig::new(3);
+    let request = rig.request_with(with_queue(OnUnavailable::Admit, Some(8)));
+    let call = rig.call().expect("an acquire");
+    let now = rig.now();
+    rig.session.handle_call_error(&call.op, now);
+    assert_eq!(rig.progress(request), Progress::Admitted);
+    for _ in 0..5 {
+        for call in rig.calls() {
+            let now = rig.now();
+            rig.session.handle_call_error(&call.op, now);
+        }
+        rig.pass(500);
+    }
+    assert_eq!(rig.ledger.in_use(), 0);
+    rig.live(1500);
+    assert_eq!(rig.ledger.in_use(), 1);
+}
+
+#[test]
+fn the_table_of_places_shrinks_after_a_burst() {
+    let mut rig = outage(9);
+    let kept = rig.request_with(with_queue(OnUnavailable::Admit, None));
+    let burst: Vec<_> =
+        (0..1000).map(|_| rig.request_with(with_queue(OnUnavailable::Admit, None))).collect();
+    assert_eq!(rig.session.index_bound(), 1001);
+    burst.into_iter().for_each(|index| rig.leave(index));
+    assert_eq!(rig.session.index_bound(), 1);
+    assert_eq!(rig.progress(kept), Progress::Admitted);
+}
+
+#[test]
+fn a_permit_that_is_lost_in_an_outage_frees_its_share_for_the_next() {
+    let mut rig = Rig::new(1);
+    let options = with_queue(OnUnavailable::Local(1), Some(8));
+    let one = rig.request_with(options);
+    rig.settle();
+    assert_eq!(rig.progress(one), Progress::Held);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let two = rig.request_with(options);
+    rig.pass(2000);
+    assert_eq!(rig.progress(two), Progress::Waiting);
+    rig.pass(1500);
+    assert_eq!(rig.progress(two), Progress::Admitted);
+}

@@ -1,0 +1,69 @@
+//! How soon a call is sent.
+
+use super::*;
+
+#[test]
+fn requests_and_releases_go_now_and_renewals_before_the_first_lease_ends() {
+    let mut rig = Rig::new(2);
+    assert_eq!(rig.session.urgency(), None);
+    let first = rig.request();
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    assert_eq!(rig.session.urgency(), None);
+    rig.pass(300);
+    rig.request();
+    rig.settle();
+    // Held, and due after a third of the lease.
+    rig.pass(700);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Before(Time::ZERO + ms(2999))));
+    // With a request beside it, it is the request that is waited for.
+    rig.request();
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    rig.leave(first);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    assert_eq!(rig.session.urgency(), None);
+}
+
+#[test]
+fn while_it_is_unknown_what_became_of_the_places_newcomers_are_not_urgent() {
+    let mut rig = Rig::new(1);
+    rig.request();
+    rig.settle();
+    rig.reconnect(Connected::default());
+    assert!(matches!(rig.session.urgency(), Some(Urgency::Before(_))));
+    let renewal = rig.call().expect("a renewal of everything");
+    let second = rig.request();
+    assert_eq!(rig.call(), None, "it waits for the answer");
+    let (reply, now) = (rig.carry_out(&renewal), rig.now());
+    rig.reply(&renewal.op, &reply, now);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    rig.settle();
+    assert_eq!(rig.progress(second), Progress::Waiting);
+}
+
+#[test]
+fn an_audit_goes_when_there_is_time() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.leave(index);
+    rig.settle();
+    rig.reconnect(Connected::default());
+    assert_eq!(rig.session.urgency(), Some(Urgency::Later));
+    assert!(matches!(rig.settle()[..], [Op::Audit { .. }]));
+}
+
+#[test]
+fn a_server_that_stopped_at_its_bound_is_called_again_at_once() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    let (sent, call) = (rig.now(), rig.call().expect("an acquire"));
+    let reply = Reply { more: true, ..rig.carry_out(&call) };
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!(rig.session.urgency(), Some(Urgency::Now));
+    assert!(matches!(rig.settle()[..], [Op::Release { ref ids }] if ids.is_empty()));
+    assert_eq!(rig.progress(index), Progress::Held);
+    assert_eq!(rig.session.urgency(), None);
+}

@@ -1,0 +1,184 @@
+//! Requests wait, and their wait is over.
+
+use super::*;
+
+#[test]
+fn a_place_that_no_hint_reaches_polls_and_any_other_asks_each_second() {
+    for (poll_only, each) in [(false, 1000), (true, 100)] {
+        let mut rig = Rig::new(1);
+        rig.reconnect(Connected { poll_only, ..Connected::default() });
+        rig.other();
+        let waits = rig.request();
+        rig.settle();
+        assert_eq!(rig.id(waits).poll_only, poll_only);
+        rig.pass(each - 1);
+        assert_eq!(rig.calls(), [], "{poll_only}");
+        rig.pass(1);
+        assert!(matches!(rig.settle()[..], [Op::Renew { .. }]), "{poll_only}");
+    }
+}
+
+#[test]
+fn a_waiter_asks_just_after_the_earliest_lease_end() {
+    let mut rig = Rig::new(1);
+    // Held by a process that is dead; its lease ends in between two renewals.
+    let dead = PlaceId { node: OTHER, poll_only: false, n: 77 };
+    let caller = rig.ask(OTHER, 1);
+    rig.ledger.acquire(caller, 1500, None, &[], &[dead], &mut |_, _| true);
+    let waits = rig.request();
+    rig.settle();
+    rig.live(1490);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.live(30);
+    assert_eq!(rig.progress(waits), Progress::Held);
+}
+
+#[test]
+fn requests_that_leave_before_they_are_sent_leave_no_room_taken() {
+    let mut rig = Rig::new(1);
+    let (now, limit) = (rig.now(), rig.limit);
+    // Nothing is sent: a connection is being opened.
+    let request = |rig: &mut Rig| rig.session.handle_request(limit, OPTIONS, now).expect("room");
+    let _first = request(&mut rig);
+    for _ in 0..1000 {
+        let (leaves, _stays) = (request(&mut rig), request(&mut rig));
+        let last = request(&mut rig);
+        rig.leave(leaves);
+        rig.leave(last);
+    }
+    let places = rig.session.places.len();
+    assert_eq!(places, 1001);
+    assert!(rig.session.joins.len() <= 2 * places + 16, "{}", rig.session.joins.len());
+    for _ in 0..1000 {
+        let leaves = request(&mut rig);
+        request(&mut rig);
+        rig.leave(leaves);
+        rig.session.places.iter().map(|(index, _)| index).last().into_iter().for_each(|index| {
+            rig.session.handle_leave(index, now);
+        });
+        assert!(rig.session.joins.len() <= 2 * rig.session.places.len() + 17);
+    }
+    assert!(rig.session.places.len() < 1100);
+}
+
+fn time_out(rig: &mut Rig, index: usize) -> Progress {
+    let now = rig.now();
+    rig.session.handle_wait_timeout(index, now);
+    rig.progress(index)
+}
+
+#[test]
+fn a_request_in_the_queue_that_waited_long_enough_leaves_it() {
+    for on_unavailable in [OnUnavailable::Refuse, OnUnavailable::Admit, OnUnavailable::Local(1)] {
+        let (mut rig, waits) = waiter(with(on_unavailable));
+        assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));
+        assert!(matches!(rig.settle()[..], [Op::Release { .. }]));
+        assert_eq!(rig.places().len(), 1);
+    }
+}
+
+#[test]
+fn a_request_without_an_answer_is_answered_by_its_policy() {
+    for (on_unavailable, expected) in [
+        (OnUnavailable::Refuse, Progress::Failed),
+        (OnUnavailable::Admit, Progress::Admitted),
+        (OnUnavailable::Local(1), Progress::Admitted),
+        (OnUnavailable::Local(0), Progress::Failed),
+    ] {
+        let mut rig = Rig::new(1);
+        let joins = rig.request_with(with(on_unavailable));
+        let _unanswered = rig.call().expect("an acquire");
+        assert_eq!(rig.progress(joins), Progress::Joining);
+        assert_eq!(time_out(&mut rig, joins), expected, "{on_unavailable:?}");
+    }
+}
+
+#[test]
+fn a_request_that_came_back_after_a_loss_still_waits() {
+    let (mut rig, waits) = waiter(OPTIONS);
+    rig.ledger = Ledger::new();
+    // Its renewal finds it gone, and its ticket is not known: it joins once more.
+    rig.session.set(waits, State::Waiting { ticket: None });
+    rig.pass(1000);
+    assert!(matches!(rig.answer().op, Op::Renew { .. }));
+    let now = rig.now();
+    assert!(rig.session.poll_revocation_check());
+    rig.session.handle_revocations_known(now);
+    assert!(matches!(rig.call().expect("an acquire").op, Op::Acquire { .. }));
+    assert_eq!(rig.progress(waits), Progress::Waiting, "to its request it waits as before");
+    assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));
+}
+
+#[test]
+fn a_request_that_waited_when_the_backend_went_is_answered_by_its_policy() {
+    let (mut rig, waits) = waiter(with(OnUnavailable::Refuse));
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert_eq!(time_out(&mut rig, waits), Progress::Failed);
+    // A share of its own is what it waits for now.
+    let (mut rig, waits) = waiter(with(OnUnavailable::Local(0)));
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));
+}
+
+#[test]
+fn in_an_outage_only_what_waits_for_a_share_seems_to_wait() {
+    for (on_unavailable, expected) in
+        [(OnUnavailable::Local(0), Progress::Waiting), (OnUnavailable::Refuse, Progress::Failed)]
+    {
+        let mut rig = Rig::new(1);
+        let now = rig.now();
+        rig.session.handle_unreachable(now);
+        let joins = rig.request_with(with(on_unavailable));
+        assert_eq!(rig.progress(joins), expected);
+    }
+}
+
+#[test]
+fn a_request_whose_wait_is_over_has_its_final_answer() {
+    let is_final = |progress| !matches!(progress, Progress::Joining | Progress::Waiting);
+    let policies = [
+        OnUnavailable::Refuse,
+        OnUnavailable::Admit,
+        OnUnavailable::Local(0),
+        OnUnavailable::Local(1),
+    ];
+    for policy in policies {
+        for (sent, answered, outage, back) in
+            (0..16).map(|bits: u8| (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0, bits & 8 > 0))
+        {
+            for max_queue in [None, Some(8)] {
+                let mut rig = Rig::new(1);
+                rig.other();
+                let index = rig.request_with(AcquireOptions { max_queue, ..with(policy) });
+                if sent {
+                    let call = rig.call().expect("an acquire");
+                    if answered {
+                        let (now, reply) = (rig.now(), rig.carry_out(&call));
+                        rig.reply(&call.op, &reply, now);
+                    }
+                }
+                let now = rig.now();
+                if outage {
+                    rig.session.handle_unreachable(now);
+                }
+                if back {
+                    rig.reconnect(Connected::default());
+                }
+                rig.session.handle_wait_timeout(index, now);
+                let progress = rig.progress(index);
+                assert!(
+                    is_final(progress),
+                    "{policy:?} {sent} {answered} {outage} {back} {progress:?}"
+                );
+                rig.leave(index);
+                rig.reconnect(Connected::default());
+                rig.settle();
+                assert_eq!(rig.places().len(), 1, "{policy:?} {sent} {answered} {outage} {back}");
+            }
+        }
+    }
+}
