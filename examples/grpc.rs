@@ -10,11 +10,12 @@
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
+#[path = "shared/signals.rs"]
+mod signals;
+
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-#[cfg(unix)]
-use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;
@@ -40,23 +41,10 @@ async fn main() -> Result<(), BoxError> {
         demo(Endpoint::try_from(url)?.connect().await?).await?;
     } else {
         println!("watch the health of 127.0.0.1:3000 three times: the third one is refused");
-        server.serve_with_shutdown("127.0.0.1:3000".parse()?, stopped()).await?;
+        server.serve_with_shutdown("127.0.0.1:3000".parse()?, signals::stopped()).await?;
     }
     semaphore.shutdown().await;
     Ok(())
-}
-
-/// Ctrl-C, or the SIGTERM of whatever runs this.
-async fn stopped() {
-    #[cfg(unix)]
-    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-        return;
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 async fn demo(channel: Channel) -> Result<(), BoxError> {

@@ -13,6 +13,9 @@
 
 #![allow(clippy::print_stdout, reason = "says what to try")]
 
+#[path = "shared/signals.rs"]
+mod signals;
+
 use std::convert::Infallible;
 use std::env;
 use std::time::Duration;
@@ -22,8 +25,6 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use futures_util::stream::{self, Stream};
 use tokio::net::TcpListener;
-#[cfg(unix)]
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tower_semaphore::limit::HeaderKey;
 use tower_semaphore::{ConcurrencyLimitLayer, Permit, Semaphore};
@@ -47,7 +48,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = TcpListener::bind(address).await?;
     invite(&format!("http://{}", listener.local_addr()?));
 
-    axum::serve(listener, app).with_graceful_shutdown(stopped()).await?;
+    axum::serve(listener, app).with_graceful_shutdown(signals::stopped()).await?;
     semaphore.shutdown().await;
     Ok(())
 }
@@ -64,19 +65,6 @@ async fn stream() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
         sleep(Duration::from_millis(500)).await;
         (n <= 6).then(|| (Ok(Event::default().data(format!("token {n}"))), n + 1))
     }))
-}
-
-/// Ctrl-C, or the SIGTERM of whatever runs this.
-async fn stopped() {
-    #[cfg(unix)]
-    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-        return;
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 fn invite(url: &str) {

@@ -10,6 +10,9 @@
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
+#[path = "shared/signals.rs"]
+mod signals;
+
 use std::time::Duration;
 
 use axum::Router;
@@ -18,8 +21,6 @@ use axum::response::Response;
 use axum::routing::get;
 use http::StatusCode;
 use tokio::net::TcpListener;
-#[cfg(unix)]
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite;
 use tower_semaphore::limit::BoxError;
@@ -42,7 +43,7 @@ async fn main() -> Result<(), BoxError> {
     } else {
         let listener = TcpListener::bind("127.0.0.1:3000").await?;
         println!("try `websocat ws://127.0.0.1:3000/` twice: the second one gets a 429");
-        axum::serve(listener, app).with_graceful_shutdown(stopped()).await?;
+        axum::serve(listener, app).with_graceful_shutdown(signals::stopped()).await?;
     }
     semaphore.shutdown().await;
     Ok(())
@@ -70,19 +71,6 @@ async fn echo(mut socket: WebSocket, permit: Permit) {
             Some(Ok(Message::Close(_)) | Err(_)) | None => return,
         }
     }
-}
-
-/// Ctrl-C, or the SIGTERM of whatever runs this.
-async fn stopped() {
-    #[cfg(unix)]
-    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-        return;
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 async fn demo(url: &str) -> Result<(), BoxError> {

@@ -9,6 +9,9 @@
 
 #![allow(clippy::print_stdout, reason = "says what to try")]
 
+#[path = "../shared/signals.rs"]
+mod signals;
+
 use std::env;
 use std::time::Duration;
 
@@ -18,8 +21,6 @@ use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::Deserialize;
 use tokio::net::TcpListener;
-#[cfg(unix)]
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, sleep};
 use tower_semaphore::limit::{HeaderKey, KeyLabels};
 use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
@@ -54,7 +55,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = TcpListener::bind(address).await?;
     invite(&format!("http://{}", listener.local_addr()?));
 
-    axum::serve(listener, app).with_graceful_shutdown(stopped()).await?;
+    axum::serve(listener, app).with_graceful_shutdown(signals::stopped()).await?;
     semaphore.shutdown().await;
     Ok(())
 }
@@ -91,19 +92,6 @@ const fn half_a_second() -> u64 {
 async fn work(Query(work): Query<Work>) -> &'static str {
     sleep(Duration::from_millis(work.ms.min(60_000))).await;
     "done\n"
-}
-
-/// Ctrl-C, or the SIGTERM of whatever runs this.
-async fn stopped() {
-    #[cfg(unix)]
-    if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-        return;
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 fn invite(url: &str) {
