@@ -38,6 +38,10 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     let policy = policy();
     let held = semaphore.acquire(NAME, &policy).await.expect("a permit");
 
+    let slow = cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(SLOW).query(&mut admin);
+    let _: () = slow.expect("an answer");
+    let _: () = cmd("SLOWLOG").arg("RESET").query(&mut admin).expect("an answer");
+
     let job = Job { url: redis.url(), waiters };
     let others = Process::start(&process::Job::Wait(job));
     let _: String = others.hear(SILENCE)?;
@@ -47,9 +51,7 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     until_waiting(&semaphore, waiters + 1).await?;
     // Its connections are gone with it, so that nobody hears of a permit there.
     drop(others);
-    let slow = cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(SLOW).query(&mut admin);
-    let _: () = slow.expect("an answer");
-    let _: () = cmd("SLOWLOG").arg("RESET").query(&mut admin).expect("an answer");
+    let before = semaphore.inspect(NAME).await.map_err(|error| error.to_string())?;
     let _: () = cmd("CONFIG").arg("RESETSTAT").query(&mut admin).expect("an answer");
 
     let began = Instant::now();
@@ -57,7 +59,10 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     let granted = next.await;
     let took = began.elapsed();
     let slow: usize = cmd("SLOWLOG").arg("LEN").query(&mut admin).expect("an answer");
-    figures.least("places that were passed over", count(waiters), 1.0);
+    let after = semaphore.inspect(NAME).await.map_err(|error| error.to_string())?;
+    let passed = before.waiting.saturating_sub(after.waiting + 1);
+    let all = u32::try_from(waiters).map_or(f64::MAX, f64::from);
+    figures.least("places that were passed over", count(usize::try_from(passed).unwrap_or(0)), all);
     figures.most("calls that kept the server for 10 ms", count(slow), 0.0);
     figures.tell("calls", count(usize::try_from(redis.calls("evalsha")).unwrap_or(usize::MAX)));
     figures.tell("seconds until the one behind them had its permit", seconds(took));
