@@ -350,6 +350,25 @@ fn a_renewal_does_not_bring_back_what_ended() {
 }
 
 #[test]
+fn an_audit_lists_a_nodes_places_whose_lease_runs_those_that_end_first_first() {
+    let mut desk = Desk::new(4);
+    assert!(desk.ledger.is_empty());
+    desk.acquire(&[id(A, 1)]);
+    desk.pass(10);
+    desk.acquire(&[id(B, 1)]);
+    desk.pass(10);
+    desk.acquire(&[id(A, 2), id(A, 3)]);
+    assert!(!desk.ledger.is_empty());
+    let audit = |desk: &Desk, most| desk.ledger.audit(desk.now, A, most);
+    assert_eq!(audit(&desk, 9), [id(A, 1), id(A, 2), id(A, 3)]);
+    assert_eq!(audit(&desk, 3), [id(A, 1), id(A, 2)], "another node's are counted, and not listed");
+    desk.pass(LEASE - 21);
+    assert_eq!(audit(&desk, 9).len(), 3, "the first lease runs for one more ms");
+    desk.pass(1);
+    assert_eq!(audit(&desk, 9), [id(A, 2), id(A, 3)], "it has ended");
+}
+
+#[test]
 fn a_waiters_renewal_replaces_a_dead_holder() {
     let mut desk = Desk::new(1);
     desk.acquire(&[id(A, 1)]);
