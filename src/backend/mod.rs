@@ -67,6 +67,12 @@ pub trait Backend: Send + Sync + 'static {
         vec![Shard::default()]
     }
 
+    /// A number that changes whenever [`shard`](Self::shard) may answer otherwise than before. `None`: that is
+    /// not kept, and each attempt to connect that fails asks for all semaphores where they are counted.
+    fn routing(&self) -> Option<u64> {
+        None
+    }
+
     /// Opens a connection to a server, over which calls are carried out in the order in which they
     /// are sent. `None`: it counts nothing (any more); ask [`shard`](Self::shard) again.
     ///

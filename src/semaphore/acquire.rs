@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::ANSWER_TIMEOUT;
 use super::Handle;
 use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::PlaceHandle;
+use super::policy::ANSWER_TIMEOUT;
 use super::policy::{Limit, Policy};
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::lock;
 use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
 
 /// How a [`Semaphore`](crate::Semaphore) is: the answer of
 /// [`health`](crate::Semaphore::health). The counts are of this process, since its start.
@@ -28,7 +27,7 @@ pub struct Health {
     /// How often the connection to the backend was lost.
     pub disconnects: u64,
     /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
-    /// seconds; while the backend is away, within their longest lease.
+    /// seconds; while the backend is away, for up to two leases more.
     pub semaphores: usize,
     /// What the backend's operator should know, such as an eviction policy that loses semaphores.
     pub warning: Option<String>,

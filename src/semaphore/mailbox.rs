@@ -3,15 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
 use crate::backend::{Mailbox, PeerMessage};
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, n: u64, lease_end: u64) {
-        self.with_session(name, self.now(), |state, time| {
-            state.session.handle_hint(n, lease_end, time)
-        });
+        // A place of a name that is not in use here: it is released. Anybody may say so of any name who may
+        // publish, so that not each makes a record.
+        if self.sessions.get(name).is_some() || self.sessions.may_be_made_by_hint(Instant::now()) {
+            self.with_session(name, self.now(), |state, time| {
+                state.session.handle_hint(n, lease_end, time)
+            });
+        }
     }
 
     fn overridden(&self) {
@@ -19,7 +25,7 @@ impl Mailbox for Node {
             self.learn_now();
         } else {
             self.overrides.want();
-            self.wake_for_overrides();
+            self.ask_keeper();
         }
     }
 

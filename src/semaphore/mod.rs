@@ -3,6 +3,7 @@
 mod acquire;
 mod clock;
 mod driver;
+mod exchange;
 mod health;
 mod inspect;
 mod instrument;
@@ -17,6 +18,7 @@ mod peers;
 mod permit;
 mod place_handle;
 mod policy;
+mod refresh;
 mod server;
 mod servers;
 mod sessions;
@@ -28,7 +30,7 @@ mod timers;
 mod watchdog;
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
@@ -48,10 +50,6 @@ use crate::error::BackendError;
 use crate::error::ConfigError;
 use crate::metrics::requests::Meter;
 use crate::name::Name;
-use crate::sync::{Mutex, MutexGuard};
-
-/// How long a request waits for the backend's first answer, and for an acknowledgement.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a shutdown waits for what is still to be released.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -213,9 +211,4 @@ impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Semaphore").field("node", &self.handle.node.id()).finish_non_exhaustive()
     }
-}
-
-/// No state behind these locks is left half changed by a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,12 +10,11 @@ use futures_util::FutureExt;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
-use super::ANSWER_TIMEOUT;
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts, Health};
-use super::lock;
 use super::overrides::{News, OverrideCache};
 use super::peers::Questions;
+use super::policy::ANSWER_TIMEOUT;
 use super::server::{self, Reach};
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
 use super::sessions::{SESSIONS_AT_A_TIME, Sessions};
@@ -29,7 +28,7 @@ use crate::protocol::id::NodeId;
 use crate::protocol::session::{Connected, Session, Urgency};
 use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How often a query is redirected before it is given up.
 const REDIRECTS_MAX: usize = 5;
@@ -147,10 +146,19 @@ impl Node {
             session.handle_override(self.overrides.of(&name), Time::ZERO);
             SharedSession::new(Arc::clone(&name), key, session, Arc::clone(&server))
         });
-        made.unwrap_or_else(|shared| {
-            self.servers.detach(&server);
-            shared
-        })
+        match made {
+            Ok(shared) => {
+                // Perhaps the server's sessions were sent elsewhere meanwhile.
+                if self.backend.shard(shared.key()) != *server.shard() {
+                    self.rehome(&shared, false);
+                }
+                shared
+            }
+            Err(shared) => {
+                self.servers.detach(&server);
+                shared
+            }
+        }
     }
 
     /// Reads the session of a name, if there is one.
@@ -252,9 +260,9 @@ impl Node {
 
     /// Sees to it that the driver takes what a session has to send.
     fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Time) {
-        if state.session.poll_revocation_check() {
-            self.overrides.check_revocations(shared);
-            self.wake_for_overrides();
+        if let Some(question) = state.session.poll_revocation_check() {
+            self.overrides.check_revocations(shared, question);
+            self.ask_keeper();
         }
         // In an outage nothing is sent; what is left is asked for by the session when it is over.
         if state.server.is_down() || state.held_until.is_some_and(|until| now < until) {
@@ -289,7 +297,7 @@ impl Node {
             self.counts.meter.replied(&call.op, &reply);
             state = shared.lock();
             state.session.handle_reply(&call.op, &reply, false, now, now);
-            if state.session.poll_revocation_check() {
+            if let Some(question) = state.session.poll_revocation_check() {
                 drop(state);
                 self.learn_now();
                 state = shared.lock();
@@ -297,7 +305,7 @@ impl Node {
                 for id in self.overrides.revoked_of(shared.name()) {
                     state.session.handle_revoked(id, now);
                 }
-                state.session.handle_revocations_known(now);
+                state.session.handle_revocations_known(question, now);
             }
         }
         state.is_busy = false;
@@ -325,8 +333,8 @@ impl Node {
 
     /// Looks where each semaphore of this server is counted now.
     pub(super) async fn rehome_all(&self, server: &Arc<Server>) {
-        // Most backends have one server, and nowhere else to look.
-        if self.backend.shards() == [server.shard().clone()] {
+        // In an outage nothing changes, and there may be a hundred thousand of them.
+        if self.backend.routing().is_some_and(|routing| server.is_routed_by(routing)) {
             return;
         }
         for (count, shared) in self.sessions.on(server).into_iter().enumerate() {
@@ -389,13 +397,14 @@ impl Node {
         key: &str,
         query: impl Fn(&dyn Queries) -> Query<T>,
     ) -> Result<T, BackendError> {
+        let mut asked: Option<Arc<Server>> = None;
         let answer = async {
             if let Some(embedded) = self.embedded() {
                 return query(embedded).await;
             }
             for _ in 0..REDIRECTS_MAX {
                 let shard = shard.cloned().unwrap_or_else(|| self.backend.shard(key));
-                let server = self.servers.attach(&shard, 0);
+                let server = asked.insert(self.servers.attach(&shard, 0));
                 match server.reach().await {
                     Reach::Up(connection) => match query(&*connection).await {
                         Err(QueryError::Moved) => {}
@@ -407,7 +416,17 @@ impl Node {
             }
             Err(QueryError::Failed(no_answer()))
         };
-        match timeout(ANSWER_TIMEOUT, answer).await {
+        let answer = timeout(ANSWER_TIMEOUT, answer).await;
+        // Perhaps nothing else is asked over that connection that would show what is wrong with it.
+        let is_answered = match &answer {
+            Ok(Err(QueryError::Failed(error))) => !error.is_connection(),
+            Ok(_) => true,
+            Err(_) => false,
+        };
+        if let Some(server) = asked.filter(|_| !is_answered) {
+            server.doubt();
+        }
+        match answer {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(QueryError::Failed(error))) => Err(error),
             Ok(Err(QueryError::Moved)) | Err(_) => Err(no_answer()),
@@ -426,11 +445,9 @@ impl Node {
         self.servers.attach(&self.backend.shard(self.overrides.key()), 0)
     }
 
-    /// Has what is wanted be asked for now, if there is a server that keeps it.
-    pub(super) fn wake_for_overrides(&self) {
-        let keeper = self.backend.shard(self.overrides.key());
-        let servers = self.servers.all().into_iter();
-        servers.filter(|server| *server.shard() == keeper).for_each(|server| server.outbox.wake());
+    /// Has what is wanted be asked for now.
+    pub(super) fn ask_keeper(&self) {
+        self.keeper().outbox.wake();
     }
 
     /// Has this process go by what operators set before now.
@@ -525,7 +542,9 @@ impl Node {
     pub(super) fn give_up(&self, server: &Arc<Server>) -> bool {
         self.abandon(|state| Arc::ptr_eq(&state.server, server) && !state.session.is_in_use());
         self.wake_tasks();
-        self.sessions.on(server).is_empty()
+        // A permit that is held elsewhere may need to know what was revoked. A server that is needed again
+        // is another one then, with a driver of its own.
+        self.is_finished() || (!self.keeps_overrides(server) && self.servers.end(server))
     }
 
     /// Forgets sessions, whatever they have: their permits are lost, and their holders are told.
@@ -533,8 +552,10 @@ impl Node {
         let now = self.now();
         for shared in self.sessions.abandon(gone) {
             let mut state = shared.lock();
+            let server = Arc::clone(&state.server);
             state.session.handle_close(now);
             self.finish(&shared, state, now, None);
+            self.servers.detach(&server);
         }
     }
 

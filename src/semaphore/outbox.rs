@@ -5,10 +5,9 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use tokio::sync::Notify;
 
-use super::lock;
 use crate::protocol::session::Urgency;
 use crate::protocol::time::Time;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 /// A queue with three classes: what requests wait for, what keeps leases alive, and the rest.
 ///

@@ -10,14 +10,13 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use super::lock;
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use super::shared_session::SharedSession;
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::Override;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 /// What is known, and whether to ask again.
 pub(super) struct OverrideCache {
@@ -49,8 +48,11 @@ struct State {
     failed: bool,
     /// Sessions that wait for an answer to a question asked from here on: places of theirs are gone,
     /// and may have been revoked.
-    checking: Vec<Arc<SharedSession>>,
+    checking: Vec<Check>,
 }
+
+/// A session that waits for an answer, and the number of its question.
+pub(super) type Check = (Arc<SharedSession>, u64);
 
 /// What an answer brought.
 #[derive(Default)]
@@ -120,10 +122,10 @@ impl OverrideCache {
     }
 
     /// The same, for a session that found places gone.
-    pub(super) fn check_revocations(&self, shared: &Arc<SharedSession>) {
+    pub(super) fn check_revocations(&self, shared: &Arc<SharedSession>, question: u64) {
         let mut state = lock(&self.state);
         state.wanted = true;
-        state.checking.push(Arc::clone(shared));
+        state.checking.push((Arc::clone(shared), question));
     }
 
     /// When to ask, if that is wanted and was not done.
@@ -133,7 +135,7 @@ impl OverrideCache {
     }
 
     /// A question goes out now. Gives its number, and the sessions that wait for its answer.
-    pub(super) fn begin(&self) -> (u64, Vec<Arc<SharedSession>>) {
+    pub(super) fn begin(&self) -> (u64, Vec<Check>) {
         let mut state = lock(&self.state);
         state.wanted = false;
         state.not_before = None;
@@ -143,7 +145,7 @@ impl OverrideCache {
     }
 
     /// A question is over, without an answer: its sessions wait for the next one.
-    pub(super) fn ended(&self, question: u64, checking: Vec<Arc<SharedSession>>) {
+    pub(super) fn ended(&self, question: u64, checking: Vec<Check>) {
         let mut state = lock(&self.state);
         state.asking &= question < state.asked;
         state.wanted |= !checking.is_empty();
@@ -152,7 +154,7 @@ impl OverrideCache {
 
     /// The same, because another server keeps it: that one is to be asked, at once or, if servers name
     /// each other, after a moment.
-    pub(super) fn moved(&self, question: u64, checking: Vec<Arc<SharedSession>>, now: Instant) {
+    pub(super) fn moved(&self, question: u64, checking: Vec<Check>, now: Instant) {
         let mut state = lock(&self.state);
         let before = state.moved_at.replace(now);
         state.asking &= question < state.asked;
@@ -163,7 +165,7 @@ impl OverrideCache {
     }
 
     /// The server that keeps it is away: sessions that wait go by what is known.
-    pub(super) fn take_checking(&self) -> Vec<Arc<SharedSession>> {
+    pub(super) fn take_checking(&self) -> Vec<Check> {
         std::mem::take(&mut lock(&self.state).checking)
     }
 

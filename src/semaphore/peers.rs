@@ -8,9 +8,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::lock;
 use crate::protocol::id::NodeId;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 /// How long the answers are waited for.
 const ANSWERS_TIMEOUT: Duration = Duration::from_millis(200);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::ANSWER_TIMEOUT;
 use super::place_handle::PlaceHandle;
+use super::policy::ANSWER_TIMEOUT;
 use crate::error::BackendError;
 
 /// A permit of a [`Semaphore`](crate::Semaphore): as long as it or a clone of it lives, one request

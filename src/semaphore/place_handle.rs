@@ -69,7 +69,7 @@ impl PlaceHandle {
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
         let now = self.node.clock.time(now);
         let mut state = self.shared.lock();
-        let progress = state.session.progress(self.index, now);
+        let progress = state.session.handle_poll(self.index, now);
         if matches!(progress, Progress::Held) {
             // The usual end. Nothing came of the look: a permit that came too late is none.
             return progress;

@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::error::ConfigError;
 pub use crate::protocol::session::OnUnavailable;
 
+/// How long a request waits for the backend's first answer, and for an acknowledgement.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many permits a semaphore has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {

@@ -8,15 +8,14 @@ use tokio::time::Instant;
 
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts};
-use super::lock;
 use super::outbox::Outbox;
 use crate::backend::{Connection, PeerMessage, ServerInfo, Shard};
 use crate::error::BackendError;
 use crate::metrics::backend::Level;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Connected, Quarantine};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
 
 /// Messages to other processes that wait to be sent, at the most.
 const MESSAGES_MAX: usize = 1000;
@@ -37,6 +36,10 @@ pub(super) struct Server<T> {
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
     messages: Mutex<VecDeque<Message>>,
+    /// The routing by which its sessions were last sent to where they are counted, and 1.
+    routing: AtomicU64,
+    /// Something was asked over its connection in vain, and nobody looked into that yet.
+    doubted: AtomicBool,
     /// It is none of the backend's servers any more, and no session is left on it.
     ended: AtomicBool,
 }
@@ -91,6 +94,8 @@ impl<T> Server<T> {
             warning: Mutex::default(),
             outbox: Outbox::new(),
             messages: Mutex::default(),
+            routing: AtomicU64::new(0),
+            doubted: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
     }
@@ -249,6 +254,23 @@ impl<T> Server<T> {
     /// Nobody looks after the connection any more.
     pub(super) fn abandoned(&self) {
         self.become_(State::Connecting);
+    }
+
+    /// Whether its sessions were sent to where they are counted by this routing; notes that they are to be
+    /// from here on.
+    pub(super) fn is_routed_by(&self, routing: u64) -> bool {
+        self.routing.swap(routing.wrapping_add(1), Ordering::AcqRel) == routing.wrapping_add(1)
+    }
+
+    /// Something was asked over its connection in vain: its driver sees whether that is any good.
+    pub(super) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Release);
+        self.outbox.wake();
+    }
+
+    /// Whether there is something to look into.
+    pub(super) fn take_doubt(&self) -> bool {
+        self.doubted.load(Ordering::Acquire) && self.doubted.swap(false, Ordering::AcqRel)
     }
 
     /// It is none of the backend's servers any more.

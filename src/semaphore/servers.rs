@@ -7,10 +7,9 @@ use tokio::sync::Notify;
 
 use super::clock::Clock;
 use super::health::Counts;
-use super::lock;
 use super::server::Server;
 use crate::backend::Shard;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 /// Two servers can name each other as long as they do not know of one another's state: what is redirected
 /// a second time within this waits a moment.

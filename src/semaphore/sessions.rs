@@ -2,19 +2,23 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
+use tokio::time::Instant;
 
-use super::lock;
 use super::server::Server;
 use super::shared_session::{SessionState, SharedSession};
 use super::timers::Timers;
 use crate::protocol::time::Time;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
 
 /// After so many sessions in a row, a task lets other tasks have their turn.
 pub(super) const SESSIONS_AT_A_TIME: usize = 128;
+/// So many sessions a second are made because a hint names them, at the most.
+const MADE_BY_HINTS_MAX: u32 = 100;
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Every session, from its first request until it is unused.
 pub(super) struct Sessions {
@@ -23,6 +27,8 @@ pub(super) struct Sessions {
     serial: AtomicU64,
     /// One was made since it was asked last whether any was used.
     made: AtomicBool,
+    /// How many hints were let make one, since then.
+    made_by_hints: Mutex<Option<(Instant, u32)>>,
     pub(super) timers: Timers<Arc<SharedSession>>,
 }
 
@@ -32,6 +38,7 @@ impl Sessions {
             by_name: Mutex::default(),
             serial: AtomicU64::new(1),
             made: AtomicBool::new(false),
+            made_by_hints: Mutex::default(),
             timers: Timers::new(),
         }
     }
@@ -55,6 +62,14 @@ impl Sessions {
         sessions.insert(Arc::clone(name), Arc::clone(&session));
         self.made.store(true, Ordering::Relaxed);
         Ok(session)
+    }
+
+    /// Whether a hint for a name that is not in use may make a session now.
+    pub(super) fn may_be_made_by_hint(&self, now: Instant) -> bool {
+        let mut made = lock(&self.made_by_hints);
+        let (since, count) = made.filter(|(at, _)| now < *at + SECOND).unwrap_or((now, 0));
+        *made = Some((since, count.saturating_add(1)));
+        count < MADE_BY_HINTS_MAX
     }
 
     /// Takes a session out that is unused. Gives the server that it was on; `None`: it is in use, or was

@@ -7,14 +7,13 @@ use std::task::Waker;
 use smallvec::SmallVec;
 
 use super::health::Counts;
-use super::lock;
 use super::server::Server;
 use super::timers::Timer;
 use crate::error::BackendError;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Event, Session, Urgency};
 use crate::protocol::time::Time;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// One process's record of one semaphore.
 pub(super) struct SharedSession {

@@ -10,10 +10,10 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::node::Node;
-use super::{driver, lock, watchdog};
+use super::{driver, watchdog};
 use crate::error::BackendError;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, lock};
 
 /// The tasks of one node.
 #[derive(Default)]

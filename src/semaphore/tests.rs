@@ -1,6 +1,7 @@
 //! What becomes of permits when servers come and go, over a backend of two servers whose data is that of
 //! the embedded one.
 
+use std::future::{pending, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
@@ -16,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::{Permit, Policy, Semaphore};
 use crate::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
-    Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
+    Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::Call;
@@ -38,6 +39,12 @@ struct World {
     /// The same, and that a is no server of the backend any more.
     a_ends: AtomicBool,
     b_is_slow: AtomicBool,
+    /// Connections up to this number take questions, and answer none.
+    deaf: AtomicUsize,
+    /// Over these, questions fail as over a connection that is gone.
+    broken: AtomicUsize,
+    /// a has lost its data: that is another one from here on.
+    lost: AtomicBool,
     /// No connection can be had.
     down: AtomicBool,
     /// Connections break at once.
@@ -47,6 +54,7 @@ struct World {
 }
 
 struct OneConnection {
+    number: usize,
     is_b: bool,
     world: Arc<World>,
     info: ServerInfo,
@@ -90,7 +98,7 @@ impl Backend for TwoServers {
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
         let world = &self.0;
         async move {
-            world.connects.fetch_add(1, Ordering::SeqCst);
+            let number = world.connects.fetch_add(1, Ordering::SeqCst) + 1;
             let is_b = shard.name() == Some("b");
             if world.is(|world| &world.down) {
                 return Err(BackendError::connection("down"));
@@ -108,8 +116,9 @@ impl Backend for TwoServers {
             if is_b && world.is(|world| &world.b_is_slow) {
                 sleep(Duration::from_millis(100)).await;
             }
-            let info = ServerInfo { data: Some("d".into()), ..ServerInfo::default() };
-            Ok(Some(Arc::new(OneConnection { is_b, world: Arc::clone(world), info }) as _))
+            let data = if world.is(|world| &world.lost) { "e" } else { "d" };
+            let info = ServerInfo { data: Some(data.into()), ..ServerInfo::default() };
+            Ok(Some(Arc::new(OneConnection { number, is_b, world: Arc::clone(world), info }) as _))
         }
         .boxed()
     }
@@ -146,29 +155,43 @@ impl Connection for OneConnection {
     }
 }
 
+impl OneConnection {
+    /// A question, if the connection is any good.
+    fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&MemoryBackend) -> Query<T>) -> Query<T> {
+        if self.number <= self.world.deaf.load(Ordering::SeqCst) {
+            return pending().boxed();
+        }
+        if self.number <= self.world.broken.load(Ordering::SeqCst) {
+            let error = QueryError::Failed(BackendError::connection("gone"));
+            return ready(Err(error)).boxed();
+        }
+        ask(&self.world.memory)
+    }
+}
+
 impl Queries for OneConnection {
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.world.memory.inspect(key, most)
+        self.ask(|memory| memory.inspect(key, most))
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
-        self.world.memory.list(key, from, most)
+        self.ask(|memory| memory.list(key, from, most))
     }
 
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
-        self.world.memory.overrides(key, known)
+        self.ask(|memory| memory.overrides(key, known))
     }
 
     fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
-        self.world.memory.set_override(key, name, change)
+        self.ask(|memory| memory.set_override(key, name, change))
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
-        self.world.memory.revoke(key, id, take)
+        self.ask(|memory| memory.revoke(key, id, take))
     }
 
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
-        self.world.memory.send_message(key, to, message)
+        self.ask(|memory| memory.send_message(key, to, message))
     }
 }
 
@@ -203,6 +226,71 @@ async fn a_session_that_moves_away_from_a_dying_server_is_sent_to_the_next() {
     let began = Instant::now();
     semaphore.acquire("x", &policy(LEASE)).await.unwrap();
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+}
+
+/// What operators set is all that is asked of b: nothing else shows that it does not answer any more.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_asked_for_overrides_alone_is_given_up_when_it_does_not_answer() {
+    let (world, semaphore) = one_process(World::default());
+    let policy = policy(LEASE);
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    let connects = world.connects.load(Ordering::SeqCst);
+    world.deaf.store(connects, Ordering::SeqCst);
+    for _ in 0..30 {
+        drop(semaphore.acquire("x", &policy).await.unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(world.connects.load(Ordering::SeqCst) - connects, 1, "connections opened meanwhile");
+}
+
+/// Nothing else is asked there: no semaphore of this process is in use.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_answers_no_operator_is_given_up() {
+    type Fault = fn(&World) -> &AtomicUsize;
+    let faults: [Fault; 2] = [|world| &world.deaf, |world| &world.broken];
+    for fault in faults {
+        let (world, semaphore) = one_process(settled());
+        semaphore.pause("x").await.unwrap();
+        sleep(Duration::from_secs(600)).await;
+        let connects = world.connects.load(Ordering::SeqCst);
+        fault(&world).store(connects, Ordering::SeqCst);
+        let mut failed = 0;
+        for _ in 0..20 {
+            failed += usize::from(semaphore.inspect("x").await.is_err());
+            sleep(Duration::from_millis(200)).await;
+        }
+        assert!(failed <= 3, "{failed} of 20 questions went unanswered");
+        assert_eq!(world.connects.load(Ordering::SeqCst) - connects, 1, "connections opened");
+        semaphore.resume("x").await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_fails_with_its_connection_shows_that() {
+    let (world, semaphore) = one_process(settled());
+    let permit = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    let connects = world.connects.load(Ordering::SeqCst);
+    world.broken.store(connects, Ordering::SeqCst);
+    sleep(Duration::from_secs(3)).await;
+    assert!(world.connects.load(Ordering::SeqCst) > connects, "it goes on asking there");
+    assert!(!permit.is_lost());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hints_for_made_up_names_make_few_records() {
+    let (_world, semaphore) = one_process(settled());
+    drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
+    let node = Arc::clone(&semaphore.handle.node);
+    for n in 0..10_000 {
+        Mailbox::hint(&*node, &format!("n{n}"), 1, 1);
+    }
+    assert_eq!(semaphore.health().semaphores, 101);
+    // Those that are in use hear all of theirs.
+    let held = semaphore.acquire("y", &policy(LEASE)).await.unwrap();
+    Mailbox::hint(&*node, "y", 1, 1);
+    assert!(!held.is_lost());
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(semaphore.health().semaphores, 1);
 }
 
 /// Takes a permit and drops its semaphore, but for a clone that is given back.
@@ -242,6 +330,45 @@ async fn a_permit_that_outlives_its_semaphore_outlives_a_short_outage() {
         drop(permit);
         other.acquire("x", &policy(LEASE)).await.unwrap();
     }
+}
+
+/// x is counted by a; b keeps what operators set, and with it what was revoked.
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_outlives_its_semaphore_outlives_a_loss_of_data() {
+    for keep in [true, false] {
+        let other = Some(MemoryBackend::new());
+        let (world, semaphore) = one_process(World { b_memory: other, ..World::default() });
+        let (permit, _kept) = outlive(semaphore, keep).await;
+        sleep(3 * LEASE).await;
+        world.set(|world| &world.down, true);
+        world.set(|world| &world.lost, true);
+        world.memory.forget_all();
+        world.cut();
+        sleep(LEASE / 5).await;
+        world.set(|world| &world.down, false);
+        sleep(3 * LEASE).await;
+        assert!(!permit.is_lost(), "semaphore kept: {keep}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn newcomers_wait_for_what_is_held_whatever_comes_first_a_session_or_its_connection() {
+    let b_memory = Some(MemoryBackend::new());
+    let (world, semaphore) = one_process(World { b_memory, ..World::default() });
+    let held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    sleep(Duration::from_millis(400)).await;
+    let node = &semaphore.handle.node;
+    let b = node.servers.attach(&Shard::named("b"), 0);
+    let connection = TwoServers(Arc::clone(&world)).connect(b.shard()).await.unwrap().unwrap();
+    world.set(|world| &world.moved, true);
+    // The driver of b has its new connection; before it tells its sessions, that of a sends one there.
+    let connected = b.connected(&connection);
+    node.rehome(&node.sessions.get("x").unwrap(), true);
+    for shared in node.sessions.on(&b) {
+        node.announce(&shared, connected);
+    }
+    semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
+    assert!(!held.is_lost());
 }
 
 #[tokio::test(start_paused = true)]

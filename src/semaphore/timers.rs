@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::lock;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 /// Timers, the earliest first.
 pub(super) struct Timers<T> {

@@ -99,7 +99,7 @@ conformance! {
     shutdown_gives_everything_back
     dropping_the_semaphore_leaves_its_permits_alive
     what_is_held_is_counted_again_after_a_loss_of_data
-    who_waits_keeps_his_turn_after_a_loss_of_data
+    a_waiter_keeps_its_turn_after_a_loss_of_data
     a_crowd_never_passes_the_cap_and_leaves_nothing
     cancelling_at_random_leaves_nothing
 }
@@ -471,7 +471,7 @@ async fn what_is_held_is_counted_again_after_a_loss_of_data(fleet: &impl Fleet) 
     empty(fleet).await;
 }
 
-async fn who_waits_keeps_his_turn_after_a_loss_of_data(fleet: &impl Fleet) {
+async fn a_waiter_keeps_its_turn_after_a_loss_of_data(fleet: &impl Fleet) {
     // One process, because it brings back what it holds together with those who wait; another's
     // waiters can come back first, and be granted before the holder is counted again.
     let (node, other) = (fleet.node(), fleet.node());

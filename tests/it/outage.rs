@@ -151,7 +151,7 @@ async fn a_local_wait_ends_with_its_timeout() {
 }
 
 #[tokio::test]
-async fn who_waits_keeps_his_turn_through_an_outage() {
+async fn a_waiter_keeps_its_turn_through_an_outage() {
     // One process: another's waiters can come back before the holder, and be granted.
     let mut redis = TestRedis::start();
     let a = used(&redis).await;

@@ -273,7 +273,7 @@ impl World {
             if s.ghost.deferred.contains(&id) {
                 continue;
             }
-            match (session.progress(slot.index, time(now)), live(id)) {
+            match (session.handle_poll(slot.index, time(now)), live(id)) {
                 (Progress::Joining, _) | (Progress::Waiting, None) => broken.push(Rule::Served),
                 (Progress::Waiting, Some(place)) if place.ticket.is_none() => {
                     let expected = place.place.poll_only
@@ -400,7 +400,7 @@ impl World {
             if p.link != Link::Up {
                 return Some(Action::Connect { process });
             }
-            if s.is_stale(p) || p.checking {
+            if s.is_stale(p) || p.checking.is_some() {
                 return Some(Action::Learn { process });
             }
             if p.is_due(s.now) && self.config.bug != Some(Bug::NoSelfFence) {

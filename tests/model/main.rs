@@ -10,6 +10,7 @@ mod process;
 mod server;
 mod world;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -290,6 +291,22 @@ fn configs() -> Vec<Config> {
             requests: [1, 1, 0],
             ticks: 3,
             faults: Faults { restarts: 1, slow: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "restart, break",
+            requests: [2, 0, 0],
+            processes: 1,
+            slots: 2,
+            ticks: 1,
+            faults: Faults { restarts: 1, slow: 1, breaks: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "failover, break",
+            requests: [1, 1, 0],
+            ticks: 2,
+            faults: Faults { failovers: 1, slow: 1, breaks: 1, ..NONE },
             ..BASE
         },
         Config {
@@ -742,15 +759,22 @@ fn explore(config: &Config, stop: HasDiscoveries, depth_first: bool) -> Found {
 const SHOWN: &[(&str, &[Seen])] = &[
     ("crash, lost hint", &[Seen::HintLost, Seen::HintRepaired, Seen::Refused, Seen::PassedOver]),
     ("two permits", &[Seen::PassedOver]),
+    ("slow call, break, crash", &[Seen::LateSocket, Seen::PassedOver]),
     ("slow call, break", &[Seen::LateSocket, Seen::Orphan, Seen::Stranger, Seen::HintFirst]),
     ("freeze, slow call", &[Seen::LostAtDeadline]),
     ("freeze, late hint", &[Seen::TooLate, Seen::LostAtDeadline, Seen::Rejoined]),
     ("restart, order", &[Seen::Restored, Seen::Rejoined, Seen::OverCap]),
     ("restart, slow call", &[Seen::Restored, Seen::OverCap]),
+    ("restart, break", &[Seen::Restored, Seen::SameData]),
+    ("failover, break", &[Seen::Audited, Seen::SameData]),
+    ("restart, two places a process", &[Seen::Restored, Seen::Rejoined]),
     ("restart, quarantine", &[Seen::Restored, Seen::Rejoined, Seen::Quarantined]),
     ("failover, quarantine", &[Seen::Restored, Seen::Quarantined]),
     ("flush, slow call, late hint", &[Seen::Restored, Seen::OverCap]),
     ("failover", &[Seen::Audited]),
+    ("failover, late watchdog", &[Seen::Audited]),
+    ("limits differ", &[Seen::PassedOver]),
+    ("shutdown", &[Seen::Closed]),
     ("wait timeout, lost hint", &[Seen::TimedOutJoining, Seen::TimedOutWaiting, Seen::HintLost]),
     ("outage, refuse", &[Seen::Failed, Seen::TimedOutJoining, Seen::TimedOutWaiting]),
     ("outage, admit", &[Seen::Admitted, Seen::Counted]),
@@ -778,6 +802,13 @@ const SHOWN: &[(&str, &[Seen])] = &[
 ];
 
 #[test]
+fn each_scope_says_what_it_must_show() {
+    let scopes: BTreeSet<_> = configs().iter().map(|config| config.name).collect();
+    let shown: BTreeSet<_> = SHOWN.iter().map(|(name, _)| *name).collect();
+    assert_eq!(scopes, shown);
+}
+
+#[test]
 fn the_protocol_keeps_its_rules_through_every_fault() {
     let only = std::env::var("MODEL_ONLY").ok();
     let (mut all, mut wrong) = (0, Vec::new());
@@ -785,6 +816,11 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
     if std::env::var_os("MODEL_DEEP").is_some() {
         scopes.extend(deep_configs());
     }
+    let names: Vec<_> = scopes.iter().map(|config| config.name).collect();
+    let known = |name: &str| names.contains(&name);
+    let asked = only.iter().flat_map(|only| only.split(';'));
+    let unknown: Vec<_> = asked.filter(|name| !known(name)).collect();
+    assert!(unknown.is_empty(), "no scope is called {unknown:?}; there are {names:?}");
     for config in scopes {
         let name = config.name;
         if only.as_ref().is_some_and(|only| !only.split(';').any(|only| only == name)) {

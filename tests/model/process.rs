@@ -36,7 +36,7 @@ pub(crate) struct Process {
     pub(crate) set: u8,
     pub(crate) told: u8,
     /// The session waits until it is known which places were revoked.
-    pub(crate) checking: bool,
+    pub(crate) checking: Option<u64>,
 
     pub(crate) frozen: bool,
     pub(crate) dead: bool,
@@ -151,7 +151,7 @@ impl Process {
             calls: VecDeque::new(),
             set: 0,
             told: 0,
-            checking: false,
+            checking: None,
             frozen: false,
             dead: false,
             closed: false,

@@ -104,7 +104,7 @@ seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSock
     LostAtDeadline PassedOver HintFirst TooLate Stranger Quarantined Orphan Audited SameData
     Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
     Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
-    SeveralInOne Retired Acknowledged Stepped PollOnly];
+    SeveralInOne Retired Acknowledged Stepped PollOnly Closed];
 
 pub(crate) struct World {
     pub(crate) config: Config,
@@ -427,7 +427,7 @@ impl Snapshot {
                 return false;
             }
             let waits_for_server = match p.link {
-                Link::Up => p.has_mail() || p.checking || self.is_stale(p),
+                Link::Up => p.has_mail() || p.checking.is_some() || self.is_stale(p),
                 Link::Connecting | Link::Down => !config.away,
             };
             let alarm = |slot: &Slot| slot.until.is_some_and(|until| until <= self.now);
@@ -444,7 +444,7 @@ impl Snapshot {
             && p.is_up()
             && p.calls.is_empty()
             && !p.has_mail()
-            && !p.checking
+            && p.checking.is_none()
             && !p.is_due(self.now)
             && !self.is_stale(p)
             && usize::from(self.taken_out) == self.revoked.len()
@@ -527,7 +527,7 @@ impl World {
         } else if left.breaks > 0 && !p.calls.is_empty() || left.cuts > 0 && p.met.is_some() {
             actions.push(Action::Break { process });
         }
-        if p.is_up() && (s.is_stale(p) || p.checking) {
+        if p.is_up() && (s.is_stale(p) || p.checking.is_some()) {
             actions.push(Action::Learn { process });
         }
         if !p.slots.is_empty() {
@@ -649,6 +649,7 @@ impl World {
                 s.left.closes -= 1;
                 s.process(process).closed = true;
                 self.act(s, process, Session::handle_close);
+                self.saw(Seen::Closed);
             }
             Action::Freeze { process } => {
                 s.left.freezes -= 1;
@@ -798,7 +799,7 @@ impl World {
         loop {
             let p = s.process(process);
             let Some(session) = &mut p.session else { return };
-            let progress = session.progress(index, time(now));
+            let progress = session.handle_poll(index, time(now));
             let until = match progress {
                 Progress::Joining => self.config.timeouts.map(|(answer, _)| began + answer),
                 Progress::Waiting => self.config.timeouts.map(|(_, wait)| began + wait),
@@ -871,12 +872,13 @@ impl World {
         loop {
             let p = s.process(process);
             let Some(session) = &mut p.session else { return };
-            if session.poll_revocation_check() {
-                p.checking = true;
-            }
-            if p.checking && !self.config.slow_checks && p.link != Link::Connecting {
-                p.checking = false;
-                session.handle_revocations_known(time(now));
+            // One answer is for all questions up to the last.
+            p.checking = session.poll_revocation_check().or(p.checking);
+            if !self.config.slow_checks
+                && p.link != Link::Connecting
+                && let Some(question) = p.checking.take()
+            {
+                session.handle_revocations_known(question, time(now));
             }
             self.events(s, process);
             let p = &s.processes[process];
@@ -1004,8 +1006,8 @@ impl World {
                 self.act(s, process, |session, now| session.handle_revoked(place, now));
             }
         }
-        if checking {
-            self.act(s, process, |session, now| session.handle_revocations_known(now));
+        if let Some(question) = checking {
+            self.act(s, process, |session, now| session.handle_revocations_known(question, now));
         }
     }
 
@@ -1080,8 +1082,10 @@ impl World {
                     session.handle_unreachable(now);
                 }
             });
-            if checking {
-                self.act(s, process, |session, now| session.handle_revocations_known(now));
+            if let Some(question) = checking {
+                self.act(s, process, |session, now| {
+                    session.handle_revocations_known(question, now);
+                });
             }
         }
     }

@@ -17,7 +17,9 @@ use tower_semaphore::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Listing, Mailbox, Names, Overrides,
     PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
-use tower_semaphore::protocol::{Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply};
+use tower_semaphore::protocol::{
+    Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply, WORK_MAX,
+};
 
 use crate::plan::Planted;
 
@@ -177,6 +179,8 @@ pub enum Incoming {
         lane: u64,
         /// Why.
         why: &'static str,
+        /// Where names are counted now, by the word of another server.
+        homes: Option<Vec<usize>>,
     },
     /// Answers.
     Answers {
@@ -268,7 +272,10 @@ impl Port {
                     woken.push(lane.connecting.take());
                 }
             }
-            Incoming::Refused { lane, why } => {
+            Incoming::Refused { lane, why, homes } => {
+                if let Some(homes) = homes {
+                    state.homes = homes;
+                }
                 if let Some(lane) = state.lanes.get_mut(&lane) {
                     lane.opened = Some(Err(BackendError::connection(why)));
                     woken.push(lane.connecting.take());
@@ -404,14 +411,18 @@ impl Backend for SimBackend {
         async move {
             let port = Arc::clone(&self.0);
             let server = shard.name().and_then(|name| name.parse().ok()).unwrap_or(0);
-            let lane = {
-                let mut state = port.state();
-                state.last_lane += 1;
-                let lane = state.last_lane;
-                state.lanes.insert(lane, LaneState::default());
-                lane
-            };
-            port.send(lane, Outgoing::Connect(server));
+            let times = if port.planted == Some(Planted::ConnectsAgain) { 40 } else { 1 };
+            let mut lane = 0;
+            for _ in 0..times {
+                lane = {
+                    let mut state = port.state();
+                    state.last_lane += 1;
+                    let lane = state.last_lane;
+                    state.lanes.insert(lane, LaneState::default());
+                    lane
+                };
+                port.send(lane, Outgoing::Connect(server));
+            }
             let info = ServerInfo::default();
             let mut opening = SimLane { port: Arc::clone(&port), lane, server: info };
             let opened = timeout(CONNECT_TIMEOUT, Opening(&port, lane)).await;
@@ -488,7 +499,7 @@ impl Connection for SimLane {
         &self,
         calls: Arc<[AddressedCall]>,
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
-        let sending = self.begin(calls.iter().cloned().map(Request::Call).collect());
+        let sending = self.begin(&calls.iter().cloned().map(Request::Call).collect());
         let answer = |response| match response {
             Response::Reply { reply, late } => Answer::Reply { reply, late },
             Response::Moved => Answer::Moved,
@@ -545,19 +556,24 @@ fn done(response: Response) -> Result<(), Response> {
 }
 
 impl SimLane {
-    fn begin(&self, calls: Arc<[Request]>) -> Sending {
+    fn begin(&self, calls: &Arc<[Request]>) -> Sending {
         let mut state = self.port.state();
         let mut number = 0;
         if let Some(lane) = state.lanes.get_mut(&self.lane) {
             lane.last_batch += 1;
             number = lane.last_batch;
-            let is_query = matches!(&*calls, [Request::Query(..)]);
+            let is_query = matches!(&**calls, [Request::Query(..)]);
             lane.batches.push_back(BatchState { number, is_query, answers: None, waker: None });
-            let unanswered = lane.batches.iter().filter(|batch| !batch.is_query).count();
+            let ahead = if self.port.planted == Some(Planted::WritesAhead) { 64 } else { 0 };
+            let unanswered = ahead + lane.batches.iter().filter(|batch| !batch.is_query).count();
             state.unanswered_max = state.unanswered_max.max(unanswered);
         }
         drop(state);
-        self.port.send(self.lane, Outgoing::Batch(Batch { number, calls }));
+        let times = if self.port.planted == Some(Planted::SendsAgain) { 40 } else { 1 };
+        for _ in 0..times {
+            let batch = Batch { number, calls: Arc::clone(calls) };
+            self.port.send(self.lane, Outgoing::Batch(batch));
+        }
         Sending { port: Arc::clone(&self.port), lane: self.lane, number }
     }
 
@@ -567,7 +583,7 @@ impl SimLane {
         question: Question,
         read: impl FnOnce(Response) -> Result<T, Response> + Send + 'static,
     ) -> Query<T> {
-        let sending = self.begin([Request::Query(Arc::clone(key), question)].into());
+        let sending = self.begin(&[Request::Query(Arc::clone(key), question)].into());
         async move {
             let mut answers = sending.await.map_err(QueryError::Failed)?;
             match read(answers.remove(0)) {
@@ -693,6 +709,10 @@ pub struct Step<'a> {
     pub waiting_before: u64,
     /// The reply said that the bound on work was reached.
     pub more: bool,
+    /// How many of the places that the call names leave.
+    pub leaving: usize,
+    /// How many places were taken from the head of the queue.
+    pub passed: usize,
     /// The ledger as it is now.
     pub after: &'a Ledger,
 }
@@ -881,6 +901,8 @@ impl Store {
                         count_before,
                         waiting_before,
                         more: false,
+                        leaving: 1,
+                        passed: 0,
                         after: ledger,
                     });
                 }
@@ -901,7 +923,10 @@ impl Store {
     ) -> Response {
         let now = site.now;
         self.done += 1;
-        let ledger = self.ledgers.entry(Arc::clone(&call.key)).or_default();
+        let ledger = self.ledgers.entry(Arc::clone(&call.key)).or_insert_with(|| {
+            let is_unbounded = site.planted == Some(Planted::WorksUnbounded);
+            Ledger::with_work_max(if is_unbounded { usize::MAX } else { WORK_MAX })
+        });
         let ids = places(&call.op);
         let waiting_before = ledger.waiting();
         let count_before = ledger.in_use() + waiting_before;
@@ -909,7 +934,9 @@ impl Store {
         let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
         let mut caller = Caller { now, limit: call.limit, node: call.node };
         let listens = &mut *site.listens;
+        let mut posted = 0;
         let mut post = |node: NodeId, grants: &[Grant]| {
+            posted += grants.len();
             let is_heard = listens(node);
             if is_heard {
                 for grant in grants {
@@ -931,6 +958,9 @@ impl Store {
             }
             (Some(Planted::ForgetsToPromote), _) => {
                 caller.limit = caller.limit.min(u32::try_from(ledger.in_use()).unwrap_or(u32::MAX));
+            }
+            (Some(Planted::RefusesReleases), "release") if self.done.is_multiple_of(10) => {
+                return Response::Failed(BackendError::call("planted"));
             }
             (Some(Planted::DropsReleases), "release") if self.done.is_multiple_of(10) => {
                 return Response::Reply { reply: Reply::default(), late: false };
@@ -995,6 +1025,12 @@ impl Store {
                 count_before,
                 waiting_before,
                 more: reply.more,
+                leaving: match &call.op {
+                    Op::Acquire { leaving, .. } => leaving.len(),
+                    Op::Release { ids } => ids.len(),
+                    _ => 0,
+                },
+                passed: posted + reply.granted.len(),
                 after: ledger,
             });
         }

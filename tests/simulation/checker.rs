@@ -26,6 +26,8 @@ const RECORD: u64 = 8 * S;
 const UNCOUNTED: u64 = 2500 * MS;
 /// How long an answer may take beyond its bound.
 const SLACK: u64 = 100 * MS;
+/// How many places a call may touch: 512 that it names, and 500 beside.
+const TOUCHED_MAX: u64 = 1012;
 /// How long the backend's answer is waited for, as the crate says.
 const ANSWER_TIMEOUT: u64 = S;
 
@@ -101,6 +103,22 @@ impl Life {
     }
 }
 
+/// A loss of data.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    /// From when until when it may show.
+    begin: u64,
+    until: u64,
+    /// How many permits were in use when it came: newcomers are let in beside these.
+    in_use: u64,
+}
+
+impl Loss {
+    const fn shows(&self, at: u64) -> bool {
+        self.begin <= at && at <= self.until
+    }
+}
+
 /// Watches a run.
 #[derive(Debug)]
 pub struct Checker {
@@ -115,8 +133,8 @@ pub struct Checker {
     requests: Vec<Option<Request>>,
     /// By process of the plan and server: the disturbances, µs.
     disturbed: Vec<Vec<Vec<(u64, u64)>>>,
-    /// By name: until when a loss of data may show, from when.
-    losses: Vec<Vec<(u64, u64)>>,
+    /// By name: when data was lost.
+    losses: Vec<Vec<Loss>>,
     /// By name: until when nothing is said of the cap.
     uncapped: Vec<u64>,
     /// By name: until when local shares may be in use besides.
@@ -126,7 +144,9 @@ pub struct Checker {
     /// By name: when operators set something last, or data moved.
     unsettled: Vec<u64>,
     idle_since: Vec<Option<u64>>,
+    /// By name: the longest lease of all processes. By process of the plan and name: its own.
     leases: Vec<u64>,
+    own_leases: Vec<Vec<u64>>,
     shares: Vec<u64>,
     admits: Vec<bool>,
     drained: Vec<bool>,
@@ -170,6 +190,11 @@ impl Checker {
             unsettled: vec![0; names],
             idle_since: vec![None; names],
             leases: (0..names).map(|name| plan.longest_lease(Some(name)) * MS).collect(),
+            own_leases: plan
+                .policies
+                .iter()
+                .map(|own| own.iter().map(|policy| policy.lease * MS).collect())
+                .collect(),
             shares: (0..names).map(share).collect(),
             admits: (0..names)
                 .map(|name| policies(name).any(|policy| policy.outage == OutagePolicy::Admit))
@@ -246,10 +271,13 @@ impl Checker {
         }
     }
 
-    /// A server's clock is set. Leases end sooner or later than their holders think.
-    pub fn clock_steps(&mut self, server: usize, until: u64, home: &[usize]) {
+    /// A server's clock is set, back by so much or forward. Leases end sooner or later than their holders
+    /// think.
+    pub fn clock_steps(&mut self, server: usize, until: u64, back: u64, home: &[usize]) {
         for name in (0..self.names).filter(|name| home[*name] == server) {
             self.uncapped[name] = self.uncapped[name].max(until + SETTLE);
+            // Nobody renews these, and they stand for as much longer.
+            self.lives.iter_mut().for_each(|life| life.late[name] += back);
         }
     }
 
@@ -268,7 +296,8 @@ impl Checker {
     /// A server loses data of a name; it is there again at `end`.
     pub fn data_lost(&mut self, name: usize, begin: u64, end: u64) {
         let until = end + self.leases[name] + SETTLE;
-        self.losses[name].push((begin, until));
+        let in_use = self.in_use(name, begin);
+        self.losses[name].push(Loss { begin, until, in_use });
         let quarantine = if self.quarantine { self.leases[name] } else { 0 };
         self.unsettle(name, end + quarantine + SETTLE);
     }
@@ -325,9 +354,14 @@ impl Checker {
     /// An operation was carried out.
     pub fn step(&mut self, at: u64, step: &Step<'_>) {
         let count = step.after.in_use() + step.after.waiting();
-        let changed = count.abs_diff(step.count_before);
-        if changed > 1000 + step.ids as u64 {
-            let text = format!("{} touched {changed} places of n{}", step.op, step.name);
+        // Those that it names, and those that it sweeps, grants or passes over. What is passed over for
+        // nothing is posted and taken out.
+        let swept = step.count_before.saturating_sub(count + step.leaving as u64);
+        let touched = step.ids as u64 + swept.max(step.passed as u64);
+        let most = self.counts.entry("most places touched by a call").or_default();
+        *most = touched.max(*most);
+        if touched > TOUCHED_MAX {
+            let text = format!("{} touched {touched} places of n{}", step.op, step.name);
             self.flag("work: places", at, text);
         }
         let is_idle = step.after.waiting() > 0 && step.after.in_use() < u64::from(step.limit);
@@ -578,13 +612,13 @@ impl Checker {
 
     fn lost(&mut self, number: usize, request: &Request, at: u64, server: usize) {
         let life = &self.lives[request.process];
-        let lease = self.leases[request.name];
+        let lease = self.own_leases[life.slot][request.name];
         let from = at.saturating_sub(lease + SLACK);
         if life.closing
             || self.revoked[request.name]
             || life.awake_since + lease > at
             || life.frozen > request.frozen
-            || self.losses[request.name].iter().any(|(begin, until)| *begin <= at && from <= *until)
+            || self.losses[request.name].iter().any(|loss| loss.begin <= at && from <= loss.until)
             || self.call_errors_until > from
         {
             return;
@@ -605,20 +639,24 @@ impl Checker {
         }
     }
 
+    /// How many permits are in use, as far as their holders know.
+    fn in_use(&self, name: usize, at: u64) -> u64 {
+        let awake = self.lives.iter().filter(|life| life.lives && life.awake_since + 10 * MS <= at);
+        awake.map(|life| life.believed[name]).sum()
+    }
+
     /// Whether more permits are in use than may be.
     fn cap(&mut self, name: usize, at: u64) {
-        let believed: u64 = self
-            .lives
-            .iter()
-            .filter(|life| life.lives && life.awake_since + 10 * MS <= at)
-            .map(|life| life.believed[name])
-            .sum();
+        let believed = self.in_use(name, at);
         let limit = u64::from(self.limits[name].0);
         if believed <= limit || at <= self.uncapped[name] {
             return;
         }
-        let losses = self.losses[name].iter().filter(|(begin, until)| *begin <= at && at <= *until);
-        let mut most = limit * (1 + losses.count() as u64);
+        // Each time up to the limit, beside what is in use; which the time before may have let in.
+        let mut most = limit;
+        for loss in self.losses[name].iter().filter(|loss| loss.shows(at)) {
+            most = most.max(loss.in_use) + limit;
+        }
         if at <= self.local[name] {
             most += self.shares[name];
         }
@@ -706,9 +744,16 @@ impl Checker {
             let away = |name: usize| {
                 if quiet.unwrap_or(0) + RECORD < at { 0 } else { 3 * self.leases[name] }
             };
+            // A quarantine is kept for its lease.
+            let quarantined = |name: usize| {
+                let before = at.saturating_sub(RECORD);
+                self.quarantine && self.losses[name].iter().any(|loss| loss.until > before)
+            };
             let names = (0..self.names)
                 .filter(|name| {
-                    used.alive[*name] > 0 || used.used[*name] + RECORD + away(*name) > at
+                    used.alive[*name] > 0
+                        || used.used[*name] + RECORD + away(*name) > at
+                        || quarantined(*name)
                 })
                 .count();
             if let Some(records) = records[process]

@@ -100,8 +100,9 @@ fn options() -> Result<Options, String> {
             }
             "--plant" => {
                 let name = value()?;
-                let all = Planted::ALL.into_iter().chain([Planted::Hangs]);
-                let found = all.into_iter().find(|planted| format!("{planted:?}") == name);
+                let all = Planted::ALL.iter().map(|(planted, _)| *planted);
+                let mut all = all.chain([Planted::Hangs]);
+                let found = all.find(|planted| format!("{planted:?}") == name);
                 options.planted = Some(found.ok_or_else(|| format!("{name:?} is not known"))?);
             }
             "--worker" => options.worker = true,

@@ -125,7 +125,7 @@ impl Scenario {
             Self::Deploy => vec![Kind::Leave, Kind::Cut],
             Self::Leases => vec![Kind::Cut, Kind::HintsLate, Kind::HintsTwice, Kind::Stall],
             Self::Tardy => vec![Kind::Stall],
-            Self::Large => vec![Kind::Cut],
+            Self::Large => vec![Kind::Cut, Kind::Cut, Kind::Cut, Kind::Crash],
             Self::Hail => {
                 [&network[..], &outage, &errors, &[Kind::Freeze, Kind::SlowProcess]].concat()
             }
@@ -418,21 +418,41 @@ pub enum Planted {
     KeepsPermit,
     /// A request that waits is not answered.
     NeverAnswers,
+    /// A server knows no bound on the work of a call.
+    WorksUnbounded,
+    /// A server refuses releases, though nothing is wrong.
+    RefusesReleases,
+    /// A process sends each of its writes again and again.
+    SendsAgain,
+    /// A process opens many connections at once.
+    ConnectsAgain,
+    /// A process does not wait for answers before it writes more.
+    WritesAhead,
+    /// A client takes a refusal for the end of its semaphore.
+    SaysClosed,
 }
 
 impl Planted {
     /// All of them but [`Planted::Hangs`], which needs a process of its own.
-    pub const ALL: [Self; 10] = [
-        Self::GrantsOneTooMany,
-        Self::PromotesOutOfOrder,
-        Self::ForgetsToPromote,
-        Self::DropsReleases,
-        Self::AnswersWithoutDoing,
-        Self::LosesGrants,
-        Self::NeverRenews,
-        Self::Spins,
-        Self::KeepsPermit,
-        Self::NeverAnswers,
+    ///
+    /// Each with the rule that it breaks.
+    pub const ALL: [(Self, &str); 16] = [
+        (Self::GrantsOneTooMany, "cap in the server"),
+        (Self::PromotesOutOfOrder, "order"),
+        (Self::ForgetsToPromote, "idle in the server"),
+        (Self::DropsReleases, "orphan"),
+        (Self::AnswersWithoutDoing, "cap"),
+        (Self::LosesGrants, "orphan"),
+        (Self::NeverRenews, "lost"),
+        (Self::Spins, "spin"),
+        (Self::KeepsPermit, "orphan"),
+        (Self::NeverAnswers, "answer"),
+        (Self::WorksUnbounded, "work: places"),
+        (Self::RefusesReleases, "release"),
+        (Self::SendsAgain, "work: calls"),
+        (Self::ConnectsAgain, "work: connects"),
+        (Self::WritesAhead, "work: unanswered"),
+        (Self::SaysClosed, "closed"),
     ];
 }
 
@@ -535,7 +555,7 @@ impl Plan {
         let base: Vec<_> = (0..names)
             .map(|_| PolicyPlan {
                 limit: match scenario {
-                    Scenario::Large => 30_000,
+                    Scenario::Large => rng.pick(&[30_000, 30_000, 3]),
                     _ => rng.pick(&[1, 1, 2, 3, 5, 10]),
                 },
                 lease: match scenario {
@@ -546,7 +566,10 @@ impl Plan {
                     }
                     _ => rng.pick(&[500, 1000, 1500, 2000, 3000]),
                 },
-                max_queue: rng.pick(&[0, 3, 20, 1000, 1000, 1000]),
+                max_queue: match scenario {
+                    Scenario::Large => 100_000,
+                    _ => rng.pick(&[0, 3, 20, 1000, 1000, 1000]),
+                },
                 outage: match scenario {
                     Scenario::Outage
                     | Scenario::Errors

@@ -162,6 +162,8 @@ struct Lane {
     server: usize,
     slot: usize,
     open: bool,
+    /// The process closed it; the server may hear of that later.
+    left: bool,
     poll_only: bool,
     /// Requests do not arrive any more; answers do not.
     deaf_up: bool,
@@ -173,6 +175,8 @@ struct Lane {
     after_cut: AfterCut,
     /// A write that waits to be overtaken.
     deferred: Option<Batch>,
+    /// The latest write that is to be carried out.
+    enqueued: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -479,6 +483,7 @@ impl<'a> World<'a> {
                     server,
                     slot,
                     open: false,
+                    left: false,
                     poll_only: false,
                     deaf_up: false,
                     deaf_down: false,
@@ -487,6 +492,7 @@ impl<'a> World<'a> {
                     messages: 0,
                     after_cut: AfterCut::CarriedOut,
                     deferred: None,
+                    enqueued: 0,
                 },
             );
         }
@@ -501,10 +507,10 @@ impl<'a> World<'a> {
         let arrives = (departs + latency).max(known.last_up + 1);
         known.last_up = arrives;
         known.deaf_up |= swallowed;
-        let poll_only = known.deaf_up;
+        let is_deaf = known.deaf_up;
         match what {
             Outgoing::Connect(server) => {
-                if !poll_only {
+                if !is_deaf {
                     let slow =
                         if link.connect_slow_until > at { latency % 7 * 100 * MS } else { 0 };
                     // Two round trips, as for a handshake and what is asked first.
@@ -515,12 +521,13 @@ impl<'a> World<'a> {
                 let (calls, _) = batch.size();
                 self.checker.sent(process, calls, 0);
                 *self.checker.counts.entry("calls").or_default() += calls as u64;
-                if !poll_only {
+                if !is_deaf {
                     self.push(arrives, What::Arrives { process, lane, batch, late: false });
                 }
             }
             Outgoing::Close => {
-                if poll_only {
+                known.left = true;
+                if is_deaf {
                     self.lanes.remove(&(process, lane));
                 } else {
                     self.push(arrives, What::Closes { process, lane });
@@ -630,7 +637,10 @@ impl<'a> World<'a> {
             format!("server {server}: process {process} connects over {lane}: {refused:?}")
         });
         if let Some(why) = refused {
-            return self.deliver(process, lane, Incoming::Refused { lane, why });
+            // Another server tells which one to ask.
+            let is_up = |other: &Server| other.down_until <= now;
+            let homes = self.servers.iter().any(is_up).then(|| self.homes.clone());
+            return self.deliver(process, lane, Incoming::Refused { lane, why, homes });
         }
         let poll_only = link.poll_only_until > now;
         let data = (server, generation);
@@ -682,13 +692,15 @@ impl<'a> World<'a> {
     /// Has a server carry a batch out when it comes to that.
     fn enqueue(&mut self, process: usize, lane: u64, batch: Batch) {
         let now = self.now;
-        let Some(known) = self.lanes.get(&(process, lane)) else { return };
+        let Some(known) = self.lanes.get_mut(&(process, lane)) else { return };
+        let late = batch.number < known.enqueued;
+        known.enqueued = known.enqueued.max(batch.number);
         let known = &mut self.servers[known.server];
         let (calls, places) = batch.size();
         let cost = 5 + 10 * calls as u64 + places as u64 * self.plan.place_ns / 1000;
         let at = now.max(known.busy_until).max(known.hangs_until) + cost;
         known.busy_until = at;
-        self.push(at, What::CarriesOut { process, lane, batch, late: false });
+        self.push(at, What::CarriesOut { process, lane, batch, late });
     }
 
     fn carries_out(&mut self, process: usize, lane: u64, batch: &Batch, late: bool) {
@@ -696,7 +708,7 @@ impl<'a> World<'a> {
         let Some(known) = self.lanes.get_mut(&(process, lane)) else { return };
         let server = known.server;
         let overtaken = known.deferred.take_if(|deferred| deferred.number < batch.number);
-        if !known.open {
+        if !known.open || known.left {
             // What is taken over a connection that is gone stands there for a lease.
             self.checker.count("calls of closed connections");
             for name in batch.takes() {
@@ -905,11 +917,13 @@ impl<'a> World<'a> {
                 return;
             }
             Kind::ClockStep => {
-                let by = i64::try_from(50 + what * 2).unwrap_or(0) * 1000;
-                known.offset += if what % 2 == 0 { by } else { -by };
+                let by = (50 + what * 2) * 1000;
+                let (forth, back) = if what % 2 == 0 { (by, 0) } else { (0, by) };
+                known.offset =
+                    known.offset.saturating_add_unsigned(forth).saturating_sub_unsigned(back);
                 let lease = self.plan.longest_lease(None) * MS;
                 self.checker.disturb(None, server, now, now + lease, &homes);
-                self.checker.clock_steps(server, now + lease, &homes);
+                self.checker.clock_steps(server, now + lease, back, &homes);
                 for name in (0..self.plan.names).filter(|name| homes[*name] == server) {
                     self.checker.data_lost(name, now, now + 2000 * MS);
                 }
@@ -1029,7 +1043,11 @@ impl<'a> World<'a> {
         let planted = self.plan.planted.filter(|planted| {
             matches!(
                 planted,
-                Planted::Spins | Planted::Hangs | Planted::KeepsPermit | Planted::NeverAnswers
+                Planted::Spins
+                    | Planted::Hangs
+                    | Planted::KeepsPermit
+                    | Planted::NeverAnswers
+                    | Planted::SaysClosed
             )
         });
         let process = Process::start(slot, port, self.now, layers, planted);

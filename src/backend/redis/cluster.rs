@@ -5,6 +5,7 @@
 //! of slots, kept by what the nodes themselves say.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub(super) struct Cluster {
     /// The nodes that the user named.
     seeds: Vec<ConnectionInfo>,
     slots: Mutex<Slots>,
+    /// Counts the changes of the map.
+    version: AtomicU64,
     refreshed: tokio::sync::Mutex<Option<(Instant, Result<(), BackendError>)>>,
     /// To nodes that slots are on their way to.
     asking: tokio::sync::Mutex<HashMap<Shard, MultiplexedConnection>>,
@@ -39,6 +42,7 @@ impl Cluster {
         Self {
             seeds,
             slots: Mutex::new(Slots::unknown()),
+            version: AtomicU64::new(0),
             refreshed: tokio::sync::Mutex::default(),
             asking: tokio::sync::Mutex::default(),
         }
@@ -80,8 +84,17 @@ impl Cluster {
     /// A node said who has a slot. Says who that is.
     pub(super) fn moved(&self, slot: u16, to: &str, said_by: &Shard) -> Option<Shard> {
         let master = named(to, said_by)?;
-        self.slots().set(slot, &master);
+        let mut slots = self.slots();
+        if slots.master(slot) != Some(&master) {
+            slots.set(slot, &master);
+            self.version.fetch_add(1, Ordering::Release);
+        }
         Some(master)
+    }
+
+    /// See [`Backend::routing`](crate::backend::Backend::routing).
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// Asks for the map of slots, unless that was done just now. `suspect` is asked last.
@@ -117,7 +130,12 @@ impl Cluster {
             match ask_node(&info, patience).await {
                 Ok(slots) => {
                     let nodes: Vec<_> = slots.nodes.iter().map(|(h, p)| shard(h, *p)).collect();
-                    *self.slots() = slots;
+                    {
+                        let mut known = self.slots();
+                        let is_news = !known.is_same_map(&slots);
+                        *known = slots;
+                        self.version.fetch_add(u64::from(is_news), Ordering::Release);
+                    }
                     self.asking.lock().await.retain(|node, _| nodes.contains(node));
                     return Ok(());
                 }
@@ -140,9 +158,15 @@ impl Cluster {
         let node =
             named(to, said_by).ok_or_else(|| BackendError::call("a node without address"))?;
         // All else that was sent with these waits for them.
-        timeout(patience.answer / 2, self.ask_at(&node, commands, patience))
-            .await
-            .unwrap_or_else(|_| Err(BackendError::call("no answer in time")))
+        let answer = timeout(patience.answer / 2, self.ask_at(&node, commands, patience)).await;
+        match answer {
+            Ok(answer) => answer,
+            Err(_) => {
+                // It may be half open. The next one to ask opens another.
+                self.asking.lock().await.remove(&node);
+                Err(BackendError::call("no answer in time"))
+            }
+        }
     }
 
     async fn ask_at(

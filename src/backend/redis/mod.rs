@@ -36,6 +36,7 @@ use self::keys::Keys;
 use self::sentinel::Sentinel;
 use super::{AddressedCall, Answer, Backend, Connection, Mailbox, OVERRIDES, Shard};
 use crate::error::{BackendError, ConfigError};
+use crate::name::Name;
 use crate::protocol::call::Op;
 use crate::protocol::id::{Ids, NodeId, PlaceId};
 
@@ -256,6 +257,13 @@ impl Backend for RedisBackend {
         }
     }
 
+    fn routing(&self) -> Option<u64> {
+        match &self.servers {
+            Servers::Cluster(cluster) => Some(cluster.version()),
+            _ => Some(0),
+        }
+    }
+
     fn connect<'a>(
         &'a self,
         shard: &'a Shard,
@@ -422,6 +430,7 @@ fn deliver(
         let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;
         if let Some((key, hints)) = messages::hints(message)
             && let Some(name) = keys.name(key)
+            && (name == OVERRIDES || Name::from_stored(name).is_some())
             // In a cluster each node sends every message on: what counts comes from the master.
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {

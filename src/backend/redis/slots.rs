@@ -80,6 +80,11 @@ impl Slots {
         }
     }
 
+    /// Whether each slot has the same master in both.
+    pub(super) fn is_same_map(&self, other: &Self) -> bool {
+        (0..=u16::MAX).take(SLOTS).all(|slot| self.master(slot) == other.master(slot))
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         !self.of.contains(&NOBODY)
     }
@@ -147,7 +152,9 @@ mod tests {
         assert_eq!(slots.master(16383), None);
         assert_eq!(slots.nodes.len(), 3);
         assert!(!slots.is_complete() && !slots.has(&shard("h2", 7001)));
+        let before = slots.clone();
         slots.set(16383, &shard("h2", 7001));
+        assert!(before.is_same_map(&before.clone()) && !before.is_same_map(&slots));
         assert!(slots.is_complete() && slots.has(&shard("h2", 7001)));
         assert_eq!(address(&shard("::1", 7)), Some(("::1", 7)));
         // A range that is none.

@@ -37,16 +37,13 @@ impl Session {
         }
         self.outage = false;
         self.local_queue.clear();
-        self.renewing = 0;
+        self.take_calls_back();
         self.renewals.clear();
-        while let Some(unanswered) = self.releasing.pop_back() {
-            self.releases.push_front(unanswered);
-        }
         self.releases.extend(self.deferred.drain(..));
         // Whether a place is gone is asked again.
         self.ask_revocations = false;
-        for (_, n) in std::mem::take(&mut self.revocation_checks) {
-            if let Some(place) = self.places.find(n) {
+        for check in std::mem::take(&mut self.revocation_checks) {
+            if let Some(place) = self.places.find(check.new) {
                 place.check = true;
                 self.renew = true;
             }
@@ -79,19 +76,36 @@ impl Session {
         }
         joins.sort_unstable_by_key(|n| serial_of(*n));
         self.joins = joins.into();
-        self.resync = is_live && !same_data;
+        // What is not known since an earlier connection is not known yet.
+        self.resync = is_live && (self.resync || !same_data);
         self.renew |= self.resync;
-        self.audit = !same_data && self.left_at.is_some();
-        self.auditing = false;
+        self.audit |= !same_data && self.left_at.is_some();
         if self.audit || is_live || !self.releases.is_empty() {
             self.want(now + super::IDLE);
         }
+        // In the outage it was to be kept for longer.
+        self.want_end(now);
     }
 
     /// A connection broke with this call unanswered: it may or may not have been carried out. What it
     /// was about is taken up again when there is a connection.
     pub fn handle_unanswered(&mut self, op: &Op) {
         self.arrived(op);
+        match op {
+            Op::Renew { .. } | Op::Reassert { .. } => self.renew |= self.resync,
+            Op::Audit { .. } => self.audit = true,
+            Op::Acquire { .. } | Op::Release { .. } => {}
+        }
+    }
+
+    /// No call is on its way any more.
+    pub(super) fn take_calls_back(&mut self) {
+        self.renew |= self.resync && self.renewing > 0;
+        self.renewing = 0;
+        self.audit |= std::mem::take(&mut self.auditing);
+        while let Some(unanswered) = self.releasing.pop_back() {
+            self.releases.push_front(unanswered);
+        }
     }
 
     pub(super) fn end_resync(&mut self) {

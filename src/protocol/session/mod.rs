@@ -6,26 +6,10 @@
 //! ([`Session::take_events`]) and the next deadline ([`Session::poll_timeout`]) come out. After each
 //! input, its driver takes out all three.
 //!
-//! The rules, each of which the model shows to be needed:
-//!
-//! 1. The deadline of a place counts from when the last acknowledged acquire or renewal was *sent*.
-//!    What arrives after it is not believed: the session asks first. A permit in use that reaches its
-//!    deadline is lost for good; one that its request has not taken yet is asked for again.
-//! 2. A hint with a lease end lower than the last acknowledged one is from an earlier stay. One that
-//!    comes before the answer to its acquire is kept until then.
-//! 3. "Waits" in answer to the renewal of a held place neither demotes it nor extends its deadline.
-//!    "Gone" in answer to a renewal that was sent while the place still waited takes nothing from a
-//!    place granted since.
-//! 4. An acquire that went unanswered is repeated with the same id; a release too. A promotion of an
-//!    id that is not known here is answered by a release, and so is a late reply that finds one.
-//! 5. After a reconnect: releases first. If the server may have lost data, renewals of everything
-//!    come next, and new acquires wait for their answers.
-//! 6. A promoted replica may not have heard of the last releases: what stands there of this process
-//!    and is unknown here is released once more.
-//! 7. A request whose wait is over has an answer, whatever the backend does: no input leaves it
-//!    waiting past [`Session::handle_wait_timeout`].
+//! The rules are in `../README.md`; comments name them by their numbers.
 
 mod connection;
+mod options;
 mod outage;
 mod overrides;
 mod place;
@@ -42,7 +26,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::connection::{Connected, Quarantine};
-pub use self::place::{AcquireOptions, PLACES_MAX};
+pub use self::options::{AcquireOptions, OnUnavailable};
+use self::overrides::RevocationCheck;
+pub use self::place::PLACES_MAX;
 use self::place::{Places, State};
 pub use self::transmit::Urgency;
 use super::id::{NodeId, PlaceId};
@@ -53,32 +39,18 @@ use crate::protocol::overrides::Override;
 /// How long the record of an unused semaphore is kept, so that a failover finds it: see rule 6.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// What becomes of a request while the backend cannot be asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnUnavailable {
-    /// It is refused. The default: the cap holds.
-    #[default]
-    Refuse,
-    /// It passes, whatever is in flight: there is no cap until the backend is back. Where an operator
-    /// paused the semaphore, or set its limit to 0, it is refused.
-    Admit,
-    /// It takes one of this many permits of the process's own, and waits for one as it would
-    /// otherwise. Permits that the process held before count against them. With the limit divided by
-    /// the number of processes the fleet keeps the cap, if no process held more than its share when
-    /// the backend went away; what it held beyond that comes on top until it is released. A limit that
-    /// an operator set is never passed; 0 or a pause lets nothing in.
-    Local(u32),
-}
-
 /// This process's half of one semaphore.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
     node: NodeId,
     places: Places,
-    /// How many of the places are in flight, and how many wait.
+    /// How many of the places are in flight, wait, have no answer yet, and are being released.
     in_flight: u64,
     waiting: u64,
-    /// The limit and the lease of the last request, and the longest lease since the table was empty.
+    joining: u64,
+    leaving: u64,
+    /// The limit and the lease of the last request, and the longest lease since the session had nothing
+    /// on the server.
     limit: u32,
     lease: Duration,
     longest_lease: Duration,
@@ -94,7 +66,8 @@ pub struct Session {
     /// In an outage: the places that wait for a share of the process's own, in the order of their
     /// requests.
     local_queue: VecDeque<u64>,
-    /// After data may have been lost: joins wait until it is known what became of the places.
+    /// After data may have been lost: joins wait until it is known what became of the places, over as
+    /// many connections as that takes.
     resync: bool,
 
     // What is to be sent.
@@ -112,12 +85,14 @@ pub struct Session {
     renewing: usize,
     /// The server stopped promoting at its bound: it is to be called again.
     more: bool,
+    /// After data may have been lost: what stands there of this process is to be asked, or is asked.
     audit: bool,
     auditing: bool,
-    /// Places that are gone, each by its old number and its new one: lost by the backend, or revoked?
-    revocation_checks: Vec<(u64, u64)>,
-    /// That is still to be asked.
+    /// Places that are gone: lost by the backend, or revoked?
+    revocation_checks: Vec<RevocationCheck>,
+    /// That is still to be asked; and the number of the next question.
     ask_revocations: bool,
+    question: u64,
 
     // Time.
     timeout: Option<Time>,
@@ -133,7 +108,7 @@ pub struct Session {
 /// Something that a request, or who counts, is to be told of. Places are named by their index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// Its request can go on: see [`Session::progress`].
+    /// Its request can go on: see [`Session::handle_poll`].
     Progress(usize),
     /// It passed by policy, because the backend could not be asked.
     Admitted(usize),
@@ -185,6 +160,8 @@ impl Session {
             places: Places::starting_at(serial),
             in_flight: 0,
             waiting: 0,
+            joining: 0,
+            leaving: 0,
             limit: 0,
             lease: Duration::ZERO,
             longest_lease: Duration::ZERO,
@@ -207,6 +184,7 @@ impl Session {
             auditing: false,
             revocation_checks: Vec::new(),
             ask_revocations: false,
+            question: 0,
             timeout: None,
             left_at: None,
             ask_at: None,
@@ -243,19 +221,22 @@ impl Session {
         if matches!(state, State::Waiting { .. }) {
             place.queued = true;
         }
-        self.forget_state(before);
-        match state {
-            State::Held | State::Admitted { .. } => self.in_flight += 1,
-            State::Waiting { .. } => self.waiting += 1,
-            _ => {}
+        if let Some(count) = self.count_of(before) {
+            *count -= 1;
+        }
+        if let Some(count) = self.count_of(state) {
+            *count += 1;
         }
     }
 
-    const fn forget_state(&mut self, state: State) {
+    /// The number of places in such a state, where that is counted.
+    const fn count_of(&mut self, state: State) -> Option<&mut u64> {
         match state {
-            State::Held | State::Admitted { .. } => self.in_flight -= 1,
-            State::Waiting { .. } => self.waiting -= 1,
-            _ => {}
+            State::Held | State::Admitted { .. } => Some(&mut self.in_flight),
+            State::Waiting { .. } => Some(&mut self.waiting),
+            State::Joining { .. } => Some(&mut self.joining),
+            State::Releasing => Some(&mut self.leaving),
+            _ => None,
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use super::options::OnUnavailable;
 use super::place::{Place, WAITING_RENEWAL, index_of, serial_of};
-use super::{Event, OnUnavailable, Session, State};
+use super::{Event, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::time::Time;
 
@@ -13,19 +14,16 @@ impl Session {
     /// told.
     pub fn handle_unreachable(&mut self, now: Time) {
         self.outage = true;
+        self.take_calls_back();
         let mut places: Vec<_> =
             self.places.iter().map(|(index, place)| (place.n, index)).collect();
         places.sort_unstable_by_key(|(n, _)| serial_of(*n));
         self.local_queue = VecDeque::new();
-        for (n, index) in places {
+        for (_, index) in places {
             let Some(place) = self.places.get(index) else { continue };
-            match (place.state, place.options.on_unavailable) {
-                (State::Joining { .. } | State::Waiting { .. }, OnUnavailable::Local(_)) => {
-                    self.local_queue.push_back(n);
-                }
-                (State::Waiting { .. }, OnUnavailable::Refuse) => {}
-                (State::Joining { .. } | State::Waiting { .. }, _) => self.fall_back(index, now),
-                (State::Releasing, _) => {
+            match place.state {
+                State::Joining { .. } | State::Waiting { .. } => self.meet_outage(index, now),
+                State::Releasing => {
                     self.set(index, State::Released { acknowledged: false });
                     self.events.push(Event::Released(index));
                 }
@@ -49,7 +47,32 @@ impl Session {
         for (index, reason) in refused {
             self.refuse_by_policy(index, reason, self.local_queue.len() as u64, now);
         }
-        self.audit = false;
+        self.admit_local(now);
+    }
+
+    /// What an outage means for a place that has no permit.
+    pub(super) fn meet_outage(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        match place.options.on_unavailable {
+            OnUnavailable::Local(_) => {
+                let serial = serial_of(place.n);
+                let at = self.local_queue.partition_point(|n| serial_of(*n) < serial);
+                self.local_queue.insert(at, place.n);
+            }
+            OnUnavailable::Refuse if place.queued => self.wait_on(index, now),
+            OnUnavailable::Refuse | OnUnavailable::Admit => self.fall_back(index, now),
+        }
+    }
+
+    /// A request that stood in the queue goes on waiting, though its place has to be asked for again: with
+    /// its next renewal.
+    pub(super) fn wait_on(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get_mut(index).filter(|place| place.is_joining()) else {
+            return;
+        };
+        place.acked = now;
+        self.set(index, State::Waiting { ticket: None });
+        self.want(now + WAITING_RENEWAL);
     }
 
     /// Whether the backend was last said to be out of reach.

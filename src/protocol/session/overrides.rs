@@ -9,6 +9,16 @@ use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::Override;
 use crate::protocol::time::Time;
 
+/// A place that is gone, and whether it was revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RevocationCheck {
+    /// The number that it had, and the one that it has now.
+    pub(super) old: u64,
+    pub(super) new: u64,
+    /// The first question whose answer counts.
+    question: u64,
+}
+
 impl Session {
     /// An operator set something else. If there are more permits now, the waiters ask for them at once:
     /// only their process knows how many its policy allows.
@@ -17,8 +27,8 @@ impl Session {
         self.overrides = overrides;
         if self.limit_in_force() > before {
             self.renew |= self.waiting > 0;
-            self.admit_local(now);
         }
+        self.admit_local(now);
     }
 
     /// The limit that goes along with every call.
@@ -34,8 +44,8 @@ impl Session {
         if id.node != self.node {
             return;
         }
-        let renamed = self.revocation_checks.iter().find(|(old, _)| *old == id.n);
-        let n = renamed.map_or(id.n, |(_, new)| *new);
+        let renamed = self.revocation_checks.iter().find(|check| check.old == id.n);
+        let n = renamed.map_or(id.n, |check| check.new);
         let Some(place) = self.places.find(n) else { return };
         let index = index_of(n);
         if place.is_in_flight() && place.taken {
@@ -43,6 +53,7 @@ impl Session {
         } else if place.is_live() || place.is_joining() {
             self.leave_server(index, now);
             self.refuse(index, RejectReason::Revoked, self.seen);
+            self.admit_local(now);
         }
     }
 
@@ -63,19 +74,30 @@ impl Session {
             }
         }
         self.places.find(new).into_iter().for_each(|place| place.restoring = true);
-        self.revocation_checks.push((n, new));
+        self.revocation_checks.push(RevocationCheck { old: n, new, question: self.question });
         self.ask_revocations = true;
     }
 
-    /// Whether it is to be asked which places were revoked; says so once. What was read is followed by
-    /// [`handle_revocations_known`](Self::handle_revocations_known).
-    pub const fn poll_revocation_check(&mut self) -> bool {
-        std::mem::replace(&mut self.ask_revocations, false)
+    /// Whether it is to be asked which places were revoked: gives the number of that question, once. What
+    /// was read is followed by [`handle_revocations_known`](Self::handle_revocations_known).
+    pub const fn poll_revocation_check(&mut self) -> Option<u64> {
+        if !std::mem::replace(&mut self.ask_revocations, false) {
+            return None;
+        }
+        self.question += 1;
+        Some(self.question - 1)
     }
 
-    /// The revocations are known: the other places that are gone were lost by the backend.
-    pub fn handle_revocations_known(&mut self, now: Time) {
-        for (_, n) in std::mem::take(&mut self.revocation_checks) {
+    /// The revocations are known, from the answer to this question: the other places that were gone when
+    /// it was asked were lost by the backend. Those that were found gone since wait for the answer to the
+    /// next one.
+    pub fn handle_revocations_known(&mut self, question: u64, now: Time) {
+        let is_known = |check: &RevocationCheck| check.question <= question;
+        let (known, unknown) = std::mem::take(&mut self.revocation_checks)
+            .into_iter()
+            .partition::<Vec<_>, _>(is_known);
+        self.revocation_checks = unknown;
+        for RevocationCheck { new: n, .. } in known {
             let Some(place) = self.places.find(n) else { continue };
             match place.state {
                 State::Held => {

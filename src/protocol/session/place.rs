@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::OnUnavailable;
+use super::options::AcquireOptions;
 use crate::error::RejectReason;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::time::Time;
@@ -18,23 +18,6 @@ pub(super) const WAITING_RENEWAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Lease ends are whole ms, rounded down: a place may end so much earlier than its lease.
 const LEASE_GRAIN: Duration = Duration::from_millis(1);
-
-/// What a place asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AcquireOptions {
-    /// The lease.
-    pub lease: Duration,
-    /// How many places may wait; `None`: this one may not.
-    pub max_queue: Option<u32>,
-    /// What becomes of it while the backend cannot be asked.
-    pub on_unavailable: OnUnavailable,
-}
-
-impl AcquireOptions {
-    pub(super) fn lease_ms(&self) -> u64 {
-        u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {

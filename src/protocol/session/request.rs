@@ -1,7 +1,10 @@
 //! What requests do: they come, wait, are answered, and leave.
 
-use super::place::{AcquireOptions, PLACES_MAX, Place, State};
-use super::{Event, IDLE, OnUnavailable, Progress, Session};
+use std::time::Duration;
+
+use super::options::{AcquireOptions, OnUnavailable};
+use super::place::{PLACES_MAX, Place, State};
+use super::{Event, IDLE, Progress, Session};
 use crate::error::RejectReason;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::overrides::Mode;
@@ -21,7 +24,9 @@ impl Session {
         }
         self.limit = limit;
         self.lease = options.lease;
-        self.longest_lease = self.longest_lease.max(options.lease);
+        let is_clean = self.places.is_empty() && !self.has_releases();
+        let before = if is_clean { Duration::ZERO } else { self.longest_lease };
+        self.longest_lease = before.max(options.lease);
         let poll_only = self.poll_only;
         let index = self.places.insert(|n| Place {
             n,
@@ -36,6 +41,7 @@ impl Session {
             check: false,
             restoring: false,
         });
+        self.joining += 1;
         let n = self.places.get(index).map_or(0, |place| place.n);
         self.want(now + IDLE);
         if self.overrides.mode == Mode::Draining {
@@ -50,7 +56,7 @@ impl Session {
 
     /// How far the request at `index` has come. If it is not done, a [`Event::Progress`] says when to
     /// look again.
-    pub fn progress(&mut self, index: usize, now: Time) -> Progress {
+    pub fn handle_poll(&mut self, index: usize, now: Time) -> Progress {
         let Some(place) = self.places.get_mut(index) else { return Progress::Closed };
         match place.state {
             State::Joining { .. } => {
@@ -69,7 +75,7 @@ impl Session {
             // Granted, but the request comes for it too late: ask first.
             State::Held => {
                 self.wait_again(index, now);
-                self.progress(index, now)
+                self.handle_poll(index, now)
             }
             State::Admitted { .. } => {
                 place.taken = true;
@@ -89,7 +95,9 @@ impl Session {
     /// The request leaves, whatever it had; its permit is released. Its index may be given to another.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
-        self.forget_state(place.state);
+        if let Some(count) = self.count_of(place.state) {
+            *count -= 1;
+        }
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);
@@ -99,9 +107,7 @@ impl Session {
             self.left_at = Some(now);
         }
         self.forget_local(place.n);
-        if place.is_in_flight() {
-            self.admit_local(now);
-        }
+        self.admit_local(now);
         self.want(now + IDLE);
         self.want_end(now);
     }
@@ -185,6 +191,7 @@ impl Session {
             State::Joining { .. } | State::Waiting { .. } => self.fall_back(index, now),
             _ => {}
         }
+        self.admit_local(now);
     }
 
     /// Releases every place: permits are lost to their holders, requests are told that it is over.
@@ -247,9 +254,12 @@ impl Session {
         self.places.get_mut(index).into_iter().for_each(|place| place.restoring = false);
         if self.places.get(index).is_some_and(|place| place.options.max_queue.is_none()) {
             self.fall_back(index, now);
+        } else if self.outage {
+            self.meet_outage(index, now);
         } else {
             self.renew = true;
         }
+        self.admit_local(now);
     }
 
     pub(super) fn lose(&mut self, index: usize, now: Time) {

@@ -89,6 +89,7 @@ impl Session {
         for index in expired {
             self.expire(index, now);
         }
+        self.admit_local(now);
         if let Some(next) = next {
             self.want(next);
         } else if !self.is_idle() {
@@ -112,22 +113,25 @@ impl Session {
 
     /// Whether a request waits or has a permit, but for one that was lost or given back.
     #[must_use]
-    pub fn is_in_use(&self) -> bool {
-        self.places.iter().any(|(_, place)| place.is_live() || place.is_joining())
+    pub const fn is_in_use(&self) -> bool {
+        self.in_flight + self.waiting + self.joining > 0
     }
 
     /// Whether the backend may have a place of this session, or something is to be sent.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        !self.releases.is_empty()
-            || !self.releasing.is_empty()
-            || !self.deferred.is_empty()
+        self.is_in_use()
+            || self.leaving > 0
+            || self.has_releases()
             || self.renewing > 0
-            || self.audit
             || self.auditing
-            || self.places.iter().any(|(_, place)| {
-                place.is_live() || matches!(place.state, State::Joining { .. } | State::Releasing)
-            })
+            // In an outage nothing is asked, and the record is not kept for it.
+            || (self.audit && !self.outage)
+    }
+
+    /// Whether a place that was given up may stand on the server.
+    pub(super) fn has_releases(&self) -> bool {
+        !self.releases.is_empty() || !self.releasing.is_empty() || !self.deferred.is_empty()
     }
 
     /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between

@@ -78,7 +78,7 @@ impl Session {
         let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
-            if joins && !between && self.releases.is_empty() {
+            if joins && !between && self.releases.is_empty() && ids.len() < CALL_MAX {
                 self.next_acquire(ids)
             } else {
                 Op::Release { ids }
@@ -203,7 +203,7 @@ impl Session {
     /// The joins in front that ask for the same, in the order of their arrival.
     fn next_acquire(&mut self, leaving: Ids) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
-        while ids.len() < CALL_MAX && self.skip_to_join() {
+        while leaving.len() + ids.len() < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
             if *common.get_or_insert(place.options) != place.options {

@@ -140,7 +140,7 @@ fn a_session_that_found_places_gone_is_answered_by_a_later_question() {
         let checks = spawn(move || {
             let version = checked.set.fetch_add(1, Ordering::SeqCst) + 1;
             checked.checked.store(version, Ordering::SeqCst);
-            checked.cache.check_revocations(&session);
+            checked.cache.check_revocations(&session, 0);
             checked.wake.notify_one();
         });
         keeper.set_and_catch_up();

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::backend::TestBackend;
 use super::{NAME, advance, assert_nothing_left, explore, handle_due, policy, process};
-use crate::semaphore::driver::collect_of;
+use crate::semaphore::exchange::collect_of;
 use crate::semaphore::node::{Node, Server};
 use crate::semaphore::place_handle::PlaceHandle;
 use crate::semaphore::server::Reach;

@@ -73,10 +73,10 @@ fn newcomers_wait_until_it_is_known_what_became_of_the_places() {
     let (now, reply) = (rig.now(), rig.carry_out(&calls[0]));
     rig.reply(&calls[0].op, &reply, now);
     // Lost or revoked? Until that is known, no proof is shown.
-    assert!(rig.session.poll_revocation_check());
-    assert!(!rig.session.poll_revocation_check());
+    let question = rig.session.poll_revocation_check().expect("a question");
+    assert_eq!(rig.session.poll_revocation_check(), None);
     assert_eq!(rig.calls(), []);
-    rig.session.handle_revocations_known(now);
+    rig.session.handle_revocations_known(question, now);
     let ops = rig.settle();
     assert!(matches!(&ops[..], [Op::Reassert { .. }, Op::Acquire { .. }]), "{ops:?}");
     assert!(rig.session.is_held(holder));
@@ -181,27 +181,21 @@ fn a_late_reassertion_of_a_place_that_was_left_is_released() {
 
 #[test]
 fn a_break_leaves_nothing_under_way() {
-    for audit in [false, true] {
-        let mut rig = Rig::new(1);
-        let index = rig.request();
-        rig.settle();
-        rig.progress(index);
-        if audit {
-            rig.leave(index);
-            rig.settle();
-            rig.reconnect(Connected::default());
-        } else {
-            rig.pass(1000);
-        }
-        let call = rig.call().expect("a renewal, or an audit");
-        assert_eq!(audit, matches!(call.op, Op::Audit { .. }), "{call:?}");
-        if !audit {
-            rig.session.places.remove(index);
-        }
-        assert!(rig.session.is_busy());
-        rig.session.handle_unanswered(&call.op);
-        assert!(!rig.session.is_busy(), "no answer will come");
-    }
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    rig.pass(1000);
+    let renewal = rig.call().expect("a renewal");
+    assert_eq!(rig.session.renewing, 1);
+    rig.session.handle_unanswered(&renewal.op);
+    assert_eq!(rig.session.renewing, 0, "no answer will come");
+    rig.leave(index);
+    rig.settle();
+    rig.reconnect(Connected::default());
+    let audit = rig.call().expect("an audit");
+    rig.session.handle_unanswered(&audit.op);
+    assert!(rig.session.audit && !rig.session.auditing, "it is asked again");
 }
 
 #[test]
@@ -266,10 +260,6 @@ fn what_an_audit_finds_and_the_session_knows_stays() {
     assert_eq!(rig.places(), [rig.id(stays)]);
 }
 
-fn same_data() -> Connected {
-    Connected { same_data: true, ..Connected::default() }
-}
-
 #[test]
 fn a_new_connection_to_the_same_data_asks_for_nothing_that_is_held() {
     let mut rig = Rig::new(2);
@@ -290,8 +280,7 @@ fn after_a_loss_of_data_what_is_held_is_counted_before_newcomers_are() {
     let newcomer = rig.request();
     let sent = rig.settle();
     let kinds: Vec<_> = sent.iter().map(std::mem::discriminant).collect();
-    let renews =
-        std::mem::discriminant(&Op::Renew { lease_ms: 0, ids: crate::protocol::Ids::new() });
+    let renews = std::mem::discriminant(&Op::Renew { lease_ms: 0, ids: Ids::new() });
     let proves = std::mem::discriminant(&Op::Reassert { lease_ms: 0, proofs: Vec::new() });
     assert_eq!(kinds[..2], [renews, proves], "{sent:?}");
     assert_eq!(rig.progress(held), Progress::Held);
@@ -376,4 +365,158 @@ fn a_place_that_was_revoked_before_it_was_taken_is_looked_for_after_a_failover()
     rig.reconnect(Connected::default());
     rig.settle();
     assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn an_audit_is_made_only_of_other_data_and_only_after_something_left() {
+    for (left, same_data, audits) in
+        [(true, true, false), (true, false, true), (false, false, false), (false, true, false)]
+    {
+        let mut rig = Rig::new(2);
+        let index = rig.request();
+        rig.settle();
+        rig.progress(index);
+        if left {
+            let leaves = rig.request();
+            rig.settle();
+            rig.leave(leaves);
+            rig.settle();
+        }
+        rig.reconnect(Connected { same_data, ..Connected::default() });
+        let ops = rig.settle();
+        let audited = ops.iter().any(|op| matches!(op, Op::Audit { .. }));
+        assert_eq!(audited, audits, "{left} {same_data}: {ops:?}");
+    }
+}
+
+#[test]
+fn what_was_sent_keeps_its_id_where_hints_do_not_arrive_any_more() {
+    let mut rig = Rig::new(2);
+    let sent = rig.request();
+    let before = rig.id(sent);
+    rig.call().expect("an acquire");
+    let unsent = rig.request();
+    rig.reconnect(Connected { poll_only: true, ..same_data() });
+    assert_eq!(rig.id(sent), before);
+    assert!(!rig.id(sent).poll_only);
+    assert!(rig.id(unsent).poll_only);
+}
+
+#[test]
+fn an_audit_releases_what_is_unknown_and_no_release_that_is_on_its_way_again() {
+    let mut rig = Rig::new(4);
+    let (first, second) = (rig.request(), rig.request());
+    rig.settle();
+    let (one, two) = (rig.id(first), rig.id(second));
+    rig.leave(first);
+    rig.settle();
+    rig.leave(second);
+    rig.call().expect("the release of the second");
+    let now = rig.now();
+    let found = Reply { found: vec![one, two], ..Reply::default() };
+    rig.session.handle_reply(&Op::Audit { most: 10 }, &found, false, now, now);
+    let calls: Vec<_> = rig.calls().into_iter().map(|call| call.op).collect();
+    assert_eq!(calls, [Op::Release { ids: smallvec![one] }]);
+}
+
+#[test]
+fn waiters_ask_when_the_quarantine_ends_and_not_before() {
+    let mut rig = Rig::new(1);
+    let before = rig.request();
+    rig.settle();
+    rig.leave(before);
+    rig.settle();
+    rig.pass(100);
+    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO) };
+    rig.reconnect(Connected { quarantine, ..same_data() });
+    // Sooner than the waiter would ask anyway.
+    rig.live(2300);
+    let waits = rig.request();
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.pass(599);
+    assert_eq!(rig.session.urgency(), None);
+    rig.pass(1);
+    assert!(rig.session.urgency().is_some(), "the quarantine is over");
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Held);
+}
+
+#[test]
+fn nobody_asks_when_a_quarantine_ends_that_nobody_waits_in() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    rig.live(900);
+    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO + ms(500)) };
+    rig.reconnect(Connected { quarantine, ..same_data() });
+    rig.live(2590);
+    rig.pass(20);
+    assert_eq!(rig.session.urgency(), None);
+}
+
+#[test]
+fn what_is_not_known_of_lost_data_is_asked_over_the_next_connection_too() {
+    for (is_sent, is_away) in [(false, false), (true, false), (true, true)] {
+        let mut rig = Rig::new(1);
+        let held = rig.request();
+        rig.settle();
+        rig.progress(held);
+        rig.ledger = Ledger::new();
+        rig.reconnect(Connected::default());
+        if is_sent {
+            let renewal = rig.call().expect("a renewal");
+            rig.session.handle_unanswered(&renewal.op);
+            assert_eq!(rig.session.urgency(), Some(Urgency::Before(Time::ZERO + ms(2999))));
+        }
+        if is_away {
+            rig.session.handle_unreachable(rig.now());
+        }
+        rig.reconnect(same_data());
+        let newcomer = rig.request();
+        rig.settle();
+        assert!(rig.session.is_held(held));
+        assert_eq!(rig.progress(newcomer), Progress::Waiting, "{is_sent} {is_away}");
+    }
+}
+
+#[test]
+fn what_a_failover_brought_back_is_looked_for_until_there_is_an_answer() {
+    for breaks in 0..4 {
+        let mut rig = Rig::new(1);
+        let index = rig.request();
+        rig.settle();
+        let replica = rig.ledger.clone();
+        rig.leave(index);
+        rig.settle();
+        rig.ledger = replica;
+        rig.reconnect(Connected::default());
+        if breaks > 0 {
+            let audit = rig.call().expect("an audit");
+            if breaks < 3 {
+                rig.session.handle_unanswered(&audit.op);
+            }
+        }
+        if breaks > 1 {
+            rig.session.handle_unreachable(rig.now());
+            assert!(!rig.session.is_busy(), "the record is not kept for it");
+        }
+        rig.reconnect(same_data());
+        rig.settle();
+        assert_eq!(rig.places(), [], "{breaks}");
+    }
+}
+
+#[test]
+fn a_release_that_went_unanswered_does_not_outlive_its_lease_in_an_outage() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.leave(index);
+    rig.call().expect("a release");
+    // Its server went away while the session was on its way to another.
+    rig.session.handle_unreachable(rig.now());
+    rig.pass(6000);
+    assert!(rig.is_over(), "until {:?}", rig.session.poll_timeout());
 }

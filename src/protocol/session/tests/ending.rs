@@ -47,3 +47,64 @@ fn every_place_is_released_at_the_end() {
     rig.settle();
     assert_eq!(rig.places(), []);
 }
+
+#[test]
+fn a_request_that_was_granted_and_has_not_looked_is_told_that_it_is_over() {
+    let mut rig = Rig::new(2);
+    let (taken, granted) = (rig.request(), rig.request());
+    rig.settle();
+    rig.progress(taken);
+    rig.session.take_events();
+    let now = rig.now();
+    rig.session.handle_close(now);
+    assert_eq!(rig.session.take_events()[..], [Event::Lost(taken), Event::Progress(granted)]);
+    assert_eq!(rig.progress(granted), Progress::Closed);
+    assert!(rig.session.was_lost(taken) && !rig.session.was_lost(granted));
+}
+
+#[test]
+fn a_session_is_busy_as_long_as_anything_is_to_be_sent_or_answered() {
+    let mut rig = Rig::new(1);
+    assert!(!rig.session.is_busy());
+    let index = rig.request();
+    assert!(rig.session.is_busy(), "joins");
+    let acquire = rig.call().expect("an acquire");
+    let (reply, now) = (rig.carry_out(&acquire), rig.now());
+    rig.reply(&acquire.op, &reply, now);
+    rig.progress(index);
+    assert!(rig.session.is_busy(), "holds");
+    rig.pass(1000);
+    let renewal = rig.call().expect("a renewal");
+    rig.leave(index);
+    let release = rig.call().expect("a release");
+    assert!(rig.session.is_busy(), "is renewed and released");
+    rig.reply(&release.op, &Reply::default(), now);
+    assert!(rig.session.is_busy(), "is renewed");
+    let gone = Reply { statuses: smallvec![PlaceStatus::Gone], ..Reply::default() };
+    rig.reply(&renewal.op, &gone, now);
+    assert!(!rig.session.is_busy(), "nothing is left");
+    rig.reconnect(Connected::default());
+    assert!(rig.session.is_busy(), "asks what stands there");
+    let audit = rig.call().expect("an audit");
+    assert!(rig.session.is_busy(), "is told what stands there");
+    rig.reply(&audit.op, &Reply::default(), now);
+    assert!(!rig.session.is_busy(), "nothing is left again");
+}
+
+#[test]
+fn a_session_is_busy_until_its_releases_are_answered() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    rig.settle();
+    rig.progress(index);
+    let now = rig.now();
+    assert!(rig.session.handle_release(index, now));
+    assert!(rig.session.is_busy(), "to be sent");
+    let release = rig.call().expect("a release");
+    assert!(rig.session.is_busy(), "sent");
+    rig.session.handle_call_error(&release.op, now);
+    assert!(rig.session.is_busy(), "to be tried again");
+    rig.pass(1000);
+    rig.settle();
+    assert!(!rig.session.is_busy(), "released");
+}

@@ -14,8 +14,10 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
+use super::place::{Place, serial_of};
 use super::*;
 use crate::protocol::call::{Call, Op};
+use crate::protocol::id::Ids;
 use crate::protocol::ledger::{Caller, Grant, Ledger, PlaceStatus, Reply};
 
 const NODE: NodeId = NodeId::new(1);
@@ -32,6 +34,11 @@ const OPTIONS: AcquireOptions = AcquireOptions {
 /// Moments are ms, by the clocks of the process and the server alike.
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// A connection to the data of the one before.
+fn same_data() -> Connected {
+    Connected { same_data: true, ..Connected::default() }
 }
 
 struct Rig {
@@ -95,17 +102,44 @@ impl Rig {
 
     fn progress(&mut self, index: usize) -> Progress {
         let now = self.now();
-        self.session.progress(index, now)
+        let progress = self.session.handle_poll(index, now);
+        self.check();
+        progress
+    }
+
+    /// What is counted of the places, and queued of them, is what there is.
+    fn check(&self) {
+        let count = |is: fn(&Place) -> bool| {
+            self.session.places.iter().filter(|(_, place)| is(place)).count() as u64
+        };
+        assert_eq!(self.session.in_flight, count(Place::is_in_flight), "in flight");
+        assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
+        assert_eq!(self.session.joining, count(Place::is_joining), "joining");
+        let leaving = |place: &Place| matches!(place.state, State::Releasing);
+        assert_eq!(self.session.leaving, count(leaving), "being released");
+        let queue = Vec::from(self.session.local_queue.clone());
+        assert!(queue.is_sorted_by_key(|n| serial_of(*n)), "{queue:?}");
+        for n in queue {
+            let mut places = self.session.places.iter();
+            let is_there = |place: &Place| place.is_joining() || place.is_waiting();
+            assert!(places.any(|(_, p)| p.n == n && is_there(p)), "{n} waits for a share");
+        }
+        // Nobody waits for what is free.
+        let mut rest = self.session.clone();
+        rest.admit_local(self.now());
+        assert_eq!(rest.local_queue, self.session.local_queue);
     }
 
     fn leave(&mut self, index: usize) {
         let now = self.now();
         self.session.handle_leave(index, now);
+        self.check();
     }
 
     /// The next call. A driver goes by the urgency: what it does not tell of is never sent, and a
     /// session that tells of something and sends nothing keeps its driver busy for nothing.
     fn call(&mut self) -> Option<Call> {
+        self.check();
         let (urgency, now) = (self.session.urgency(), self.now());
         let call = self.session.poll_call(now);
         match &call {
@@ -159,9 +193,9 @@ impl Rig {
         self.reconnect(Connected::default());
         let renewal = self.answer();
         assert!(matches!(renewal.op, Op::Renew { .. }), "{renewal:?}");
-        assert!(self.session.poll_revocation_check());
+        let question = self.session.poll_revocation_check().expect("a question");
         let now = self.now();
-        self.session.handle_revocations_known(now);
+        self.session.handle_revocations_known(question, now);
         let proof = self.call().expect("a proof");
         assert!(matches!(proof.op, Op::Reassert { .. }), "{proof:?}");
         proof
@@ -176,8 +210,8 @@ impl Rig {
                 let reply = self.carry_out(call);
                 self.reply(&call.op, &reply, now);
             }
-            if self.session.poll_revocation_check() {
-                self.session.handle_revocations_known(now);
+            if let Some(question) = self.session.poll_revocation_check() {
+                self.session.handle_revocations_known(question, now);
             } else if calls.is_empty() {
                 return ops;
             }

@@ -30,9 +30,9 @@ fn a_waiter_that_was_revoked_under_its_old_id_is_refused() {
     rig.pass(1000);
     assert!(matches!(rig.answer().op, Op::Renew { .. }));
     let now = rig.now();
-    assert!(rig.session.poll_revocation_check());
+    let question = rig.session.poll_revocation_check().expect("a question");
     rig.session.handle_revoked(id, now);
-    rig.session.handle_revocations_known(now);
+    rig.session.handle_revocations_known(question, now);
     assert!(is_refused(rig.progress(index), RejectReason::Revoked));
     rig.settle();
     assert_eq!(rig.places().len(), 1);
@@ -49,4 +49,93 @@ fn waiters_ask_at_once_for_more_permits() {
     rig.settle();
     assert_eq!(rig.progress(index), Progress::Held);
     assert_eq!(rig.session.limit_in_force(), 2);
+}
+
+#[test]
+fn no_more_permits_are_no_reason_to_ask() {
+    let mut rig = Rig::new(2);
+    rig.other();
+    rig.other();
+    rig.request();
+    rig.settle();
+    let now = rig.now();
+    for limit in [2, 1] {
+        let set = Override { limit: Some(limit), ..Override::default() };
+        rig.session.handle_override(set, now);
+        assert_eq!(rig.session.urgency(), None, "{limit}");
+    }
+}
+
+#[test]
+fn more_permits_are_no_reason_to_ask_where_nobody_waits_any_more() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    let waits = rig.request();
+    rig.settle();
+    rig.progress(held);
+    rig.leave(waits);
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_override("2 open".parse().expect("an override"), now);
+    assert_eq!(rig.session.urgency(), None);
+    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1 }, now);
+    assert_eq!(rig.session.urgency(), None);
+}
+
+#[test]
+fn more_permits_are_given_out_in_an_outage_too() {
+    let mut rig = Rig::new(3);
+    let now = rig.now();
+    rig.session.handle_override("1 open".parse().expect("an override"), now);
+    rig.session.handle_unreachable(now);
+    let requests = [(); 3].map(|()| rig.request_with(with(OnUnavailable::Local(3))));
+    let seen = requests.map(|index| rig.progress(index));
+    assert_eq!(seen, [Progress::Admitted, Progress::Waiting, Progress::Waiting]);
+    rig.session.handle_override("2 open".parse().expect("an override"), now);
+    let seen = requests.map(|index| rig.progress(index));
+    assert_eq!(seen, [Progress::Admitted, Progress::Admitted, Progress::Waiting]);
+}
+
+#[test]
+fn a_request_that_is_not_answered_yet_can_be_revoked() {
+    let mut rig = Rig::new(1);
+    let joins = rig.request();
+    let (id, now) = (rig.id(joins), rig.now());
+    rig.session.handle_revoked(PlaceId { node: OTHER, ..id }, now);
+    assert_eq!(rig.progress(joins), Progress::Joining);
+    rig.session.handle_revoked(id, now);
+    assert!(is_refused(rig.progress(joins), RejectReason::Revoked));
+}
+
+#[test]
+fn a_place_that_is_found_gone_after_the_question_waits_for_the_next_answer() {
+    let mut rig = Rig::new(2);
+    let (one, two) = (rig.request(), rig.request());
+    rig.settle();
+    rig.progress(one);
+    rig.progress(two);
+    let (first, second) = (rig.id(one), rig.id(two));
+    let gone = Reply { statuses: smallvec![PlaceStatus::Gone], ..Reply::default() };
+    let renew = |id| Op::Renew { lease_ms: 3000, ids: smallvec![id] };
+    rig.pass(100);
+    let now = rig.now();
+    rig.reply(&renew(first), &gone, now);
+    let question = rig.session.poll_revocation_check().expect("a question");
+    // An operator revokes the second, whose renewal is answered before the question is.
+    rig.reply(&renew(second), &gone, now);
+    let next = rig.session.poll_revocation_check().expect("a question");
+    let proofs = |rig: &mut Rig| {
+        let ops = rig.calls().into_iter().map(|call| call.op);
+        ops.flat_map(|op| match op {
+            Op::Reassert { proofs, .. } => proofs.into_iter().map(|(id, _)| id).collect(),
+            _ => Vec::new(),
+        })
+        .collect::<Vec<_>>()
+    };
+    rig.session.handle_revocations_known(question, now);
+    assert_eq!(proofs(&mut rig), [first]);
+    rig.session.handle_revoked(second, now);
+    rig.session.handle_revocations_known(next, now);
+    assert_eq!(proofs(&mut rig), []);
+    assert!(rig.session.was_lost(two));
 }

@@ -301,3 +301,181 @@ fn a_permit_that_is_lost_in_an_outage_frees_its_share_for_the_next() {
     rig.pass(1500);
     assert_eq!(rig.progress(two), Progress::Admitted);
 }
+
+#[test]
+fn a_session_whose_server_came_back_is_dropped_as_soon_as_any_other() {
+    let minute = AcquireOptions { lease: ms(60_000), ..OPTIONS };
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(minute);
+    rig.settle();
+    rig.progress(index);
+    rig.leave(index);
+    rig.settle();
+    rig.session.handle_unreachable(rig.now());
+    rig.pass(10_000);
+    assert!(!rig.session.is_over(rig.now()), "what it released may come back");
+    rig.session.handle_connected(same_data(), rig.now());
+    rig.settle();
+    rig.pass(1000);
+    assert!(rig.session.is_over(rig.now()), "until {:?}", rig.session.poll_timeout());
+}
+
+#[test]
+fn whoever_leaves_the_queue_for_shares_makes_room_in_it() {
+    let options = with_queue(OnUnavailable::Local(1), Some(3));
+    for leaves in 1..4 {
+        let mut rig = outage(9);
+        let requests: Vec<_> = (0..4).map(|_| rig.request_with(options)).collect();
+        rig.leave(requests[leaves]);
+        let next = rig.request_with(options);
+        assert_eq!(rig.progress(next), Progress::Waiting, "{leaves}");
+        let full = rig.request_with(options);
+        let reason = RejectReason::QueueFull;
+        let seen = Progress::Refused { reason, in_use: 1, waiting: 3, limit: None };
+        assert_eq!(rig.progress(full), seen, "{leaves}");
+        let rest: Vec<_> = requests
+            .into_iter()
+            .enumerate()
+            .filter(|(i, _)| *i != leaves)
+            .map(|(_, r)| r)
+            .collect();
+        for pair in rest.windows(2) {
+            assert_eq!(rig.progress(pair[0]), Progress::Admitted, "{leaves}");
+            assert_eq!(rig.progress(pair[1]), Progress::Waiting, "{leaves}");
+            rig.leave(pair[0]);
+        }
+    }
+}
+
+#[test]
+fn a_request_that_waited_before_waits_on_whatever_its_queue_may_hold() {
+    let (mut rig, waits) = waiter(with_queue(OnUnavailable::Local(0), Some(1)));
+    // The server forgets it, and it is on its way there again.
+    rig.ledger = Ledger::new();
+    rig.other();
+    rig.session.places.iter_mut().for_each(|place| place.state = State::Waiting { ticket: None });
+    rig.pass(1000);
+    rig.answer();
+    let question = rig.session.poll_revocation_check().expect("a question");
+    let now = rig.now();
+    rig.session.handle_revocations_known(question, now);
+    let newcomer = rig.request_with(with_queue(OnUnavailable::Local(0), Some(1)));
+    rig.session.handle_unreachable(now);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert!(is_refused(rig.progress(newcomer), RejectReason::QueueFull));
+}
+
+#[test]
+fn an_admitted_request_that_leaves_is_released_if_the_backend_may_know_it() {
+    for announced in [false, true] {
+        let mut rig = outage(3);
+        let request = rig.request_with(with_queue(OnUnavailable::Admit, None));
+        rig.reconnect(Connected::default());
+        if announced {
+            let call = rig.call().expect("a proof");
+            assert!(matches!(call.op, Op::Reassert { .. }), "{call:?}");
+        }
+        let id = rig.id(request);
+        rig.leave(request);
+        let ops: Vec<_> = rig.calls().into_iter().map(|call| call.op).collect();
+        let release = Op::Release { ids: smallvec![id] };
+        assert_eq!(ops.contains(&release), announced, "{ops:?}");
+    }
+}
+
+#[test]
+fn an_admitted_request_is_counted_past_the_limit() {
+    let mut rig = outage(1);
+    let request = rig.request_with(with_queue(OnUnavailable::Admit, None));
+    rig.other();
+    rig.reconnect(Connected::default());
+    rig.settle();
+    assert_eq!(rig.progress(request), Progress::Held);
+    assert_eq!((rig.ledger.in_use(), rig.ledger.waiting()), (2, 0));
+}
+
+#[test]
+fn the_next_in_line_has_its_share_whoever_leaves() {
+    for leaves in [Rig::leave, |rig: &mut Rig, index| {
+        let now = rig.now();
+        rig.session.handle_wait_timeout(index, now);
+    }] {
+        let mut rig = outage(5);
+        let one = rig.request_with(with(OnUnavailable::Local(1)));
+        let two = rig.request_with(with(OnUnavailable::Local(1)));
+        let three = rig.request_with(with(OnUnavailable::Local(3)));
+        let seen = [one, two, three].map(|index| rig.progress(index));
+        assert_eq!(seen, [Progress::Admitted, Progress::Waiting, Progress::Waiting]);
+        leaves(&mut rig, two);
+        assert_eq!(rig.progress(three), Progress::Admitted);
+    }
+}
+
+#[test]
+fn a_permit_that_is_not_taken_in_time_in_an_outage_is_asked_for_by_the_policy() {
+    for (policy, answer) in [
+        (OnUnavailable::Local(1), Progress::Admitted),
+        (OnUnavailable::Admit, Progress::Admitted),
+        (OnUnavailable::Refuse, Progress::Waiting),
+    ] {
+        let mut rig = Rig::new(1);
+        let (limit, now) = (rig.limit, rig.now());
+        let index = rig.session.handle_request(limit, with(policy), now).expect("room");
+        rig.settle();
+        rig.session.handle_unreachable(rig.now());
+        rig.pass(3100);
+        assert_eq!(rig.progress(index), answer, "{policy:?}");
+        let next = rig.request_with(with(policy));
+        rig.leave(index);
+        let answer = match policy {
+            OnUnavailable::Refuse => Progress::Failed,
+            _ => Progress::Admitted,
+        };
+        assert_eq!(rig.progress(next), answer, "{policy:?}");
+    }
+}
+
+/// A request that stood in the queue, that the server forgot, and that is to join again.
+fn rejoins(on_unavailable: OnUnavailable) -> (Rig, usize) {
+    let (mut rig, waits) = waiter(with(on_unavailable));
+    rig.ledger = Ledger::new();
+    rig.other();
+    rig.session.set(waits, State::Waiting { ticket: None });
+    rig.pass(1000);
+    rig.answer();
+    let question = rig.session.poll_revocation_check().expect("a question");
+    rig.session.handle_revocations_known(question, rig.now());
+    (rig, waits)
+}
+
+#[test]
+fn a_request_that_is_to_join_again_waits_through_an_outage_as_in_the_queue() {
+    let (mut rig, waits) = rejoins(OnUnavailable::Refuse);
+    rig.session.handle_unreachable(rig.now());
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.reconnect(same_data());
+    rig.live(1500);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert!(rig.places().contains(&rig.id(waits)), "it stands in the queue again");
+}
+
+#[test]
+fn a_request_that_is_to_join_again_waits_on_though_that_is_refused() {
+    for (policy, answer) in [
+        (OnUnavailable::Refuse, Progress::Waiting),
+        (OnUnavailable::Admit, Progress::Admitted),
+        (OnUnavailable::Local(1), Progress::Admitted),
+    ] {
+        let (mut rig, waits) = rejoins(policy);
+        let call = rig.call().expect("an acquire");
+        assert!(matches!(call.op, Op::Acquire { .. }), "{call:?}");
+        let now = rig.now();
+        rig.session.handle_call_error(&call.op, now);
+        assert_eq!(rig.progress(waits), answer, "{policy:?}");
+        if policy == OnUnavailable::Refuse {
+            assert_eq!(rig.calls(), [], "not at once");
+        }
+        rig.live(2500);
+        assert!(rig.places().contains(&rig.id(waits)), "{policy:?}");
+    }
+}

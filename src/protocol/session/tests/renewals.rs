@@ -190,3 +190,38 @@ fn a_permit_that_was_not_taken_in_time_is_asked_for_again() {
     rig.live(100);
     assert_eq!(rig.progress(index), Progress::Held);
 }
+
+#[test]
+fn no_call_names_more_than_512_places_that_leave_and_come() {
+    let mut rig = Rig::new(2000);
+    for (leave, come) in [(512, 512), (500, 300), (600, 1)] {
+        let leaving: Vec<_> = (0..leave).map(|_| rig.request()).collect();
+        rig.settle();
+        leaving.into_iter().for_each(|index| rig.leave(index));
+        for _ in 0..come {
+            rig.request();
+        }
+        let ops = rig.settle();
+        assert!(ops.iter().all(|op| op.places() <= 512), "{leave} {come}");
+        assert_eq!(ops.iter().map(Op::places).sum::<usize>(), leave + come);
+    }
+}
+
+#[test]
+fn a_long_lease_is_forgotten_with_the_last_place_that_had_it() {
+    let mut rig = Rig::new(1);
+    let first = rig.request_with(AcquireOptions { lease: ms(3_600_000), ..OPTIONS });
+    rig.settle();
+    rig.leave(first);
+    for _ in 0..2 {
+        let next = rig.request();
+        let longest = rig.session.longest_lease;
+        rig.settle();
+        rig.leave(next);
+        rig.settle();
+        rig.pass(2000);
+        // The first comes before the release of the place with the long lease is answered.
+        assert!(longest == ms(3000) || longest == ms(3_600_000));
+    }
+    assert_eq!(rig.session.longest_lease, ms(3000));
+}

@@ -105,12 +105,12 @@ fn a_place_that_is_brought_back_is_not_renewed_before_that_is_answered() {
     rig.ledger = Ledger::new();
     rig.reconnect(Connected::default());
     assert!(matches!(rig.answer().op, Op::Renew { .. }));
-    assert!(rig.session.poll_revocation_check());
+    let question = rig.session.poll_revocation_check().expect("a question");
     // Due meanwhile.
     rig.pass(1100);
     assert_eq!(rig.calls(), [], "a renewal would only find it gone once more");
     let now = rig.now();
-    rig.session.handle_revocations_known(now);
+    rig.session.handle_revocations_known(question, now);
     assert!(matches!(rig.settle()[..], [Op::Reassert { .. }, ..]));
     // From then on it is renewed as ever.
     rig.live(1100);
@@ -166,5 +166,114 @@ fn the_next_session_of_a_name_uses_no_number_again() {
     let index = rig.request();
     assert_ne!(rig.id(index).n, n);
     assert_eq!(place::index_of(n), 0);
-    assert!(place::serial_of(rig.id(index).n) > place::serial_of(n));
+    assert!(serial_of(rig.id(index).n) > serial_of(n));
+}
+
+#[test]
+fn a_hint_kept_until_the_answer_counts_from_the_lease_end_that_it_names() {
+    for (earlier, held) in [(1, false), (0, true)] {
+        let mut rig = Rig::new(1);
+        rig.other();
+        let index = rig.request();
+        let (sent, call) = (rig.now(), rig.call().expect("an acquire"));
+        let reply = rig.carry_out(&call);
+        let hint = Grant { id: rig.id(index), lease_end: reply.lease_end - earlier };
+        rig.hint(hint);
+        rig.reply(&call.op, &reply, sent);
+        assert_eq!(rig.progress(index) == Progress::Held, held, "{earlier} ms earlier");
+    }
+}
+
+#[test]
+fn a_reply_in_short_leaves_what_was_seen() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let waits = rig.request();
+    rig.settle();
+    let now = rig.now();
+    rig.reply(&Op::Release { ids: Ids::new() }, &Reply::default(), now);
+    rig.session.handle_wait_timeout(waits, now);
+    let reason = RejectReason::QueueTimeout;
+    let seen = Progress::Refused { reason, in_use: 1, waiting: 1, limit: None };
+    assert_eq!(rig.progress(waits), seen);
+    // And one of the two counts may be 0.
+    let reply = Reply { in_use: 1, ..Reply::default() };
+    rig.reply(&Op::Renew { lease_ms: 3000, ids: Ids::new() }, &reply, now);
+    assert_eq!(rig.session.seen, (1, 0));
+}
+
+#[test]
+fn a_waiter_asks_early_only_if_it_was_told_of_a_lease_end() {
+    let (mut rig, _) = waiter(OPTIONS);
+    let now = rig.now();
+    rig.session.handle_timeout(now);
+    let before = rig.session.poll_timeout();
+    rig.reply(&Op::Renew { lease_ms: 3000, ids: Ids::new() }, &Reply::default(), now);
+    assert_eq!(rig.session.poll_timeout(), before);
+    // And a holder does not care.
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    let earliest = EPOCH_MS + 3100;
+    let lease_end = EPOCH_MS + 3000;
+    let reply = Reply { lease_end, earliest, in_use: 1, waiting: 1, ..Reply::default() };
+    let before = rig.session.poll_timeout();
+    rig.reply(&Op::Renew { lease_ms: 3000, ids: Ids::new() }, &reply, now);
+    assert_eq!(rig.session.poll_timeout(), before);
+    rig.pass(103);
+    assert_eq!(rig.session.urgency(), None);
+}
+
+#[test]
+fn a_late_reply_to_what_is_waited_for_changes_nothing_and_to_what_is_over_releases() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let waits = rig.request();
+    let (call, now) = (rig.call().expect("an acquire"), rig.now());
+    let reply = rig.carry_out(&call);
+    rig.reply(&call.op, &reply, now);
+    rig.session.handle_reply(&call.op, &reply, true, now, now);
+    assert_eq!(rig.calls(), []);
+    let id = rig.id(waits);
+    rig.session.handle_wait_timeout(waits, now);
+    rig.settle();
+    // Not a late one: its release is carried out behind it.
+    rig.session.handle_reply(&call.op, &reply, false, now, now);
+    assert_eq!(rig.calls(), []);
+    rig.session.handle_reply(&call.op, &reply, true, now, now);
+    let ops: Vec<_> = rig.calls().into_iter().map(|call| call.op).collect();
+    assert_eq!(ops, [Op::Release { ids: smallvec![id] }]);
+    // Nor is there anything to release where it was refused.
+    let refused = Reply { statuses: smallvec![PlaceStatus::QueueFull], ..reply };
+    rig.session.handle_reply(&call.op, &refused, true, now, now);
+    assert_eq!(rig.calls(), []);
+}
+
+#[test]
+fn a_flood_of_hints_for_unknown_places_is_bounded() {
+    let mut rig = Rig::new(3);
+    for _ in 0..3 {
+        rig.request();
+    }
+    rig.settle();
+    for n in 0..2000 {
+        let id = PlaceId { node: NODE, poll_only: false, n: (1 << 50) + n };
+        rig.hint(Grant { id, lease_end: EPOCH_MS + 3000 });
+    }
+    let released = rig.settle().iter().map(Op::places).sum::<usize>();
+    assert_eq!(released, 1003);
+}
+
+#[test]
+fn the_proof_of_a_waiter_is_the_ticket_that_it_was_told_last() {
+    let (mut rig, waits) = waiter(OPTIONS);
+    rig.pass(1000);
+    let renewal = rig.call().expect("a renewal");
+    let (mut reply, now) = (rig.carry_out(&renewal), rig.now());
+    reply.statuses = smallvec![PlaceStatus::Waiting(1_800_000_000_000_001)];
+    rig.reply(&renewal.op, &reply, now);
+    let proof = rig.proof_after_a_loss();
+    let proofs = vec![(rig.id(waits), 1_800_000_000_000_001)];
+    assert_eq!(proof.op, Op::Reassert { lease_ms: 3000, proofs });
 }

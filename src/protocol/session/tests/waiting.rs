@@ -102,8 +102,8 @@ fn a_request_that_came_back_after_a_loss_still_waits() {
     rig.pass(1000);
     assert!(matches!(rig.answer().op, Op::Renew { .. }));
     let now = rig.now();
-    assert!(rig.session.poll_revocation_check());
-    rig.session.handle_revocations_known(now);
+    let question = rig.session.poll_revocation_check().expect("a question");
+    rig.session.handle_revocations_known(question, now);
     assert!(matches!(rig.call().expect("an acquire").op, Op::Acquire { .. }));
     assert_eq!(rig.progress(waits), Progress::Waiting, "to its request it waits as before");
     assert!(is_refused(time_out(&mut rig, waits), RejectReason::QueueTimeout));

@@ -1,0 +1,75 @@
+//! Questions for what operators set, and what comes of their answers.
+//!
+//! One server keeps it. An answer counts, an error of the call too: without the right to read it, a process
+//! goes by its policies. Where the connection breaks or the answer stays out, the question is asked again.
+
+use futures_util::future::BoxFuture;
+use std::sync::Arc;
+
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout};
+
+use super::node::Node;
+use super::overrides::Check;
+use crate::backend::{Connection, Overrides, QueryError};
+
+/// A question, with the sessions that wait for its answer.
+pub(super) struct Refresh {
+    pub(super) answer: BoxFuture<'static, Answer>,
+    question: u64,
+    checking: Vec<Check>,
+}
+
+/// What came of a question within the response timeout.
+pub(super) type Answer = Result<Result<Option<Overrides>, QueryError>, Elapsed>;
+
+impl Refresh {
+    pub(super) fn begin(node: &Node, connection: &Arc<dyn Connection>) -> Self {
+        let (question, checking) = node.overrides.begin();
+        let answer = connection.overrides(node.overrides.key(), node.overrides.version());
+        let answer = Box::pin(timeout(node.backend().response_timeout(), answer));
+        Self { answer, question, checking }
+    }
+
+    pub(super) fn end(self, node: &Node, answer: Answer) {
+        let Self { question, checking, .. } = self;
+        let answer = match answer {
+            Ok(Ok(news)) => Ok(news),
+            Ok(Err(QueryError::Failed(error))) if !error.is_connection() => Err(error),
+            Ok(Err(QueryError::Moved)) => {
+                node.overrides.moved(question, checking, Instant::now());
+                return node.ask_keeper();
+            }
+            // If nothing else is answered, the connection is given up, and the next one begins with the
+            // question.
+            Ok(Err(QueryError::Failed(_))) | Err(_) => {
+                return node.overrides.ended(question, checking);
+            }
+        };
+        let news = node.overrides.answered(question, answer);
+        node.learn(&news, node.now());
+        settle(node, checking);
+    }
+
+    /// The connection broke.
+    pub(super) fn abandon(self, node: &Node) {
+        node.overrides.ended(self.question, self.checking);
+    }
+}
+
+/// The revocations are known to these sessions.
+pub(super) fn settle(node: &Node, checking: Vec<Check>) {
+    for (shared, question) in checking {
+        node.act(&shared, node.now(), |session, now| {
+            session.handle_revocations_known(question, now);
+        });
+    }
+}
+
+/// It is time to ask, if any semaphore was used.
+pub(super) fn want(node: &Node) {
+    if node.sessions.were_used() {
+        node.overrides.want();
+        node.ask_keeper();
+    }
+}
