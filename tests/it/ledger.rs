@@ -1,6 +1,7 @@
 //! The ledger by itself: each rule of the protocol, and what holds in every history.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tower_semaphore::protocol::{
@@ -347,6 +348,28 @@ fn a_renewal_does_not_bring_back_what_ended() {
     let reply = desk.renew(&[id(A, 1), id(A, 2), id(A, 3)]);
     assert_eq!(reply.statuses[..], [PlaceStatus::Gone; 3]);
     assert!(desk.ledger.is_empty());
+}
+
+#[test]
+fn ids_show_as_they_stand_in_redis() {
+    assert_eq!(format!("{:?} {:?}", A, poll_only(A, 36)), "00000000001 ~00000000001:10");
+}
+
+#[test]
+fn a_ledger_is_its_places() {
+    let hash = |desk: &Desk| {
+        let mut hasher = DefaultHasher::new();
+        desk.ledger.hash(&mut hasher);
+        hasher.finish()
+    };
+    let (mut one, mut two) = (Desk::new(4), Desk::new(4));
+    assert!(one.ledger == two.ledger && hash(&one) == hash(&two));
+    one.acquire(&[id(A, 1)]);
+    assert!(one.ledger != two.ledger && hash(&one) != hash(&two));
+    two.acquire(&[id(A, 1)]);
+    two.acquire(&[id(A, 2)]);
+    two.release(&[id(A, 2)]);
+    assert!(one.ledger == two.ledger && hash(&one) == hash(&two), "whatever was there besides");
 }
 
 #[test]

@@ -80,9 +80,6 @@ impl Session {
         self.resync = is_live && (self.resync || !same_data);
         self.renew |= self.resync;
         self.audit |= !same_data && self.left_at.is_some();
-        if self.audit || is_live || !self.releases.is_empty() {
-            self.want(now + super::IDLE);
-        }
         // In the outage it was to be kept for longer.
         self.want_end(now);
     }

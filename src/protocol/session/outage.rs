@@ -106,19 +106,12 @@ impl Session {
         while self.outage
             && let Some(n) = self.local_queue.front().copied()
         {
-            match self.places.find(n) {
-                Some(place) if place.is_joining() || place.is_waiting() => {
-                    let share = place.options.on_unavailable;
-                    if !self.has_share(share) {
-                        return;
-                    }
-                    self.local_queue.pop_front();
-                    self.admit(index_of(n), now);
-                }
-                _ => {
-                    self.local_queue.pop_front();
-                }
+            let share = self.places.find(n).map(|place| place.options.on_unavailable);
+            if share.is_some_and(|share| !self.has_share(share)) {
+                return;
             }
+            self.local_queue.pop_front();
+            self.admit(index_of(n), now);
         }
     }
 
@@ -204,7 +197,7 @@ impl Place {
     /// stood in the queue before the outage may.
     fn refused_locally(&self, before: usize) -> Option<RejectReason> {
         match self.options.max_queue {
-            _ if self.queued || !self.is_joining() => None,
+            _ if self.queued => None,
             None => Some(RejectReason::Limit),
             Some(max) => (before >= max as usize).then_some(RejectReason::QueueFull),
         }

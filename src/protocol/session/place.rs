@@ -228,3 +228,66 @@ pub(super) fn index_of(n: u64) -> usize {
 pub(super) const fn serial_of(n: u64) -> u64 {
     n >> INDEX_BITS
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::session::OnUnavailable;
+
+    fn places(count: usize) -> Places {
+        let mut places = Places::starting_at(7);
+        for _ in 0..count {
+            places.insert(|n| Place {
+                n,
+                poll_only: false,
+                options: AcquireOptions {
+                    lease: Duration::from_secs(3),
+                    max_queue: None,
+                    on_unavailable: OnUnavailable::Refuse,
+                },
+                state: State::Held,
+                lease_end: 0,
+                acked: Time::ZERO,
+                held_at: Time::ZERO,
+                taken: true,
+                queued: false,
+                check: false,
+                restoring: false,
+            });
+        }
+        places
+    }
+
+    #[test]
+    fn a_number_tells_the_index_and_the_order() {
+        let mut places = places(3);
+        for (index, serial) in [(0, 7), (1, 8), (2, 9)] {
+            let n = places.get(index).unwrap().n;
+            assert_eq!((index_of(n), serial_of(n)), (index, serial));
+            assert!(n < 1 << 56);
+        }
+        places.remove(1);
+        assert_eq!(places.insert(|n| Place { n, ..places_of_one() }), 1);
+        assert_eq!(serial_of(places.get(1).unwrap().n), 10);
+    }
+
+    fn places_of_one() -> Place {
+        places(1).remove(0).unwrap()
+    }
+
+    #[test]
+    fn the_table_gives_room_back_once_most_of_it_is_free() {
+        let mut places = places(1000);
+        let room = places.entries.capacity();
+        for index in (500..1000).rev() {
+            places.remove(index);
+        }
+        assert_eq!(places.entries.capacity(), room, "half of it is in use");
+        for index in (10..500).rev() {
+            places.remove(index);
+            let (room, len) = (places.entries.capacity(), places.entries.len());
+            assert!(room <= 4 * len + 64, "{room} for {len}");
+            assert!(room >= 2 * len, "{room} for {len}");
+        }
+    }
+}

@@ -23,12 +23,47 @@ impl Session {
         self.releases.extend(self.deferred.drain(..));
         let lease = self.lease;
         self.releases.retain(|(_, until)| now < *until + lease);
-        let mut expired: SmallVec<[usize; 4]> = SmallVec::new();
-        let mut next: Option<Time> = None;
+        if let Some((_, until)) = self.releases.front() {
+            self.want(*until + lease);
+        }
+        for index in self.look_at_places(now) {
+            self.expire(index, now);
+        }
+        let idle_until = self.idle_until(now);
+        if now < idle_until {
+            self.want(idle_until);
+        } else {
+            self.left_at = None;
+        }
+        match self.quarantined_until() {
+            Some(end) if now < end => self.want(end),
+            // No script runs by itself: the renewals of the waiters start the grants.
+            Some(_) => {
+                self.quarantine.lost_at = None;
+                self.renew |= self.waiting > 0;
+            }
+            None => {}
+        }
+        match self.ask_at {
+            Some(at) if self.waiting > 0 && now < at => self.want(at),
+            Some(_) => {
+                self.renew |= self.waiting > 0;
+                self.ask_at = None;
+            }
+            None => {}
+        }
+        self.admit_local(now);
+        if self.timeout.is_none() && !self.is_idle() {
+            self.want(now + IDLE);
+        }
+    }
+
+    /// Has renewed what is due. Gives the places that reached their deadline.
+    fn look_at_places(&mut self, now: Time) -> SmallVec<[usize; 4]> {
+        let mut expired = SmallVec::new();
+        let (mut next, mut renew): (Option<Time>, bool) = (None, false);
         let mut want = |at: Time| next = Some(next.map_or(at, |next| next.min(at)));
-        let mut renew = false;
         for (index, place) in self.places.iter() {
-            let due = place.acked + place.interval();
             match place.state {
                 State::Held if now >= place.deadline() => {
                     expired.push(index);
@@ -51,6 +86,7 @@ impl Session {
                     continue;
                 }
             }
+            let due = place.acked + place.interval();
             if now >= due || place.check {
                 renew = true;
                 want(now + place.interval());
@@ -60,41 +96,10 @@ impl Session {
         }
         // Sent once the renewals that are on their way are answered.
         self.renew |= renew;
-        if let Some((_, until)) = self.releases.front() {
-            want(*until + lease);
-        }
-        let idle_until = self.idle_until(now);
-        if now < idle_until {
-            want(idle_until);
-        } else {
-            self.left_at = None;
-        }
-        match self.quarantined_until() {
-            Some(end) if now < end => want(end),
-            // No script runs by itself: the renewals of the waiters start the grants.
-            Some(_) => {
-                self.quarantine.lost_at = None;
-                self.renew |= self.waiting > 0;
-            }
-            None => {}
-        }
-        match self.ask_at {
-            Some(at) if self.waiting > 0 && now < at => want(at),
-            Some(_) => {
-                self.renew |= self.waiting > 0;
-                self.ask_at = None;
-            }
-            None => {}
-        }
-        for index in expired {
-            self.expire(index, now);
-        }
-        self.admit_local(now);
         if let Some(next) = next {
             self.want(next);
-        } else if !self.is_idle() {
-            self.want(now + IDLE);
         }
+        expired
     }
 
     /// Whether nothing is here, nor on its way.

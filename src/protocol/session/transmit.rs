@@ -78,7 +78,7 @@ impl Session {
         let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
-            if joins && !between && self.releases.is_empty() && ids.len() < CALL_MAX {
+            if joins && !between && ids.len() < CALL_MAX {
                 self.next_acquire(ids)
             } else {
                 Op::Release { ids }

@@ -108,3 +108,17 @@ fn a_session_is_busy_until_its_releases_are_answered() {
     rig.settle();
     assert!(!rig.session.is_busy(), "released");
 }
+
+#[test]
+fn a_session_is_kept_as_long_as_a_request_looks_at_it() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let refused = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
+    rig.settle();
+    rig.pass(60_000);
+    assert!(!rig.session.is_busy());
+    assert!(!rig.session.is_idle() && !rig.is_over());
+    rig.leave(refused);
+    rig.pass(6000);
+    assert!(rig.is_over());
+}

@@ -139,3 +139,23 @@ fn a_place_that_is_found_gone_after_the_question_waits_for_the_next_answer() {
     assert_eq!(proofs(&mut rig), []);
     assert!(rig.session.was_lost(two));
 }
+
+#[test]
+fn waiters_ask_for_what_a_revocation_frees_elsewhere() {
+    let (mut rig, _) = waiter(OPTIONS);
+    let now = rig.now();
+    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1 }, now);
+    assert!(rig.session.urgency().is_some());
+}
+
+#[test]
+fn a_request_that_has_not_taken_its_permit_is_refused_when_that_is_revoked() {
+    let mut rig = Rig::new(1);
+    let (limit, now) = (rig.limit, rig.now());
+    let index = rig.session.handle_request(limit, OPTIONS, now).expect("room");
+    rig.settle();
+    let id = rig.id(index);
+    rig.session.handle_revoked(id, now);
+    assert!(!rig.session.was_lost(index));
+    assert!(is_refused(rig.progress(index), RejectReason::Revoked));
+}

@@ -313,8 +313,10 @@ fn a_session_whose_server_came_back_is_dropped_as_soon_as_any_other() {
     rig.settle();
     rig.session.handle_unreachable(rig.now());
     rig.pass(10_000);
+    assert!(rig.session.is_outage());
     assert!(!rig.session.is_over(rig.now()), "what it released may come back");
     rig.session.handle_connected(same_data(), rig.now());
+    assert!(!rig.session.is_outage());
     rig.settle();
     rig.pass(1000);
     assert!(rig.session.is_over(rig.now()), "until {:?}", rig.session.poll_timeout());

@@ -215,7 +215,7 @@ fn a_waiter_asks_early_only_if_it_was_told_of_a_lease_end() {
     let held = rig.request();
     rig.settle();
     rig.progress(held);
-    let earliest = EPOCH_MS + 3100;
+    let earliest = EPOCH_MS + 100;
     let lease_end = EPOCH_MS + 3000;
     let reply = Reply { lease_end, earliest, in_use: 1, waiting: 1, ..Reply::default() };
     let before = rig.session.poll_timeout();
@@ -276,4 +276,13 @@ fn the_proof_of_a_waiter_is_the_ticket_that_it_was_told_last() {
     let proof = rig.proof_after_a_loss();
     let proofs = vec![(rig.id(waits), 1_800_000_000_000_001)];
     assert_eq!(proof.op, Op::Reassert { lease_ms: 3000, proofs });
+}
+
+#[test]
+fn a_waiter_asks_just_after_the_earliest_lease_end_that_it_was_told() {
+    let (mut rig, _) = waiter(OPTIONS);
+    let (lease_end, earliest, now) = (EPOCH_MS + 3000, EPOCH_MS + 100, rig.now());
+    let reply = Reply { lease_end, earliest, in_use: 1, waiting: 1, ..Reply::default() };
+    rig.reply(&Op::Renew { lease_ms: 3000, ids: Ids::new() }, &reply, now);
+    assert_eq!(rig.session.poll_timeout(), Some(now + ms(102)));
 }

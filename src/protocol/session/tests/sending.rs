@@ -67,3 +67,36 @@ fn a_server_that_stopped_at_its_bound_is_called_again_at_once() {
     assert_eq!(rig.progress(index), Progress::Held);
     assert_eq!(rig.session.urgency(), None);
 }
+
+#[test]
+fn releases_go_first_and_newcomers_last_with_nothing_between_in_one_call() {
+    let mut rig = Rig::new(4);
+    let (stays, leaves) = (rig.request(), rig.request());
+    rig.settle();
+    rig.progress(stays);
+    // Nothing stands between them.
+    rig.leave(leaves);
+    let joins = rig.request();
+    let ops = |rig: &mut Rig| rig.settle();
+    assert!(matches!(&ops(&mut rig)[..], [Op::Acquire { leaving, .. }] if leaving.len() == 1));
+    // Renewals do.
+    rig.pass(1000);
+    rig.leave(joins);
+    rig.request();
+    let seen = ops(&mut rig);
+    let [Op::Release { .. }, Op::Renew { .. }, Op::Acquire { leaving, .. }] = &seen[..] else {
+        panic!("{seen:?}");
+    };
+    assert!(leaving.is_empty());
+    // So do proofs.
+    rig.session.handle_unreachable(rig.now());
+    rig.request_with(with(OnUnavailable::Admit));
+    rig.reconnect(Connected { same_data: true, ..Connected::default() });
+    rig.leave(stays);
+    rig.request();
+    let seen = ops(&mut rig);
+    assert!(
+        matches!(seen[..], [Op::Release { .. }, Op::Reassert { .. }, Op::Acquire { .. }]),
+        "{seen:?}"
+    );
+}

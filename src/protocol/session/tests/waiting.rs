@@ -182,3 +182,36 @@ fn a_request_whose_wait_is_over_has_its_final_answer() {
         }
     }
 }
+
+#[test]
+fn a_waiter_asks_each_second_however_long_its_lease_is() {
+    let (mut rig, _) = waiter(AcquireOptions { lease: ms(60_000), ..OPTIONS });
+    rig.pass(999);
+    assert_eq!(rig.session.urgency(), None);
+    rig.pass(1);
+    assert!(rig.session.urgency().is_some());
+}
+
+#[test]
+fn whoever_leaves_before_it_is_sent_takes_nobody_along() {
+    for leaves in 0..3 {
+        let mut rig = Rig::new(3);
+        let requests = [(); 3].map(|()| rig.request());
+        rig.leave(requests[leaves]);
+        rig.settle();
+        let granted = requests.map(|index| rig.progress(index) == Progress::Held);
+        assert_eq!(granted, [0, 1, 2].map(|n| n != leaves), "{leaves}");
+    }
+}
+
+#[test]
+fn a_newcomer_in_quarantine_asks_when_that_ends() {
+    let mut rig = Rig::new(1);
+    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO) };
+    let connected = Connected { quarantine, ..Connected::default() };
+    rig.session = Session::new(NODE, 1, connected, false);
+    rig.now_ms = 2400;
+    rig.request();
+    rig.settle();
+    assert_eq!(rig.session.poll_timeout(), Some(Time::ZERO + ms(3000)));
+}
