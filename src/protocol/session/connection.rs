@@ -97,7 +97,6 @@ impl Session {
 
     /// No call is on its way any more.
     pub(super) fn take_calls_back(&mut self) {
-        self.renew |= self.resync && self.renewing > 0;
         self.renewing = 0;
         self.audit |= std::mem::take(&mut self.auditing);
         while let Some(unanswered) = self.releasing.pop_back() {

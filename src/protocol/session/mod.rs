@@ -44,11 +44,10 @@ const IDLE: Duration = Duration::from_secs(5);
 pub struct Session {
     node: NodeId,
     places: Places,
-    /// How many of the places are in flight, wait, have no answer yet, and are being released.
+    /// How many of the places are in flight, wait, and have no answer yet.
     in_flight: u64,
     waiting: u64,
     joining: u64,
-    leaving: u64,
     /// The limit and the lease of the last request, and the longest lease since the session had nothing
     /// on the server.
     limit: u32,
@@ -161,7 +160,6 @@ impl Session {
             in_flight: 0,
             waiting: 0,
             joining: 0,
-            leaving: 0,
             limit: 0,
             lease: Duration::ZERO,
             longest_lease: Duration::ZERO,
@@ -235,7 +233,6 @@ impl Session {
             State::Held | State::Admitted { .. } => Some(&mut self.in_flight),
             State::Waiting { .. } => Some(&mut self.waiting),
             State::Joining { .. } => Some(&mut self.joining),
-            State::Releasing => Some(&mut self.leaving),
             _ => None,
         }
     }

@@ -126,7 +126,6 @@ impl Session {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.is_in_use()
-            || self.leaving > 0
             || self.has_releases()
             || self.renewing > 0
             || self.auditing

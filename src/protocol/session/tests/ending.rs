@@ -122,3 +122,19 @@ fn a_session_is_kept_as_long_as_a_request_looks_at_it() {
     rig.pass(6000);
     assert!(rig.is_over());
 }
+
+#[test]
+fn a_session_is_in_use_while_a_request_joins_waits_or_holds() {
+    let mut rig = Rig::new(1);
+    assert!(!rig.session.is_in_use());
+    let holds = rig.request();
+    assert!(rig.session.is_in_use(), "joins");
+    rig.settle();
+    let waits = rig.request();
+    rig.settle();
+    rig.leave(holds);
+    rig.call().expect("a release");
+    assert!(rig.session.is_in_use() && rig.session.is_busy(), "waits");
+    rig.leave(waits);
+    assert!(!rig.session.is_in_use() && rig.session.is_busy(), "is released");
+}

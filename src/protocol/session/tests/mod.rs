@@ -115,8 +115,6 @@ impl Rig {
         assert_eq!(self.session.in_flight, count(Place::is_in_flight), "in flight");
         assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
-        let leaving = |place: &Place| matches!(place.state, State::Releasing);
-        assert_eq!(self.session.leaving, count(leaving), "being released");
         let queue = Vec::from(self.session.local_queue.clone());
         assert!(queue.is_sorted_by_key(|n| serial_of(*n)), "{queue:?}");
         for n in queue {

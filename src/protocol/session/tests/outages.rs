@@ -481,3 +481,13 @@ fn a_request_that_is_to_join_again_waits_on_though_that_is_refused() {
         assert!(rig.places().contains(&rig.id(waits)), "{policy:?}");
     }
 }
+
+#[test]
+fn whoever_waited_before_the_outage_waits_on_however_many_do() {
+    let (mut rig, first) = waiter(with(OnUnavailable::Local(0)));
+    let second = rig.request_with(with(OnUnavailable::Local(0)));
+    rig.settle();
+    rig.session.places.iter_mut().for_each(|place| place.options.max_queue = Some(0));
+    rig.session.handle_unreachable(rig.now());
+    assert_eq!([first, second].map(|index| rig.progress(index)), [Progress::Waiting; 2]);
+}
