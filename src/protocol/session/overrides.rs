@@ -60,13 +60,15 @@ impl Session {
     /// A renewal found a place gone. Before it is shown its proof, it must be known that it was not
     /// revoked; and that from an answer to a question that is asked from here on, because a revocation
     /// is recorded first and carried out then.
-    pub(super) fn gone(&mut self, n: u64) {
+    pub(super) fn gone(&mut self, n: u64, now: Time) {
         let index = index_of(n);
         let Some(place) = self.places.find(n).filter(|place| !place.restoring) else { return };
         let mut new = n;
         if place.is_waiting() {
             // Back under a new id: what still names the old one must not reach this stay.
             new = self.places.number(index);
+            // A replica that is promoted may still have the old one.
+            self.left_at = Some(now);
             let poll_only = self.poll_only;
             if let Some(place) = self.places.get_mut(index) {
                 place.n = new;

@@ -204,7 +204,7 @@ impl Session {
                 place.check = true;
                 self.renew = true;
             }
-            (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => self.gone(n),
+            (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => self.gone(n, timing.now),
             _ => self.confirmed(n, status, lease_end, timing),
         }
     }

@@ -520,3 +520,19 @@ fn a_release_that_went_unanswered_does_not_outlive_its_lease_in_an_outage() {
     rig.pass(6000);
     assert!(rig.is_over(), "until {:?}", rig.session.poll_timeout());
 }
+
+#[test]
+fn the_old_id_of_a_waiter_that_a_failover_brought_back_is_released() {
+    let (mut rig, waits) = waiter(OPTIONS);
+    let replica = rig.ledger.clone();
+    let old = rig.id(waits);
+    rig.ledger.revoke(old, true);
+    rig.pass(1000);
+    rig.settle();
+    assert_ne!(rig.id(waits), old);
+    rig.ledger = replica;
+    rig.reconnect(Connected::default());
+    rig.settle();
+    let places = rig.places();
+    assert!(places.contains(&rig.id(waits)) && !places.contains(&old), "{places:?}");
+}
