@@ -78,11 +78,7 @@ impl Session {
         let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
-            if joins && !between && ids.len() < CALL_MAX {
-                self.next_acquire(ids)
-            } else {
-                Op::Release { ids }
-            }
+            if joins && !between { self.next_acquire(ids) } else { Op::Release { ids } }
         } else if let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
             self.renewing += 1;
             op
@@ -200,7 +196,8 @@ impl Session {
         false
     }
 
-    /// The joins in front that ask for the same, in the order of their arrival.
+    /// The joins in front that ask for the same, in the order of their arrival; as many as there is room for
+    /// beside those that leave.
     fn next_acquire(&mut self, leaving: Ids) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
         while leaving.len() + ids.len() < CALL_MAX && self.skip_to_join() {
