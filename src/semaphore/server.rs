@@ -36,7 +36,8 @@ pub(super) struct Server<T> {
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
     messages: Mutex<VecDeque<Message>>,
-    /// The routing by which its sessions were last sent to where they are counted, and 1.
+    /// The routing by which its sessions were last sent to where they are counted, and 1: the first one, to
+    /// begin with.
     routing: AtomicU64,
     /// Something was asked over its connection in vain, and nobody looked into that yet.
     doubted: AtomicBool,
@@ -94,7 +95,7 @@ impl<T> Server<T> {
             warning: Mutex::default(),
             outbox: Outbox::new(),
             messages: Mutex::default(),
-            routing: AtomicU64::new(0),
+            routing: AtomicU64::new(1),
             doubted: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
