@@ -100,3 +100,29 @@ fn releases_go_first_and_newcomers_last_with_nothing_between_in_one_call() {
         "{seen:?}"
     );
 }
+
+#[test]
+fn a_quarantine_ends_with_the_lease_though_the_watchdog_is_late() {
+    for (now_ms, limit) in [(2999, 0), (3000, 1), (9000, 1)] {
+        let mut rig = Rig::new(1);
+        let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO) };
+        let connected = Connected { quarantine, ..Connected::default() };
+        rig.session = Session::new(NODE, 1, connected, false);
+        rig.now_ms = now_ms;
+        rig.request();
+        assert_eq!(rig.call().map(|call| call.limit), Some(limit), "{now_ms}");
+    }
+}
+
+#[test]
+fn a_release_is_not_sent_where_the_lease_ended_long_ago_though_the_watchdog_is_late() {
+    for (late_ms, sent) in [(5999, true), (6000, false)] {
+        let mut rig = Rig::new(1);
+        let index = rig.request();
+        rig.settle();
+        rig.leave(index);
+        rig.now_ms = late_ms;
+        let released = rig.calls().iter().any(|call| matches!(call.op, Op::Release { .. }));
+        assert_eq!(released, sent, "{late_ms}");
+    }
+}
