@@ -221,6 +221,8 @@ fn a_waiter_asks_early_only_if_it_was_told_of_a_lease_end() {
     let before = rig.session.poll_timeout();
     rig.reply(&Op::Renew { lease_ms: 3000, ids: Ids::new() }, &reply, now);
     assert_eq!(rig.session.poll_timeout(), before);
+    rig.session.handle_timeout(now);
+    assert_eq!(rig.session.poll_timeout(), before);
     rig.pass(103);
     assert_eq!(rig.session.urgency(), None);
 }
