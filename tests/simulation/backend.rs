@@ -866,9 +866,12 @@ impl Store {
                 Response::Overrides(news)
             }
             Question::Override { name, change } => {
+                let before = self.overrides.version;
                 if !self.overrides.change(name, *change, now / 1000) {
                     return Response::Failed(BackendError::call("too many overrides"));
                 }
+                // By the clock, as in Redis: no version comes again after a loss of data.
+                self.overrides.version = now.max(before + 1);
                 if change.is_told() {
                     messages.push((None, Message::Overridden));
                 }

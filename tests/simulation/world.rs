@@ -10,7 +10,7 @@ use crate::backend::{
     Answers, Batch, Incoming, Message, Outgoing, Port, Refuses, Sent, Site, Store,
 };
 use crate::chance::mix;
-use crate::checker::{Checker, Violation};
+use crate::checker::{Checker, SETTLE, Violation};
 use crate::plan::{
     Deed, FaultPlan, GiveBack, Kind, OutagePolicy, Plan, Planted, RequestPlan, Scenario,
 };
@@ -646,6 +646,13 @@ impl<'a> World<'a> {
         let data = (server, generation);
         let age = (generation == 0 || born > 0)
             .then(|| if generation == 0 { 100_000 * MS } else { now - born });
+        if self.plan.quarantine && age.is_none() {
+            // A process that is new here cannot know when data was lost: just now, for all it knows.
+            for name in (0..self.plan.names).filter(|name| self.homes[*name] == server) {
+                let lease = self.plan.longest_lease(Some(name)) * MS;
+                self.checker.unsettle(name, now + lease + SETTLE);
+            }
+        }
         if let Some(lane) = self.lanes.get_mut(&(process, lane)) {
             (lane.open, lane.poll_only) = (true, poll_only);
         }
