@@ -184,6 +184,16 @@ pub enum QueryError {
     Failed(BackendError),
 }
 
+impl QueryError {
+    /// The error, if it is the connection's: nothing more can be asked over that.
+    pub(crate) fn of_connection(&self) -> Option<&BackendError> {
+        match self {
+            Self::Failed(error) => Some(error).filter(|error| error.is_connection()),
+            Self::Moved => None,
+        }
+    }
+}
+
 /// One of a backend's servers, by its name; or the only one, which needs none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shard(Option<Arc<str>>);

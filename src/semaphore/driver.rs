@@ -78,8 +78,7 @@ async fn connect(
         let mut refresh = Refresh::begin(node, &connection);
         let answer = (&mut refresh.answer).await;
         let broken = match &answer {
-            Ok(Err(QueryError::Failed(error))) if error.is_connection() => Some(error.clone()),
-            Ok(_) => None,
+            Ok(answer) => answer.as_ref().err().and_then(QueryError::of_connection).cloned(),
             Err(_) => Some(unanswered(node.backend().response_timeout())),
         };
         refresh.end(node, answer);

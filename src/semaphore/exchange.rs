@@ -220,11 +220,13 @@ impl Exchange<'_> {
     ) -> Result<(), BackendError> {
         let now = Instant::now();
         match answer {
-            Ok(Err(QueryError::Failed(error))) if error.is_connection() => Err(error.clone()),
-            Ok(_) => {
-                self.answered_at = now;
-                Ok(())
-            }
+            Ok(answer) => match answer.as_ref().err().and_then(QueryError::of_connection) {
+                Some(error) => Err(error.clone()),
+                None => {
+                    self.answered_at = now;
+                    Ok(())
+                }
+            },
             Err(_) if now < self.answered_at + self.patience => Ok(()),
             Err(_) => Err(unanswered(self.patience)),
         }

@@ -418,11 +418,9 @@ impl Node {
         };
         let answer = timeout(ANSWER_TIMEOUT, answer).await;
         // Perhaps nothing else is asked over that connection that would show what is wrong with it.
-        let is_answered = match &answer {
-            Ok(Err(QueryError::Failed(error))) => !error.is_connection(),
-            Ok(_) => true,
-            Err(_) => false,
-        };
+        let is_answered = answer.as_ref().is_ok_and(|answer| {
+            answer.as_ref().err().and_then(QueryError::of_connection).is_none()
+        });
         if let Some(server) = asked.filter(|_| !is_answered) {
             server.doubt();
         }

@@ -3,9 +3,9 @@
 //! One server keeps it. An answer counts, an error of the call too: without the right to read it, a process
 //! goes by its policies. Where the connection breaks or the answer stays out, the question is asked again.
 
-use futures_util::future::BoxFuture;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 

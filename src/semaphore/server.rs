@@ -36,8 +36,7 @@ pub(super) struct Server<T> {
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
     messages: Mutex<VecDeque<Message>>,
-    /// The routing by which its sessions were last sent to where they are counted, and 1: the first one, to
-    /// begin with.
+    /// The routing by which its sessions were last sent to where they are counted.
     routing: AtomicU64,
     /// Something was asked over its connection in vain, and nobody looked into that yet.
     doubted: AtomicBool,
@@ -95,7 +94,7 @@ impl<T> Server<T> {
             warning: Mutex::default(),
             outbox: Outbox::new(),
             messages: Mutex::default(),
-            routing: AtomicU64::new(1),
+            routing: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
@@ -260,7 +259,7 @@ impl<T> Server<T> {
     /// Whether its sessions were sent to where they are counted by this routing; notes that they are to be
     /// from here on.
     pub(super) fn is_routed_by(&self, routing: u64) -> bool {
-        self.routing.swap(routing.wrapping_add(1), Ordering::AcqRel) == routing.wrapping_add(1)
+        self.routing.swap(routing, Ordering::AcqRel) == routing
     }
 
     /// Something was asked over its connection in vain: its driver sees whether that is any good.

@@ -59,14 +59,24 @@ impl Session {
                 let at = self.local_queue.partition_point(|n| serial_of(*n) < serial);
                 self.local_queue.insert(at, place.n);
             }
-            OnUnavailable::Refuse if place.queued => self.wait_on(index, now),
-            OnUnavailable::Refuse | OnUnavailable::Admit => self.fall_back(index, now),
+            OnUnavailable::Refuse | OnUnavailable::Admit => self.wait_or_fall_back(index, now),
+        }
+    }
+
+    /// The backend cannot be asked for this place. One that stood in the queue goes on waiting, if the policy
+    /// has nothing better.
+    pub(super) fn wait_or_fall_back(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        if place.queued && place.options.on_unavailable == OnUnavailable::Refuse {
+            self.wait_on(index, now);
+        } else {
+            self.fall_back(index, now);
         }
     }
 
     /// A request that stood in the queue goes on waiting, though its place has to be asked for again: with
     /// its next renewal.
-    pub(super) fn wait_on(&mut self, index: usize, now: Time) {
+    fn wait_on(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get_mut(index).filter(|place| place.is_joining()) else {
             return;
         };

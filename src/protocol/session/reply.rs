@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::options::OnUnavailable;
 use super::place::{Place, WAITING_RENEWAL, index_of};
 use super::{Event, IDLE, Session, State};
 use crate::error::RejectReason;
@@ -88,13 +87,8 @@ impl Session {
             Op::Acquire { leaving, ids, .. } => {
                 self.stayed(leaving, now);
                 for id in ids {
-                    let Some(place) = self.places.find(id.n).filter(|p| p.is_joining()) else {
-                        continue;
-                    };
-                    if place.queued && place.options.on_unavailable == OnUnavailable::Refuse {
-                        self.wait_on(index_of(id.n), now);
-                    } else {
-                        self.fall_back(index_of(id.n), now);
+                    if self.places.find(id.n).is_some_and(|place| place.is_joining()) {
+                        self.wait_or_fall_back(index_of(id.n), now);
                     }
                 }
             }

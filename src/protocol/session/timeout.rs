@@ -52,7 +52,6 @@ impl Session {
             }
             None => {}
         }
-        self.admit_local(now);
         if self.timeout.is_none() && !self.is_idle() {
             self.want(now + IDLE);
         }
