@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::{MissingKey, Refusal};
-use tower_semaphore::protocol::{NodeId, PlaceId};
+use tower_semaphore::protocol::{Claim, NodeId, PlaceId, Tenant};
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
 /// Two names: parts are separated by `|`, the two by `\n`.
@@ -62,20 +62,29 @@ pub(crate) fn place_ids(data: &[u8]) {
     if let Some(node) = NodeId::parse(data) {
         assert_eq!(node.to_string().as_bytes(), data);
     }
-    if let Some(n) = PlaceId::parse_n(data) {
+    if let Some((n, _)) = PlaceId::parse_number(data) {
         assert!(n < PlaceId::N_MAX, "{n}");
     }
     // And the other way; and the texts are ordered as the ids are.
-    let mut ids = data.chunks_exact(17).take(2).map(|bytes| {
+    let mut ids = data.chunks_exact(25).take(2).map(|bytes| {
         let number = |at: usize| {
             let eight: [u8; 8] = bytes[at..at + 8].try_into().expect("eight bytes");
             u64::from_le_bytes(eight)
         };
         let node = NodeId::new(number(0));
         assert_eq!(NodeId::parse(node.to_string().as_bytes()), Some(node));
-        let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n: number(8) % PlaceId::N_MAX };
+        let n = number(8) % PlaceId::N_MAX;
+        let claim = (bytes[16] & 2 == 2).then(|| {
+            let terms = number(17);
+            Claim::new(Tenant::of_hash(terms))
+                .with_weight((terms >> 32) as u32 & 63)
+                .with_cost((terms >> 38) as u32 & 63)
+                .with_class((terms >> 44).to_le_bytes()[0] & 7)
+                .with_each(Some((terms >> 40) as u32).filter(|each| *each > 0))
+        });
+        let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, claim };
         let text = id.to_string();
-        assert!(text.len() <= 24, "{text}");
+        assert!(text.len() <= 40, "{text}");
         assert_eq!(PlaceId::parse(text.as_bytes()), Some(id), "{text}");
         id
     });

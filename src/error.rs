@@ -116,6 +116,11 @@ pub enum RejectReason {
     Limit,
     /// As many requests wait as may.
     QueueFull,
+    /// The tenant has as many permits in use as it may, and this request may not wait.
+    TenantLimit,
+    /// The request asks for more permits than it could ever have: than the limit, what is left of it to its
+    /// class, or its tenant's own cap.
+    CostTooHigh,
     /// No permit came free within the wait timeout.
     QueueTimeout,
     /// An operator lets the semaphore run empty: see [`Semaphore::drain`](crate::Semaphore::drain).
@@ -131,6 +136,8 @@ impl RejectReason {
         match self {
             Self::Limit => "limit",
             Self::QueueFull => "queue_full",
+            Self::TenantLimit => "tenant_limit",
+            Self::CostTooHigh => "cost_too_high",
             Self::QueueTimeout => "queue_timeout",
             Self::Draining => "draining",
             Self::Revoked => "revoked",
@@ -157,6 +164,12 @@ impl fmt::Display for AcquireError {
                 RejectReason::Limit => write!(f, "all {} permits are in use", rejected.limit),
                 RejectReason::QueueFull => {
                     write!(f, "the queue is full: {} requests are waiting", rejected.waiting)
+                }
+                RejectReason::TenantLimit => {
+                    f.write_str("the tenant has all permits that it may have")
+                }
+                RejectReason::CostTooHigh => {
+                    f.write_str("it asks for more permits than it could ever have")
                 }
                 RejectReason::QueueTimeout => {
                     write!(

@@ -129,7 +129,7 @@ impl MemoryBackend {
         drop(state);
         for (mailbox, grants) in hints {
             for grant in grants {
-                mailbox.hint(key, grant.id.n, grant.lease_end);
+                mailbox.hint(key, grant.into());
             }
         }
         result
@@ -162,7 +162,7 @@ impl Backend for MemoryBackend {
 
 impl Embedded for MemoryBackend {
     fn call(&self, key: &Arc<str>, node: NodeId, call: &Call, now: Instant) -> Reply {
-        let caller = Caller { now: self.at(now), limit: call.limit, node };
+        let caller = Caller { now: self.at(now), limit: call.limit, headroom: call.headroom, node };
         self.with_ledger(key, |ledger, post| match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
@@ -224,9 +224,9 @@ impl Queries for MemoryBackend {
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
-        let now_ms = self.now() / 1000;
-        let lease_end = self.with_ledger(key, |ledger, _| ledger.revoke(id, take));
-        ready(Ok(lease_end.map(|end| end.saturating_sub(now_ms)))).boxed()
+        let now = self.now();
+        let lease_end = self.with_ledger(key, |ledger, _| ledger.revoke(id, take, now));
+        ready(Ok(lease_end.map(|end| end.saturating_sub(now / 1000)))).boxed()
     }
 
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {

@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use crate::error::BackendError;
 use crate::protocol::call::Op;
 use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::Reply;
+use crate::protocol::ledger::{Hint, Reply};
 
 /// Where overrides are kept, in place of a name: no name is encoded so.
 pub const OVERRIDES: &str = "!overrides";
@@ -234,6 +234,8 @@ pub struct AddressedCall {
     pub node: NodeId,
     /// Permits of the semaphore, as the process knows it.
     pub limit: u32,
+    /// So many of them are left to requests of class 0.
+    pub headroom: u32,
     /// What to do.
     pub op: Op,
 }
@@ -278,11 +280,10 @@ pub struct Names {
 
 /// Takes messages for one process.
 pub trait Mailbox: Send + Sync {
-    /// A place of this process, in the semaphore `name`, was granted, with the lease end that it keeps
-    /// (ms). Never blocks.
+    /// A place of this process, in the semaphore `name`, was granted. Never blocks.
     ///
     /// A hint may come late, twice or never: the grant itself is data in the backend.
-    fn hint(&self, name: &str, n: u64, lease_end: u64);
+    fn hint(&self, name: &str, hint: Hint);
 
     /// An operator set something in place of a policy: see [`Queries::overrides`]. Never blocks.
     ///

@@ -80,13 +80,18 @@ fn code(refusal: &Refusal) -> u16 {
             | RefusalReason::Revoked,
             _,
         ) => UNAVAILABLE,
+        (RefusalReason::CostTooHigh, _) => INVALID_ARGUMENT,
         (_, status) if status.is_server_error() => UNAVAILABLE,
         (RefusalReason::MissingKey, StatusCode::UNAUTHORIZED) => UNAUTHENTICATED,
         (RefusalReason::MissingKey, StatusCode::FORBIDDEN) => PERMISSION_DENIED,
         (RefusalReason::MissingKey, _) => INVALID_ARGUMENT,
-        (RefusalReason::Limit | RefusalReason::QueueFull | RefusalReason::QueueTimeout, _) => {
-            RESOURCE_EXHAUSTED
-        }
+        (
+            RefusalReason::Limit
+            | RefusalReason::TenantLimit
+            | RefusalReason::QueueFull
+            | RefusalReason::QueueTimeout,
+            _,
+        ) => RESOURCE_EXHAUSTED,
     }
 }
 
@@ -94,6 +99,8 @@ fn code(refusal: &Refusal) -> u16 {
 const fn message(refusal: &Refusal) -> &'static str {
     match refusal.reason {
         RefusalReason::Limit => "limit: all permits are in use",
+        RefusalReason::TenantLimit => "tenant_limit: the tenant has all permits that it may have",
+        RefusalReason::CostTooHigh => "cost_too_high: the request asks for more than it could have",
         RefusalReason::QueueFull => "queue_full: as many requests wait as may",
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::MissingKey => "missing_key: the request does not say whose permit it takes",

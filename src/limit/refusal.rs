@@ -59,6 +59,11 @@ pub struct Refusal {
 pub enum RefusalReason {
     /// All permits are out, or others wait for one, and this request may not wait.
     Limit,
+    /// The tenant has as many permits in use as it may, and this request may not wait.
+    TenantLimit,
+    /// The request asks for more permits than it could ever have: see
+    /// [`RejectReason::CostTooHigh`]. Always answered with 400.
+    CostTooHigh,
     /// As many requests wait as may.
     QueueFull,
     /// No permit came free within the wait timeout.
@@ -82,6 +87,12 @@ impl fmt::Display for Refusal {
         let Self { policy, limit, waiting, waited, .. } = self;
         match self.reason {
             RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
+            RefusalReason::TenantLimit => {
+                write!(f, "the tenant has all permits of {policy} that it may have")
+            }
+            RefusalReason::CostTooHigh => {
+                write!(f, "the request asks for more permits of {policy} than it could ever have")
+            }
             RefusalReason::QueueFull => {
                 write!(f, "the queue of {policy} is full: {waiting} requests are waiting")
             }
@@ -112,6 +123,8 @@ impl RefusalReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Limit => RejectReason::Limit.as_str(),
+            Self::TenantLimit => RejectReason::TenantLimit.as_str(),
+            Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
@@ -126,7 +139,7 @@ impl RefusalReason {
     /// Whether the semaphore is full, rather than out of order or not asked.
     #[must_use]
     pub const fn is_full(self) -> bool {
-        matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout)
+        matches!(self, Self::Limit | Self::TenantLimit | Self::QueueFull | Self::QueueTimeout)
     }
 }
 
@@ -247,6 +260,8 @@ impl Refusal {
             AcquireError::Rejected(rejected) => {
                 refusal.reason = match rejected.reason {
                     RejectReason::Limit => RefusalReason::Limit,
+                    RejectReason::TenantLimit => RefusalReason::TenantLimit,
+                    RejectReason::CostTooHigh => RefusalReason::CostTooHigh,
                     RejectReason::QueueFull => RefusalReason::QueueFull,
                     RejectReason::QueueTimeout => RefusalReason::QueueTimeout,
                     RejectReason::Draining => RefusalReason::Draining,

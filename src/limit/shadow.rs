@@ -81,9 +81,11 @@ impl Shadow {
     /// The refusal stays a thing that would have been.
     pub(super) fn instead_of(&self, refusal: Refusal) -> WouldRefuse {
         let count = match refusal.reason {
-            RefusalReason::Limit | RefusalReason::QueueFull | RefusalReason::QueueTimeout => {
-                &self.full
-            }
+            RefusalReason::Limit
+            | RefusalReason::TenantLimit
+            | RefusalReason::CostTooHigh
+            | RefusalReason::QueueFull
+            | RefusalReason::QueueTimeout => &self.full,
             RefusalReason::MissingKey => &self.missing_key,
             RefusalReason::LimitUnknown => &self.limit_unknown,
             RefusalReason::Draining | RefusalReason::Revoked => &self.draining,

@@ -12,6 +12,8 @@ pub(crate) enum Outcome {
     Unlimited,
     Bypassed,
     Limit,
+    TenantLimit,
+    CostTooHigh,
     QueueFull,
     QueueTimeout,
     Draining,
@@ -33,6 +35,8 @@ impl Outcome {
             Self::Unlimited => "unlimited",
             Self::Bypassed => "bypassed",
             Self::Limit => RejectReason::Limit.as_str(),
+            Self::TenantLimit => RejectReason::TenantLimit.as_str(),
+            Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
@@ -48,6 +52,8 @@ impl Outcome {
         match error {
             AcquireError::Rejected(rejected) => match rejected.reason {
                 RejectReason::Limit => Self::Limit,
+                RejectReason::TenantLimit => Self::TenantLimit,
+                RejectReason::CostTooHigh => Self::CostTooHigh,
                 RejectReason::QueueFull => Self::QueueFull,
                 RejectReason::QueueTimeout => Self::QueueTimeout,
                 RejectReason::Draining => Self::Draining,

@@ -38,7 +38,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 15] = [
+const OUTCOMES: [Outcome; 17] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -46,6 +46,8 @@ const OUTCOMES: [Outcome; 15] = [
     Outcome::Unlimited,
     Outcome::Bypassed,
     Outcome::Limit,
+    Outcome::TenantLimit,
+    Outcome::CostTooHigh,
     Outcome::QueueFull,
     Outcome::QueueTimeout,
     Outcome::Draining,

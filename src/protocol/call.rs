@@ -7,6 +7,8 @@ use super::id::{Ids, PlaceId};
 pub struct Call {
     /// Permits of the semaphore, as the calling process knows it: each call is judged by its own.
     pub limit: u32,
+    /// So many of them are left to requests of class 0.
+    pub headroom: u32,
     /// What to do.
     pub op: Op,
 }

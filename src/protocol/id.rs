@@ -1,10 +1,12 @@
 //! Ids of processes and of their places, and how they stand in Redis.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
 use smallvec::SmallVec;
 
+use super::claim::Claim;
 use crate::error::ConfigError;
 
 /// One process's semaphore, named by 64 random bits.
@@ -13,12 +15,13 @@ use crate::error::ConfigError;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(u64);
 
-/// The name of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox.
+/// The name of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox; with its [`Claim`]
+/// behind that, where the semaphore is shared between tenants.
 ///
 /// Made by the process before it sends anything, so that every operation can be repeated, and
-/// never used for a second stay. Its text is at most 24 bytes long. Ids are ordered as their texts
+/// never used for a second stay. Its text is at most 40 bytes long. Ids are ordered as their texts
 /// are, because Redis orders members of equal score so.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PlaceId {
     /// The process that the place belongs to.
     pub node: NodeId,
@@ -26,6 +29,8 @@ pub struct PlaceId {
     pub poll_only: bool,
     /// The place's number in that process, below [`PlaceId::N_MAX`].
     pub n: u64,
+    /// What it may have among other tenants; `None`: it stands in the order of arrival.
+    pub claim: Option<Claim>,
 }
 
 /// Places of one operation. Most are for one place; then nothing is allocated.
@@ -33,7 +38,7 @@ pub type Ids = SmallVec<[PlaceId; 1]>;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const NODE_LEN: usize = 11;
-const ID_LEN: usize = 1 + NODE_LEN + 1 + 11;
+const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Claim::LEN;
 
 impl NodeId {
     /// A node with this number, which should be random.
@@ -68,6 +73,8 @@ impl IdText {
 impl PlaceId {
     /// Numbers of places end before this: eleven digits to the base 36.
     pub const N_MAX: u64 = 36u64.pow(11);
+    /// None comes before it.
+    pub(crate) const FIRST: Self = Self { node: NodeId(0), poll_only: false, n: 0, claim: None };
 
     pub(crate) fn text(&self) -> IdText {
         self.text_of(&self.node.text())
@@ -95,7 +102,12 @@ impl PlaceId {
             }
         }
         text[len..len + 11 - at].copy_from_slice(&digits[at..]);
-        IdText { text, len: len + 11 - at }
+        len += 11 - at;
+        if let Some(claim) = self.claim {
+            text[len..len + Claim::LEN].copy_from_slice(&claim.text());
+            len += Claim::LEN;
+        }
+        IdText { text, len }
     }
 
     /// Reads an id; `None` for anything that [`PlaceId`]'s `Display` does not write.
@@ -106,14 +118,22 @@ impl PlaceId {
             None => (false, text),
         };
         let (node, n) = (rest.get(..NODE_LEN)?, rest.get(NODE_LEN..)?.strip_prefix(b":")?);
-        let id = Self { node: NodeId::parse(node)?, poll_only, n: Self::parse_n(n)? };
+        let (n, claim) = Self::parse_number(n)?;
+        let id = Self { node: NodeId::parse(node)?, poll_only, n, claim };
         // One text for each id: no leading zeros, no capitals.
         (id.text().as_bytes() == text).then_some(id)
     }
 
-    /// Reads the number of a place as it stands in a hint.
+    /// Reads what a hint says of a place of its own process: the number, and the claim behind it.
     #[must_use]
-    pub fn parse_n(digits: &[u8]) -> Option<u64> {
+    pub fn parse_number(text: &[u8]) -> Option<(u64, Option<Claim>)> {
+        match text.iter().position(|c| *c == b'.') {
+            Some(at) => Some((Self::parse_n(&text[..at])?, Some(Claim::parse(&text[at..])?))),
+            None => Some((Self::parse_n(text)?, None)),
+        }
+    }
+
+    fn parse_n(digits: &[u8]) -> Option<u64> {
         if digits.is_empty() || digits.len() > 11 {
             return None;
         }
@@ -133,6 +153,14 @@ impl NodeId {
             n.checked_mul(62)?.checked_add(digit)
         })?;
         Some(Self(number))
+    }
+}
+
+// A number is used once in a process, so the rest need not be hashed.
+impl Hash for PlaceId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.node.hash(state);
+        self.n.hash(state);
     }
 }
 

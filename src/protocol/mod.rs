@@ -11,16 +11,20 @@
 //! and for those tests; it may change in any release.
 
 pub(crate) mod call;
+pub(crate) mod claim;
 pub(crate) mod id;
 pub(crate) mod ledger;
+pub(crate) mod lines;
 pub(crate) mod overrides;
 pub mod session;
 pub(crate) mod time;
 
 pub use self::call::{Call, Op};
+pub use self::claim::{Claim, Tenant};
 pub use self::id::{Ids, NodeId, PlaceId};
 pub use self::ledger::{
-    Caller, Grant, HINT_WORK, Ledger, PlaceStatus, Post, Reply, TICKET_MIN, WORK_MAX,
+    Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
+    WORK_MAX,
 };
 pub use self::session::Session;
 pub use self::time::Time;

@@ -8,14 +8,15 @@ use tokio::time::Instant;
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
 use crate::backend::{Mailbox, PeerMessage};
+use crate::protocol::ledger::Hint;
 
 impl Mailbox for Node {
-    fn hint(&self, name: &str, n: u64, lease_end: u64) {
+    fn hint(&self, name: &str, hint: Hint) {
         // A place of a name that is not in use here: it is released. Anybody may say so of any name who may
         // publish, so that not each makes a record.
         if self.sessions.get(name).is_some() || self.sessions.may_be_made_by_hint(Instant::now()) {
             self.with_session(name, self.now(), |state, time| {
-                state.session.handle_hint(n, lease_end, time)
+                state.session.handle_hint(hint, time)
             });
         }
     }

@@ -33,7 +33,13 @@ impl PlaceHandle {
     ) -> Result<Self, AcquireError> {
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
-        let options = AcquireOptions { lease: policy.lease, max_queue, on_unavailable };
+        let options = AcquireOptions {
+            lease: policy.lease,
+            max_queue,
+            on_unavailable,
+            headroom: 0,
+            claim: None,
+        };
         let now = node.clock.time(now);
         let (shared, index) = node.with_session(name, now, |state, time| {
             // Under the lock of the session: if this is not seen yet, `give_back` finds the place.

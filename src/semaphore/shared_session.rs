@@ -259,7 +259,13 @@ pub(super) fn call_of(
     node: NodeId,
     call: crate::protocol::Call,
 ) -> crate::backend::AddressedCall {
-    crate::backend::AddressedCall { key, node, limit: call.limit, op: call.op }
+    crate::backend::AddressedCall {
+        key,
+        node,
+        limit: call.limit,
+        headroom: call.headroom,
+        op: call.op,
+    }
 }
 
 pub(super) fn no_answer() -> BackendError {

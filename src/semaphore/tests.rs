@@ -22,6 +22,7 @@ use crate::backend::{
 use crate::error::BackendError;
 use crate::protocol::Call;
 use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::ledger::Hint;
 
 /// Servers `a`, which counts `x` at first, and `b`, which counts all else.
 #[derive(Clone, Default)]
@@ -144,8 +145,8 @@ impl Connection for OneConnection {
         async move {
             let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
             let answer = |call: &AddressedCall| {
-                let AddressedCall { key, node, limit, op } = call;
-                let call = Call { limit: *limit, op: op.clone() };
+                let AddressedCall { key, node, limit, headroom, op } = call;
+                let call = Call { limit: *limit, headroom: *headroom, op: op.clone() };
                 let reply = memory.call(key, *node, &call, Instant::now());
                 Answer::Reply { reply, late: false }
             };
@@ -276,18 +277,21 @@ async fn a_refresh_that_fails_with_its_connection_shows_that() {
     assert!(!permit.is_lost());
 }
 
+/// A hint for a place that nobody has.
+const STRANGE: Hint = Hint { n: 1, claim: None, lease_end: 1 };
+
 #[tokio::test(start_paused = true)]
 async fn hints_for_made_up_names_make_few_records() {
     let (_world, semaphore) = one_process(settled());
     drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
     let node = Arc::clone(&semaphore.handle.node);
     for n in 0..10_000 {
-        Mailbox::hint(&*node, &format!("n{n}"), 1, 1);
+        Mailbox::hint(&*node, &format!("n{n}"), STRANGE);
     }
     assert_eq!(semaphore.health().semaphores, 101);
     // Those that are in use hear all of theirs.
     let held = semaphore.acquire("y", &policy(LEASE)).await.unwrap();
-    Mailbox::hint(&*node, "y", 1, 1);
+    Mailbox::hint(&*node, "y", STRANGE);
     assert!(!held.is_lost());
     sleep(Duration::from_secs(10)).await;
     assert_eq!(semaphore.health().semaphores, 1);

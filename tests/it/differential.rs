@@ -327,7 +327,7 @@ impl<'a> Model<'a> {
     }
 
     fn new_id(&mut self, at: usize, poll_only: bool) -> PlaceId {
-        let id = PlaceId { node: node(at), poll_only, n: self.next };
+        let id = PlaceId { node: node(at), poll_only, n: self.next, claim: None };
         self.next += 1;
         self.known.push(id);
         id
@@ -394,7 +394,7 @@ impl<'a> Model<'a> {
         command: &Cmd,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
-        let caller = Caller { now: self.now, limit: self.limit, node: node(at) };
+        let caller = Caller { now: self.now, limit: self.limit, headroom: 0, node: node(at) };
         let mut messages = Vec::new();
         let (alive, counted) = (self.alive, self.counted);
         let reply = run(&mut self.ledger, caller, &mut |to, grants| {
@@ -438,6 +438,8 @@ impl<'a> Model<'a> {
             PlaceStatus::Held => Item::Int(1),
             PlaceStatus::NoPermit => Item::Int(-1),
             PlaceStatus::QueueFull => Item::Int(-2),
+            PlaceStatus::TenantFull => Item::Int(-3),
+            PlaceStatus::NeverFits => Item::Int(-4),
             PlaceStatus::Waiting(ticket) => number(*ticket),
         }));
         for grant in &reply.granted {
@@ -577,8 +579,10 @@ impl<'a> Model<'a> {
         let what = self.what(i, "revoke", 0, &[id], "");
         let mut command = cmd("EVALSHA");
         command.arg(&self.lua.hashes["revoke"]).arg(1).arg(KEY).arg(id.to_string()).arg(1);
-        let left =
-            self.ledger.revoke(id, true).map(|end| number(end.saturating_sub(self.now / 1000)));
+        let left = self
+            .ledger
+            .revoke(id, true, self.now)
+            .map(|end| number(end.saturating_sub(self.now / 1000)));
         self.expect(what, &command, left.unwrap_or(Item::Int(-1)), Vec::new());
     }
 }

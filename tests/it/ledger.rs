@@ -15,11 +15,11 @@ const BEGAN: u64 = 1_795_169_853_126_543;
 const LEASE: u64 = 10_000;
 
 const fn id(node: NodeId, n: u64) -> PlaceId {
-    PlaceId { node, poll_only: false, n }
+    PlaceId { node, poll_only: false, n, claim: None }
 }
 
 const fn poll_only(node: NodeId, n: u64) -> PlaceId {
-    PlaceId { node, poll_only: true, n }
+    PlaceId { node, poll_only: true, n, claim: None }
 }
 
 /// A ledger with a clock, a limit, and a note of what was posted.
@@ -56,7 +56,7 @@ impl Desk {
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) -> Reply {
         let Self { ledger, now, limit, posted, gone } = self;
-        let caller = Caller { now: *now, limit: *limit, node };
+        let caller = Caller { now: *now, limit: *limit, headroom: 0, node };
         let reply = run(ledger, caller, &mut |to, grants| {
             assert_ne!(to, node, "own grants come in the reply");
             posted.push((to, grants.to_vec()));
@@ -607,7 +607,7 @@ fn any_id() -> impl Strategy<Value = PlaceId> {
     let node = prop_oneof![any::<u64>(), Just(0), Just(u64::MAX)];
     (node, any::<bool>(), number).prop_map(|(node, poll_only, n)| {
         let node = NodeId::new(node);
-        PlaceId { node, poll_only, n }
+        PlaceId { node, poll_only, n, claim: None }
     })
 }
 
@@ -621,7 +621,7 @@ proptest! {
         prop_assert_eq!(text.parse(), Ok(id));
         prop_assert_eq!(PlaceId::parse(text.as_bytes()), Some(id));
         let n = text.split_once(':').unwrap().1;
-        prop_assert_eq!(PlaceId::parse_n(n.as_bytes()), Some(id.n));
+        prop_assert_eq!(PlaceId::parse_number(n.as_bytes()), Some((id.n, None)));
         prop_assert_eq!(NodeId::parse(id.node.to_string().as_bytes()), Some(id.node));
     }
 

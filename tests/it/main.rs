@@ -42,6 +42,7 @@ mod http;
 mod keys;
 mod layer;
 mod ledger;
+mod ledger_fair;
 #[cfg(feature = "redis")]
 mod lua;
 #[cfg(feature = "metrics")]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::time::sleep;
 use tower_semaphore::backend::{Backend, Connection, Embedded, Mailbox, MemoryBackend, Shard};
-use tower_semaphore::protocol::NodeId;
+use tower_semaphore::protocol::{Hint, NodeId};
 use tower_semaphore::{AcquireError, BackendError, Policy, Semaphore};
 
 /// How long a record may outlive the last use of its name: five seconds, and a look each second.
@@ -103,7 +103,7 @@ async fn a_stray_hint_leaves_no_record() {
     let semaphore = Semaphore::new(watched);
     drop(semaphore.acquire("warm", &Policy::new(1)).await.unwrap());
     let mailbox = mailbox.lock().unwrap().clone().unwrap();
-    mailbox.upgrade().unwrap().hint("stray", 7 << 20, 1);
+    mailbox.upgrade().unwrap().hint("stray", Hint { n: 7 << 20, claim: None, lease_end: 1 });
     sleep(KEPT).await;
     assert_eq!(records(&semaphore), 0);
 }

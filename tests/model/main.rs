@@ -201,6 +201,8 @@ impl Config {
             lease: process::ticks(self.leases[usize::from(request) % self.leases.len()]),
             max_queue: wait.then_some(self.max_queue),
             on_unavailable: self.policies[process],
+            headroom: 0,
+            claim: None,
         }
     }
 

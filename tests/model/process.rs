@@ -109,7 +109,7 @@ pub(crate) struct Altered {
     /// Places that an acquire named, by their index.
     asked: Vec<u64>,
     /// Hints for places whose acquire is not answered.
-    pub(crate) hints: Vec<(u64, u64)>,
+    pub(crate) hints: Vec<tower_semaphore::protocol::Hint>,
 }
 
 pub(crate) fn time(tick: u8) -> Time {

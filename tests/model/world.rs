@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use stateright::{Model, Property};
 use tower_semaphore::RejectReason;
 use tower_semaphore::protocol::session::{Event, OnUnavailable, Progress};
-use tower_semaphore::protocol::{Op, PlaceId, Reply, Session, Time};
+use tower_semaphore::protocol::{self, Op, PlaceId, Reply, Session, Time};
 use tower_semaphore::protocol::{PlaceStatus, TICKET_MIN};
 
 use super::process::{Answer, Link, Phase, Process, Slot, Transit, ticks, time};
@@ -698,7 +698,7 @@ impl World {
                 let place = s.revoked[usize::from(s.taken_out)];
                 s.taken_out += 1;
                 let server = Arc::make_mut(&mut s.server);
-                server.ledger.revoke(place, true);
+                server.ledger.revoke(place, true, 0);
                 server.list();
             }
             Action::Learn { process } => self.learn(s, process),
@@ -1067,8 +1067,8 @@ impl World {
             self.saw(Seen::PollOnly);
         }
         self.act(s, process, |session, now| session.handle_connected(connected, now));
-        for (n, end) in std::mem::take(&mut s.process(process).altered.hints) {
-            self.act(s, process, |session, now| session.handle_hint(n, end, now));
+        for hint in std::mem::take(&mut s.process(process).altered.hints) {
+            self.act(s, process, |session, now| session.handle_hint(hint, now));
         }
     }
 
@@ -1332,11 +1332,16 @@ impl World {
                 return;
             }
             if self.has(Bug::KeptHintOutlivesConnection) {
-                s.process(process).altered.hints.push((n, end));
+                s.process(process).altered.hints.push(protocol::Hint {
+                    n,
+                    claim: place.claim,
+                    lease_end: end,
+                });
             }
         }
         let end = if self.has(Bug::HintWithoutLeaseEnd) { u64::MAX } else { end };
-        self.act(s, process, |session, now| session.handle_hint(n, end, now));
+        let hint = protocol::Hint { n, claim: place.claim, lease_end: end };
+        self.act(s, process, |session, now| session.handle_hint(hint, now));
     }
 
     // ===== the server =====

@@ -310,7 +310,7 @@ impl Port {
                 drop(state);
                 let Some(mailbox) = mailbox else { return };
                 match message {
-                    Message::Hint(key, grant) => mailbox.hint(&key, grant.id.n, grant.lease_end),
+                    Message::Hint(key, grant) => mailbox.hint(&key, grant.into()),
                     Message::Overridden => mailbox.overridden(),
                     Message::Told(key, message) => mailbox.message(&key, message),
                 }
@@ -890,7 +890,7 @@ impl Store {
                 let count_before = ledger.in_use() + waiting_before;
                 let before: Option<Vec<_>> =
                     (ledger.waiting() > 0).then(|| ledger.places().collect());
-                let revoked = ledger.revoke(*id, *take);
+                let revoked = ledger.revoke(*id, *take, now);
                 if let Some(name) = name {
                     (site.audit)(&Step {
                         name,
@@ -935,7 +935,8 @@ impl Store {
         let count_before = ledger.in_use() + waiting_before;
         let is_tight = ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit);
         let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
-        let mut caller = Caller { now, limit: call.limit, node: call.node };
+        let mut caller =
+            Caller { now, limit: call.limit, headroom: call.headroom, node: call.node };
         let listens = &mut *site.listens;
         let mut posted = 0;
         let mut post = |node: NodeId, grants: &[Grant]| {

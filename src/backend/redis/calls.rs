@@ -117,7 +117,8 @@ pub(crate) fn decode_wire(
     use crate::protocol::id::{Ids, NodeId, PlaceId};
     let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
     let node = NodeId::new(1);
-    let ids: Ids = (0..places as u64).map(|n| PlaceId { node, poll_only: false, n }).collect();
+    let ids: Ids =
+        (0..places as u64).map(|n| PlaceId { node, poll_only: false, n, claim: None }).collect();
     let op = match op % 5 {
         0 => Op::Acquire { leaving: Ids::new(), lease_ms: 1000, max_queue: None, ids },
         1 => Op::Release { ids },
@@ -125,7 +126,8 @@ pub(crate) fn decode_wire(
         3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },
         _ => Op::Audit { most: 1000 },
     };
-    let answer = decode(&AddressedCall { key: "x".into(), node, limit: 1, op }, &value);
+    let answer =
+        decode(&AddressedCall { key: "x".into(), node, limit: 1, headroom: 0, op }, &value);
     if let Ok(reply) = &answer {
         assert!(reply.statuses.is_empty() || reply.statuses.len() == places);
     }

@@ -2,14 +2,15 @@
 
 use crate::backend::PeerMessage;
 use crate::protocol::id::PlaceId;
+use crate::protocol::ledger::Hint;
 
-/// A hint: `<key> <n> <lease_end> ...`.
-pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = (u64, u64)>)> {
+/// A hint: `<key> <n> <lease_end> ...`, with the place's claim behind its number.
+pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let key = words.next()?;
     let pairs = std::iter::from_fn(move || {
-        let n = PlaceId::parse_n(words.next()?.as_bytes())?;
-        Some((n, words.next()?.parse().ok()?))
+        let (n, claim) = PlaceId::parse_number(words.next()?.as_bytes())?;
+        Some(Hint { n, claim, lease_end: words.next()?.parse().ok()? })
     });
     Some((key, pairs))
 }

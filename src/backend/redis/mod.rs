@@ -374,7 +374,7 @@ impl RedisBackend {
     /// Whether this server can be used: it is not a replica, is not loading, knows the newest command
     /// that the scripts use, and lets this user call them. Leaves nothing.
     async fn probe(&self, opened: &mut RedisConnection, node: NodeId) -> Result<(), BackendError> {
-        let ids = Ids::from_elem(PlaceId { node, poll_only: true, n: 0 }, 1);
+        let ids = Ids::from_elem(PlaceId { node, poll_only: true, n: 0, claim: None }, 1);
         let acquire =
             Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
         // No name is encoded so.
@@ -391,6 +391,7 @@ impl RedisBackend {
             key: Arc::clone(&key),
             node,
             limit: 0,
+            headroom: 0,
             op,
         });
         for answer in opened.send(Arc::from(calls)).await? {
@@ -442,7 +443,7 @@ fn deliver(
                 mailbox.message(name, message);
                 return Ok(());
             }
-            hints.for_each(|(n, lease_end)| mailbox.hint(name, n, lease_end));
+            hints.for_each(|hint| mailbox.hint(name, hint));
         }
         Ok(())
     }

@@ -77,6 +77,8 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(1) => Some(PlaceStatus::Held),
         Value::Int(-1) => Some(PlaceStatus::NoPermit),
         Value::Int(-2) => Some(PlaceStatus::QueueFull),
+        Value::Int(-3) => Some(PlaceStatus::TenantFull),
+        Value::Int(-4) => Some(PlaceStatus::NeverFits),
         value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(PlaceStatus::Waiting),
     }
 }

@@ -48,9 +48,10 @@ pub struct Session {
     in_flight: u64,
     waiting: u64,
     joining: u64,
-    /// The limit and the lease of the last request, and the longest lease since the session had nothing
+    /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
     /// on the server.
     limit: u32,
+    headroom: u32,
     lease: Duration,
     longest_lease: Duration,
     /// What an operator set in place of the policy.
@@ -161,6 +162,7 @@ impl Session {
             waiting: 0,
             joining: 0,
             limit: 0,
+            headroom: 0,
             lease: Duration::ZERO,
             longest_lease: Duration::ZERO,
             overrides: Override::default(),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::protocol::claim::Claim;
+
 /// What becomes of a request while the backend cannot be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnUnavailable {
@@ -28,6 +30,10 @@ pub struct AcquireOptions {
     pub max_queue: Option<u32>,
     /// What becomes of it while the backend cannot be asked.
     pub on_unavailable: OnUnavailable,
+    /// So many permits are left to requests of class 0.
+    pub headroom: u32,
+    /// Whose it is, where the semaphore is shared between tenants.
+    pub claim: Option<Claim>,
 }
 
 impl AcquireOptions {

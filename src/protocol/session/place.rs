@@ -124,7 +124,7 @@ impl Place {
     }
 
     pub(super) const fn id(&self, node: NodeId) -> PlaceId {
-        PlaceId { node, poll_only: self.poll_only, n: self.n }
+        PlaceId { node, poll_only: self.poll_only, n: self.n, claim: self.options.claim }
     }
 }
 
@@ -244,6 +244,8 @@ mod tests {
                     lease: Duration::from_secs(3),
                     max_queue: None,
                     on_unavailable: OnUnavailable::Refuse,
+                    headroom: 0,
+                    claim: None,
                 },
                 state: State::Held,
                 lease_end: 0,

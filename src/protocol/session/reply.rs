@@ -7,7 +7,7 @@ use super::{Event, IDLE, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::call::Op;
 use crate::protocol::id::PlaceId;
-use crate::protocol::ledger::{PlaceStatus, Reply};
+use crate::protocol::ledger::{Hint, PlaceStatus, Reply};
 use crate::protocol::time::Time;
 
 /// How far behind the earliest lease end the next renewal comes.
@@ -107,9 +107,10 @@ impl Session {
         self.want_end(now);
     }
 
-    /// A hint: the place `n` was granted, with the lease end that it keeps.
-    pub fn handle_hint(&mut self, n: u64, lease_end: u64, now: Time) {
-        self.promoted(PlaceId { node: self.node, poll_only: false, n }, lease_end, now);
+    /// A hint: a place of this process was granted.
+    pub fn handle_hint(&mut self, hint: Hint, now: Time) {
+        let Hint { n, claim, lease_end } = hint;
+        self.promoted(PlaceId { node: self.node, poll_only: false, n, claim }, lease_end, now);
     }
 
     /// A call is on its way no more.
@@ -162,6 +163,7 @@ impl Session {
             Some(place) if place.is_live() => return,
             _ => return self.release_late(id, status, timing),
         };
+        let seen = (reply.in_use, reply.waiting);
         match status {
             PlaceStatus::Held => {
                 self.acknowledge(id.n, reply.lease_end, timing.sent);
@@ -180,13 +182,10 @@ impl Session {
                     }
                 }
             }
-            PlaceStatus::NoPermit | PlaceStatus::QueueFull => {
-                let reason = match status {
-                    PlaceStatus::NoPermit => RejectReason::Limit,
-                    _ => RejectReason::QueueFull,
-                };
-                self.refuse(index, reason, (reply.in_use, reply.waiting));
-            }
+            PlaceStatus::NoPermit => self.refuse(index, RejectReason::Limit, seen),
+            PlaceStatus::QueueFull => self.refuse(index, RejectReason::QueueFull, seen),
+            PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
+            PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),
             PlaceStatus::Gone => {}
         }
     }

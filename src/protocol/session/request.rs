@@ -23,6 +23,7 @@ impl Session {
             return None;
         }
         self.limit = limit;
+        self.headroom = options.headroom;
         self.lease = options.lease;
         let is_clean = self.places.is_empty() && !self.has_releases();
         let before = if is_clean { Duration::ZERO } else { self.longest_lease };

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::options::AcquireOptions;
 use super::place::{Place, Places, WAITING_RENEWAL};
 use super::{Session, State};
 use crate::protocol::call::{Call, Op};
@@ -101,7 +102,7 @@ impl Session {
         if !matches!(op, Op::Audit { .. }) {
             self.more = false;
         }
-        Some(Call { limit: self.limit_of_call(now), op })
+        Some(Call { limit: self.limit_of_call(now), headroom: self.headroom, op })
     }
 
     fn limit_of_call(&self, now: Time) -> u32 {
@@ -196,14 +197,15 @@ impl Session {
         false
     }
 
-    /// The joins in front that ask for the same, in the order of their arrival; as many as there is room for
+    /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as there is room for
     /// beside those that leave.
     fn next_acquire(&mut self, leaving: Ids) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
         while leaving.len() + ids.len() < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
-            if *common.get_or_insert(place.options) != place.options {
+            let options = AcquireOptions { claim: None, ..place.options };
+            if *common.get_or_insert(options) != options {
                 break;
             }
             if let State::Joining { sent, .. } = &mut place.state {

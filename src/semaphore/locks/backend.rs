@@ -145,8 +145,9 @@ impl Connection for TestBackend {
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let backend = self.clone();
         let answers = async move {
-            let answer = |AddressedCall { key, node, limit, op }: &AddressedCall| {
-                let call = crate::protocol::Call { limit: *limit, op: op.clone() };
+            let answer = |AddressedCall { key, node, limit, headroom, op }: &AddressedCall| {
+                let call =
+                    crate::protocol::Call { limit: *limit, headroom: *headroom, op: op.clone() };
                 let reply = backend.carry_out(key, *node, &call, Instant::now());
                 Answer::Reply { reply, late: false }
             };

@@ -526,7 +526,7 @@ fn the_old_id_of_a_waiter_that_a_failover_brought_back_is_released() {
     let (mut rig, waits) = waiter(OPTIONS);
     let replica = rig.ledger.clone();
     let old = rig.id(waits);
-    rig.ledger.revoke(old, true);
+    rig.ledger.revoke(old, true, EPOCH_MS * 1000);
     rig.pass(1000);
     rig.settle();
     assert_ne!(rig.id(waits), old);

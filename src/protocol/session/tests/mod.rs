@@ -29,6 +29,8 @@ const OPTIONS: AcquireOptions = AcquireOptions {
     lease: Duration::from_secs(3),
     max_queue: Some(8),
     on_unavailable: OnUnavailable::Refuse,
+    headroom: 0,
+    claim: None,
 };
 
 /// Moments are ms, by the clocks of the process and the server alike.
@@ -60,7 +62,7 @@ impl Rig {
     }
 
     fn ask(&self, node: NodeId, limit: u32) -> Caller {
-        Caller { now: (EPOCH_MS + self.now_ms) * 1000, limit, node }
+        Caller { now: (EPOCH_MS + self.now_ms) * 1000, limit, headroom: 0, node }
     }
 
     /// Time passes; the watchdog looks whenever it is to.
@@ -231,7 +233,7 @@ impl Rig {
     /// A place of another process takes a permit, or waits.
     fn other(&mut self) -> PlaceId {
         self.others += 1;
-        let id = PlaceId { node: OTHER, poll_only: false, n: self.others };
+        let id = PlaceId { node: OTHER, poll_only: false, n: self.others, claim: None };
         let caller = self.ask(OTHER, self.limit);
         self.ledger.acquire(caller, 3_600_000, Some(8), &[], &[id], &mut |_, _| true);
         id
@@ -250,7 +252,7 @@ impl Rig {
 
     fn hint(&mut self, grant: Grant) {
         let now = self.now();
-        self.session.handle_hint(grant.id.n, grant.lease_end, now);
+        self.session.handle_hint(grant.into(), now);
     }
 
     fn places(&self) -> Vec<PlaceId> {

@@ -26,7 +26,7 @@ fn a_waiter_that_was_revoked_under_its_old_id_is_refused() {
     let index = rig.request();
     rig.settle();
     let id = rig.id(index);
-    rig.ledger.revoke(id, true);
+    rig.ledger.revoke(id, true, EPOCH_MS * 1000);
     rig.pass(1000);
     assert!(matches!(rig.answer().op, Op::Renew { .. }));
     let now = rig.now();
@@ -78,7 +78,7 @@ fn more_permits_are_no_reason_to_ask_where_nobody_waits_any_more() {
     let now = rig.now();
     rig.session.handle_override("2 open".parse().expect("an override"), now);
     assert_eq!(rig.session.urgency(), None);
-    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1 }, now);
+    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1, claim: None }, now);
     assert_eq!(rig.session.urgency(), None);
 }
 
@@ -144,7 +144,7 @@ fn a_place_that_is_found_gone_after_the_question_waits_for_the_next_answer() {
 fn waiters_ask_for_what_a_revocation_frees_elsewhere() {
     let (mut rig, _) = waiter(OPTIONS);
     let now = rig.now();
-    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1 }, now);
+    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1, claim: None }, now);
     assert!(rig.session.urgency().is_some());
 }
 

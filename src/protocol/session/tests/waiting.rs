@@ -22,7 +22,7 @@ fn a_place_that_no_hint_reaches_polls_and_any_other_asks_each_second() {
 fn a_waiter_asks_just_after_the_earliest_lease_end() {
     let mut rig = Rig::new(1);
     // Held by a process that is dead; its lease ends in between two renewals.
-    let dead = PlaceId { node: OTHER, poll_only: false, n: 77 };
+    let dead = PlaceId { node: OTHER, poll_only: false, n: 77, claim: None };
     let caller = rig.ask(OTHER, 1);
     rig.ledger.acquire(caller, 1500, None, &[], &[dead], &mut |_, _| true);
     let waits = rig.request();

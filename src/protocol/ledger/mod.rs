@@ -15,7 +15,15 @@
 //! promote, so that no permit is idle while anyone waits. While anyone waits nobody barges: a
 //! newcomer joins the queue or is refused.
 //!
+//! # Tenants
+//!
+//! A place whose id carries a [`Claim`](super::Claim) stands in the line of its tenant, and what the tenant
+//! has in use says which line is next: see [`Lines`]. Places without a claim are one line more,
+//! with its tickets as they are. Where no place has a claim, nothing of this is there.
+//!
 //! [`MemoryBackend`]: crate::backend::MemoryBackend
+
+mod promote;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
@@ -23,11 +31,17 @@ use std::hash::{Hash, Hasher};
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
+use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
+use super::lines::{Lines, fits_each};
 
 /// Scores from here on are tickets (µs since 1970, about 10¹⁵); those below are lease ends (ms,
 /// about 10¹²).
 pub const TICKET_MIN: u64 = 100_000_000_000_000;
+
+/// The ticket of a place in a tenant's line: so much above [`TICKET_MIN`] at the most. It counts the places of
+/// the line since that was last empty; past this, they are ordered by their ids.
+pub const LINE_MAX: u64 = (1 << 28) - 1;
 
 /// The bound on the work of one operation. A place that is swept costs 1, and so does a head of the
 /// queue that is granted or passed over; a hint to another node costs [`HINT_WORK`] more. The places
@@ -48,8 +62,12 @@ pub enum PlaceStatus {
     Waiting(u64),
     /// It was refused: no permit is free, and it may not wait.
     NoPermit,
-    /// It was refused: as many wait as may.
+    /// It was refused: as many wait as may, in all or in its tenant's line.
     QueueFull,
+    /// It was refused: its tenant has as many permits in use as it may, and it may not wait.
+    TenantFull,
+    /// It was refused: it asks for more permits than it could ever have.
+    NeverFits,
 }
 
 /// A place that was promoted, with the lease end that it keeps.
@@ -61,6 +79,23 @@ pub struct Grant {
     pub lease_end: u64,
 }
 
+/// A grant, as the process of the place is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hint {
+    /// The place's number.
+    pub n: u64,
+    /// Its claim.
+    pub claim: Option<Claim>,
+    /// The end of the lease that it keeps, ms by the ledger's clock.
+    pub lease_end: u64,
+}
+
+impl From<Grant> for Hint {
+    fn from(Grant { id, lease_end }: Grant) -> Self {
+        Self { n: id.n, claim: id.claim, lease_end }
+    }
+}
+
 /// What an operation answers; a release tells its grants alone. Redis leaves the counts out, too, where
 /// permits are free and nobody needs them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -70,7 +105,7 @@ pub struct Reply {
     /// The earliest lease end among all places, ms, while anyone waits; else 0, and 0 if `more`.
     /// Asking again just after it replaces a dead holder without delay.
     pub earliest: u64,
-    /// How many places hold, after the operation.
+    /// How many permits are in use, after the operation.
     pub in_use: u64,
     /// How many places wait, after the operation.
     pub waiting: u64,
@@ -93,8 +128,18 @@ pub struct Caller {
     pub now: u64,
     /// Permits of this semaphore, as the caller knows it.
     pub limit: u32,
+    /// So many of them are left to class 0.
+    pub headroom: u32,
     /// The calling node.
     pub node: NodeId,
+}
+
+impl Caller {
+    /// How many permits may be in use once one of this class is granted.
+    const fn room(self, class: u8) -> u64 {
+        let headroom = if class == 0 { 0 } else { self.headroom };
+        self.limit.saturating_sub(headroom) as u64
+    }
 }
 
 /// Delivers hints to a node; `false` says that nobody listens there, so that the node is gone.
@@ -104,19 +149,38 @@ pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 #[derive(Clone, Debug)]
 pub struct Ledger {
     places: HashMap<PlaceId, Place, RandomState>,
+    /// The places without a claim that wait.
     queue: BTreeSet<(u64, PlaceId)>,
-    /// The places by lease end. Kept only from the first place that waits until the last is gone:
-    /// a semaphore that is never full does not pay for it.
-    by_end: Option<BTreeSet<(u64, PlaceId)>>,
+    /// The places with one; `None`: there are none.
+    lines: Option<Box<FairPlaces>>,
+    /// The places by lease end, those with a claim behind the others. Kept only from the first place that
+    /// waits until the last is gone: a semaphore that is never full does not pay for it.
+    by_end: Option<BTreeSet<(bool, u64, PlaceId)>>,
     /// No lease ends before this, ms: until then there is nothing to sweep.
     quiet_until: u64,
     work_max: usize,
+}
+
+/// What there is of places with a claim.
+#[derive(Clone, Debug)]
+struct FairPlaces {
+    lines: Lines<PlaceId>,
+    /// Places that wait or hold.
+    count: usize,
+    /// Tenants whose turn is to be looked at.
+    touched: SmallVec<[Tenant; 4]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Place {
     lease_end: u64,
     ticket: Option<u64>,
+}
+
+impl Place {
+    fn status(self) -> PlaceStatus {
+        self.ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting)
+    }
 }
 
 impl Ledger {
@@ -133,6 +197,7 @@ impl Ledger {
         Self {
             places: HashMap::default(),
             queue: BTreeSet::new(),
+            lines: None,
             by_end: None,
             quiet_until: 0,
             work_max: work_max.max(1),
@@ -145,21 +210,41 @@ impl Ledger {
         self.places.is_empty()
     }
 
-    /// How many places hold, dead ones among them until they are swept.
+    /// How many permits are in use, those of dead places among them until they are swept.
     #[must_use]
     pub fn in_use(&self) -> u64 {
-        (self.places.len() - self.queue.len()) as u64
+        let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.units());
+        self.held_in_order() + in_lines
+    }
+
+    /// How many places hold that have no claim.
+    fn held_in_order(&self) -> u64 {
+        let in_lines = self.lines.as_ref().map_or(0, |fair| fair.count);
+        (self.places.len() - self.queue.len() - in_lines) as u64
     }
 
     /// How many places wait, dead ones among them until they are swept.
     #[must_use]
     pub fn waiting(&self) -> u64 {
-        self.queue.len() as u64
+        let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.waiting());
+        self.queue.len() as u64 + in_lines
     }
 
     /// The places and what they have: id, lease end (ms), ticket while it waits. In no order.
     pub fn places(&self) -> impl Iterator<Item = (PlaceId, u64, Option<u64>)> + '_ {
         self.places.iter().map(|(id, place)| (*id, place.lease_end, place.ticket))
+    }
+
+    /// The turns of the tenants that wait, as a score each; infinite where a tenant's own cap stops it. In no
+    /// order.
+    pub fn turns(&self) -> impl Iterator<Item = (Tenant, f64)> + '_ {
+        self.lines.iter().flat_map(|fair| fair.lines.turns())
+    }
+
+    /// Permits in use by a tenant.
+    #[must_use]
+    pub fn in_use_by(&self, tenant: Tenant) -> u64 {
+        self.lines.as_ref().map_or(0, |fair| fair.lines.units_of(tenant))
     }
 
     /// Takes out those that are leaving, as [`release`](Self::release) does; then grants each place a
@@ -179,42 +264,85 @@ impl Ledger {
         for id in leaving {
             self.take(id);
         }
+        self.settle(caller.now);
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
-        if self.queue.is_empty() && self.in_use() + ids.len() as u64 <= u64::from(caller.limit) {
+        if self.all_fit(caller, ids) {
             for id in ids {
                 self.put(*id, reply.lease_end, None);
                 reply.statuses.push(PlaceStatus::Held);
             }
+            self.settle(caller.now);
         } else {
             // Full, or so it looks: waiting places go first, and only then the newcomers.
             let budget = self.sweep(caller.now);
             reply.granted = self.promote(caller, budget, post);
             let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
             for id in ids {
-                let status = if let Some(place) = self.places.get(id) {
-                    place.ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting)
-                } else if self.queue.is_empty() && self.in_use() < u64::from(caller.limit) {
-                    PlaceStatus::Held
-                } else {
-                    match max_queue {
-                        None => PlaceStatus::NoPermit,
-                        Some(max) if self.waiting() >= u64::from(max) => PlaceStatus::QueueFull,
-                        Some(_) => {
-                            last = caller.now.max(last + 1);
-                            PlaceStatus::Waiting(last)
-                        }
-                    }
+                let status = match self.places.get(id) {
+                    Some(place) => place.status(),
+                    None => self.newcomer(caller, *id, max_queue, &mut last),
                 };
                 match status {
                     PlaceStatus::Held => self.put(*id, reply.lease_end, None),
                     PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
                     _ => {}
                 }
+                self.settle(caller.now);
                 reply.statuses.push(status);
             }
         }
         self.close(caller, reply)
+    }
+
+    /// What becomes of a place that is not there yet. `last`: the last ticket of the queue.
+    fn newcomer(
+        &self,
+        caller: Caller,
+        id: PlaceId,
+        max_queue: Option<u32>,
+        last: &mut u64,
+    ) -> PlaceStatus {
+        let (refused, waiting, ticket) = match (id.claim, &self.lines) {
+            (None, _) => {
+                (PlaceStatus::NoPermit, self.queue.len() as u64, caller.now.max(*last + 1))
+            }
+            (Some(claim), None) => (Self::refused(caller, claim, 0), 0, TICKET_MIN + 1),
+            (Some(claim), Some(fair)) => {
+                let (tenant, lines) = (claim.tenant(), &fair.lines);
+                let ticket = lines.last_ticket(tenant).unwrap_or(TICKET_MIN) + 1;
+                let refused = Self::refused(caller, claim, lines.units_of(tenant));
+                (refused, lines.waiting_of(tenant), ticket.min(TICKET_MIN + LINE_MAX))
+            }
+        };
+        if refused == PlaceStatus::NeverFits {
+            return refused;
+        }
+        if waiting == 0 && refused == PlaceStatus::NoPermit && self.is_next(caller, id) {
+            return PlaceStatus::Held;
+        }
+        match max_queue {
+            None => refused,
+            Some(max) if waiting >= u64::from(max) => PlaceStatus::QueueFull,
+            Some(_) => {
+                if id.claim.is_none() {
+                    *last = ticket;
+                }
+                PlaceStatus::Waiting(ticket)
+            }
+        }
+    }
+
+    /// Why a place with a claim is refused, if it may not wait.
+    fn refused(caller: Caller, claim: Claim, units: u64) -> PlaceStatus {
+        let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
+        // Without any permits it waits for an operator.
+        let never = (room > 0 && cost > room) || !fits_each(0, claim);
+        match () {
+            () if never => PlaceStatus::NeverFits,
+            () if !fits_each(units, claim) => PlaceStatus::TenantFull,
+            () => PlaceStatus::NoPermit,
+        }
     }
 
     /// Takes places out, waiting or held, and hands what that frees to the head of the queue.
@@ -225,8 +353,9 @@ impl Ledger {
         for id in ids {
             self.take(id);
         }
+        self.settle(caller.now);
         let mut granted = Vec::new();
-        if !self.queue.is_empty() {
+        if self.waiting() > 0 {
             let budget = self.sweep(caller.now);
             granted = self.promote(caller, budget, post);
         }
@@ -236,10 +365,11 @@ impl Ledger {
     /// Takes a place out, waiting or held, on an operator's word; or only looks. Says when its lease
     /// ends, or would have, ms. Who does that does not know the limit: what it frees is granted when
     /// someone asks who does.
-    pub fn revoke(&mut self, id: PlaceId, take: bool) -> Option<u64> {
+    pub fn revoke(&mut self, id: PlaceId, take: bool, now: u64) -> Option<u64> {
         let lease_end = self.places.get(&id)?.lease_end;
         if take {
             self.take(&id);
+            self.settle(now);
         }
         Some(lease_end)
     }
@@ -261,11 +391,12 @@ impl Ledger {
                 None => PlaceStatus::Gone,
                 Some(place) => {
                     self.put(*id, reply.lease_end, place.ticket);
-                    place.ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting)
+                    place.status()
                 }
             };
             reply.statuses.push(status);
         }
+        self.settle(caller.now);
         reply.granted = self.promote(caller, budget, post);
         self.close(caller, reply)
     }
@@ -289,8 +420,8 @@ impl Ledger {
         let known: Vec<_> = proofs.iter().map(|(id, _)| self.places.get(id).copied()).collect();
         for ((id, proof), place) in proofs.iter().zip(known) {
             let status = match place {
-                Some(place) => place.ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting),
-                None if *proof >= TICKET_MIN => PlaceStatus::Waiting(*proof),
+                Some(place) => place.status(),
+                None if *proof >= TICKET_MIN => PlaceStatus::Waiting(ticket_of(*id, *proof)),
                 None if *proof > now_ms => PlaceStatus::Held,
                 None => PlaceStatus::Gone,
             };
@@ -301,6 +432,7 @@ impl Ledger {
             }
             reply.statuses.push(status);
         }
+        self.settle(caller.now);
         reply.granted = self.promote(caller, budget, post);
         self.close(caller, reply)
     }
@@ -313,70 +445,6 @@ impl Ledger {
         places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
         let own = places.into_iter().take(most).map(|(id, ..)| id);
         own.filter(|id| id.node == node).collect()
-    }
-
-    /// Takes out places whose lease has ended, the longest dead first, up to the bound on work. Returns
-    /// what is left of that: if anything is, no dead place is left.
-    fn sweep(&mut self, now: u64) -> usize {
-        let now_ms = now / 1000;
-        let work_max = self.work_max;
-        if now_ms < self.quiet_until {
-            return work_max;
-        }
-        let ended = self.by_end().iter().take_while(|(end, _)| *end <= now_ms);
-        let dead: Vec<_> = ended.take(work_max).copied().collect();
-        for (_, id) in &dead {
-            self.take(id);
-        }
-        self.quiet_until = self.earliest();
-        work_max - dead.len()
-    }
-
-    /// While permits are free, takes the ticket of the head of the queue away: that is the grant. Stops
-    /// when the budget is spent; a last hint may cost more than is left of it.
-    fn promote(&mut self, caller: Caller, mut budget: usize, post: Post<'_>) -> Vec<Grant> {
-        let limit = u64::from(caller.limit);
-        let mut own = Vec::new();
-        let mut absent = Vec::new();
-        while !self.queue.is_empty() && self.in_use() < limit && budget > 0 {
-            let mut mail: Vec<(NodeId, Vec<Grant>)> = Vec::new();
-            while self.in_use() < limit && budget > 0 {
-                let Some((_, id)) = self.queue.pop_first() else { break };
-                budget -= 1;
-                let Some(place) = self.places.get_mut(&id) else { continue };
-                place.ticket = None;
-                let grant = Grant { id, lease_end: place.lease_end };
-                if id.node == caller.node {
-                    own.push(grant);
-                } else if !id.poll_only {
-                    if absent.contains(&id.node) {
-                        self.take(&id);
-                        continue;
-                    }
-                    match mail.iter_mut().find(|(node, _)| *node == id.node) {
-                        Some((_, grants)) => grants.push(grant),
-                        None => {
-                            mail.push((id.node, vec![grant]));
-                            budget = budget.saturating_sub(HINT_WORK);
-                        }
-                    }
-                }
-            }
-            for (node, grants) in mail {
-                if !post(node, &grants) {
-                    absent.push(node);
-                    for grant in grants {
-                        self.take(&grant.id);
-                    }
-                }
-            }
-        }
-        own
-    }
-
-    /// Whether promotion stopped at the bound on work.
-    fn stopped_early(&self, caller: Caller) -> bool {
-        !self.queue.is_empty() && self.in_use() < u64::from(caller.limit)
     }
 
     fn close(&mut self, caller: Caller, mut reply: Reply) -> Reply {
@@ -393,40 +461,125 @@ impl Ledger {
         if self.places.is_empty() {
             return u64::MAX;
         }
-        self.by_end().first().map_or(u64::MAX, |(end, _)| *end)
+        let has_lines = self.lines.is_some();
+        let index = self.by_end();
+        let first = index.first().map_or(u64::MAX, |(_, end, _)| *end);
+        if !has_lines {
+            return first;
+        }
+        let is_fair = |entry: &(bool, u64, PlaceId)| entry.0;
+        let behind = index.range((true, 0, PlaceId::FIRST)..).find(|entry| is_fair(entry));
+        first.min(behind.map_or(u64::MAX, |(_, end, _)| *end))
     }
 
-    fn by_end(&mut self) -> &BTreeSet<(u64, PlaceId)> {
+    fn by_end(&mut self) -> &BTreeSet<(bool, u64, PlaceId)> {
         self.by_end.get_or_insert_with(|| {
-            self.places.iter().map(|(id, place)| (place.lease_end, *id)).collect()
+            let entry =
+                |(id, place): (&PlaceId, &Place)| (id.claim.is_some(), place.lease_end, *id);
+            self.places.iter().map(entry).collect()
         })
     }
 
     fn put(&mut self, id: PlaceId, lease_end: u64, ticket: Option<u64>) {
         self.quiet_until = self.quiet_until.min(lease_end);
         let before = self.places.insert(id, Place { lease_end, ticket });
-        if let Some(ticket) = ticket {
-            self.queue.insert((ticket, id));
-        }
-        if let Some(index) = &mut self.by_end {
-            if let Some(before) = before {
-                index.remove(&(before.lease_end, id));
+        match id.claim {
+            Some(claim) => self.fair().put(id, claim, before, ticket),
+            None => {
+                if let Some(ticket) = ticket {
+                    self.queue.insert((ticket, id));
+                }
             }
-            index.insert((lease_end, id));
+        }
+        if let Some(index) = &mut self.by_end
+            && before.is_none_or(|before| before.lease_end != lease_end)
+        {
+            let is_fair = id.claim.is_some();
+            if let Some(before) = before {
+                index.remove(&(is_fair, before.lease_end, id));
+            }
+            index.insert((is_fair, lease_end, id));
         }
     }
 
     fn take(&mut self, id: &PlaceId) {
         let Some(place) = self.places.remove(id) else { return };
-        if let Some(ticket) = place.ticket {
-            self.queue.remove(&(ticket, *id));
+        match id.claim {
+            Some(claim) => self.fair().take(*id, claim, place),
+            None => {
+                if let Some(ticket) = place.ticket {
+                    self.queue.remove(&(ticket, *id));
+                }
+            }
         }
         if let Some(index) = &mut self.by_end {
-            index.remove(&(place.lease_end, *id));
+            index.remove(&(id.claim.is_some(), place.lease_end, *id));
             if index.is_empty() {
                 self.by_end = None;
             }
         }
+    }
+
+    fn fair(&mut self) -> &mut FairPlaces {
+        self.lines.get_or_insert_with(|| {
+            Box::new(FairPlaces { lines: Lines::new(), count: 0, touched: SmallVec::new() })
+        })
+    }
+
+    /// Puts the turns of the tenants right that were touched.
+    fn settle(&mut self, now: u64) {
+        let Some(fair) = &mut self.lines else { return };
+        for tenant in std::mem::take(&mut fair.touched) {
+            fair.settle(tenant, now);
+        }
+        if fair.count == 0 {
+            self.lines = None;
+        }
+    }
+}
+
+impl FairPlaces {
+    /// A place comes, or is there already with `before`.
+    fn put(&mut self, id: PlaceId, claim: Claim, before: Option<Place>, ticket: Option<u64>) {
+        let tenant = claim.tenant();
+        match (before, ticket) {
+            // Renewed: a line that was stopped is looked at once more.
+            (Some(_), Some(_)) if self.lines.is_stopped(tenant) => self.touched.push(tenant),
+            (Some(_), _) => {}
+            (None, Some(ticket)) => {
+                self.count += 1;
+                self.lines.join(tenant, ticket, id);
+                self.touched.push(tenant);
+            }
+            (None, None) => {
+                self.count += 1;
+                self.lines.hold(tenant, claim.cost());
+                self.touched.push(tenant);
+            }
+        }
+    }
+
+    fn take(&mut self, id: PlaceId, claim: Claim, place: Place) {
+        let tenant = claim.tenant();
+        self.count -= 1;
+        match place.ticket {
+            Some(ticket) => self.lines.leave(tenant, ticket, id),
+            None => self.lines.free(tenant, claim.cost()),
+        }
+        self.touched.push(tenant);
+    }
+
+    fn settle(&mut self, tenant: Tenant, now: u64) {
+        // Places without a claim stand in no line.
+        self.lines.settle(tenant, now, |id| id.claim.unwrap_or_else(|| Claim::new(tenant)));
+    }
+}
+
+/// The ticket that a proof gives a place back.
+fn ticket_of(id: PlaceId, proof: u64) -> u64 {
+    match id.claim {
+        Some(_) => proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX),
+        None => proof,
     }
 }
 

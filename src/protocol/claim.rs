@@ -1,0 +1,262 @@
+//! What a request may have of a semaphore that is shared between tenants.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+/// A tenant by its number: a keyed hash of its name, 25 bits wide.
+///
+/// Two tenants of one number share a line; for two names that happens once in 3·10⁷.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(u32);
+
+impl Tenant {
+    /// The highest number.
+    pub const MAX: u32 = (1 << 25) - 1;
+
+    /// The tenant that a hash of its name stands for.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder has 25 bits")]
+    pub const fn of_hash(hash: u64) -> Self {
+        Self((hash % Self::MAX as u64) as u32 + 1)
+    }
+
+    /// The number, from 1 to [`MAX`](Self::MAX).
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Five digits to the base 36.
+    pub(crate) fn text(self) -> [u8; 5] {
+        let mut text = [0; 5];
+        write_base36(&mut text, u64::from(self.0));
+        text
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The tenant of a request, and by what it is compared with others.
+///
+/// A claim is a part of the [`PlaceId`](super::PlaceId), at its end, so the backend knows it wherever it
+/// meets a place and stores it nowhere else.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Claim(NonZeroU64);
+
+// From the lowest bit: each 24, class 3, cost - 1 6, weight - 1 6, tenant 25.
+const CLASS_AT: u32 = 24;
+const COST_AT: u32 = 27;
+const WEIGHT_AT: u32 = 33;
+const TENANT_AT: u32 = 39;
+
+impl Claim {
+    /// The highest weight.
+    pub const WEIGHT_MAX: u32 = 64;
+    /// The highest cost, permits.
+    pub const COST_MAX: u32 = 64;
+    /// The last class.
+    pub const CLASS_MAX: u8 = 7;
+    /// The highest cap of one tenant, permits.
+    pub const EACH_MAX: u32 = (1 << 24) - 1;
+    /// Bytes of its text.
+    pub(crate) const LEN: usize = 16;
+
+    /// A claim of this tenant: weight 1, one permit, class 0, no cap of its own.
+    #[must_use]
+    pub fn new(tenant: Tenant) -> Self {
+        // A tenant's number is at least 1.
+        Self(NonZeroU64::new(u64::from(tenant.0) << TENANT_AT).unwrap_or(NonZeroU64::MIN))
+    }
+
+    /// The same claim with another weight; out of 1 to 64, the nearest of them.
+    #[must_use]
+    pub fn with_weight(self, weight: u32) -> Self {
+        self.with(WEIGHT_AT, 6, weight.clamp(1, Self::WEIGHT_MAX) - 1)
+    }
+
+    /// The same claim to another number of permits; out of 1 to 64, the nearest of them.
+    #[must_use]
+    pub fn with_cost(self, cost: u32) -> Self {
+        self.with(COST_AT, 6, cost.clamp(1, Self::COST_MAX) - 1)
+    }
+
+    /// The same claim in another class; above 7, the last one.
+    #[must_use]
+    pub fn with_class(self, class: u8) -> Self {
+        self.with(CLASS_AT, 3, u32::from(class.min(Self::CLASS_MAX)))
+    }
+
+    /// The same claim of a tenant that may have so many permits in use, 2²⁴ − 1 at the most.
+    #[must_use]
+    pub fn with_each(self, each: Option<u32>) -> Self {
+        self.with(0, 24, each.map_or(0, |each| each.clamp(1, Self::EACH_MAX)))
+    }
+
+    /// The tenant.
+    #[must_use]
+    pub const fn tenant(self) -> Tenant {
+        Tenant((self.0.get() >> TENANT_AT) as u32)
+    }
+
+    /// The tenant's weight: what it has in use is divided by this where tenants are compared.
+    #[must_use]
+    pub const fn weight(self) -> u32 {
+        self.bits(WEIGHT_AT, 6) + 1
+    }
+
+    /// How many permits the request takes, at once or not at all.
+    #[must_use]
+    pub const fn cost(self) -> u32 {
+        self.bits(COST_AT, 6) + 1
+    }
+
+    /// The class: as long as a request of a lower one could be served, this one is not.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "three bits")]
+    pub const fn class(self) -> u8 {
+        self.bits(CLASS_AT, 3) as u8
+    }
+
+    /// How many permits the tenant may have in use; `None`: as many as there are.
+    #[must_use]
+    pub const fn each(self) -> Option<u32> {
+        match self.bits(0, 24) {
+            0 => None,
+            each => Some(each),
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "24 bits at the most")]
+    const fn bits(self, at: u32, width: u32) -> u32 {
+        ((self.0.get() >> at) & ((1 << width) - 1)) as u32
+    }
+
+    fn with(self, at: u32, width: u32, value: u32) -> Self {
+        let mask = ((1u64 << width) - 1) << at;
+        let bits = (self.0.get() & !mask) | (u64::from(value) << at);
+        // The tenant is never taken out of it.
+        Self(NonZeroU64::new(bits).unwrap_or(self.0))
+    }
+
+    /// The claim at the end of an id: a dot, then to the base 36 the tenant (5 digits), weight (2), cap (5,
+    /// 0: none), class (1) and cost (2). Scripts cut it by position.
+    pub(crate) fn text(self) -> [u8; Self::LEN] {
+        let mut text = [b'.'; Self::LEN];
+        write_base36(&mut text[1..6], u64::from(self.tenant().0));
+        write_base36(&mut text[6..8], u64::from(self.weight()));
+        write_base36(&mut text[8..13], u64::from(self.bits(0, 24)));
+        write_base36(&mut text[13..14], u64::from(self.class()));
+        write_base36(&mut text[14..16], u64::from(self.cost()));
+        text
+    }
+
+    /// Reads what [`text`](Self::text) writes.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text: &[u8; Self::LEN] = text.try_into().ok()?;
+        let number = |digits: &[u8]| u32::try_from(read_base36(digits)?).ok();
+        let tenant = Tenant(number(&text[1..6])?);
+        let claim = Self::new(tenant)
+            .with_weight(number(&text[6..8])?)
+            .with_each(Some(number(&text[8..13])?).filter(|each| *each > 0))
+            .with_class(u8::try_from(number(&text[13..14])?).ok()?)
+            .with_cost(number(&text[14..16])?);
+        let is_tenant = (1..=Tenant::MAX).contains(&tenant.0);
+        // One text for each claim, and no value out of its range.
+        (is_tenant && claim.text() == *text).then_some(claim)
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+fn write_base36(out: &mut [u8], mut number: u64) {
+    for digit in out.iter_mut().rev() {
+        *digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
+        number /= 36;
+    }
+}
+
+fn read_base36(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0u64, |n, c| Some(n * 36 + u64::from((*c as char).to_digit(36)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Claim, Tenant};
+
+    #[test]
+    fn a_claim_is_read_back_as_it_was_written() {
+        for (tenant, weight, cost, class, each) in [
+            (1, 1, 1, 0, None),
+            (Tenant::MAX, 64, 64, 7, Some(Claim::EACH_MAX)),
+            (1234, 3, 16, 1, Some(4)),
+        ] {
+            let claim = Claim::new(Tenant(tenant))
+                .with_weight(weight)
+                .with_cost(cost)
+                .with_class(class)
+                .with_each(each);
+            assert_eq!(claim.tenant(), Tenant(tenant));
+            assert_eq!((claim.weight(), claim.cost()), (weight, cost));
+            assert_eq!((claim.class(), claim.each()), (class, each));
+            assert_eq!(Claim::parse(&claim.text()), Some(claim));
+        }
+        let text = Claim::new(Tenant(1234)).with_each(Some(4)).text();
+        assert_eq!(text, *b".000ya0100004001");
+    }
+
+    #[test]
+    fn values_out_of_range_are_taken_to_the_nearest() {
+        let claim = Claim::new(Tenant(1));
+        assert_eq!(claim.with_weight(0).weight(), 1);
+        assert_eq!(claim.with_weight(65).weight(), 64);
+        assert_eq!(claim.with_cost(0).cost(), 1);
+        assert_eq!(claim.with_cost(u32::MAX).cost(), 64);
+        assert_eq!(claim.with_class(8).class(), 7);
+        assert_eq!(claim.with_each(Some(u32::MAX)).each(), Some(Claim::EACH_MAX));
+        assert_eq!(claim.with_each(Some(3)).with_each(None).each(), None);
+    }
+
+    #[test]
+    fn nothing_else_is_read() {
+        for text in [
+            "",
+            ".",
+            ".00000010000001",
+            ".000000100000001",
+            ".0000a00000000001",
+            ":0000a01000000001",
+            ".0000A01000000001",
+            ".0000a1t000000001",
+            ".0000a01000000801",
+            ".0000a01000000000",
+            ".0000a0100000001t",
+            ".zzzzz01000000001",
+            ".0000a01zzzzz0001",
+        ] {
+            assert_eq!(Claim::parse(text.as_bytes()), None, "{text}");
+        }
+        assert!(Claim::parse(b".0000a01000000001").is_none(), "seventeen bytes");
+        assert!(Claim::parse(b".0000a0100000001").is_some());
+    }
+
+    #[test]
+    fn each_hash_stands_for_a_tenant() {
+        assert_eq!(Tenant::of_hash(0).number(), 1);
+        assert_eq!(Tenant::of_hash(u64::from(Tenant::MAX) - 1).number(), Tenant::MAX);
+        assert_eq!(Tenant::of_hash(u64::from(Tenant::MAX)).number(), 1);
+    }
+}
