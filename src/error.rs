@@ -106,6 +106,10 @@ pub struct Rejected {
     pub waiting: u64,
     /// How long this one waited.
     pub waited: Duration,
+    /// How many permits it asked for.
+    pub cost: u32,
+    /// How many permits its tenant may have in use, if that has a cap of its own.
+    pub each: Option<u32>,
 }
 
 /// What stood in the way of a permit.
@@ -153,7 +157,27 @@ impl Rejected {
         waiting: u64,
         waited: Duration,
     ) -> Self {
-        Self { reason, limit, in_use, waiting, waited }
+        Self { reason, limit, in_use, waiting, waited, cost: 1, each: None }
+    }
+
+    /// The same, of a request for so many permits, by a tenant that may have so many.
+    pub(crate) const fn asked(mut self, cost: u32, each: Option<u32>) -> Self {
+        self.cost = cost;
+        self.each = each;
+        self
+    }
+
+    /// Whether the tenant's own cap stood in the way, and not the limit: it was at that, or there were permits
+    /// free when the request gave up waiting.
+    #[must_use]
+    pub fn is_tenant_full(&self) -> bool {
+        match self.reason {
+            RejectReason::TenantLimit => true,
+            RejectReason::QueueFull | RejectReason::QueueTimeout => {
+                self.each.is_some() && self.in_use + u64::from(self.cost) <= u64::from(self.limit)
+            }
+            _ => false,
+        }
     }
 }
 

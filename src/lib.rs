@@ -191,8 +191,8 @@ pub use self::name::Name;
 pub use self::protocol::PlaceId;
 pub use self::protocol::overrides::{Mode, Override};
 pub use self::semaphore::{
-    Acquire, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed, OnUnavailable,
-    Page, Permit, Policy, PolicyBuilder, Semaphore, Waiter,
+    Acquire, Ask, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed,
+    OnUnavailable, Page, Permit, Policy, PolicyBuilder, Semaphore, TenantOverride, Waiter,
 };
 
 /// For `fuzz/`. No part of the API; not there otherwise.

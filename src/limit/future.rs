@@ -27,7 +27,7 @@ use super::shadow::{self, WouldRefuse};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::outcome::Outcome;
 use crate::name::Name;
-use crate::semaphore::{Acquire, Limit, Permit, Policy};
+use crate::semaphore::{Acquire, Ask, Limit, Permit, Policy};
 
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).
@@ -164,10 +164,10 @@ impl Settings {
         let meter = self.meter.of(Some(&key));
         let policy = self.policy.with_limit(limit);
         let acquire = match self.shadow {
-            None => self.semaphore.acquire_measured(&name, &policy, meter),
+            None => self.semaphore.acquire_measured(&Ask::of(name), &policy, meter),
             Some(_) => {
                 let policy = Policy { wait_timeout: Duration::ZERO, ..policy };
-                let acquire = self.semaphore.acquire_measured(&name, &policy, meter);
+                let acquire = self.semaphore.acquire_measured(&Ask::of(name), &policy, meter);
                 acquire.answer_timeout(shadow::SHADOW_TIMEOUT)
             }
         };

@@ -20,6 +20,9 @@ impl Tenant {
         Self((hash % Self::MAX as u64) as u32 + 1)
     }
 
+    /// In a process's own queue: the requests of no tenant.
+    pub(crate) const NOBODY: Self = Self(0);
+
     /// The number, from 1 to [`MAX`](Self::MAX).
     #[must_use]
     pub const fn number(self) -> u32 {
@@ -53,7 +56,8 @@ impl fmt::Debug for Tenant {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Claim(NonZeroU64);
 
-// From the lowest bit: each 24, class 3, cost - 1 6, weight - 1 6, tenant 25.
+// From the lowest bit: each 24, class 3, cost - 1 6, 64 - weight 6, tenant 25. So a weight of 1 is not 0, and
+// a claim of nobody is not, either.
 const CLASS_AT: u32 = 24;
 const COST_AT: u32 = 27;
 const WEIGHT_AT: u32 = 33;
@@ -74,14 +78,20 @@ impl Claim {
     /// A claim of this tenant: weight 1, one permit, class 0, no cap of its own.
     #[must_use]
     pub fn new(tenant: Tenant) -> Self {
-        // A tenant's number is at least 1.
-        Self(NonZeroU64::new(u64::from(tenant.0) << TENANT_AT).unwrap_or(NonZeroU64::MIN))
+        let weight = u64::from(Self::WEIGHT_MAX - 1) << WEIGHT_AT;
+        // Not 0, by the weight.
+        Self(NonZeroU64::new(u64::from(tenant.0) << TENANT_AT | weight).unwrap_or(NonZeroU64::MIN))
+    }
+
+    /// What a request of no tenant counts as, in a process's own queue.
+    pub(crate) fn nobodys() -> Self {
+        Self::new(Tenant::NOBODY)
     }
 
     /// The same claim with another weight; out of 1 to 64, the nearest of them.
     #[must_use]
     pub fn with_weight(self, weight: u32) -> Self {
-        self.with(WEIGHT_AT, 6, weight.clamp(1, Self::WEIGHT_MAX) - 1)
+        self.with(WEIGHT_AT, 6, Self::WEIGHT_MAX - weight.clamp(1, Self::WEIGHT_MAX))
     }
 
     /// The same claim to another number of permits; out of 1 to 64, the nearest of them.
@@ -111,7 +121,7 @@ impl Claim {
     /// The tenant's weight: what it has in use is divided by this where tenants are compared.
     #[must_use]
     pub const fn weight(self) -> u32 {
-        self.bits(WEIGHT_AT, 6) + 1
+        Self::WEIGHT_MAX - self.bits(WEIGHT_AT, 6)
     }
 
     /// How many permits the request takes, at once or not at all.
@@ -144,8 +154,13 @@ impl Claim {
     fn with(self, at: u32, width: u32, value: u32) -> Self {
         let mask = ((1u64 << width) - 1) << at;
         let bits = (self.0.get() & !mask) | (u64::from(value) << at);
-        // The tenant is never taken out of it.
+        // Neither the tenant nor a weight of 1 is ever taken out of it.
         Self(NonZeroU64::new(bits).unwrap_or(self.0))
+    }
+
+    /// Whether it asks for more than its tenant may ever have in use.
+    pub(crate) fn exceeds_each(self) -> bool {
+        self.each().is_some_and(|each| self.cost() > each)
     }
 
     /// The claim at the end of an id: a dot, then to the base 36 the tenant (5 digits), weight (2), cap (5,

@@ -9,9 +9,7 @@
 //! the same number by the same arithmetic. Turns are derived: [`Lines::settle`] computes one from the first
 //! place of the line and from what its tenant has in use.
 
-use std::collections::{BTreeSet, HashMap};
-
-use foldhash::fast::RandomState;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::claim::{Claim, Tenant};
 
@@ -40,9 +38,9 @@ fn class_factor(class: u8) -> f64 {
 }
 
 /// The lines of one semaphore. `I` names a place; places of a line are ordered by their tickets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Lines<I> {
-    tenants: HashMap<Tenant, Line<I>, RandomState>,
+    tenants: BTreeMap<Tenant, Line<I>>,
     /// The turns of the tenants that wait, by the bits of the number: positive doubles are ordered as those
     /// are.
     turns: BTreeSet<(u64, Tenant)>,
@@ -51,20 +49,20 @@ pub(crate) struct Lines<I> {
     waiting: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Line<I> {
     queue: BTreeSet<(u64, I)>,
     units: u64,
-    turn: Option<f64>,
+    /// The bits of its turn.
+    turn: Option<u64>,
 }
 
 impl<I: Copy + Ord> Lines<I> {
-    pub(crate) fn new() -> Self {
-        Self { tenants: HashMap::default(), turns: BTreeSet::new(), units: 0, waiting: 0 }
+    pub(crate) const fn new() -> Self {
+        Self { tenants: BTreeMap::new(), turns: BTreeSet::new(), units: 0, waiting: 0 }
     }
 
     /// Whether nobody holds or waits.
-    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.tenants.is_empty()
     }
@@ -97,7 +95,7 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// Whether a line is stopped by its tenant's own cap.
     pub(crate) fn is_stopped(&self, tenant: Tenant) -> bool {
-        self.tenants.get(&tenant).is_some_and(|line| line.turn == Some(STOPPED))
+        self.tenants.get(&tenant).is_some_and(|line| line.turn == Some(STOPPED.to_bits()))
     }
 
     /// Whether no line waits for its turn; those that are stopped do not.
@@ -125,9 +123,11 @@ impl<I: Copy + Ord> Lines<I> {
         }
     }
 
-    /// A place leaves a line.
+    /// A place leaves a line, if it stands there.
     pub(crate) fn leave(&mut self, tenant: Tenant, ticket: u64, id: I) {
-        if self.line(tenant).queue.remove(&(ticket, id)) {
+        if let Some(line) = self.tenants.get_mut(&tenant)
+            && line.queue.remove(&(ticket, id))
+        {
             self.waiting -= 1;
         }
     }
@@ -140,10 +140,10 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// A tenant has so many units fewer in use.
     pub(crate) fn free(&mut self, tenant: Tenant, cost: u32) {
-        let cost = u64::from(cost);
-        let line = self.line(tenant);
-        line.units = line.units.saturating_sub(cost);
-        self.units = self.units.saturating_sub(cost);
+        let Some(line) = self.tenants.get_mut(&tenant) else { return };
+        let cost = u64::from(cost).min(line.units);
+        line.units -= cost;
+        self.units -= cost;
     }
 
     /// Puts a tenant's turn where its line and its use say. A line that stays at its level keeps its time.
@@ -152,14 +152,14 @@ impl<I: Copy + Ord> Lines<I> {
         let turn = line.queue.first().map(|(_, id)| {
             let claim = claim_of(*id);
             if !fits_each(line.units, claim) {
-                return STOPPED;
+                return STOPPED.to_bits();
             }
             let factor = class_factor(claim.class());
             let first = first_turn(line.units, claim.weight());
             let level = first * factor..(first + LEVEL) * factor;
             match line.turn {
-                Some(before) if level.contains(&before) => before,
-                _ => (first + now as f64) * factor,
+                Some(before) if level.contains(&f64::from_bits(before)) => before,
+                _ => ((first + now as f64) * factor).to_bits(),
             }
         });
         self.set_turn(tenant, turn);
@@ -167,10 +167,10 @@ impl<I: Copy + Ord> Lines<I> {
 
     /// Stops a line, until it is settled the next time.
     pub(crate) fn stop(&mut self, tenant: Tenant) {
-        self.set_turn(tenant, Some(STOPPED));
+        self.set_turn(tenant, Some(STOPPED.to_bits()));
     }
 
-    fn set_turn(&mut self, tenant: Tenant, turn: Option<f64>) {
+    fn set_turn(&mut self, tenant: Tenant, turn: Option<u64>) {
         let Some(line) = self.tenants.get_mut(&tenant) else { return };
         let before = std::mem::replace(&mut line.turn, turn);
         if line.queue.is_empty() && line.units == 0 {
@@ -180,16 +180,22 @@ impl<I: Copy + Ord> Lines<I> {
             return;
         }
         if let Some(before) = before {
-            self.turns.remove(&(before.to_bits(), tenant));
+            self.turns.remove(&(before, tenant));
         }
         if let Some(turn) = turn {
-            self.turns.insert((turn.to_bits(), tenant));
+            self.turns.insert((turn, tenant));
         }
     }
 
     fn line(&mut self, tenant: Tenant) -> &mut Line<I> {
         let none = || Line { queue: BTreeSet::new(), units: 0, turn: None };
         self.tenants.entry(tenant).or_insert_with(none)
+    }
+
+    /// All places that wait.
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> impl Iterator<Item = I> + '_ {
+        self.tenants.values().flat_map(|line| line.queue.iter().map(|(_, id)| *id))
     }
 
     /// The turns, for those that compare them with what Redis keeps.

@@ -8,12 +8,15 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Handle;
+use super::ask::Ask;
 use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::PlaceHandle;
 use super::policy::{ANSWER_TIMEOUT, Limit, Policy};
+use super::tenants::TenantNumbers;
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
+use crate::protocol::claim::Claim;
 use crate::protocol::session::Progress;
 
 /// The future of [`Semaphore::acquire`](crate::Semaphore::acquire).
@@ -31,6 +34,7 @@ pub struct Acquire {
     /// How long the backend's answer is waited for.
     answer_timeout: Duration,
     limit: u32,
+    claim: Option<Claim>,
     attempt: Attempt,
     // Made only when there is something to wait for.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -43,9 +47,17 @@ enum State {
 }
 
 impl Acquire {
-    pub(super) fn new(handle: &Handle, name: &str, policy: &Policy, meter: Meter) -> Self {
+    pub(super) fn new(
+        handle: &Handle,
+        numbers: &TenantNumbers,
+        ask: &Ask,
+        policy: &Policy,
+        meter: Meter,
+    ) -> Self {
         let began = Instant::now();
+        let name = ask.name().as_str();
         let attempt = Attempt::new(meter, name, policy);
+        let mut claim = None;
         let mut limit = 0;
         let state =
             match policy.limit {
@@ -61,7 +73,16 @@ impl Acquire {
                         .ensure_running(&handle.node)
                         .map_err(AcquireError::Unavailable)
                         .and_then(|()| {
-                            PlaceHandle::take(&handle.node, name, permits, policy, began)
+                            let set = handle.node.overrides.of_tenant(ask);
+                            ask.claim(numbers, set).map_err(|reason| {
+                                let zero = Duration::ZERO;
+                                let rejected = Rejected::new(reason, permits, 0, 0, zero);
+                                AcquireError::Rejected(rejected.asked(ask.permits(), ask.cap(set)))
+                            })
+                        })
+                        .and_then(|made| {
+                            claim = made;
+                            PlaceHandle::take(&handle.node, ask, made, permits, policy, began)
                         });
                     match place {
                         Ok(place) => State::Asking(place),
@@ -71,7 +92,7 @@ impl Acquire {
             };
         let wait_timeout = policy.wait_timeout;
         let answer_timeout = ANSWER_TIMEOUT;
-        Self { state, began, wait_timeout, answer_timeout, limit, attempt, alarm: None }
+        Self { state, began, wait_timeout, answer_timeout, limit, claim, attempt, alarm: None }
     }
 
     /// Waits no longer than this for the backend's answer.
@@ -81,13 +102,9 @@ impl Acquire {
     }
 
     fn full(&self, reason: RejectReason, in_use: u64, waiting: u64) -> AcquireError {
-        AcquireError::Rejected(Rejected::new(
-            reason,
-            self.limit,
-            in_use,
-            waiting,
-            self.began.elapsed(),
-        ))
+        let rejected = Rejected::new(reason, self.limit, in_use, waiting, self.began.elapsed());
+        let cost = self.claim.map_or(1, Claim::cost);
+        AcquireError::Rejected(rejected.asked(cost, self.claim.and_then(Claim::each)))
     }
 }
 

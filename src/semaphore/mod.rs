@@ -1,6 +1,7 @@
 //! Permits without HTTP.
 
 mod acquire;
+mod ask;
 mod clock;
 mod driver;
 mod exchange;
@@ -24,6 +25,7 @@ mod servers;
 mod sessions;
 mod shared_session;
 mod tasks;
+mod tenants;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 mod timers;
@@ -34,12 +36,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
+pub use self::ask::Ask;
 pub use self::health::{ConnectionState, Health};
 pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 use self::tasks::Tasks;
+use self::tenants::TenantNumbers;
+pub use self::tenants::TenantOverride;
 #[cfg(feature = "redis")]
 use crate::backend::RedisBackend;
 use crate::backend::{Backend, MemoryBackend};
@@ -49,7 +54,6 @@ use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
 use crate::metrics::requests::Meter;
-use crate::name::Name;
 
 /// How long a shutdown waits for what is still to be released.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -65,6 +69,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// First come is first served, over all processes: permits are granted in the order in which
 /// requests reached the backend. While anyone waits, a newcomer queues too, or is refused if it may
 /// not wait. A permit that comes free goes to the head of the queue in the same step.
+///
+/// Where tenants share a semaphore, an [`Ask`] names the tenant. Then a permit that comes free goes to the
+/// tenant with the fewest in use by weight; see [`Ask::by`].
 ///
 /// # Leases
 ///
@@ -91,6 +98,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Semaphore {
     handle: Arc<Handle>,
+    tenants: TenantNumbers,
 }
 
 struct Handle {
@@ -123,7 +131,25 @@ impl Semaphore {
     #[must_use]
     pub fn new(backend: impl Backend) -> Self {
         let node = Node::new(Arc::new(backend));
-        Self { handle: Arc::new(Handle { node, tasks: Tasks::default() }) }
+        let handle = Arc::new(Handle { node, tasks: Tasks::default() });
+        Self { handle, tenants: TenantNumbers::salted(b"") }
+    }
+
+    /// The same semaphore with a salt for the names of tenants, the same in the whole fleet.
+    ///
+    /// In the backend a tenant is a number of 25 bits, a hash of its name; two tenants of one number share
+    /// their turns and their cap. By chance that happens to a pair of names once in 3·10⁷. Where clients
+    /// choose their own names, a salt that they do not know keeps them from choosing one that collides with
+    /// another's.
+    ///
+    /// ```
+    /// # use tower_semaphore::Semaphore;
+    /// let semaphore = Semaphore::in_memory().tenant_salt("read from the fleet's secrets");
+    /// ```
+    #[must_use]
+    pub fn tenant_salt(mut self, salt: impl AsRef<[u8]>) -> Self {
+        self.tenants = TenantNumbers::salted(salt.as_ref());
+        self
     }
 
     /// The node, with its tasks running where it needs them for questions.
@@ -139,7 +165,8 @@ impl Semaphore {
         Ok(node)
     }
 
-    /// Waits for a permit of `name`, for as long as the policy lets it.
+    /// Waits for a permit, for as long as the policy lets it: of the semaphore of this name, or as an
+    /// [`Ask`] says for which tenant and how many.
     ///
     /// Takes its place in the queue when it is called, not when it is first polled, and is `Unpin`.
     /// With a wait timeout of zero it is [`try_acquire`](Self::try_acquire).
@@ -153,18 +180,18 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Dropping the future leaves nothing: see [`Acquire`].
-    pub fn acquire(&self, name: impl Into<Name>, policy: &Policy) -> Acquire {
+    pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
-        self.acquire_measured(&name.into(), policy, meter)
+        self.acquire_measured(&ask.into(), policy, meter)
     }
 
     /// As [`acquire`](Self::acquire), counted by a meter of the caller's.
-    pub(crate) fn acquire_measured(&self, name: &Name, policy: &Policy, meter: Meter) -> Acquire {
-        Acquire::new(&self.handle, name.as_str(), policy, meter)
+    pub(crate) fn acquire_measured(&self, ask: &Ask, policy: &Policy, meter: Meter) -> Acquire {
+        Acquire::new(&self.handle, &self.tenants, ask, policy, meter)
     }
 
-    /// Takes a permit of `name` if one is free and nobody waits for it. The policy's wait timeout
-    /// does not matter.
+    /// Takes a permit if one is free and it is nobody else's turn. The policy's wait timeout does not
+    /// matter.
     ///
     /// # Errors
     ///
@@ -173,9 +200,9 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Dropping the future leaves nothing: see [`Acquire`].
-    pub fn try_acquire(&self, name: impl Into<Name>, policy: &Policy) -> Acquire {
+    pub fn try_acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let policy = Policy { wait_timeout: Duration::ZERO, ..*policy };
-        self.acquire(name, &policy)
+        self.acquire(ask, &policy)
     }
 
     /// Whether the backend can be asked, and how often the policy answered in its place.

@@ -6,11 +6,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Semaphore;
+use super::ask::Ask;
 #[cfg(doc)]
 use super::permit::Permit;
 #[cfg(doc)]
 use super::policy::Limit;
 use super::policy::Policy;
+use super::tenants::{TenantOverride, limit_field, weight_field};
 use crate::backend::{Change, OVERRIDES};
 use crate::error::BackendError;
 #[cfg(doc)]
@@ -81,6 +83,116 @@ impl Semaphore {
         let node = self.running_node()?;
         node.catch_up().await?;
         Ok(node.overrides.of(name.into().as_str()))
+    }
+
+    /// Gives a tenant of `name` this cap, whatever its requests say: it has no more permits in use. 0 rejects
+    /// its requests.
+    ///
+    /// Counts for requests that come from then on; those that wait already keep the cap that they came with.
+    ///
+    /// ```
+    /// # use tower_semaphore::Semaphore;
+    /// # async fn example(semaphore: &Semaphore) -> Result<(), tower_semaphore::BackendError> {
+    /// semaphore.set_tenant_limit("openai", "acme", 2).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`set_limit`](Self::set_limit); a tenant counts as one name more.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not be done.
+    pub async fn set_tenant_limit(
+        &self,
+        name: impl Into<Name>,
+        tenant: impl Into<Name>,
+        permits: u32,
+    ) -> Result<(), BackendError> {
+        let field = limit_field(&name.into(), &tenant.into());
+        self.change_field(&field, Change::Limit(Some(permits))).await
+    }
+
+    /// Takes back what [`set_tenant_limit`](Self::set_tenant_limit) set.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not be done.
+    pub async fn clear_tenant_limit(
+        &self,
+        name: impl Into<Name>,
+        tenant: impl Into<Name>,
+    ) -> Result<(), BackendError> {
+        let field = limit_field(&name.into(), &tenant.into());
+        self.change_field(&field, Change::Limit(None)).await
+    }
+
+    /// Gives a tenant of `name` this weight, whatever its requests say: from 1 to
+    /// [`Ask::MAX_WEIGHT`].
+    ///
+    /// Counts for requests that come from then on.
+    ///
+    /// # Errors
+    ///
+    /// If the weight is out of range; else as [`set_tenant_limit`](Self::set_tenant_limit).
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not be done.
+    pub async fn set_tenant_weight(
+        &self,
+        name: impl Into<Name>,
+        tenant: impl Into<Name>,
+        weight: u32,
+    ) -> Result<(), BackendError> {
+        if !(1..=Ask::MAX_WEIGHT).contains(&weight) {
+            let most = Ask::MAX_WEIGHT;
+            return Err(BackendError::call(format!("weight: {weight}; allowed: 1 to {most}")));
+        }
+        let field = weight_field(&name.into(), &tenant.into());
+        self.change_field(&field, Change::Limit(Some(weight))).await
+    }
+
+    /// Takes back what [`set_tenant_weight`](Self::set_tenant_weight) set.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not be done.
+    pub async fn clear_tenant_weight(
+        &self,
+        name: impl Into<Name>,
+        tenant: impl Into<Name>,
+    ) -> Result<(), BackendError> {
+        let field = weight_field(&name.into(), &tenant.into());
+        self.change_field(&field, Change::Limit(None)).await
+    }
+
+    /// What is set for a tenant of `name` in place of what its requests say.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn tenant_limit_of(
+        &self,
+        name: impl Into<Name>,
+        tenant: impl Into<Name>,
+    ) -> Result<TenantOverride, BackendError> {
+        let node = self.running_node()?;
+        node.catch_up().await?;
+        Ok(node.overrides.of_tenant(&Ask::of(name).by(tenant)))
     }
 
     /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting
@@ -170,10 +282,10 @@ impl Semaphore {
         // The record comes first, so that a process that finds its place gone can read why. It is silent:
         // a holder that is told releases its place at once, and then nobody knows who took it out.
         let revoked = |keep_ms, tell| Change::Revoked { id, keep_ms, tell };
-        self.set(&name, revoked(LONGEST_MS, false)).await?;
+        self.set(name.as_str(), revoked(LONGEST_MS, false)).await?;
         let taken_ms = self.take(&name, id, true).await?;
         // With it, those who wait are told that something is free.
-        self.set(&name, revoked(keep_ms(seen_ms, taken_ms), true)).await?;
+        self.set(name.as_str(), revoked(keep_ms(seen_ms, taken_ms), true)).await?;
         self.running_node()?.catch_up().await?;
         Ok(true)
     }
@@ -191,13 +303,17 @@ impl Semaphore {
     }
 
     async fn change(&self, name: impl Into<Name>, change: Change) -> Result<(), BackendError> {
-        self.set(&name.into(), change).await?;
+        self.change_field(name.into().as_str(), change).await
+    }
+
+    async fn change_field(&self, field: &str, change: Change) -> Result<(), BackendError> {
+        self.set(field, change).await?;
         self.running_node()?.catch_up().await
     }
 
-    async fn set(&self, name: &Name, change: Change) -> Result<(), BackendError> {
+    async fn set(&self, field: &str, change: Change) -> Result<(), BackendError> {
         let node = self.running_node()?;
-        let (key, name) = (node.backend().key(OVERRIDES), Arc::from(name.as_str()));
+        let (key, name) = (node.backend().key(OVERRIDES), Arc::from(field));
         node.query(None, &key, |server| server.set_override(&key, &name, change)).await
     }
 }

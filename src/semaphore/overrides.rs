@@ -10,8 +10,10 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
+use super::ask::Ask;
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use super::shared_session::SharedSession;
+use super::tenants::{TenantOverride, limit_field, weight_field};
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::protocol::id::PlaceId;
@@ -29,6 +31,8 @@ pub(super) struct OverrideCache {
 #[derive(Default)]
 struct State {
     overrides: Overrides,
+    /// Something is set for a tenant.
+    has_tenants: bool,
     /// It was asked for, and there was an answer.
     was_read: bool,
     /// To be asked for.
@@ -75,6 +79,20 @@ impl OverrideCache {
     /// What operators set for a name, as far as that is known here.
     pub(super) fn of(&self, name: &str) -> Override {
         lock(&self.state).overrides.of(name)
+    }
+
+    /// What operators set for the tenant of a request, as far as that is known here.
+    pub(super) fn of_tenant(&self, ask: &Ask) -> TenantOverride {
+        let Some(tenant) = ask.tenant() else { return TenantOverride::default() };
+        let state = lock(&self.state);
+        if !state.has_tenants {
+            return TenantOverride::default();
+        }
+        let set = |field: String| state.overrides.of(&field).limit;
+        TenantOverride {
+            limit: set(limit_field(ask.name(), tenant)),
+            weight: set(weight_field(ask.name(), tenant)),
+        }
     }
 
     /// All names for which operators set something, as far as that is known here.
@@ -188,6 +206,7 @@ impl OverrideCache {
         match answer {
             Ok(None) => state.failed = false,
             Ok(Some(new)) => {
+                state.has_tenants = new.names.keys().any(|name| name.contains('@'));
                 let old = std::mem::replace(&mut state.overrides, new);
                 let new = &state.overrides;
                 let names = old.names.keys().chain(new.names.keys());

@@ -54,6 +54,13 @@ impl Permit {
         }
     }
 
+    /// How many permits of the semaphore this is; 1 unless [asked for](crate::Ask::cost) otherwise. 0, if it
+    /// is not counted: where there is no limit, or none that is in force.
+    #[must_use]
+    pub fn cost(&self) -> u32 {
+        self.place().map_or(0, PlaceHandle::cost)
+    }
+
     /// How long it took to get it.
     #[must_use]
     pub const fn waited(&self) -> Duration {

@@ -5,11 +5,13 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
+use super::ask::Ask;
 use super::node::Node;
 use super::policy::Policy;
 use super::shared_session::SharedSession;
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::Hold;
+use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
 
 /// A handle on a place in a session, which is left when the last one is dropped.
@@ -18,6 +20,8 @@ pub(super) struct PlaceHandle {
     node: Arc<Node>,
     shared: Arc<SharedSession>,
     index: usize,
+    /// Permits that it takes.
+    cost: u32,
     /// By which this handle waits for a loss.
     listener: u32,
     hold: Hold,
@@ -26,7 +30,8 @@ pub(super) struct PlaceHandle {
 impl PlaceHandle {
     pub(super) fn take(
         node: &Arc<Node>,
-        name: &str,
+        ask: &Ask,
+        claim: Option<Claim>,
         limit: u32,
         policy: &Policy,
         now: Instant,
@@ -37,11 +42,11 @@ impl PlaceHandle {
             lease: policy.lease,
             max_queue,
             on_unavailable,
-            headroom: 0,
-            claim: None,
+            headroom: policy.headroom,
+            claim,
         };
         let now = node.clock.time(now);
-        let (shared, index) = node.with_session(name, now, |state, time| {
+        let (shared, index) = node.with_session(ask.name().as_str(), now, |state, time| {
             // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
             if node.is_closed() {
                 return Err(AcquireError::Closed);
@@ -52,12 +57,16 @@ impl PlaceHandle {
                 ))));
             };
             state.begin(index);
+            if let (Some(claim), Some(tenant)) = (claim, ask.tenant()) {
+                state.tenants.note(claim.tenant(), tenant);
+            }
             Ok(index)
         });
         let index = index?;
         node.place_taken();
         let (node, hold) = (Arc::clone(node), Hold::default());
-        Ok(Self { node, shared, index, listener: 0, hold })
+        let cost = claim.map_or(1, Claim::cost);
+        Ok(Self { node, shared, index, cost, listener: 0, hold })
     }
 
     /// The place of a permit that was granted, and is measured from here on.
@@ -100,6 +109,10 @@ impl PlaceHandle {
 
     pub(super) fn name(&self) -> &str {
         self.shared.name()
+    }
+
+    pub(super) const fn cost(&self) -> u32 {
+        self.cost
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -171,7 +184,8 @@ impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
         let listener = self.shared.lock().share(self.index);
         let (node, shared) = (Arc::clone(&self.node), Arc::clone(&self.shared));
-        Self { node, shared, index: self.index, listener, hold: self.hold.clone() }
+        let Self { index, cost, .. } = *self;
+        Self { node, shared, index, cost, listener, hold: self.hold.clone() }
     }
 }
 

@@ -45,6 +45,7 @@ pub struct Policy {
     pub(crate) wait_timeout: Duration,
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
+    pub(crate) headroom: u32,
     pub(crate) on_unavailable: OnUnavailable,
     /// Under which its requests are counted.
     pub(crate) name: &'static str,
@@ -79,6 +80,7 @@ impl Policy {
             wait_timeout: Self::DEFAULT_WAIT_TIMEOUT,
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
+            headroom: 0,
             on_unavailable: OnUnavailable::default(),
             name: "default",
         }
@@ -122,11 +124,22 @@ impl PolicyBuilder {
         self
     }
 
-    /// How many may wait for one name, in the whole fleet; further requests are rejected at once.
+    /// How many may wait for one name, in the whole fleet; further requests are rejected at once. Where
+    /// requests name a [tenant](crate::Ask::by), so many of each tenant.
     ///
     /// 10 000 unless set.
     pub const fn max_queue(mut self, places: u32) -> Self {
         self.policy.max_queue = places;
+        self
+    }
+
+    /// How many permits only requests of class 0 may take: see [`Ask::class`](crate::Ask::class). Less than
+    /// the limit; where an operator lowers that to the headroom, the other classes wait.
+    ///
+    /// None unless set. In an outage, what [`OnUnavailable::Local`] lets pass goes by class, and leaves no
+    /// headroom.
+    pub const fn headroom(mut self, permits: u32) -> Self {
+        self.policy.headroom = permits;
         self
     }
 
@@ -168,6 +181,15 @@ impl PolicyBuilder {
             return Err(ConfigError::new(format!(
                 "wait timeout: {wait_timeout:?} is too long; allowed: 0 (refuse at once) to {:?}",
                 Policy::MAX_WAIT_TIMEOUT
+            )));
+        }
+        if let Policy { limit: Limit::Permits(limit @ 1..), headroom, .. } = self.policy
+            && headroom >= limit
+        {
+            return Err(ConfigError::new(format!(
+                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
+                 to {}",
+                limit - 1
             )));
         }
         Ok(self.policy)

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::health::Counts;
 use super::server::Server;
+use super::tenants::TenantNames;
 use super::timers::Timer;
 use crate::error::BackendError;
 use crate::protocol::id::NodeId;
@@ -45,6 +46,7 @@ pub(super) struct SessionState {
     /// It came to its server while that had no connection: what the server has in common with its own
     /// past is new to this session.
     pub(super) is_new_here: bool,
+    pub(super) tenants: TenantNames,
 }
 
 /// One request's handles on its place, and the tasks that wait for it.
@@ -95,6 +97,7 @@ impl SharedSession {
             timer: None,
             is_retired: false,
             is_new_here: false,
+            tenants: TenantNames::default(),
         };
         Self { name, key, state: Mutex::new(state) }
     }

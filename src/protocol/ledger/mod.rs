@@ -337,7 +337,7 @@ impl Ledger {
     fn refused(caller: Caller, claim: Claim, units: u64) -> PlaceStatus {
         let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
         // Without any permits it waits for an operator.
-        let never = (room > 0 && cost > room) || !fits_each(0, claim);
+        let never = (room > 0 && cost > room) || claim.exceeds_each();
         match () {
             () if never => PlaceStatus::NeverFits,
             () if !fits_each(units, claim) => PlaceStatus::TenantFull,

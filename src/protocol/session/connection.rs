@@ -1,5 +1,6 @@
 //! A connection opens, and breaks.
 
+use super::local::LocalQueue;
 use super::{Session, State};
 use crate::protocol::call::Op;
 use crate::protocol::session::place::serial_of;
@@ -36,7 +37,7 @@ impl Session {
             self.data_was_lost(at);
         }
         self.outage = false;
-        self.local_queue.clear();
+        self.local_queue = LocalQueue::new();
         self.take_calls_back();
         self.renewals.clear();
         self.releases.extend(self.deferred.drain(..));

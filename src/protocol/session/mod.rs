@@ -9,6 +9,7 @@
 //! The rules are in `../README.md`; comments name them by their numbers.
 
 mod connection;
+mod local;
 mod options;
 mod outage;
 mod overrides;
@@ -26,11 +27,13 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::connection::{Connected, Quarantine};
+use self::local::LocalQueue;
 pub use self::options::{AcquireOptions, OnUnavailable};
 use self::overrides::RevocationCheck;
 pub use self::place::PLACES_MAX;
 use self::place::{Places, State};
 pub use self::transmit::Urgency;
+use super::claim::Claim;
 use super::id::{NodeId, PlaceId};
 use super::time::Time;
 use crate::error::RejectReason;
@@ -44,7 +47,7 @@ const IDLE: Duration = Duration::from_secs(5);
 pub struct Session {
     node: NodeId,
     places: Places,
-    /// How many of the places are in flight, wait, and have no answer yet.
+    /// How many permits are in flight, and how many of the places wait and have no answer yet.
     in_flight: u64,
     waiting: u64,
     joining: u64,
@@ -63,9 +66,8 @@ pub struct Session {
     /// The backend cannot be asked.
     outage: bool,
     quarantine: Quarantine,
-    /// In an outage: the places that wait for a share of the process's own, in the order of their
-    /// requests.
-    local_queue: VecDeque<u64>,
+    /// In an outage: the places that wait for a share of the process's own.
+    local_queue: LocalQueue,
     /// After data may have been lost: joins wait until it is known what became of the places, over as
     /// many connections as that takes.
     resync: bool,
@@ -169,7 +171,7 @@ impl Session {
             poll_only: connected.poll_only,
             outage: is_outage,
             quarantine: connected.quarantine,
-            local_queue: VecDeque::new(),
+            local_queue: LocalQueue::new(),
             resync: false,
             joins: VecDeque::new(),
             releases: VecDeque::new(),
@@ -221,21 +223,24 @@ impl Session {
         if matches!(state, State::Waiting { .. }) {
             place.queued = true;
         }
-        if let Some(count) = self.count_of(before) {
-            *count -= 1;
-        }
-        if let Some(count) = self.count_of(state) {
-            *count += 1;
-        }
+        let claim = place.claim();
+        self.count(before, claim, false);
+        self.count(state, claim, true);
     }
 
-    /// The number of places in such a state, where that is counted.
-    const fn count_of(&mut self, state: State) -> Option<&mut u64> {
-        match state {
-            State::Held | State::Admitted { .. } => Some(&mut self.in_flight),
-            State::Waiting { .. } => Some(&mut self.waiting),
-            State::Joining { .. } => Some(&mut self.joining),
-            _ => None,
-        }
+    /// Counts a place of this claim in or out, where places in such a state are counted.
+    fn count(&mut self, state: State, claim: Claim, is_in: bool) {
+        let (count, by) = match state {
+            State::Held | State::Admitted { .. } => {
+                if self.outage {
+                    self.local_queue.count(claim, is_in);
+                }
+                (&mut self.in_flight, u64::from(claim.cost()))
+            }
+            State::Waiting { .. } => (&mut self.waiting, 1),
+            State::Joining { .. } => (&mut self.joining, 1),
+            _ => return,
+        };
+        *count = if is_in { *count + by } else { *count - by };
     }
 }

@@ -1,11 +1,12 @@
 //! The backend cannot be asked: the policy answers in its place.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 use super::options::OnUnavailable;
-use super::place::{Place, WAITING_RENEWAL, index_of, serial_of};
+use super::place::{WAITING_RENEWAL, serial_of};
 use super::{Event, Session, State};
 use crate::error::RejectReason;
+use crate::protocol::claim::Tenant;
 use crate::protocol::time::Time;
 
 impl Session {
@@ -18,14 +19,14 @@ impl Session {
         let mut places: Vec<_> =
             self.places.iter().map(|(index, place)| (place.n, index)).collect();
         places.sort_unstable_by_key(|(n, _)| serial_of(*n));
-        self.local_queue = VecDeque::new();
-        for (_, index) in places {
-            let Some(place) = self.places.get(index) else { continue };
+        self.open_local_queue();
+        for (_, index) in &places {
+            let Some(place) = self.places.get(*index) else { continue };
             match place.state {
-                State::Joining { .. } | State::Waiting { .. } => self.meet_outage(index, now),
+                State::Joining { .. } | State::Waiting { .. } => self.meet_outage(*index, now),
                 State::Releasing => {
-                    self.set(index, State::Released { acknowledged: false });
-                    self.events.push(Event::Released(index));
+                    self.set(*index, State::Released { acknowledged: false });
+                    self.events.push(Event::Released(*index));
                 }
                 _ => {}
             }
@@ -33,19 +34,22 @@ impl Session {
         self.admit_local(now);
         // A place that was on its way and finds no share may have no queue to wait in, or too long a
         // one: the newest are refused.
-        let (mut kept, mut refused) = (VecDeque::new(), Vec::new());
-        for n in std::mem::take(&mut self.local_queue) {
-            match self.places.find(n).and_then(|place| place.refused_locally(kept.len())) {
+        let mut kept: BTreeMap<Tenant, u64> = BTreeMap::new();
+        for (_, index) in places {
+            let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
+                continue;
+            };
+            let before = kept.entry(place.claim().tenant()).or_default();
+            match self.refused_locally(place, *before) {
                 None => {
-                    self.places.find(n).into_iter().for_each(|place| place.queued = true);
-                    kept.push_back(n);
+                    *before += 1;
+                    self.places.get_mut(index).into_iter().for_each(|place| place.queued = true);
                 }
-                Some(reason) => refused.push((index_of(n), reason)),
+                Some(reason) => {
+                    let before = *before;
+                    self.refuse_by_policy(index, reason, before, now);
+                }
             }
-        }
-        self.local_queue = kept;
-        for (index, reason) in refused {
-            self.refuse_by_policy(index, reason, self.local_queue.len() as u64, now);
         }
         self.admit_local(now);
     }
@@ -54,11 +58,7 @@ impl Session {
     pub(super) fn meet_outage(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         match place.options.on_unavailable {
-            OnUnavailable::Local(_) => {
-                let serial = serial_of(place.n);
-                let at = self.local_queue.partition_point(|n| serial_of(*n) < serial);
-                self.local_queue.insert(at, place.n);
-            }
+            OnUnavailable::Local(_) => self.local_queue.join(place),
             OnUnavailable::Refuse | OnUnavailable::Admit => self.wait_or_fall_back(index, now),
         }
     }
@@ -94,47 +94,18 @@ impl Session {
     /// A request comes in an outage.
     pub(super) fn join_in_outage(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
-        let n = place.n;
-        if let OnUnavailable::Local(_) = place.options.on_unavailable {
-            self.local_queue.push_back(n);
-            self.admit_local(now);
-            let before = self.local_queue.len().saturating_sub(1);
-            if self.local_queue.back() == Some(&n)
-                && let Some(reason) = self.places.find(n).and_then(|p| p.refused_locally(before))
-            {
-                self.refuse_by_policy(index, reason, before as u64, now);
-            } else if let Some(place) = self.places.find(n).filter(|place| place.is_joining()) {
-                place.queued = true;
-            }
-        } else {
-            self.fall_back(index, now);
+        if !matches!(place.options.on_unavailable, OnUnavailable::Local(_)) {
+            return self.fall_back(index, now);
         }
-    }
-
-    /// While shares of the process's own are free, gives them to those that wait for one, in order.
-    pub(super) fn admit_local(&mut self, now: Time) {
-        while self.outage
-            && let Some(n) = self.local_queue.front().copied()
-        {
-            let share = self.places.find(n).map(|place| place.options.on_unavailable);
-            if share.is_some_and(|share| !self.has_share(share)) {
-                return;
-            }
-            self.local_queue.pop_front();
-            self.admit(index_of(n), now);
-        }
-    }
-
-    /// Whether the policy lets one more request pass.
-    fn has_share(&self, on_unavailable: OnUnavailable) -> bool {
-        let set = self.overrides.in_place();
-        match on_unavailable {
-            OnUnavailable::Refuse => false,
-            OnUnavailable::Admit => set != Some(0),
-            OnUnavailable::Local(share) => {
-                let share = set.map_or(share, |limit| share.min(limit));
-                self.in_flight < u64::from(share)
-            }
+        self.local_queue.join(place);
+        self.admit_local(now);
+        let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
+            return;
+        };
+        let before = self.local_queue.waiting_of(place.claim()).saturating_sub(1);
+        match self.refused_locally(place, before) {
+            Some(reason) => self.refuse_by_policy(index, reason, before, now),
+            None => self.places.get_mut(index).into_iter().for_each(|place| place.queued = true),
         }
     }
 
@@ -145,7 +116,7 @@ impl Session {
             return;
         }
         let (policy, may_wait) = (place.options.on_unavailable, place.options.max_queue.is_some());
-        if self.has_share(policy) {
+        if self.has_share(place) {
             self.admit(index, now);
         } else if matches!(policy, OnUnavailable::Local(_)) && !may_wait {
             self.refuse_by_policy(index, RejectReason::Limit, 0, now);
@@ -157,7 +128,7 @@ impl Session {
     }
 
     /// In flight without the backend: under a new id, because the old one may stand there as waiting.
-    fn admit(&mut self, index: usize, now: Time) {
+    pub(super) fn admit(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
         let n = self.places.number(index);
         let poll_only = self.poll_only;
@@ -186,30 +157,5 @@ impl Session {
         self.leave_server(index, now);
         self.set(index, State::Refused { reason, in_use: self.in_flight, waiting });
         self.events.push(Event::Refused(index));
-    }
-
-    /// A place waits for no share any more.
-    pub(super) fn forget_local(&mut self, n: u64) {
-        if self.local_queue.back() == Some(&n) {
-            self.local_queue.pop_back();
-        } else if self.local_queue.front() == Some(&n) {
-            self.local_queue.pop_front();
-        } else if !self.local_queue.is_empty()
-            && let Ok(at) = self.local_queue.binary_search_by_key(&serial_of(n), |n| serial_of(*n))
-        {
-            self.local_queue.remove(at);
-        }
-    }
-}
-
-impl Place {
-    /// Why it may not wait for a share of the process's own, behind so many others, if so. A place that
-    /// stood in the queue before the outage may.
-    fn refused_locally(&self, before: usize) -> Option<RejectReason> {
-        match self.options.max_queue {
-            _ if self.queued => None,
-            None => Some(RejectReason::Limit),
-            Some(max) => (before >= max as usize).then_some(RejectReason::QueueFull),
-        }
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::options::AcquireOptions;
+use super::options::{AcquireOptions, OnUnavailable};
 use crate::error::RejectReason;
+use crate::protocol::claim::Claim;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::time::Time;
 
@@ -94,6 +95,22 @@ impl Place {
 
     pub(super) fn lease_ms(&self) -> u64 {
         self.options.lease_ms()
+    }
+
+    /// By what it is compared with others.
+    pub(super) fn claim(&self) -> Claim {
+        self.options.claim.unwrap_or_else(Claim::nobodys)
+    }
+
+    /// How many permits it takes.
+    pub(super) fn cost(&self) -> u32 {
+        self.options.claim.map_or(1, Claim::cost)
+    }
+
+    /// Whether, in an outage, it waits for a share of the process's own.
+    pub(super) const fn waits_locally(&self) -> bool {
+        (self.is_joining() || self.is_waiting())
+            && matches!(self.options.on_unavailable, OnUnavailable::Local(_))
     }
 
     /// Whether the backend is to know of it.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
 use super::place::{PLACES_MAX, Place, State};
 use super::{Event, IDLE, Progress, Session};
@@ -96,9 +97,7 @@ impl Session {
     /// The request leaves, whatever it had; its permit is released. Its index may be given to another.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
-        if let Some(count) = self.count_of(place.state) {
-            *count -= 1;
-        }
+        self.count(place.state, place.claim(), false);
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);
@@ -107,7 +106,9 @@ impl Session {
         } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
             self.left_at = Some(now);
         }
-        self.forget_local(place.n);
+        if place.waits_locally() {
+            self.local_queue.leave(&place);
+        }
         self.admit_local(now);
         self.want(now + IDLE);
         self.want_end(now);
@@ -178,7 +179,7 @@ impl Session {
         let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
         match place.state {
             State::Joining { .. } | State::Waiting { .. } if self.outage && local => {
-                let waiting = self.local_queue.len() as u64;
+                let waiting = self.local_queue.waiting_of(place.claim());
                 self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
             }
             State::Waiting { .. } if !self.outage => {
@@ -197,7 +198,7 @@ impl Session {
 
     /// Releases every place: permits are lost to their holders, requests are told that it is over.
     pub fn handle_close(&mut self, now: Time) {
-        self.local_queue.clear();
+        self.local_queue = LocalQueue::new();
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
             if place.is_in_flight() && place.taken {
@@ -220,7 +221,9 @@ impl Session {
         } else if place.is_joining() {
             self.forget_join(n);
         }
-        self.forget_local(n);
+        if let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) {
+            self.local_queue.leave(place);
+        }
     }
 
     /// Takes a place that was never sent out of what is to be sent.

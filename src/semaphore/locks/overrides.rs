@@ -132,7 +132,8 @@ fn a_session_that_found_places_gone_is_answered_by_a_later_question() {
         let backend = TestBackend::remote();
         let process = process(&backend);
         let node = &process.handle.node;
-        let place = PlaceHandle::take(node, NAME, 1, &policy(1), Instant::now()).expect("a place");
+        let place = PlaceHandle::take(node, &NAME.into(), None, 1, &policy(1), Instant::now())
+            .expect("a place");
         let keeper = Keeper::new();
         let driven = Arc::clone(&keeper);
         let drives = spawn(move || driven.drive());

@@ -21,7 +21,7 @@ const UNUSED: Duration = Duration::from_secs(6);
 const ROOM: usize = usize::MAX;
 
 fn place(node: &Arc<Node>) -> PlaceHandle {
-    let place = PlaceHandle::take(node, NAME, 2, &policy(2), Instant::now());
+    let place = PlaceHandle::take(node, &NAME.into(), None, 2, &policy(2), Instant::now());
     place.expect("a place is free")
 }
 

@@ -114,20 +114,24 @@ impl Rig {
         let count = |is: fn(&Place) -> bool| {
             self.session.places.iter().filter(|(_, place)| is(place)).count() as u64
         };
-        assert_eq!(self.session.in_flight, count(Place::is_in_flight), "in flight");
+        let held = self.session.places.iter().filter(|(_, place)| place.is_in_flight());
+        let units = held.map(|(_, place)| u64::from(place.cost())).sum::<u64>();
+        assert_eq!(self.session.in_flight, units, "in flight");
         assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
-        let queue = Vec::from(self.session.local_queue.clone());
-        assert!(queue.is_sorted_by_key(|n| serial_of(*n)), "{queue:?}");
-        for n in queue {
+        let queue = self.session.local_queue.places();
+        for n in &queue {
             let mut places = self.session.places.iter();
             let is_there = |place: &Place| place.is_joining() || place.is_waiting();
-            assert!(places.any(|(_, p)| p.n == n && is_there(p)), "{n} waits for a share");
+            assert!(places.any(|(_, p)| p.n == *n && is_there(p)), "{n} waits for a share");
         }
         // Nobody waits for what is free.
         let mut rest = self.session.clone();
         rest.admit_local(self.now());
-        assert_eq!(rest.local_queue, self.session.local_queue);
+        assert_eq!(rest.local_queue.places(), queue);
+        if self.session.outage {
+            assert_eq!(self.session.local_queue.units(), units, "in flight by tenants");
+        }
     }
 
     fn leave(&mut self, index: usize) {

@@ -1,0 +1,121 @@
+//! Tenants by name and number, and what operators set for them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::name::Name;
+use crate::protocol::claim::Tenant;
+
+/// Of so many tenants a session remembers the names, those that came last.
+const NAMES_MAX: usize = 1000;
+
+/// Gives tenants their numbers: the same in all processes that have the same salt.
+#[derive(Clone)]
+pub(super) struct TenantNumbers {
+    salted: Arc<Sha256>,
+}
+
+impl TenantNumbers {
+    pub(super) fn salted(salt: &[u8]) -> Self {
+        let mut hash = Sha256::new();
+        // With its length, so that it cannot run into the name.
+        hash.update((salt.len() as u64).to_le_bytes());
+        hash.update(salt);
+        Self { salted: Arc::new(hash) }
+    }
+
+    /// The number of a tenant, or of the requests that name none.
+    pub(super) fn of(&self, tenant: Option<&Name>) -> Tenant {
+        let mut hash = Sha256::clone(&self.salted);
+        hash.update(tenant.map_or("", Name::as_str));
+        let digest: [u8; 32] = hash.finalize().into();
+        let first = digest.first_chunk::<8>().copied().unwrap_or_default();
+        Tenant::of_hash(u64::from_le_bytes(first))
+    }
+}
+
+/// The salt is a secret.
+impl fmt::Debug for TenantNumbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantNumbers").finish_non_exhaustive()
+    }
+}
+
+/// The names of a semaphore's tenants, as far as this process has seen them.
+#[derive(Debug, Default)]
+pub(super) struct TenantNames {
+    names: BTreeMap<Tenant, Arc<str>>,
+}
+
+impl TenantNames {
+    pub(super) fn note(&mut self, tenant: Tenant, name: &Name) {
+        if self.names.contains_key(&tenant) {
+            return;
+        }
+        // Those that are in use come back with their next request.
+        if self.names.len() >= NAMES_MAX {
+            self.names.clear();
+        }
+        self.names.insert(tenant, name.as_str().into());
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (Tenant, &Arc<str>)> {
+        self.names.iter().map(|(tenant, name)| (*tenant, name))
+    }
+}
+
+/// What an operator set for a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TenantOverride {
+    /// How many permits it may have in use; `None`: as many as its requests say.
+    pub limit: Option<u32>,
+    /// Its weight; `None`: as its requests say.
+    pub weight: Option<u32>,
+}
+
+/// Where the cap of a tenant is kept among what operators set, in place of a name: no name has an `@` in it.
+pub(super) fn limit_field(name: &Name, tenant: &Name) -> String {
+    format!("{name}@{tenant}")
+}
+
+/// The same for its weight.
+pub(super) fn weight_field(name: &Name, tenant: &Name) -> String {
+    format!("{name}@{tenant}@weight")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NAMES_MAX, TenantNames, TenantNumbers};
+    use crate::name::Name;
+    use crate::protocol::claim::Tenant;
+
+    #[test]
+    fn numbers_depend_on_name_and_salt_alone() {
+        let number = |salt: &[u8], name| TenantNumbers::salted(salt).of(Some(&Name::new(name)));
+        assert_eq!(number(b"s", "acme"), number(b"s", "acme"));
+        assert_ne!(number(b"s", "acme"), number(b"t", "acme"));
+        assert_ne!(number(b"s", "acme"), number(b"s", "other"));
+        assert_ne!(number(b"sa", "cme"), number(b"s", "acme"));
+        // Each release has to come to the same numbers.
+        assert_eq!(number(b"", "acme").number(), 20_761_084);
+    }
+
+    #[test]
+    fn a_salt_is_not_shown() {
+        assert_eq!(format!("{:?}", TenantNumbers::salted(b"secret")), "TenantNumbers { .. }");
+    }
+
+    #[test]
+    fn so_many_names_are_kept() {
+        let mut names = TenantNames::default();
+        for n in 0..3 * NAMES_MAX as u64 {
+            names.note(Tenant::of_hash(n), &Name::new(n.to_string()));
+            assert!(names.all().any(|(tenant, _)| tenant == Tenant::of_hash(n)));
+        }
+        assert_eq!(names.all().count(), NAMES_MAX);
+    }
+}
