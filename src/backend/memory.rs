@@ -243,7 +243,8 @@ fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
         ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
     places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
     let waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
-    let in_use = places.len() as u64 - waiting;
+    let held = places.iter().filter(|(_, _, ticket)| ticket.is_none());
+    let in_use = held.map(|(id, ..)| u64::from(id.cost())).sum();
     places.truncate(most as usize);
     Listing { now, in_use, waiting, places }
 }

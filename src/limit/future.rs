@@ -19,6 +19,7 @@ use super::BoxError;
 use super::body::{Cut, ResponseBody};
 use super::cached::{Found, LookUp};
 use super::connection::Connection;
+use super::fair::{Asked, with_cap};
 use super::grpc::Dialect;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
@@ -66,7 +67,18 @@ enum Wait {
     Key(BoxFuture<'static, Option<Name>>),
     Limit(Name, BoxFuture<'static, Limit>),
     CachedLimit(Name, LookUp),
+    /// The cap of its tenant.
+    CachedCap(Box<CapLookUp>),
     Permit(Name, Acquire),
+}
+
+/// A request that waits for the cap of its tenant.
+struct CapLookUp {
+    key: Name,
+    limit: Limit,
+    ask: Ask,
+    tenant: Name,
+    lookup: LookUp,
 }
 
 enum Verdict {
@@ -128,46 +140,58 @@ impl Settings {
             }
         };
         match &self.limit {
-            LimitSource::Fixed(limit) => self.limited(key, *limit),
+            LimitSource::Fixed(limit) => self.limited(key, *limit, parts),
             LimitSource::Sync(limit) => {
                 let limit = limit(&key, parts);
-                self.limited(key, limit)
+                self.limited(key, limit, parts)
             }
             LimitSource::Async(limit) => {
                 let limit = limit(&key, parts);
                 Wait::Limit(key, limit)
             }
             LimitSource::Cached(limits) => match limits.find(&key, parts) {
-                Found::Known(limit) => self.looked_up(key, limit),
+                Found::Known(limit) => self.looked_up(key, limit, parts),
                 Found::Later(lookup) => Wait::CachedLimit(key, lookup),
             },
         }
     }
 
-    fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>) -> Wait {
+    fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>, parts: &Parts) -> Wait {
         match limit {
-            Ok(limit) => self.limited(key, limit),
-            Err(error) => {
-                self.meter.of(Some(&key)).count(Outcome::Unavailable);
-                let mut refusal =
-                    Refusal::new(&self.name, Some(key), StatusCode::SERVICE_UNAVAILABLE);
-                refusal.reason = RefusalReason::LimitUnknown;
-                refusal.error = Some(error);
-                let refusal = refusal.retry_after(self.retry_after);
-                Wait::Done(Some(Verdict::Refuse(refusal)))
+            Ok(limit) => self.limited(key, limit, parts),
+            Err(error) => self.limit_unknown(key, error),
+        }
+    }
+
+    fn limit_unknown(&self, key: Name, error: BackendError) -> Wait {
+        self.meter.of(Some(&key)).count(Outcome::Unavailable);
+        let mut refusal = Refusal::new(&self.name, Some(key), StatusCode::SERVICE_UNAVAILABLE);
+        refusal.reason = RefusalReason::LimitUnknown;
+        refusal.error = Some(error);
+        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.retry_after))))
+    }
+
+    fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
+        let name = self.name_of(Some(&key));
+        match self.fair.as_ref().map(|fair| fair.ask(name.clone(), parts)) {
+            None => self.asked(key, limit, &Ask::of(name)),
+            Some(Asked::Known(Ok(ask))) => self.asked(key, limit, &ask),
+            Some(Asked::Known(Err(error))) => self.limit_unknown(key, error),
+            Some(Asked::Later(ask, lookup)) => {
+                let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
+                Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
             }
         }
     }
 
-    fn limited(&self, key: Name, limit: Limit) -> Wait {
-        let name = self.name_of(Some(&key));
+    fn asked(&self, key: Name, limit: Limit, ask: &Ask) -> Wait {
         let meter = self.meter.of(Some(&key));
         let policy = self.policy.with_limit(limit);
         let acquire = match self.shadow {
-            None => self.semaphore.acquire_measured(&Ask::of(name), &policy, meter),
+            None => self.semaphore.acquire_measured(ask, &policy, meter),
             Some(_) => {
                 let policy = Policy { wait_timeout: Duration::ZERO, ..policy };
-                let acquire = self.semaphore.acquire_measured(&Ask::of(name), &policy, meter);
+                let acquire = self.semaphore.acquire_measured(ask, &policy, meter);
                 acquire.answer_timeout(shadow::SHADOW_TIMEOUT)
             }
         };
@@ -184,8 +208,11 @@ impl Settings {
     }
 
     fn refused(&self, key: Name, error: AcquireError) -> Refusal {
-        Refusal::from_error(&self.name, Some(key), self.full_status, error)
-            .retry_after(self.retry_after)
+        let refusal = Refusal::from_error(&self.name, Some(key), self.full_status, error);
+        if refusal.reason == RefusalReason::CostTooHigh {
+            return refusal;
+        }
+        refusal.retry_after(self.retry_after)
     }
 
     fn lease_lost(&self) -> Refusal {
@@ -225,12 +252,21 @@ impl Wait {
                 Self::Limit(key, limit) => {
                     let limit = ready!(limit.as_mut().poll(cx));
                     let key = key.clone();
-                    settings.limited(key, limit)
+                    settings.limited(key, limit, parts)
                 }
                 Self::CachedLimit(key, lookup) => {
                     let limit = ready!(lookup.poll(key, parts, cx));
                     let key = key.clone();
-                    settings.looked_up(key, limit)
+                    settings.looked_up(key, limit, parts)
+                }
+                Self::CachedCap(waiting) => {
+                    let CapLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
+                    let cap = ready!(lookup.poll(tenant, parts, cx));
+                    let key = key.clone();
+                    match cap {
+                        Ok(cap) => settings.asked(key, *limit, &with_cap(ask.clone(), cap)),
+                        Err(error) => settings.limit_unknown(key, error),
+                    }
                 }
                 Self::Permit(key, acquire) => {
                     return Poll::Ready(match ready!(Pin::new(acquire).poll(cx)) {

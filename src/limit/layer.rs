@@ -10,6 +10,7 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::cached::CachedLimit;
+use super::fair::Fair;
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
 use super::labels::KeyLabels;
 use super::refusal::{Problem, RefusalResponse};
@@ -54,7 +55,9 @@ pub struct ConcurrencyLimitLayer {
 pub struct ConcurrencyLimitBuilder {
     semaphore: Semaphore,
     name: String,
-    policy: PolicyBuilder,
+    pub(super) policy: PolicyBuilder,
+    pub(super) fair: Fair,
+    pub(super) headroom: u32,
     key: KeySource,
     missing_key: MissingKey,
     limit: Option<LimitSource>,
@@ -81,6 +84,8 @@ impl ConcurrencyLimitLayer {
             semaphore: semaphore.clone(),
             name: name.into(),
             policy: Policy::builder(Limit::Unlimited),
+            fair: Fair::default(),
+            headroom: 0,
             key: KeySource::Sync(Arc::new(GlobalKey)),
             missing_key: MissingKey::Reject(StatusCode::BAD_REQUEST),
             limit: None,
@@ -349,6 +354,11 @@ impl ConcurrencyLimitBuilder {
                 "limit: not set; allowed: a number of permits, `Limit::Unlimited`, or a closure",
             ));
         };
+        let fixed = match limit {
+            LimitSource::Fixed(limit) => Some(limit),
+            _ => None,
+        };
+        self.fair.validate(self.headroom, fixed)?;
         let problem = Problem { rate_limit_fields: self.rate_limit_fields };
         let policy = self.policy.build()?;
         // What only would have been is not mixed with what was.
@@ -362,6 +372,7 @@ impl ConcurrencyLimitBuilder {
             key: self.key,
             missing_key: self.missing_key,
             limit,
+            fair: Some(self.fair).filter(Fair::is_set),
             skip: self.skip,
             hold_until: self.hold_until,
             on_lost: if self.shadow { OnLost::Continue } else { self.on_lost },

@@ -5,6 +5,7 @@ mod axum;
 mod body;
 mod cached;
 mod connection;
+mod fair;
 mod future;
 mod grpc;
 mod into_error;

@@ -46,6 +46,12 @@ pub struct Refusal {
     pub waiting: u64,
     /// How long this one waited.
     pub waited: Duration,
+    /// How many permits it asked for.
+    pub cost: u32,
+    /// How many permits its tenant may have in use, if that has a cap of its own.
+    pub each: Option<u32>,
+    /// Whether that cap was in the way, and not the limit.
+    pub is_tenant_full: bool,
     /// When to try again, jittered: whole seconds, at least one. `None` where trying again as it is
     /// makes no sense.
     pub retry_after: Option<Duration>,
@@ -204,7 +210,7 @@ impl RefusalResponse for Problem {
             "reason": refusal.reason.as_str(),
         });
         if refusal.reason.is_full() {
-            problem["violated-policies"] = json!([&*refusal.policy]);
+            problem["violated-policies"] = json!([refusal.violated()]);
         }
 
         let mut response = Response::new(RefusalBody::from(problem.to_string()));
@@ -216,12 +222,7 @@ impl RefusalResponse for Problem {
             headers.insert(RETRY_AFTER, after.as_secs().max(1).into());
         }
         if self.rate_limit_fields && refusal.reason.is_full() {
-            let Refusal { policy, limit, .. } = refusal;
-            let fields = [
-                (RATE_LIMIT_POLICY, format!("\"{policy}\";q={limit};qu=\"concurrent-requests\"")),
-                (RATE_LIMIT, format!("\"{policy}\";r=0")),
-            ];
-            for (name, value) in fields {
+            for (name, value) in refusal.rate_limit_fields() {
                 // The layer's name was checked when it was built: this always is a value.
                 if let Ok(value) = HeaderValue::try_from(value) {
                     headers.insert(name, value);
@@ -243,6 +244,9 @@ impl Refusal {
             in_use: 0,
             waiting: 0,
             waited: Duration::ZERO,
+            cost: 1,
+            each: None,
+            is_tenant_full: false,
             retry_after: None,
             error: None,
         }
@@ -274,6 +278,12 @@ impl Refusal {
                 refusal.in_use = rejected.in_use;
                 refusal.waiting = rejected.waiting;
                 refusal.waited = rejected.waited;
+                refusal.cost = rejected.cost;
+                refusal.each = rejected.each;
+                refusal.is_tenant_full = rejected.is_tenant_full();
+                if refusal.reason == RefusalReason::CostTooHigh {
+                    refusal.status = StatusCode::BAD_REQUEST;
+                }
             }
             AcquireError::Unavailable(error) => {
                 refusal.reason = RefusalReason::Unavailable;
@@ -286,6 +296,29 @@ impl Refusal {
             }
         }
         refusal
+    }
+
+    /// The policy that was in the way: the layer's, or the cap that it sets to each tenant.
+    fn violated(&self) -> String {
+        let policy = &self.policy;
+        if self.is_tenant_full { format!("{policy}/each") } else { policy.to_string() }
+    }
+
+    /// The fields of draft-ietf-httpapi-ratelimit-headers-11: each policy, and what is left of those of which it
+    /// is known.
+    fn rate_limit_fields(&self) -> [(HeaderName, String); 2] {
+        let Self { policy, limit, .. } = self;
+        let unit = "qu=\"concurrent-requests\"";
+        let mut policies = format!("\"{policy}\";q={limit};{unit}");
+        let mut left = format!("\"{policy}\";r=0");
+        if let Some(each) = self.each {
+            policies += &format!(", \"{policy}/each\";q={each};{unit}");
+        }
+        if self.is_tenant_full {
+            let free = u64::from(*limit).saturating_sub(self.in_use);
+            left = format!("\"{policy}\";r={free}, \"{policy}/each\";r=0");
+        }
+        [(RATE_LIMIT_POLICY, policies), (RATE_LIMIT, left)]
     }
 
     /// To be tried again after about `base`, up to twice that: requests refused at one moment do

@@ -9,6 +9,7 @@ use http::StatusCode;
 use http::request::Parts;
 
 use super::cached::CachedLimit;
+use super::fair::Fair;
 use super::key::{KeyExtractor, MissingKey};
 use super::labels::LayerMeter;
 use super::refusal::RefusalResponse;
@@ -46,6 +47,8 @@ pub(super) struct Settings {
     pub(super) key: KeySource,
     pub(super) missing_key: MissingKey,
     pub(super) limit: LimitSource,
+    /// By what requests of one key are compared, if they are.
+    pub(super) fair: Option<Fair>,
     pub(super) skip: Option<Skip>,
     pub(super) hold_until: HoldUntil,
     pub(super) on_lost: OnLost,

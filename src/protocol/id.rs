@@ -76,6 +76,12 @@ impl PlaceId {
     /// None comes before it.
     pub(crate) const FIRST: Self = Self { node: NodeId(0), poll_only: false, n: 0, claim: None };
 
+    /// How many permits it takes.
+    #[must_use]
+    pub fn cost(&self) -> u32 {
+        self.claim.map_or(1, Claim::cost)
+    }
+
     pub(crate) fn text(&self) -> IdText {
         self.text_of(&self.node.text())
     }

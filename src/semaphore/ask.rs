@@ -28,6 +28,8 @@ pub struct Ask {
     name: Name,
     tenant: Option<Name>,
     terms: Terms,
+    /// Others of the name have claims.
+    is_shared: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Ask {
 
     /// Asks for one permit of the semaphore `name`.
     pub fn of(name: impl Into<Name>) -> Self {
-        Self { name: name.into(), tenant: None, terms: USUAL }
+        Self { name: name.into(), tenant: None, terms: USUAL, is_shared: false }
     }
 
     /// The tenant whose request this is. All requests that name none are one tenant.
@@ -126,9 +128,15 @@ impl Ask {
         set.limit.or(self.terms.each)
     }
 
+    /// The same, among requests whose cost is compared, even if its own is 1.
+    pub(crate) const fn shared(mut self) -> Self {
+        self.is_shared = true;
+        self
+    }
+
     /// Whether it is compared with others by more than its time.
     pub(super) fn is_fair(&self) -> bool {
-        self.tenant.is_some() || self.terms != USUAL
+        self.is_shared || self.tenant.is_some() || self.terms != USUAL
     }
 }
 

@@ -62,6 +62,7 @@ impl TenantNames {
         self.names.insert(tenant, name.as_str().into());
     }
 
+    #[cfg_attr(not(test), expect(dead_code, reason = "for inspections, to come"))]
     pub(super) fn all(&self) -> impl Iterator<Item = (Tenant, &Arc<str>)> {
         self.names.iter().map(|(tenant, name)| (*tenant, name))
     }

@@ -18,6 +18,7 @@ mod conformance;
 mod dashboard;
 #[cfg(feature = "redis")]
 mod differential;
+mod fair;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(all(feature = "admin", feature = "redis"))]

@@ -1,0 +1,224 @@
+//! Tenants that share the permits of one key: whose turn it is, and how much each may have.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::cached::{CachedLimit, Found, LookUp};
+use super::key::KeyExtractor;
+use super::layer::ConcurrencyLimitBuilder;
+use crate::error::{BackendError, ConfigError};
+use crate::name::Name;
+use crate::semaphore::{Ask, Limit};
+
+type Weigh = dyn Fn(&Name, &Parts) -> u32 + Send + Sync;
+type Classify = dyn Fn(&Name, &Parts) -> u8 + Send + Sync;
+type CapOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
+type CostOf = dyn Fn(&Parts) -> u32 + Send + Sync;
+
+/// By what requests of one key are compared. Empty where they are not.
+#[derive(Default)]
+pub(super) struct Fair {
+    tenant: Option<Arc<dyn KeyExtractor>>,
+    weight: Option<Arc<Weigh>>,
+    class: Option<Arc<Classify>>,
+    cost: Option<Arc<CostOf>>,
+    each: Option<EachSource>,
+}
+
+enum EachSource {
+    Fixed(Limit),
+    Sync(Arc<CapOf>),
+    Cached(CachedLimit),
+}
+
+/// What a request asks for, but for a cap that must be looked up.
+pub(super) enum Asked {
+    Known(Result<Ask, BackendError>),
+    Later(Ask, LookUp),
+}
+
+/// # Tenants that share one quota
+///
+/// [`key`](Self::key) says which semaphore a request is counted in; `fair_by` says whose turn it is in it. A
+/// permit that comes free goes to the tenant with the fewest in use, so one that queues a thousand requests,
+/// or whose requests take long, makes nobody wait longer than a fair share does. A tenant alone may use
+/// everything.
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_semaphore::limit::HeaderKey;
+/// use tower_semaphore::{ConcurrencyLimitLayer, Name, Semaphore};
+///
+/// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+/// let semaphore = Semaphore::in_memory();
+/// let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
+///     .limit(10)
+///     .fair_by(HeaderKey::from_static("x-tenant"))
+///     .weight_by(|tenant: &Name, _: &Parts| if tenant.as_str() == "acme" { 3 } else { 1 })
+///     .each(4)
+///     .class_by(|_: &Name, parts: &Parts| u8::from(parts.uri.path().starts_with("/batch")))
+///     .headroom(2)
+///     .build()?;
+/// # Ok(()) }
+/// ```
+impl ConcurrencyLimitBuilder {
+    /// The tenant whose request it is. Permits of a key that come free go to the tenant with the fewest in use,
+    /// by weight; among equals to the one that has been at that level longest. Within a tenant: first come,
+    /// first served. Requests of no tenant are one tenant together.
+    ///
+    /// Fairness is only as good as the identity: a client that can choose its tenant can be many. Take it from
+    /// authentication; see also [`Semaphore::tenant_salt`](crate::Semaphore::tenant_salt).
+    ///
+    /// [`max_queue`](Self::max_queue) then bounds the line of each tenant.
+    pub fn fair_by(mut self, tenant: impl KeyExtractor) -> Self {
+        self.fair.tenant = Some(Arc::new(tenant));
+        self
+    }
+
+    /// The weight of a tenant, from 1 to 64: see [`Ask::weight`]. 1 unless set.
+    pub fn weight_by<F>(mut self, weight: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> u32 + Send + Sync + 'static,
+    {
+        self.fair.weight = Some(Arc::new(weight));
+        self
+    }
+
+    /// The class of a request, from 0 to 7; as long as a tenant of a lower one may be served, none of a higher
+    /// one is: see [`Ask::class`]. 0 unless set.
+    pub fn class_by<F>(mut self, class: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> u8 + Send + Sync + 'static,
+    {
+        self.fair.class = Some(Arc::new(class));
+        self
+    }
+
+    /// How many permits only requests of class 0 may take: see
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom).
+    pub const fn headroom(mut self, permits: u32) -> Self {
+        self.headroom = permits;
+        self.policy = self.policy.headroom(permits);
+        self
+    }
+
+    /// How many permits of a key one tenant may have in use, in the same step and round trip as the limit. As
+    /// many as there are, unless set.
+    pub fn each(mut self, cap: impl Into<Limit>) -> Self {
+        self.fair.each = Some(EachSource::Fixed(cap.into()));
+        self
+    }
+
+    /// The same by tenant: called for each request, so it should be quick. 0: the tenant is refused.
+    pub fn each_by<F, L>(mut self, cap: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
+        L: Into<Limit>,
+    {
+        self.fair.each =
+            Some(EachSource::Sync(Arc::new(move |tenant, parts| cap(tenant, parts).into())));
+        self
+    }
+
+    /// The same from a source of yours whose answers are remembered: see
+    /// [`limit_cached`](Self::limit_cached).
+    pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
+        self.fair.each = Some(EachSource::Cached(caps.clone()));
+        self
+    }
+
+    /// How many permits a request takes, at once or not at all: see [`Ask::cost`]. 1 unless set.
+    ///
+    /// Needs no tenants; without them, all requests of a key stand in one line.
+    pub fn cost_by<F>(mut self, cost: F) -> Self
+    where
+        F: Fn(&Parts) -> u32 + Send + Sync + 'static,
+    {
+        self.fair.cost = Some(Arc::new(cost));
+        self
+    }
+}
+
+impl Fair {
+    /// Whether there is something to compare requests by.
+    pub(super) const fn is_set(&self) -> bool {
+        self.tenant.is_some() || self.cost.is_some()
+    }
+
+    /// Whether what is set can be meant.
+    pub(super) fn validate(&self, headroom: u32, limit: Option<Limit>) -> Result<(), ConfigError> {
+        if self.tenant.is_none() {
+            let set = [
+                ("weight_by", self.weight.is_some()),
+                ("class_by", self.class.is_some()),
+                ("each", self.each.is_some()),
+            ];
+            if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
+                return Err(ConfigError::new(format!(
+                    "{name}: set without a tenant to apply it to; set fair_by, too"
+                )));
+            }
+        }
+        if self.tenant.is_some() && limit == Some(Limit::Unlimited) {
+            return Err(ConfigError::new(
+                "fair_by: without a limit nothing is counted, and nobody waits; set a limit of permits",
+            ));
+        }
+        if headroom > 0 && self.class.is_none() {
+            return Err(ConfigError::new(format!(
+                "headroom: {headroom} permits are left to class 0, and there is no other; set class_by, too"
+            )));
+        }
+        if let Some(Limit::Permits(limit @ 1..)) = limit
+            && headroom >= limit
+        {
+            return Err(ConfigError::new(format!(
+                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
+                 to {}",
+                limit - 1
+            )));
+        }
+        if let Some(EachSource::Fixed(Limit::Permits(0))) = self.each {
+            return Err(ConfigError::new(
+                "each: 0 refuses every request; allowed: 1 permit or more, or `Limit::Unlimited`",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a request asks for.
+    pub(super) fn ask(&self, name: Name, parts: &Parts) -> Asked {
+        let mut ask = Ask::of(name);
+        if let Some(cost) = &self.cost {
+            ask = ask.cost(cost(parts));
+        }
+        let Some(tenant) = &self.tenant else { return Asked::Known(Ok(ask.shared())) };
+        let tenant = tenant.extract(parts).unwrap_or_else(Name::missing);
+        if let Some(weight) = &self.weight {
+            ask = ask.weight(weight(&tenant, parts));
+        }
+        if let Some(class) = &self.class {
+            ask = ask.class(class(&tenant, parts));
+        }
+        let cap = match &self.each {
+            None => Ok(Limit::Unlimited),
+            Some(EachSource::Fixed(cap)) => Ok(*cap),
+            Some(EachSource::Sync(cap)) => Ok(cap(&tenant, parts)),
+            Some(EachSource::Cached(caps)) => match caps.find(&tenant, parts) {
+                Found::Known(cap) => cap,
+                Found::Later(lookup) => return Asked::Later(ask.by(tenant), lookup),
+            },
+        };
+        let ask = ask.by(tenant);
+        Asked::Known(cap.map(|cap| with_cap(ask, cap)))
+    }
+}
+
+/// The same request, of a tenant with this cap.
+pub(super) fn with_cap(ask: Ask, cap: Limit) -> Ask {
+    match cap {
+        Limit::Permits(permits) => ask.each(permits),
+        Limit::Unlimited => ask,
+    }
+}

@@ -1,0 +1,215 @@
+//! Layers that are fair between tenants.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
+use tower_semaphore::{
+    Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy, Semaphore,
+};
+
+const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
+
+fn number(parts: &Parts, header: &str) -> u32 {
+    parts.headers.get(header).map_or(0, |value| value.to_str().unwrap().parse().unwrap())
+}
+
+/// A request that holds its permit for as long as the answer is kept.
+async fn call(
+    layer: &ConcurrencyLimitLayer,
+    tenant: &str,
+) -> Response<impl http_body::Body + use<>> {
+    call_with(layer, tenant, "cost", 1).await
+}
+
+async fn call_with(
+    layer: &ConcurrencyLimitLayer,
+    tenant: &str,
+    header: &str,
+    value: u32,
+) -> Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug> + use<>> {
+    let mut service = layer.layer(service_fn(|request: Request<()>| async move {
+        let cost = request.extensions().get::<Permit>().map_or(0, Permit::cost);
+        let mut response = Response::new(Full::new(Bytes::from_static(b"x")));
+        response.headers_mut().insert("cost", cost.into());
+        Ok::<_, std::convert::Infallible>(response)
+    }));
+    let request = Request::builder().header("x-tenant", tenant).header(header, value);
+    service.ready().await.unwrap().call(request.body(()).unwrap()).await.unwrap()
+}
+
+fn refusal<B>(response: &Response<B>) -> &Refusal {
+    response.extensions().get().expect("a refusal")
+}
+
+#[tokio::test]
+async fn a_tenant_at_its_cap_is_told_so_and_others_pass() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
+        .limit(10)
+        .fair_by(TENANT)
+        .each(2)
+        .wait_timeout(Duration::ZERO)
+        .build()
+        .unwrap();
+    let held = [call(&layer, "acme").await, call(&layer, "acme").await];
+    let refused = call_with(&layer, "acme", "cost", 1).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refusal(&refused).reason, RefusalReason::TenantLimit);
+    let fields = ["ratelimit-policy", "ratelimit", "retry-after"]
+        .map(|name| refused.headers().get(name).map(|value| value.to_str().unwrap().to_owned()));
+    assert_eq!(
+        fields[..2],
+        [
+            Some(
+                "\"openai\";q=10;qu=\"concurrent-requests\", \
+                 \"openai/each\";q=2;qu=\"concurrent-requests\""
+                    .to_owned()
+            ),
+            Some("\"openai\";r=8, \"openai/each\";r=0".to_owned())
+        ]
+    );
+    assert!(fields[2].is_some());
+    let body = refused.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["reason"], "tenant_limit");
+    assert_eq!(problem["violated-policies"], serde_json::json!(["openai/each"]));
+    assert_eq!(call(&layer, "other").await.status(), StatusCode::OK);
+    drop(held);
+    assert_eq!(call(&layer, "acme").await.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_its_own_cap_made_too_long_says_so() {
+    let semaphore = Semaphore::in_memory();
+    let build = |each: u32| {
+        ConcurrencyLimitLayer::builder(&semaphore, "openai")
+            .limit(2)
+            .fair_by(TENANT)
+            .each(each)
+            .wait_timeout(Duration::from_secs(1))
+            .build()
+            .unwrap()
+    };
+    let layer = build(1);
+    let held = call(&layer, "acme").await;
+    let own = call(&layer, "acme").await;
+    assert_eq!(refusal(&own).reason, RefusalReason::QueueTimeout);
+    assert!(refusal(&own).is_tenant_full);
+    let other = call(&layer, "other").await;
+    let full = call(&layer, "third").await;
+    assert_eq!(refusal(&full).reason, RefusalReason::QueueTimeout);
+    assert!(!refusal(&full).is_tenant_full, "the limit was");
+    drop((held, other));
+}
+
+#[tokio::test]
+async fn a_request_for_more_than_there_can_be_is_a_bad_one() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "gpu")
+        .limit(4)
+        .cost_by(|parts: &Parts| number(parts, "cost"))
+        .build()
+        .unwrap();
+    for cost in [5, 64, 65, u32::MAX] {
+        let refused = call_with(&layer, "acme", "cost", cost).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{cost}");
+        assert_eq!(refusal(&refused).reason, RefusalReason::CostTooHigh);
+        assert!(refused.headers().get("retry-after").is_none());
+    }
+    let three = call_with(&layer, "acme", "cost", 3).await;
+    assert_eq!(three.headers()["cost"], "3");
+    let seen = semaphore.inspect("gpu").await.unwrap();
+    assert_eq!(seen.in_use, 3);
+    let nothing = call_with(&layer, "acme", "cost", 0).await;
+    assert_eq!(nothing.headers()["cost"], "1");
+}
+
+#[tokio::test]
+async fn permits_that_come_free_go_to_the_tenant_with_the_fewest() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::new(2);
+    let ask = |tenant: &str| semaphore.acquire(Ask::of("openai").by(tenant), &policy);
+    let (first, second) = (ask("acme").await.unwrap(), ask("acme").await.unwrap());
+    let mut queued: Vec<_> = (0..5).map(|_| ask("acme")).collect();
+    let late = ask("other");
+    drop(first);
+    let late = late.await.expect("before five that came first");
+    drop(second);
+    let next = queued.remove(0).await.unwrap();
+    assert_eq!(semaphore.inspect("openai").await.unwrap().waiting, 4);
+    drop((late, next));
+}
+
+#[tokio::test]
+async fn caps_come_from_a_source() {
+    let semaphore = Semaphore::in_memory();
+    let caps = CachedLimit::builder(|tenant: &Name, _: &Parts| {
+        let cap = if tenant.as_str() == "acme" { Limit::Permits(1) } else { Limit::Unlimited };
+        async move { Ok::<_, ConfigError>(cap) }
+    });
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
+        .limit(4)
+        .fair_by(TENANT)
+        .each_cached(&caps.build().unwrap())
+        .wait_timeout(Duration::ZERO)
+        .build()
+        .unwrap();
+    let acme = call(&layer, "acme").await;
+    let refused = call(&layer, "acme").await;
+    assert_eq!(refusal(&refused).reason, RefusalReason::TenantLimit);
+    let others = [call(&layer, "b").await, call(&layer, "b").await, call(&layer, "b").await];
+    assert!(others.iter().all(|response| response.status() == StatusCode::OK));
+    let refused = call(&layer, "b").await;
+    assert_eq!(refusal(&refused).reason, RefusalReason::Limit);
+    drop(acme);
+}
+
+#[tokio::test]
+async fn an_operator_sets_a_tenants_cap_and_weight() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::builder(4).wait_timeout(Duration::ZERO).build().unwrap();
+    let ask = |tenant: &str| semaphore.acquire(Ask::of("openai").by(tenant).each(3), &policy);
+    semaphore.set_tenant_limit("openai", "acme", 1).await.unwrap();
+    semaphore.set_tenant_weight("openai", "acme", 5).await.unwrap();
+    let set = semaphore.tenant_limit_of("openai", "acme").await.unwrap();
+    assert_eq!((set.limit, set.weight), (Some(1), Some(5)));
+    let held = ask("acme").await.unwrap();
+    assert!(ask("acme").await.is_err());
+    drop(ask("other").await.unwrap());
+    semaphore.clear_tenant_limit("openai", "acme").await.unwrap();
+    semaphore.clear_tenant_weight("openai", "acme").await.unwrap();
+    drop(ask("acme").await.unwrap());
+    semaphore.set_tenant_limit("openai", "acme", 0).await.unwrap();
+    assert!(ask("acme").await.is_err(), "none at all");
+    assert!(semaphore.set_tenant_weight("openai", "acme", 65).await.is_err());
+    assert!(semaphore.set_tenant_weight("openai", "acme", 0).await.is_err());
+    drop(held);
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_when_it_is_built() {
+    let semaphore = Semaphore::in_memory();
+    let builder = || ConcurrencyLimitLayer::builder(&semaphore, "openai").limit(4);
+    let fair = || builder().fair_by(TENANT);
+    let class = |_: &Name, _: &Parts| 1;
+    let weight = |_: &Name, _: &Parts| 1;
+    for (built, word) in [
+        (builder().weight_by(weight).build(), "weight_by"),
+        (builder().class_by(class).build(), "class_by"),
+        (builder().each(2).build(), "each"),
+        (fair().each(0).build(), "each: 0"),
+        (fair().headroom(1).build(), "class_by"),
+        (fair().class_by(class).headroom(4).build(), "0 to 3"),
+        (fair().limit(Limit::Unlimited).build(), "fair_by"),
+    ] {
+        let error = built.expect_err(word).to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    fair().class_by(class).headroom(3).build().expect("one permit is for all classes");
+    Policy::builder(3).headroom(3).build().expect_err("nothing is left");
+}
