@@ -192,7 +192,8 @@ pub use self::protocol::PlaceId;
 pub use self::protocol::overrides::{Mode, Override};
 pub use self::semaphore::{
     Acquire, Ask, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed,
-    OnUnavailable, Page, Permit, Policy, PolicyBuilder, Semaphore, TenantOverride, Waiter,
+    OnUnavailable, Page, Permit, Policy, PolicyBuilder, Semaphore, TenantOverride, TenantUse,
+    Waiter,
 };
 
 /// For `fuzz/`. No part of the API; not there otherwise.

@@ -22,10 +22,11 @@ document.addEventListener("click", async (event) => {
   const headers = { "x-semaphore-admin": "1" };
   let body;
   if (method === "PUT") {
-    const limit = prompt("How many permits?");
-    if (limit === null) return;
+    const field = url.slice(url.lastIndexOf("/") + 1);
+    const number = prompt(field === "weight" ? "What weight, from 1 to 64?" : "How many permits?");
+    if (number === null) return;
     headers["content-type"] = "application/json";
-    body = JSON.stringify({ limit: Number(limit) });
+    body = JSON.stringify({ [field]: Number(number) });
   } else if (!confirm(`${button.textContent}?`)) {
     return;
   }

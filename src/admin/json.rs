@@ -1,5 +1,6 @@
 //! What the window tells and does, as JSON.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
@@ -14,7 +15,7 @@ use crate::error::ConfigError;
 use crate::name::Name;
 use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::Override;
-use crate::semaphore::Cursor;
+use crate::semaphore::{Ask, Cursor, TenantOverride};
 
 /// The longest body that is read.
 const BODY_MAX: usize = 4096;
@@ -99,7 +100,15 @@ pub(super) async fn overrides(State(window): State<Window>) -> Answer {
         .iter()
         .map(|(name, over)| json!({ "name": name.as_str(), "set": set(*over) }))
         .collect();
-    Ok(answer(&json!({ "overrides": all })))
+    let tenants = window.semaphore.tenant_overrides().await?;
+    let tenants: Vec<_> = tenants
+        .iter()
+        .map(|(name, tenant, set)| {
+            let (name, tenant) = (name.as_str(), tenant.as_str());
+            json!({ "name": name, "tenant": tenant, "set": set_of_tenant(*set) })
+        })
+        .collect();
+    Ok(answer(&json!({ "overrides": all, "tenants": tenants })))
 }
 
 pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<String>) -> Answer {
@@ -113,6 +122,8 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
                 "node": one.node,
                 "process": one.process,
                 "is_own": one.is_own,
+                "tenant": one.tenant.map(|tenant| tenant.to_string()),
+                "cost": one.cost,
                 "held_ms": one.held.map(ms),
                 "lease_left_ms": ms(one.lease_left),
             })
@@ -127,8 +138,26 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
                 "node": one.node,
                 "process": one.process,
                 "is_own": one.is_own,
-                "waited_ms": ms(one.waited),
+                "tenant": one.tenant.map(|tenant| tenant.to_string()),
+                "cost": one.cost,
+                "waited_ms": one.waited.map(ms),
                 "lease_left_ms": ms(one.lease_left),
+            })
+        })
+        .collect();
+    let tenants: Vec<_> = seen
+        .tenants
+        .iter()
+        .map(|one| {
+            json!({
+                "id": one.id.to_string(),
+                "name": one.name.as_ref().map(Name::as_str),
+                "in_use": one.in_use,
+                "waiting": one.waiting,
+                "weight": one.weight,
+                "each": one.each,
+                "longest_wait_ms": one.longest_wait.map(ms),
+                "set": set_of_tenant(one.set),
             })
         })
         .collect();
@@ -138,9 +167,78 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
         "waiting": seen.waiting,
         "limit": seen.limit,
         "set": set(seen.set),
+        "tenants": tenants,
         "holders": holders,
         "waiters": waiters,
     })))
+}
+
+/// What is set for a tenant.
+fn set_of_tenant(set: TenantOverride) -> Value {
+    json!({ "limit": set.limit, "weight": set.weight })
+}
+
+/// Tells what is set for a tenant now.
+async fn told_of_tenant(window: &Window, name: Name, tenant: Name) -> Answer {
+    Ok(answer(&set_of_tenant(window.semaphore.tenant_limit_of(name, tenant).await?)))
+}
+
+fn tenant_of(text: &str) -> Result<Name, Problem> {
+    Name::from_stored(text).ok_or_else(|| {
+        Problem::bad(format!(
+            "tenant: {text:?} cannot be used; allowed: a name as it is stored, percent-encoded"
+        ))
+    })
+}
+
+/// The number that the body gives by this name.
+async fn number(body: Body, name: &str, allowed: RangeInclusive<u32>) -> Result<u32, Problem> {
+    let document = document(body).await?;
+    let number = document[name].as_u64().and_then(|number| u32::try_from(number).ok());
+    number.filter(|number| allowed.contains(number)).ok_or_else(|| {
+        let (least, most) = allowed.into_inner();
+        Problem::bad(format!("body: allowed: {{\"{name}\": N}}, with N from {least} to {most}"))
+    })
+}
+
+pub(super) async fn set_tenant_limit(
+    State(window): State<Window>,
+    Path((name, tenant)): Path<(String, String)>,
+    body: Body,
+) -> Answer {
+    let (name, tenant) = (name_of(&name)?, tenant_of(&tenant)?);
+    let limit = number(body, "limit", 0..=u32::MAX).await?;
+    window.semaphore.set_tenant_limit(name.clone(), tenant.clone(), limit).await?;
+    told_of_tenant(&window, name, tenant).await
+}
+
+pub(super) async fn clear_tenant_limit(
+    State(window): State<Window>,
+    Path((name, tenant)): Path<(String, String)>,
+) -> Answer {
+    let (name, tenant) = (name_of(&name)?, tenant_of(&tenant)?);
+    window.semaphore.clear_tenant_limit(name.clone(), tenant.clone()).await?;
+    told_of_tenant(&window, name, tenant).await
+}
+
+pub(super) async fn set_tenant_weight(
+    State(window): State<Window>,
+    Path((name, tenant)): Path<(String, String)>,
+    body: Body,
+) -> Answer {
+    let (name, tenant) = (name_of(&name)?, tenant_of(&tenant)?);
+    let weight = number(body, "weight", 1..=Ask::MAX_WEIGHT).await?;
+    window.semaphore.set_tenant_weight(name.clone(), tenant.clone(), weight).await?;
+    told_of_tenant(&window, name, tenant).await
+}
+
+pub(super) async fn clear_tenant_weight(
+    State(window): State<Window>,
+    Path((name, tenant)): Path<(String, String)>,
+) -> Answer {
+    let (name, tenant) = (name_of(&name)?, tenant_of(&tenant)?);
+    window.semaphore.clear_tenant_weight(name.clone(), tenant.clone()).await?;
+    told_of_tenant(&window, name, tenant).await
 }
 
 /// Tells what is set now.
@@ -153,11 +251,8 @@ pub(super) async fn set_limit(
     Path(name): Path<String>,
     body: Body,
 ) -> Answer {
-    let (name, document) = (name_of(&name)?, document(body).await?);
-    let limit = document["limit"].as_u64().and_then(|limit| u32::try_from(limit).ok());
-    let limit = limit.ok_or_else(|| {
-        Problem::bad(format!("body: allowed: {{\"limit\": N}}, with N from 0 to {}", u32::MAX))
-    })?;
+    let name = name_of(&name)?;
+    let limit = number(body, "limit", 0..=u32::MAX).await?;
     window.semaphore.set_limit(name.clone(), limit).await?;
     told(&window, name).await
 }

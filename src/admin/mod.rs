@@ -16,10 +16,13 @@
 //! | `GET /` | the page: all semaphores, and what is set |
 //! | `GET /page/{name}` | the page of one: holders, queue, plots of use and waiting |
 //! | `GET /semaphores?most=100` | names and counts; `next`, if it is not null, is the `from` of the next page; `away` tells why some are missing |
-//! | `GET /semaphores/{name}` | holders and waiters |
+//! | `GET /semaphores/{name}` | tenants, holders and waiters |
 //! | `GET /overrides` | what is set in place of policies |
 //! | `PUT /semaphores/{name}/limit` | sets a limit: `{"limit": 5}` |
 //! | `DELETE /semaphores/{name}/limit` | the policy's own limit counts again |
+//! | `PUT /semaphores/{name}/tenants/{tenant}/limit` | sets the cap of a tenant: `{"limit": 5}`; see [`Semaphore::set_tenant_limit`] |
+//! | `PUT /semaphores/{name}/tenants/{tenant}/weight` | sets the weight of a tenant: `{"weight": 2}` |
+//! | `DELETE /semaphores/{name}/tenants/{tenant}/limit`, `…/weight` | what its requests say counts again |
 //! | `POST /semaphores/{name}/pause`, `…/resume` | see [`Semaphore::pause`] |
 //! | `POST /semaphores/{name}/drain` | returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` tells whether nobody holds or waits |
 //! | `DELETE /semaphores/{name}/permits/{id}` | see [`Semaphore::revoke`] |
@@ -83,6 +86,14 @@ pub fn router(semaphore: Semaphore) -> Router {
         .route("/semaphores/{name}", get(json::inspect))
         .route("/overrides", get(json::overrides))
         .route("/semaphores/{name}/limit", put(json::set_limit).delete(json::clear_limit))
+        .route(
+            "/semaphores/{name}/tenants/{tenant}/limit",
+            put(json::set_tenant_limit).delete(json::clear_tenant_limit),
+        )
+        .route(
+            "/semaphores/{name}/tenants/{tenant}/weight",
+            put(json::set_tenant_weight).delete(json::clear_tenant_weight),
+        )
         .route("/semaphores/{name}/pause", post(json::pause))
         .route("/semaphores/{name}/resume", post(json::resume))
         .route("/semaphores/{name}/drain", post(json::drain))

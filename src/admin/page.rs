@@ -14,6 +14,7 @@ use super::json::{cursor, name_of};
 use super::{Problem, Window};
 use crate::name::Name;
 use crate::protocol::overrides::Override;
+use crate::semaphore::{TenantOverride, TenantUse};
 
 /// Semaphores on a page.
 const LISTED: u32 = 100;
@@ -161,6 +162,16 @@ pub(super) async fn all(
         }
         main.push_str("</ul>");
     }
+    let tenants = window.semaphore.tenant_overrides().await?;
+    if !tenants.is_empty() {
+        main.push_str("<h2>Set for tenants</h2><ul>");
+        for (name, tenant, set) in &tenants {
+            let (link, tenant) = (link(base, name), Text(readable(tenant)));
+            let set = shown_of_tenant(*set);
+            let _ = write!(main, "<li>{link}, <bdi>{tenant}</bdi>: {set}");
+        }
+        main.push_str("</ul>");
+    }
     Ok(document(base, "Semaphores", &main))
 }
 
@@ -202,8 +213,12 @@ pub(super) async fn one(
     main.push_str(&plot("in use", &of(|sample| sample.in_use)));
     main.push_str(&plot("waiting", &of(|sample| sample.waiting)));
 
+    main.push_str("</div>");
+    if !seen.tenants.is_empty() {
+        main.push_str(&tenants(&seen.tenants, &url));
+    }
     main.push_str(
-        "</div><h2>Holders</h2><table><thead><tr><th>place<th>process<th>held<th>lease left<th>\
+        "<h2>Holders</h2><table><thead><tr><th>place<th>process<th>held<th>lease left<th>\
          </thead><tbody>",
     );
     for one in &seen.holders {
@@ -229,12 +244,52 @@ pub(super) async fn one(
             Text(one.id),
             Text(one.process.as_ref().unwrap_or(&one.node)),
             if one.is_own { " (this one)" } else { "" },
-            ago(one.waited),
+            one.waited.map_or_else(|| "–".to_owned(), ago),
             button("revoke", "DELETE", &format!("{url}/permits/{}", Segment(&one.id.to_string()))),
         );
     }
     main.push_str("</tbody></table>");
     Ok(document(base, &readable(&name), &main))
+}
+
+/// The table of tenants, with what can be set for those whose names are known.
+fn tenants(seen: &[TenantUse], url: &str) -> String {
+    let mut table = "<h2>Tenants</h2><table><thead><tr><th>tenant<th>in use<th>waiting<th>longest \
+                     wait<th>weight<th>cap<th>set<th></thead><tbody>"
+        .to_owned();
+    let or_none = |number: Option<u32>| number.map_or_else(|| "–".to_owned(), |n| n.to_string());
+    for one in seen {
+        let name = one.name.as_ref().map_or_else(|| format!("#{}", one.id), readable);
+        let _ = write!(
+            table,
+            "<tr><td><bdi>{}</bdi><td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}\
+             <td class=\"n\">{}<td class=\"n\">{}<td>{}<td class=\"do\">",
+            Text(name),
+            one.in_use,
+            one.waiting,
+            one.longest_wait.map_or_else(|| "–".to_owned(), ago),
+            one.weight,
+            or_none(one.each),
+            shown_of_tenant(one.set),
+        );
+        if let Some(name) = &one.name {
+            let url = format!("{url}/tenants/{}", Segment(name.as_str()));
+            table.push_str(&button("set cap", "PUT", &format!("{url}/limit")));
+            table.push_str(&button("clear cap", "DELETE", &format!("{url}/limit")));
+            table.push_str(&button("set weight", "PUT", &format!("{url}/weight")));
+            table.push_str(&button("clear weight", "DELETE", &format!("{url}/weight")));
+        }
+    }
+    table + "</tbody></table>"
+}
+
+fn shown_of_tenant(set: TenantOverride) -> String {
+    let limit = set.limit.map(|limit| format!("cap {limit}"));
+    let weight = set.weight.map(|weight| format!("weight {weight}"));
+    match (limit, weight) {
+        (Some(limit), Some(weight)) => format!("{limit}, {weight}"),
+        (one, other) => one.or(other).unwrap_or_else(|| "–".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::name::Name;
+use crate::protocol::claim::Tenant;
 use crate::protocol::id::NodeId;
 
 /// A message from one process to another, about one semaphore. As a hint, it may come late, twice or
@@ -24,11 +26,22 @@ pub enum PeerMessage {
         /// Its places that have a permit, by number, and for how long they have had it, ms.
         held: Vec<(u64, u64)>,
     },
+    /// Sent ahead of that, where tenants share the semaphore: what nobody else knows of them.
+    Tenants {
+        /// The process that answers.
+        by: NodeId,
+        /// What they are called: names as they are stored.
+        names: Vec<(Tenant, Arc<str>)>,
+        /// Its places that wait, by number, and for how long they have been waiting, ms.
+        waiting: Vec<(u64, u64)>,
+    },
 }
 
 impl PeerMessage {
     /// Of how many places a process tells at the most.
     pub const HELD_MAX: usize = 1000;
+    /// How many tenants and waiting places a process tells of at the most.
+    pub const TENANTS_MAX: usize = 1000;
     /// Bytes of a process's name, at the most: ASCII letters and digits, `.`, `_`, `-` and `:`.
     pub const PROCESS_MAX: usize = 96;
 }
@@ -41,6 +54,11 @@ impl fmt::Display for PeerMessage {
             Self::Held { by, process, held } => {
                 write!(f, "= {by} {process}")?;
                 held.iter().try_for_each(|(n, ms)| write!(f, " {n} {ms}"))
+            }
+            Self::Tenants { by, names, waiting } => {
+                write!(f, "& {by} {}", names.len())?;
+                names.iter().try_for_each(|(tenant, name)| write!(f, " {tenant} {name}"))?;
+                waiting.iter().try_for_each(|(n, ms)| write!(f, " {n} {ms}"))
             }
         }
     }
@@ -65,6 +83,21 @@ impl FromStr for PeerMessage {
                 }
                 Ok(Self::Held { by, process, held })
             }
+            "&" => {
+                let count: usize = words.next().ok_or(())?.parse().map_err(|_| ())?;
+                let mut names = Vec::new();
+                for _ in 0..count.min(Self::TENANTS_MAX) {
+                    let tenant = words.next().and_then(Tenant::parse).ok_or(())?;
+                    let name = words.next().and_then(Name::from_stored).ok_or(())?;
+                    names.push((tenant, name.as_str().into()));
+                }
+                let mut waiting = Vec::new();
+                while let Some(n) = words.next().filter(|_| waiting.len() < Self::TENANTS_MAX) {
+                    let ms = words.next().ok_or(())?;
+                    waiting.push((n.parse().map_err(|_| ())?, ms.parse().map_err(|_| ())?));
+                }
+                Ok(Self::Tenants { by, names, waiting })
+            }
             _ => Err(()),
         }
     }
@@ -79,6 +112,7 @@ fn is_plain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::PeerMessage;
+    use crate::protocol::claim::Tenant;
     use crate::protocol::id::NodeId;
 
     #[test]
@@ -88,12 +122,34 @@ mod tests {
         let messages = [
             PeerMessage::AskHeld { by },
             PeerMessage::Held { by, process: "host:1".into(), held: Vec::new() },
-            PeerMessage::Held { by, process: "host:1".into(), held },
+            PeerMessage::Held { by, process: "host:1".into(), held: held.clone() },
+            PeerMessage::Tenants { by, names: Vec::new(), waiting: Vec::new() },
+            PeerMessage::Tenants {
+                by,
+                names: vec![(Tenant::of_hash(7), "acme%2Feu".into())],
+                waiting: held,
+            },
         ];
         for message in messages {
             assert_eq!(message.to_string().parse(), Ok(message));
         }
-        for other in ["", "?", "? x", "= x", "abc 123", "= 00000000007", "= 00000000007 p 1"] {
+        for other in [
+            "",
+            "?",
+            "? x",
+            "= x",
+            "abc 123",
+            "= 00000000007",
+            "= 00000000007 p 1",
+            "&",
+            "& 00000000007",
+            "& 00000000007 1",
+            "& 00000000007 1 00001",
+            "& 00000000007 1 0000 x",
+            "& 00000000007 1 zzzzz x",
+            "& 00000000007 1 00001 <b>",
+            "& 00000000007 0 1",
+        ] {
             assert_eq!(other.parse::<PeerMessage>(), Err(()), "{other}");
         }
         for name in ["", "<b>", "host\u{202e}:1", &"x".repeat(100)] {

@@ -6,6 +6,8 @@ use http::request::Parts;
 
 use super::cached::{CachedLimit, Found, LookUp};
 use super::key::KeyExtractor;
+#[cfg(feature = "metrics")]
+use super::labels::KeyLabels;
 use super::layer::ConcurrencyLimitBuilder;
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
@@ -125,6 +127,14 @@ impl ConcurrencyLimitBuilder {
     /// [`limit_cached`](Self::limit_cached).
     pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
         self.fair.each = Some(EachSource::Cached(caps.clone()));
+        self
+    }
+
+    /// The tenants that the [metrics](crate::metrics) tell apart, by a label `tenant` in place of that of
+    /// [`key_labels`](Self::key_labels). None unless set: there is no such label then.
+    #[cfg(feature = "metrics")]
+    pub fn tenant_labels(mut self, labels: KeyLabels) -> Self {
+        self.tenant_labels = Some(labels);
         self
     }
 

@@ -185,7 +185,8 @@ impl Settings {
     }
 
     fn asked(&self, key: Name, limit: Limit, ask: &Ask) -> Wait {
-        let meter = self.meter.of(Some(&key));
+        let meter =
+            self.meter.of(if self.is_metered_by_tenant { ask.tenant() } else { Some(&key) });
         let policy = self.policy.with_limit(limit);
         let acquire = match self.shadow {
             None => self.semaphore.acquire_measured(ask, &policy, meter),

@@ -53,8 +53,13 @@ impl KeyLabels {
         Self { kind: Kind::First(most) }
     }
 
-    /// The meter of a layer of this name.
-    pub(super) fn meter(&self, layer: &str, policy: &Policy) -> Result<LayerMeter, ConfigError> {
+    /// The meter of a layer of this name; `label` is that of the keys.
+    pub(super) fn meter(
+        &self,
+        label: &'static str,
+        layer: &str,
+        policy: &Policy,
+    ) -> Result<LayerMeter, ConfigError> {
         let count = match &self.kind {
             Kind::None => 0,
             Kind::Listed(keys) => keys.len(),
@@ -62,12 +67,12 @@ impl KeyLabels {
         };
         if count > Self::MAX {
             return Err(ConfigError::new(format!(
-                "key labels: {count} are too many; allowed: 0 to {}",
+                "{label} labels: {count} are too many; allowed: 0 to {}",
                 Self::MAX
             )));
         }
         let layer: Arc<str> = layer.into();
-        let of = |key: &str| Meter::new(&layer, Some(key.into()), policy.wait_timeout);
+        let of = |key: &str| Meter::new(&layer, Some((label, key.into())), policy.wait_timeout);
         let by_key = match &self.kind {
             Kind::None => {
                 return Ok(LayerMeter::whole(Meter::new(&layer, None, policy.wait_timeout)));
@@ -76,6 +81,7 @@ impl KeyLabels {
             Kind::First(_) => HashMap::new(),
         };
         let keyed = Keyed {
+            label,
             layer: Arc::clone(&layer),
             wait_timeout: policy.wait_timeout,
             most: count,
@@ -92,6 +98,7 @@ pub(super) struct LayerMeter {
 }
 
 struct Keyed {
+    label: &'static str,
     layer: Arc<str>,
     wait_timeout: Duration,
     most: usize,
@@ -118,7 +125,10 @@ impl LayerMeter {
         if known.len() >= keyed.most && !known.contains_key(key) {
             return self.rest.clone();
         }
-        let new = || Meter::new(&keyed.layer, Some(key.as_str().into()), keyed.wait_timeout);
+        let new = || {
+            let label = (keyed.label, key.as_str().into());
+            Meter::new(&keyed.layer, Some(label), keyed.wait_timeout)
+        };
         known.entry(key.clone()).or_insert_with(new).clone()
     }
 }

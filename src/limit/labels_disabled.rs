@@ -10,7 +10,12 @@ pub(super) struct KeyLabels(());
 
 impl KeyLabels {
     #[allow(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
-    pub(super) const fn meter(&self, _: &str, _: &Policy) -> Result<LayerMeter, ConfigError> {
+    pub(super) const fn meter(
+        &self,
+        _: &'static str,
+        _: &str,
+        _: &Policy,
+    ) -> Result<LayerMeter, ConfigError> {
         Ok(LayerMeter)
     }
 }

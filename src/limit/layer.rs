@@ -68,6 +68,7 @@ pub struct ConcurrencyLimitBuilder {
     retry_after: Duration,
     rate_limit_fields: bool,
     key_labels: KeyLabels,
+    pub(super) tenant_labels: Option<KeyLabels>,
     grpc_status: bool,
     response: Option<Arc<dyn RefusalResponse>>,
     shadow: bool,
@@ -96,6 +97,7 @@ impl ConcurrencyLimitLayer {
             retry_after: Duration::from_secs(1),
             rate_limit_fields: true,
             key_labels: KeyLabels::default(),
+            tenant_labels: None,
             grpc_status: true,
             response: None,
             shadow: false,
@@ -364,7 +366,11 @@ impl ConcurrencyLimitBuilder {
         // What only would have been is not mixed with what was.
         let metered = if self.shadow { format!("shadow:{}", self.name) } else { self.name.clone() };
         let settings = Settings {
-            meter: self.key_labels.meter(&metered, &policy)?,
+            meter: match &self.tenant_labels {
+                Some(labels) => labels.meter("tenant", &metered, &policy)?,
+                None => self.key_labels.meter("key", &metered, &policy)?,
+            },
+            is_metered_by_tenant: self.tenant_labels.is_some(),
             policy,
             semaphore: self.semaphore,
             full_name: Name::new(&self.name),

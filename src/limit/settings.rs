@@ -56,6 +56,8 @@ pub(super) struct Settings {
     pub(super) retry_after: Duration,
     pub(super) response: Arc<dyn RefusalResponse>,
     pub(super) meter: LayerMeter,
+    /// Its labels tell tenants apart, not keys.
+    pub(super) is_metered_by_tenant: bool,
     /// Whether gRPC is answered in its own words.
     pub(super) grpc_status: bool,
     /// The layer only counts.

@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 
 use super::names::{
     BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS, BACKEND_OPERATION_DURATION,
-    BACKEND_UNAVAILABLE, LEASE_RENEWALS, PERMITS_LOST,
+    BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_LOST, TENANT_LINES,
 };
 use crate::protocol::call::Op;
 use crate::protocol::ledger::{PlaceStatus, Reply};
@@ -19,6 +19,7 @@ use crate::protocol::ledger::{PlaceStatus, Reply};
 #[derive(Default)]
 pub(crate) struct BackendMeter {
     leases: OnceLock<Leases>,
+    tenants: OnceLock<Tenants>,
     // Not there for the embedded backend, which has no connection.
     backend: OnceLock<Connection>,
 }
@@ -28,6 +29,11 @@ struct Leases {
     renewed: Counter,
     gone: Counter,
     failed: Counter,
+}
+
+struct Tenants {
+    lines: Gauge,
+    overtaking: Counter,
 }
 
 struct Connection {
@@ -57,6 +63,7 @@ impl BackendMeter {
     /// Makes the series, at their zero.
     pub(crate) fn begin(&self, is_embedded: bool) {
         self.leases();
+        self.tenants();
         if !is_embedded {
             self.backend();
         }
@@ -64,6 +71,18 @@ impl BackendMeter {
 
     pub(crate) fn lost(&self, permits: u64) {
         self.leases().lost.increment(permits);
+    }
+
+    /// Another number of tenants wait.
+    pub(crate) fn lines(&self, before: usize, now: usize) {
+        let (before, now) = (u32::try_from(before), u32::try_from(now));
+        let change = f64::from(now.unwrap_or(u32::MAX)) - f64::from(before.unwrap_or(u32::MAX));
+        self.tenants().lines.increment(change);
+    }
+
+    /// Grants passed older requests of other tenants.
+    pub(crate) fn overtook(&self, grants: u64) {
+        self.tenants().overtaking.increment(grants);
     }
 
     /// A reply came: of interest is what became of leases.
@@ -114,6 +133,10 @@ impl BackendMeter {
         self.leases.get_or_init(Leases::new)
     }
 
+    fn tenants(&self) -> &Tenants {
+        self.tenants.get_or_init(Tenants::new)
+    }
+
     fn backend(&self) -> &Connection {
         self.backend.get_or_init(Connection::new)
     }
@@ -131,6 +154,21 @@ impl Leases {
             gone: counter!(LEASE_RENEWALS, "result" => "gone"),
             failed: counter!(LEASE_RENEWALS, "result" => "failed"),
         }
+    }
+}
+
+impl Tenants {
+    fn new() -> Self {
+        use metrics::{describe_counter, describe_gauge};
+
+        describe_gauge!(
+            TENANT_LINES,
+            Unit::Count,
+            "Tenants of which requests of this process wait"
+        );
+        let overtaking = "Grants that passed an older request of another tenant";
+        describe_counter!(OVERTAKING_GRANTS, Unit::Count, overtaking);
+        Self { lines: gauge!(TENANT_LINES), overtaking: counter!(OVERTAKING_GRANTS) }
     }
 }
 

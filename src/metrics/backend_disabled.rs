@@ -11,6 +11,8 @@ pub(crate) struct BackendMeter;
 impl BackendMeter {
     pub(crate) const fn begin(&self, _: bool) {}
     pub(crate) const fn lost(&self, _: u64) {}
+    pub(crate) const fn lines(&self, _: usize, _: usize) {}
+    pub(crate) const fn overtook(&self, _: u64) {}
     pub(crate) const fn replied(&self, _: &Op, _: &Reply) {}
     pub(crate) const fn answered(&self, _: &Op, _: bool, _: Duration) {}
     pub(crate) const fn unanswered(&self, _: &Op, _: Duration) {}

@@ -12,6 +12,8 @@
 //! | [`TIME_IN_QUEUE`] | histogram, s | `policy` | from the request to its permit, or to the wait timeout |
 //! | [`PERMIT_DURATION`] | histogram, s | `policy` | for how long permits were held |
 //! | [`WAIT_TIMEOUT`] | gauge, s | `policy` | how long a request may wait, as it was set |
+//! | [`TENANT_LINES`] | gauge | – | tenants of which requests of this process wait |
+//! | [`OVERTAKING_GRANTS`] | counter | – | grants that passed an older request of another tenant, of this process |
 //! | [`PERMITS_LOST`] | counter | – | permits whose lease could not be renewed in time |
 //! | [`LEASE_RENEWALS`] | counter | `result` | leases that were renewed: `renewed`, `gone`, `failed` |
 //! | [`BACKEND_OPERATION_DURATION`] | histogram, s | `op`, `error.type` | calls to Redis |
@@ -32,6 +34,8 @@
 //! | `unlimited` | needed none: [`Limit::Unlimited`](crate::Limit::Unlimited) |
 //! | `bypassed` | was let past the layer: `skip`, or no key and [`MissingKey::Bypass`](crate::limit::MissingKey::Bypass) |
 //! | `limit` | was refused: no permit was free, and it might not wait |
+//! | `tenant_limit` | was refused: its tenant had as many permits as it may |
+//! | `cost_too_high` | was refused: it asked for more permits than it could ever have |
 //! | `queue_full` | was refused: as many waited as may |
 //! | `queue_timeout` | was refused: it had waited as long as it might |
 //! | `draining` | was refused: see [`Semaphore::drain`](crate::Semaphore::drain) |
@@ -42,7 +46,8 @@
 //! | `request_canceled` | left before there was an answer |
 //!
 //! No label holds a user's key, unless a layer is asked for it, with a bound:
-//! [`ConcurrencyLimitBuilder::key_labels`](crate::limit::ConcurrencyLimitBuilder::key_labels).
+//! [`ConcurrencyLimitBuilder::key_labels`](crate::limit::ConcurrencyLimitBuilder::key_labels), or
+//! [`tenant_labels`](crate::limit::ConcurrencyLimitBuilder::tenant_labels) for tenants.
 //! `active_permits` counts what a semaphore counts, so neither `unlimited` nor `bypassed` requests.
 //!
 //! An exporter that keeps histograms in buckets should be given [`BUCKETS`]: permits are held for as

@@ -15,6 +15,12 @@ pub const PERMIT_DURATION: &str = "concurrency_limit.permit.duration";
 pub const WAIT_TIMEOUT: &str = "concurrency_limit.wait_timeout";
 /// Counter of permits that were lost to their holders.
 pub const PERMITS_LOST: &str = "concurrency_limit.permits.lost";
+/// Gauge of tenants of which requests of this process wait, over all semaphores that are fair between
+/// tenants: each has a line.
+pub const TENANT_LINES: &str = "concurrency_limit.tenant_lines";
+/// Counter of grants that passed an older request of this process, of another tenant: what fair shares did
+/// otherwise than first come, first served.
+pub const OVERTAKING_GRANTS: &str = "concurrency_limit.overtaking_grants";
 /// Counter of leases, waiting or held, that were to be renewed, by `result`: `renewed`; `gone` where
 /// the backend did not know them any more; `failed` where it could not be asked, or refused.
 pub const LEASE_RENEWALS: &str = "concurrency_limit.lease.renewals";

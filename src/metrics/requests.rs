@@ -15,7 +15,7 @@ use super::names::{
 };
 use super::outcome::Outcome;
 
-/// Counts the requests of one policy, or of one key of it.
+/// Counts the requests of one policy, or of one key or tenant of it.
 #[derive(Clone)]
 pub(crate) struct Meter {
     series: Arc<Lazy>,
@@ -24,7 +24,8 @@ pub(crate) struct Meter {
 /// Made at first use: layers and the recorder can be set up in any order.
 struct Lazy {
     policy: Arc<str>,
-    key: Option<Arc<str>>,
+    /// A second label: its name and its value.
+    label: Option<(&'static str, Arc<str>)>,
     wait_timeout: Duration,
     made: OnceLock<Series>,
 }
@@ -59,10 +60,14 @@ const OUTCOMES: [Outcome; 17] = [
 ];
 
 impl Meter {
-    /// For a policy, or for a key of it. Makes no series yet.
-    pub(crate) fn new(policy: &Arc<str>, key: Option<Arc<str>>, wait_timeout: Duration) -> Self {
+    /// For a policy, or for what a second label tells apart in it. Makes no series yet.
+    pub(crate) fn new(
+        policy: &Arc<str>,
+        label: Option<(&'static str, Arc<str>)>,
+        wait_timeout: Duration,
+    ) -> Self {
         let policy = Arc::clone(policy);
-        Self { series: Arc::new(Lazy { policy, key, wait_timeout, made: OnceLock::new() }) }
+        Self { series: Arc::new(Lazy { policy, label, wait_timeout, made: OnceLock::new() }) }
     }
 
     /// A request stands in the queue.
@@ -93,24 +98,28 @@ impl Meter {
         self.series().requests[outcome as usize].increment(1);
     }
 
-    /// A permit is held from `now` on.
-    pub(crate) fn hold(&self, now: Instant) -> Hold {
-        self.series().active.increment(1.0);
-        Hold { of: Some((self.clone(), now)) }
+    /// So many permits are held from `now` on.
+    pub(crate) fn hold(&self, permits: u32, now: Instant) -> Hold {
+        self.series().active.increment(f64::from(permits));
+        Hold { of: Some((self.clone(), permits, now)) }
     }
 
     fn series(&self) -> &Series {
-        let Lazy { policy, key, wait_timeout, made } = &*self.series;
-        made.get_or_init(|| Series::new(policy, key.as_ref(), *wait_timeout))
+        let Lazy { policy, label, wait_timeout, made } = &*self.series;
+        made.get_or_init(|| Series::new(policy, label.as_ref(), *wait_timeout))
     }
 }
 
 impl Series {
-    fn new(policy: &Arc<str>, key: Option<&Arc<str>>, wait_timeout: Duration) -> Self {
+    fn new(
+        policy: &Arc<str>,
+        label: Option<&(&'static str, Arc<str>)>,
+        wait_timeout: Duration,
+    ) -> Self {
         describe();
         gauge!(WAIT_TIMEOUT, "policy" => Arc::clone(policy)).set(wait_timeout.as_secs_f64());
         let mut labels = vec![Label::new("policy", Arc::clone(policy))];
-        labels.extend(key.map(|key| Label::new("key", Arc::clone(key))));
+        labels.extend(label.map(|(name, value)| Label::new(*name, Arc::clone(value))));
         let requests = OUTCOMES.map(|outcome| {
             let mut labels = labels.clone();
             labels.push(Label::from_static_parts("result", outcome.as_str()));
@@ -141,7 +150,7 @@ fn describe() {
 /// What is measured of a permit while it is held; of nothing else.
 #[derive(Clone, Default)]
 pub(crate) struct Hold {
-    of: Option<(Meter, Instant)>,
+    of: Option<(Meter, u32, Instant)>,
 }
 
 impl Hold {
@@ -151,9 +160,9 @@ impl Hold {
 
     /// The permit was given back. Once for all clones.
     pub(crate) fn ended(&self, now: Instant) {
-        if let Some((meter, since)) = &self.of {
+        if let Some((meter, permits, since)) = &self.of {
             let series = meter.series();
-            series.active.decrement(1.0);
+            series.active.decrement(f64::from(*permits));
             series.duration.record(now.saturating_duration_since(*since).as_secs_f64());
         }
     }

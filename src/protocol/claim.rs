@@ -29,6 +29,14 @@ impl Tenant {
         self.0
     }
 
+    /// Reads what `Display` writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let number = u32::try_from(read_base36(text.as_bytes())?).ok()?;
+        let tenant = Self(number);
+        ((1..=Self::MAX).contains(&number) && tenant.text() == *text.as_bytes()).then_some(tenant)
+    }
+
     /// Five digits to the base 36.
     pub(crate) fn text(self) -> [u8; 5] {
         let mut text = [0; 5];
@@ -205,6 +213,9 @@ fn write_base36(out: &mut [u8], mut number: u64) {
 }
 
 fn read_base36(digits: &[u8]) -> Option<u64> {
+    if digits.len() > 11 {
+        return None;
+    }
     digits.iter().try_fold(0u64, |n, c| Some(n * 36 + u64::from((*c as char).to_digit(36)?)))
 }
 

@@ -73,7 +73,10 @@ impl Acquire {
                         .ensure_running(&handle.node)
                         .map_err(AcquireError::Unavailable)
                         .and_then(|()| {
-                            let set = handle.node.overrides.of_tenant(ask);
+                            let set = ask
+                                .tenant()
+                                .map(|tenant| handle.node.overrides.of_tenant(ask.name(), tenant));
+                            let set = set.unwrap_or_default();
                             ask.claim(numbers, set).map_err(|reason| {
                                 let zero = Duration::ZERO;
                                 let rejected = Rejected::new(reason, permits, 0, 0, zero);
@@ -138,7 +141,7 @@ impl Future for Acquire {
                     };
                     let waited = now - this.began;
                     let by_policy = matches!(progress, Progress::Admitted);
-                    let hold = this.attempt.granted(by_policy, waited, now);
+                    let hold = this.attempt.granted(by_policy, place.cost(), waited, now);
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
                 Progress::Refused { reason, in_use, waiting, limit } => {

@@ -1,8 +1,9 @@
 //! Which semaphores there are, and who has them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,11 +11,14 @@ use futures_util::future::join_all;
 use super::Semaphore;
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
+use super::tenants::TenantOverride;
 use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
+use crate::protocol::claim::{Claim, Tenant};
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::overrides::Override;
+use crate::protocol::time::Time;
 
 /// How many holders and waiters an inspection lists.
 const INSPECTED_MAX: u32 = 1000;
@@ -24,6 +28,23 @@ const LISTED_MAX: u32 = 1000;
 const PIECES_MAX: u32 = 100;
 
 impl Node {
+    /// What this process knows of the tenants of a semaphore: their names, and which of its places wait and for
+    /// how long; `None`: nothing.
+    #[expect(clippy::type_complexity, reason = "as they stand in a message")]
+    pub(super) fn tenants_of(
+        &self,
+        name: &str,
+        now: Time,
+    ) -> Option<(Vec<(Tenant, Arc<str>)>, Vec<(u64, u64)>)> {
+        const MOST: usize = PeerMessage::TENANTS_MAX;
+        let shared = self.sessions.get(name)?;
+        let state = shared.lock();
+        let names = state.tenants.all().take(MOST);
+        let names: Vec<_> = names.map(|(tenant, name)| (tenant, Arc::clone(name))).collect();
+        let waiting = state.session.waiting_since(now, MOST);
+        (!names.is_empty() || !waiting.is_empty()).then_some((names, waiting))
+    }
+
     /// The holders and waiters of a semaphore.
     pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
         let key = self.backend().key(name);
@@ -140,6 +161,24 @@ impl Semaphore {
         Ok(Page { semaphores, away, next })
     }
 
+    /// All tenants for which something is set in place of what their requests say, by semaphore and name; at
+    /// most 1000.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    pub async fn tenant_overrides(
+        &self,
+    ) -> Result<Vec<(Name, Name, TenantOverride)>, BackendError> {
+        let node = self.running_node()?;
+        node.catch_up().await?;
+        Ok(node.overrides.of_tenants())
+    }
+
     /// All names for which something is set in place of their policy, whether anyone has a permit of
     /// them or not; at most 1000, by name.
     ///
@@ -229,13 +268,39 @@ pub struct Inspection {
     pub waiting: u64,
     /// Who holds, the one whose lease ends first in front.
     pub holders: Vec<Holder>,
-    /// Who waits, the head of the queue in front.
+    /// Who waits, the head of the queue in front; behind that, line by line, those with a tenant.
     pub waiters: Vec<Waiter>,
     /// What is set in place of its policy, as this process knows it: a second old at the most.
     pub set: Override,
+    /// The tenants that hold or wait, the one with the most in use in front; none where requests name none.
+    pub tenants: Vec<TenantUse>,
     /// The limit by which this process goes; `None`, if it has not used the semaphore for some seconds
     /// and nothing is set, because nobody else knows the policy.
     pub limit: Option<u32>,
+}
+
+/// A tenant that holds permits or waits for them, among the places that were listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TenantUse {
+    /// The tenant by its number, as it stands in the ids of its places.
+    pub id: Tenant,
+    /// Its name. Known where this process has had a request of it, or one of those has that
+    /// [`Semaphore::inspect_fleet`] asked.
+    pub name: Option<Name>,
+    /// How many permits it has in use.
+    pub in_use: u64,
+    /// How many of its requests wait.
+    pub waiting: u64,
+    /// Its weight, as its last place has it.
+    pub weight: u32,
+    /// How many permits it may have in use, as its last place has it; `None`: as many as there are.
+    pub each: Option<u32>,
+    /// How long the one of its requests has been waiting that waits longest, as far as that is known: see
+    /// [`Waiter::waited`].
+    pub longest_wait: Option<Duration>,
+    /// What is set for it in place of what its requests say, if its name is known.
+    pub set: TenantOverride,
 }
 
 /// One that holds a permit.
@@ -244,6 +309,10 @@ pub struct Inspection {
 pub struct Holder {
     /// Its place, as [`Semaphore::revoke`] takes it.
     pub id: PlaceId,
+    /// Its tenant, if it has one.
+    pub tenant: Option<Tenant>,
+    /// How many permits it takes.
+    pub cost: u32,
     /// Its process, by a random id.
     pub node: String,
     /// What its process is called: host and process id. Known for this one, and for those that
@@ -264,6 +333,10 @@ pub struct Holder {
 pub struct Waiter {
     /// Its place, as [`Semaphore::revoke`] takes it.
     pub id: PlaceId,
+    /// Its tenant, if it has one.
+    pub tenant: Option<Tenant>,
+    /// How many permits it takes.
+    pub cost: u32,
     /// Its process, by a random id.
     pub node: String,
     /// What its process is called: host and process id. Known for this one, and for those that
@@ -273,46 +346,101 @@ pub struct Waiter {
     pub is_own: bool,
     /// When its lease ends, unless it is renewed.
     pub lease_left: Duration,
-    /// How long it has been waiting.
-    pub waited: Duration,
+    /// How long it has been waiting. Of a place with a tenant that is known for this process's own, and for
+    /// those of processes that [`Semaphore::inspect_fleet`] asked.
+    pub waited: Option<Duration>,
 }
 
 impl Inspection {
     fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, PeerAnswer>) -> Self {
         let (now, local) = (listing.now, own.now());
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
+        let mut tenants: BTreeMap<Tenant, TenantUse> = BTreeMap::new();
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
             let is_own = place.node == own.id();
-            let (id, node) = (place, place.node.to_string());
+            let (id, node, cost) = (place, place.node.to_string(), place.cost());
             let told = told.get(&place.node);
             let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
-            let process = named.map(ToOwned::to_owned);
+            let process = named.filter(|named| !named.is_empty()).map(ToOwned::to_owned);
+            let tenant = place.claim.map(Claim::tenant);
+            let mut in_line = place.claim.map(|claim| {
+                let seen = tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::new(claim));
+                (seen.weight, seen.each) = (claim.weight(), claim.each());
+                seen
+            });
             match ticket {
                 None => {
                     let held =
                         own.read_session(name, |session| session.held_for(place, local)).flatten();
                     let told = told.and_then(|told| told.held.get(&place.n).copied());
                     let held = held.filter(|_| is_own).or(told);
-                    holders.push(Holder { id, node, process, is_own, held, lease_left });
+                    if let Some(seen) = &mut in_line {
+                        seen.in_use += u64::from(cost);
+                    }
+                    let holder =
+                        Holder { id, tenant, cost, node, process, is_own, held, lease_left };
+                    holders.push(holder);
                 }
                 Some(ticket) => {
-                    let waited = Duration::from_micros(now.saturating_sub(ticket));
-                    queue.push((ticket, Waiter { id, node, process, is_own, lease_left, waited }));
+                    let told = told.and_then(|told| told.waiting.get(&place.n).copied());
+                    let known = || {
+                        own.read_session(name, |session| session.waiting_for(place, local))
+                            .flatten()
+                            .filter(|_| is_own)
+                    };
+                    let waited = match tenant {
+                        None => Some(Duration::from_micros(now.saturating_sub(ticket))),
+                        Some(_) => known().or(told),
+                    };
+                    if let Some(seen) = &mut in_line {
+                        seen.waiting += 1;
+                        seen.longest_wait = seen.longest_wait.max(waited);
+                    }
+                    let waiter =
+                        Waiter { id, tenant, cost, node, process, is_own, lease_left, waited };
+                    queue.push((tenant, ticket, waiter));
                 }
             }
         }
-        queue.sort_by_key(|(ticket, _)| *ticket);
+        queue.sort_by_key(|(tenant, ticket, _)| (*tenant, *ticket));
         let set = own.overrides.of(name);
+        let mut tenants: Vec<_> = tenants.into_values().collect();
+        let names = own.tenants_of(name, local).map(|(names, _)| names).unwrap_or_default();
+        let names = told.values().flat_map(|told| &told.tenants).chain(&names);
+        let names: HashMap<_, _> = names.map(|(tenant, name)| (*tenant, name)).collect();
+        for seen in &mut tenants {
+            seen.name = names.get(&seen.id).and_then(|name| Name::from_stored(name));
+            if let (Some(semaphore), Some(tenant)) = (Name::from_stored(name), &seen.name) {
+                seen.set = own.overrides.of_tenant(&semaphore, tenant);
+            }
+        }
+        tenants.sort_by_key(|seen| std::cmp::Reverse((seen.in_use, seen.waiting)));
         Self {
             in_use: listing.in_use,
             waiting: listing.waiting,
             holders,
-            waiters: queue.into_iter().map(|(_, waiter)| waiter).collect(),
+            waiters: queue.into_iter().map(|(.., waiter)| waiter).collect(),
             set,
+            tenants,
             limit: own
                 .read_session(name, |session| session.limit_in_force())
                 .or_else(|| set.in_place()),
+        }
+    }
+}
+
+impl TenantUse {
+    fn new(claim: Claim) -> Self {
+        Self {
+            id: claim.tenant(),
+            name: None,
+            in_use: 0,
+            waiting: 0,
+            weight: claim.weight(),
+            each: claim.each(),
+            longest_wait: None,
+            set: TenantOverride::default(),
         }
     }
 }

@@ -48,8 +48,14 @@ impl Attempt {
         }
     }
 
-    /// It has a permit from here on; `by_policy`: the backend was not asked.
-    pub(super) fn granted(&mut self, by_policy: bool, waited: Duration, now: Instant) -> Hold {
+    /// It has so many permits from here on; `by_policy`: the backend was not asked.
+    pub(super) fn granted(
+        &mut self,
+        by_policy: bool,
+        permits: u32,
+        waited: Duration,
+        now: Instant,
+    ) -> Hold {
         let outcome = match (by_policy, self.is_local, self.is_queued) {
             (true, false, _) => Outcome::Admitted,
             (true, true, _) => Outcome::Local,
@@ -57,7 +63,7 @@ impl Attempt {
             (false, _, false) => Outcome::Acquired,
         };
         self.over(outcome, waited);
-        self.meter.hold(now)
+        self.meter.hold(permits, now)
     }
 
     /// It was answered without a permit that counts.

@@ -36,13 +36,21 @@ impl Mailbox for Node {
                 let now = self.now();
                 let held = self
                     .read_session(name, |session| session.held_since(now, PeerMessage::HELD_MAX));
+                if let Some((names, waiting)) = self.tenants_of(name, now) {
+                    let tenants = PeerMessage::Tenants { by: self.id(), names, waiting };
+                    self.send_message(name, by, tenants);
+                }
                 let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
                 self.send_message(name, by, PeerMessage::Held { by: self.id(), process, held });
             }
             PeerMessage::Held { by, process, held } => {
                 let held = held.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
-                let answer = PeerAnswer { process, held: held.collect() };
+                let answer = PeerAnswer { process, held: held.collect(), ..PeerAnswer::default() };
                 self.questions.answered(name, by, &answer);
+            }
+            PeerMessage::Tenants { by, names, waiting } => {
+                let waiting = waiting.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
+                self.questions.told_of_tenants(name, by, &names, &waiting.collect());
             }
         }
     }

@@ -38,7 +38,7 @@ use std::time::Duration;
 pub use self::acquire::Acquire;
 pub use self::ask::Ask;
 pub use self::health::{ConnectionState, Health};
-pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, Waiter};
+pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, TenantUse, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};

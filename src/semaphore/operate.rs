@@ -192,7 +192,7 @@ impl Semaphore {
     ) -> Result<TenantOverride, BackendError> {
         let node = self.running_node()?;
         node.catch_up().await?;
-        Ok(node.overrides.of_tenant(&Ask::of(name).by(tenant)))
+        Ok(node.overrides.of_tenant(&name.into(), &tenant.into()))
     }
 
     /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting

@@ -10,12 +10,12 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use super::ask::Ask;
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use super::shared_session::SharedSession;
-use super::tenants::{TenantOverride, limit_field, weight_field};
+use super::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
 use crate::backend::Overrides;
 use crate::error::BackendError;
+use crate::name::Name;
 use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::Override;
 use crate::sync::{Mutex, lock};
@@ -81,18 +81,30 @@ impl OverrideCache {
         lock(&self.state).overrides.of(name)
     }
 
-    /// What operators set for the tenant of a request, as far as that is known here.
-    pub(super) fn of_tenant(&self, ask: &Ask) -> TenantOverride {
-        let Some(tenant) = ask.tenant() else { return TenantOverride::default() };
+    /// What operators set for a tenant of a semaphore, as far as that is known here.
+    pub(super) fn of_tenant(&self, name: &Name, tenant: &Name) -> TenantOverride {
         let state = lock(&self.state);
         if !state.has_tenants {
             return TenantOverride::default();
         }
         let set = |field: String| state.overrides.of(&field).limit;
         TenantOverride {
-            limit: set(limit_field(ask.name(), tenant)),
-            weight: set(weight_field(ask.name(), tenant)),
+            limit: set(limit_field(name, tenant)),
+            weight: set(weight_field(name, tenant)),
         }
+    }
+
+    /// All of it, by semaphore and tenant.
+    pub(super) fn of_tenants(&self) -> Vec<(Name, Name, TenantOverride)> {
+        let fields: Vec<_> = lock(&self.state).overrides.names.keys().cloned().collect();
+        let mut of: Vec<_> = fields.iter().filter_map(|field| tenant_of_field(field)).collect();
+        of.sort_by(|a, b| (a.0.as_str(), a.1.as_str()).cmp(&(b.0.as_str(), b.1.as_str())));
+        of.dedup();
+        let set = |(name, tenant): (Name, Name)| {
+            let set = self.of_tenant(&name, &tenant);
+            (name, tenant, set)
+        };
+        of.into_iter().map(set).collect()
     }
 
     /// All names for which operators set something, as far as that is known here.

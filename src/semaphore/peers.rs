@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use crate::protocol::claim::Tenant;
 use crate::protocol::id::NodeId;
 use crate::sync::{Mutex, lock};
 
@@ -37,6 +38,10 @@ pub(super) struct PeerAnswer {
     pub(super) process: Arc<str>,
     /// Its places, by number, and for how long they have had their permits.
     pub(super) held: HashMap<u64, Duration>,
+    /// Its places of tenants that wait, and for how long.
+    pub(super) waiting: HashMap<u64, Duration>,
+    /// What it calls tenants.
+    pub(super) tenants: Vec<(Tenant, Arc<str>)>,
 }
 
 impl Questions {
@@ -75,11 +80,34 @@ impl Questions {
     }
 }
 
+impl Questions {
+    /// A process told of tenants, ahead of its answer.
+    pub(super) fn told_of_tenants(
+        &self,
+        name: &str,
+        by: NodeId,
+        tenants: &[(Tenant, Arc<str>)],
+        waiting: &HashMap<u64, Duration>,
+    ) {
+        for question in &*lock(&self.open) {
+            if *question.name == *name && lock(&question.missing).contains(&by) {
+                let mut answers = lock(&question.answers);
+                let answer = answers.entry(by).or_default();
+                answer.tenants = tenants.to_vec();
+                answer.waiting.clone_from(waiting);
+            }
+        }
+    }
+}
+
 impl Question {
     fn answered_by(&self, by: NodeId, answer: PeerAnswer) {
         let mut missing = lock(&self.missing);
         if missing.remove(&by) {
-            lock(&self.answers).insert(by, answer);
+            let mut answers = lock(&self.answers);
+            let known = answers.entry(by).or_default();
+            (known.process, known.held) = (answer.process, answer.held);
+            drop(answers);
             if missing.is_empty() {
                 self.answered.notify_one();
             }

@@ -47,6 +47,8 @@ pub(super) struct SessionState {
     /// past is new to this session.
     pub(super) is_new_here: bool,
     pub(super) tenants: TenantNames,
+    /// How many tenants were last said to wait.
+    lines: usize,
 }
 
 /// One request's handles on its place, and the tasks that wait for it.
@@ -98,6 +100,7 @@ impl SharedSession {
             is_retired: false,
             is_new_here: false,
             tenants: TenantNames::default(),
+            lines: 0,
         };
         Self { name, key, state: Mutex::new(state) }
     }
@@ -213,11 +216,20 @@ impl SessionState {
     /// is down.
     pub(super) fn take_events(&mut self, error: Option<&BackendError>, counts: &Counts) -> Woken {
         let (events, mut woken) = (self.session.take_events(), Woken::default());
+        let lines = self.session.lines();
+        if lines != self.lines {
+            counts.meter.lines(self.lines, lines);
+            self.lines = lines;
+        }
         if events.is_empty() {
             return woken;
         }
         let down = if error.is_none() { self.server.down() } else { None };
         let error = error.or(down.as_ref());
+        let overtakes = self.session.take_overtakes();
+        if overtakes > 0 {
+            counts.meter.overtook(overtakes);
+        }
         for event in events {
             let (Event::Progress(index)
             | Event::Admitted(index)

@@ -62,7 +62,6 @@ impl TenantNames {
         self.names.insert(tenant, name.as_str().into());
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "for inspections, to come"))]
     pub(super) fn all(&self) -> impl Iterator<Item = (Tenant, &Arc<str>)> {
         self.names.iter().map(|(tenant, name)| (*tenant, name))
     }
@@ -86,6 +85,13 @@ pub(super) fn limit_field(name: &Name, tenant: &Name) -> String {
 /// The same for its weight.
 pub(super) fn weight_field(name: &Name, tenant: &Name) -> String {
     format!("{name}@{tenant}@weight")
+}
+
+/// The semaphore and the tenant whose cap or weight is kept there, if it is one of these.
+pub(super) fn tenant_of_field(field: &str) -> Option<(Name, Name)> {
+    let (name, tenant) = field.split_once('@')?;
+    let tenant = tenant.strip_suffix("@weight").unwrap_or(tenant);
+    Some((Name::from_stored(name)?, Name::from_stored(tenant)?))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
-use tower_semaphore::{Mode, Name, Policy, Semaphore, admin};
+use tower_semaphore::{Ask, Mode, Name, Policy, Semaphore, admin};
 
 use crate::support::browser::Browser;
 use crate::support::eventually;
@@ -115,6 +115,50 @@ async fn an_operator_sees_and_steers_another_process() {
     let (_, set) = ask(&server, Method::DELETE, &format!("{path}/limit"), "").await;
     assert_eq!(set, json!({ "limit": null, "mode": "open" }));
     eventually("nothing is left", async || redis.keys() == 0).await;
+}
+
+#[tokio::test]
+async fn tenants_are_shown_and_steered() {
+    let semaphore = Semaphore::in_memory();
+    let server = window(&semaphore).await;
+    let tenant = Name::new(HOSTILE[0]);
+    let policy = policy(2);
+    let ask_for = |tenant: &Name| Ask::of("openai").by(tenant.clone()).weight(2).each(1);
+    let held = semaphore.acquire(ask_for(&tenant), &policy).await.unwrap();
+    let _wait = semaphore.acquire(ask_for(&tenant), &policy);
+    let path = format!("/semaphores/openai/tenants/{}", segment(&tenant));
+    let (status, set) = ask(&server, Method::PUT, &format!("{path}/limit"), "{\"limit\": 7}").await;
+    assert_eq!((status, set), (StatusCode::OK, json!({ "limit": 7, "weight": null })));
+    let weight = format!("{path}/weight");
+    let (_, set) = ask(&server, Method::PUT, &weight, "{\"weight\": 3}").await;
+    assert_eq!(set, json!({ "limit": 7, "weight": 3 }));
+    for (body, allowed) in [("{\"weight\": 0}", "1 to 64"), ("{\"weight\": 65}", "1 to 64")] {
+        let (status, problem) = ask(&server, Method::PUT, &weight, body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(problem["detail"].as_str().unwrap().contains(allowed), "{problem}");
+    }
+
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/openai", "").await;
+    let shown = &seen["tenants"][0];
+    assert_eq!(shown["name"], tenant.as_str());
+    assert_eq!((&shown["in_use"], &shown["waiting"]), (&json!(1), &json!(1)));
+    assert_eq!((&shown["weight"], &shown["each"]), (&json!(2), &json!(1)));
+    assert!(shown["longest_wait_ms"].is_u64());
+    assert_eq!(shown["set"], json!({ "limit": 7, "weight": 3 }));
+    let (_, all) = ask(&server, Method::GET, "/overrides", "").await;
+    assert_eq!(all["tenants"][0]["tenant"], tenant.as_str());
+    for path in ["/page/openai", ""] {
+        let page = page(&server, path).await;
+        assert!(page.contains("cap 7, weight 3"), "{page}");
+        assert!(page.contains("&lt;script&gt;") && !page.contains("<script>alert"), "{page}");
+    }
+
+    for end in ["limit", "weight"] {
+        ask(&server, Method::DELETE, &format!("{path}/{end}"), "").await;
+    }
+    let set = semaphore.tenant_limit_of("openai", tenant).await.unwrap();
+    assert_eq!((set.limit, set.weight), (None, None));
+    drop(held);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
 use tower_semaphore::{
     Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy, Semaphore,
@@ -212,4 +213,64 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
     }
     fair().class_by(class).headroom(3).build().expect("one permit is for all classes");
     Policy::builder(3).headroom(3).build().expect_err("nothing is left");
+}
+
+#[tokio::test]
+async fn an_inspection_shows_tenants() {
+    let backend = MemoryBackend::new();
+    let [own, other] = [(); 2].map(|()| Semaphore::new(backend.clone()));
+    let policy = Policy::new(3);
+    let ask = |of: &Semaphore, ask: Ask| of.acquire(ask, &policy);
+    let acme = || Ask::of("openai").by("acme").weight(2).each(2);
+    let big = ask(&own, acme().cost(2)).await.unwrap();
+    let small = ask(&other, Ask::of("openai").by("b/c")).await.unwrap();
+    let waits = [ask(&own, acme()), ask(&other, Ask::of("openai").by("b/c"))];
+    let nobody = ask(&other, Ask::of("openai"));
+
+    for seen in [own.inspect("openai").await, own.inspect_fleet("openai").await] {
+        let seen = seen.unwrap();
+        assert_eq!((seen.in_use, seen.waiting), (3, 3));
+        assert_eq!(seen.holders.iter().map(|one| one.cost).sum::<u32>(), 3);
+        assert_eq!(seen.tenants.len(), 2);
+        let acme = &seen.tenants[0];
+        assert_eq!(acme.name, Some(Name::new("acme")));
+        assert_eq!((acme.in_use, acme.waiting), (2, 1));
+        assert_eq!((acme.weight, acme.each), (2, Some(2)));
+        assert!(acme.longest_wait.is_some());
+        let waits: Vec<_> =
+            seen.waiters.iter().map(|one| (one.tenant, one.waited.is_some())).collect();
+        assert_eq!(waits[0], (None, true), "those without a tenant first");
+    }
+    let alone = own.inspect("openai").await.unwrap();
+    assert_eq!((&alone.tenants[1].name, alone.tenants[1].longest_wait), (&None, None));
+    let fleet = own.inspect_fleet("openai").await.unwrap();
+    assert_eq!(fleet.tenants[1].name, Some(Name::new("b/c")), "as the other process told");
+    assert!(fleet.tenants[1].longest_wait.is_some());
+    assert!(fleet.waiters.iter().all(|one| one.waited.is_some()));
+
+    own.set_tenant_limit("openai", "acme", 1).await.unwrap();
+    own.set_tenant_weight("openai", "b/c", 3).await.unwrap();
+    let all = own.tenant_overrides().await.unwrap();
+    let all: Vec<_> = all
+        .iter()
+        .map(|(name, tenant, set)| (name.as_str(), tenant.as_str(), set.limit, set.weight))
+        .collect();
+    assert_eq!(all, [("openai", "acme", Some(1), None), ("openai", "b%2Fc", None, Some(3))]);
+    assert!(own.overrides().await.unwrap().is_empty(), "no names of their own");
+    assert_eq!(own.inspect("openai").await.unwrap().tenants[0].set.limit, Some(1));
+    drop((big, small, waits, nobody));
+}
+
+#[tokio::test]
+async fn a_stopped_line_does_not_keep_what_is_free_from_others() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::new(4);
+    let ask = |ask: Ask| semaphore.acquire(ask, &policy);
+    let one = || Ask::of("x").by("a").each(1);
+    let held = ask(one()).await.unwrap();
+    let stopped = ask(one());
+    let others: Vec<_> = futures_util::future::join_all((0..3).map(|_| ask(Ask::of("x")))).await;
+    assert!(others.iter().all(Result::is_ok), "requests without a tenant pass it, too");
+    drop(held);
+    drop(stopped.await.unwrap());
 }

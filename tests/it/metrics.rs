@@ -14,21 +14,24 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::metrics::{
     ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
-    BACKEND_OPERATION_DURATION, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS, PERMIT_DURATION,
-    PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE, WAIT_TIMEOUT,
+    BACKEND_OPERATION_DURATION, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS, OVERTAKING_GRANTS,
+    PERMIT_DURATION, PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TENANT_LINES, TIME_IN_QUEUE,
+    WAIT_TIMEOUT,
 };
-use tower_semaphore::{ConcurrencyLimitLayer, Limit, Policy, Semaphore};
+use tower_semaphore::{Ask, ConcurrencyLimitLayer, Limit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::recorded::Recorded;
 
-const ALL: [&str; 13] = [
+const ALL: [&str; 15] = [
     REQUESTS,
     ACTIVE_PERMITS,
     QUEUED_REQUESTS,
     TIME_IN_QUEUE,
     PERMIT_DURATION,
     WAIT_TIMEOUT,
+    TENANT_LINES,
+    OVERTAKING_GRANTS,
     PERMITS_LOST,
     LEASE_RENEWALS,
     BACKEND_OPERATION_DURATION,
@@ -44,6 +47,11 @@ fn policy(limit: impl Into<Limit>, wait: Duration) -> Policy {
 
 fn of(name: &str) -> String {
     format!("{name}{{policy=jobs}}")
+}
+
+/// A series without labels.
+fn alone(recorded: &Recorded, name: &str) -> f64 {
+    recorded.get(&format!("{name}{{}}"))
 }
 
 fn requests(policy: &str, result: &str) -> String {
@@ -199,6 +207,69 @@ async fn a_layer_counts_under_its_name_and_never_by_key_unless_asked() {
     }
     assert_eq!(recorded.all().len(), before);
     assert!(!recorded.all().keys().any(|name| name.contains("key=") || name.contains("acme")));
+}
+
+#[tokio::test]
+async fn lines_of_tenants_and_what_they_change_are_counted() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::builder(3).wait_timeout(Duration::from_secs(60)).name("jobs").build();
+    let policy = policy.unwrap();
+    let ask = |tenant: &str, cost| semaphore.acquire(Ask::of("x").by(tenant).cost(cost), &policy);
+    let held = ask("a", 3).await.unwrap();
+    assert_eq!(recorded.get(&of(ACTIVE_PERMITS)), 3.0, "permits, and not requests");
+    let (mut a, b) = (task::spawn(ask("a", 1)), task::spawn(ask("a", 2)));
+    let mut c = task::spawn(ask("c", 1));
+    assert_pending!(a.poll());
+    assert_pending!(c.poll());
+    assert_eq!(alone(&recorded, TENANT_LINES), 2.0);
+    let first = semaphore.acquire(Ask::of("y").by("a").cost(3), &policy).await.unwrap();
+    let mut late = [task::spawn(semaphore.acquire(Ask::of("y").by("a"), &policy))];
+    let mut other = task::spawn(semaphore.acquire(Ask::of("y").by("b").cost(3), &policy));
+    assert_pending!(late[0].poll());
+    assert_pending!(other.poll());
+    assert_eq!(alone(&recorded, TENANT_LINES), 4.0, "of all semaphores");
+    drop(first);
+    // Of equal use, the one that has been there longer: the other one comes down to it only now.
+    assert!(other.is_woken() && !late[0].is_woken());
+    drop((held, b));
+    assert_eq!(alone(&recorded, TENANT_LINES), 1.0);
+    drop((a, c, late, other));
+    assert_eq!((alone(&recorded, TENANT_LINES), recorded.get(&of(ACTIVE_PERMITS))), (0.0, 0.0));
+}
+
+#[tokio::test]
+async fn a_grant_before_an_older_request_of_another_tenant_is_counted() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let policy = policy(2, Duration::from_secs(60));
+    let ask = |tenant: &str| semaphore.acquire(Ask::of("x").by(tenant), &policy);
+    let held = [ask("a").await.unwrap(), ask("a").await.unwrap()];
+    let (older, later) = (ask("a"), ask("b"));
+    let [first, second] = held;
+    drop(first);
+    let later = later.await.unwrap();
+    assert_eq!(alone(&recorded, OVERTAKING_GRANTS), 1.0);
+    drop(second);
+    let older = older.await.unwrap();
+    assert_eq!(alone(&recorded, OVERTAKING_GRANTS), 1.0);
+    drop((older, later));
+}
+
+#[tokio::test]
+async fn tenants_are_told_apart_only_where_that_was_asked_for() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let tenant = || HeaderKey::from_static("x-tenant");
+    let fair = || ConcurrencyLimitLayer::builder(&semaphore, "api").limit(5).fair_by(tenant());
+    let count = |name: &str| recorded.all().iter().filter(|(id, _)| id.contains(name)).count();
+    ask(&fair().build().unwrap(), Some("acme")).await;
+    assert_eq!((count("acme"), count("tenant=")), (0, 0));
+    let layer = fair().tenant_labels(KeyLabels::listed(["acme"])).build().unwrap();
+    for tenant in ["acme", "globex"] {
+        ask(&layer, Some(tenant)).await;
+    }
+    assert!(count("tenant=acme") > 0 && count("tenant=other") > 0 && count("globex") == 0);
 }
 
 #[tokio::test]

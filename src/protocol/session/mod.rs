@@ -20,6 +20,7 @@ mod request;
 mod tests;
 mod timeout;
 mod transmit;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use self::overrides::RevocationCheck;
 pub use self::place::PLACES_MAX;
 use self::place::{Places, State};
 pub use self::transmit::Urgency;
+use self::waiting::WaitingTenants;
 use super::claim::Claim;
 use super::id::{NodeId, PlaceId};
 use super::time::Time;
@@ -51,6 +53,8 @@ pub struct Session {
     in_flight: u64,
     waiting: u64,
     joining: u64,
+    /// Those that wait and have a claim.
+    waiting_tenants: WaitingTenants,
     /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
     /// on the server.
     limit: u32,
@@ -163,6 +167,7 @@ impl Session {
             in_flight: 0,
             waiting: 0,
             joining: 0,
+            waiting_tenants: WaitingTenants::default(),
             limit: 0,
             headroom: 0,
             lease: Duration::ZERO,
@@ -212,6 +217,17 @@ impl Session {
         std::mem::take(&mut self.events)
     }
 
+    /// Of how many tenants requests of this process wait.
+    #[must_use]
+    pub fn lines(&self) -> usize {
+        self.waiting_tenants.lines()
+    }
+
+    /// How many grants passed an older request of another tenant of this process, since the last call.
+    pub const fn take_overtakes(&mut self) -> u64 {
+        self.waiting_tenants.take_overtakes()
+    }
+
     fn indexes(&self) -> Vec<usize> {
         self.places.iter().map(|(index, _)| index).collect()
     }
@@ -224,6 +240,17 @@ impl Session {
             place.queued = true;
         }
         let claim = place.claim();
+        if place.options.claim.is_some() {
+            let (was_waiting, is_waiting) =
+                (matches!(before, State::Waiting { .. }), matches!(state, State::Waiting { .. }));
+            match (was_waiting, is_waiting) {
+                (false, true) => self.waiting_tenants.join(index, claim.tenant()),
+                (true, false) => {
+                    self.waiting_tenants.leave(index, matches!(state, State::Held));
+                }
+                _ => {}
+            }
+        }
         self.count(before, claim, false);
         self.count(state, claim, true);
     }

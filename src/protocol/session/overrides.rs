@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::index_of;
+use super::place::{Place, index_of};
 use super::{Session, State};
 use crate::error::RejectReason;
 use crate::protocol::id::PlaceId;
@@ -125,14 +125,29 @@ impl Session {
         place.is_in_flight().then(|| now.since(place.held_at))
     }
 
+    /// For how long a place has been waiting; `None`: it does not.
+    #[must_use]
+    pub fn waiting_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
+        let place = self.places.get(index_of(id.n)).filter(|place| place.n == id.n)?;
+        place.is_waiting().then(|| now.since(place.held_at))
+    }
+
+    /// Places of tenants that wait, and for how long, ms; at most `most`.
+    #[must_use]
+    pub fn waiting_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
+        let is_fair = |place: &Place| place.is_waiting() && place.options.claim.is_some();
+        let waiting = self.places.iter().filter(|(_, place)| is_fair(place)).take(most);
+        waiting.map(|(_, place)| (place.n, ms(now.since(place.held_at)))).collect()
+    }
+
     /// Places that have a permit, and for how long, ms; at most `most`.
     #[must_use]
     pub fn held_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
         let held = self.places.iter().filter(|(_, place)| place.is_in_flight()).take(most);
-        held.map(|(_, place)| {
-            let ms = now.since(place.held_at).as_millis();
-            (place.n, u64::try_from(ms).unwrap_or(u64::MAX))
-        })
-        .collect()
+        held.map(|(_, place)| (place.n, ms(now.since(place.held_at)))).collect()
     }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

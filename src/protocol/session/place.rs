@@ -33,6 +33,7 @@ pub(super) struct Place {
     /// When the call that this answered was sent; of a place in flight by policy, when it was last to be
     /// announced.
     pub(super) acked: Time,
+    /// When it was granted; before that, when its request came.
     pub(super) held_at: Time,
     /// The request knows that it has its permit.
     pub(super) taken: bool,

@@ -98,6 +98,7 @@ impl Session {
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
         self.count(place.state, place.claim(), false);
+        self.waiting_tenants.leave(index, false);
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);
