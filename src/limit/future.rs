@@ -173,26 +173,27 @@ impl Settings {
 
     fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
         let name = self.name_of(Some(&key));
-        match self.fair.as_ref().map(|fair| fair.ask(name.clone(), parts)) {
-            None => self.asked(key, limit, &Ask::of(name)),
-            Some(Asked::Known(Ok(ask))) => self.asked(key, limit, &ask),
-            Some(Asked::Known(Err(error))) => self.limit_unknown(key, error),
-            Some(Asked::Later(ask, lookup)) => {
+        let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None) };
+        match fair.ask(name, parts) {
+            Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask)),
+            Asked::Known(Err(error)) => self.limit_unknown(key, error),
+            Asked::Later(ask, lookup) => {
                 let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
                 Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
             }
         }
     }
 
-    fn asked(&self, key: Name, limit: Limit, ask: &Ask) -> Wait {
-        let meter =
-            self.meter.of(if self.is_metered_by_tenant { ask.tenant() } else { Some(&key) });
+    /// `ask`: where the name is not all that is asked for.
+    fn asked(&self, key: Name, limit: Limit, name: &Name, ask: Option<&Ask>) -> Wait {
+        let tenant = ask.and_then(Ask::tenant);
+        let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
         let policy = self.policy.with_limit(limit);
         let acquire = match self.shadow {
-            None => self.semaphore.acquire_measured(ask, &policy, meter),
+            None => self.semaphore.acquire_measured(name, ask, &policy, meter),
             Some(_) => {
                 let policy = Policy { wait_timeout: Duration::ZERO, ..policy };
-                let acquire = self.semaphore.acquire_measured(ask, &policy, meter);
+                let acquire = self.semaphore.acquire_measured(name, ask, &policy, meter);
                 acquire.answer_timeout(shadow::SHADOW_TIMEOUT)
             }
         };
@@ -265,7 +266,10 @@ impl Wait {
                     let cap = ready!(lookup.poll(tenant, parts, cx));
                     let key = key.clone();
                     match cap {
-                        Ok(cap) => settings.asked(key, *limit, &with_cap(ask.clone(), cap)),
+                        Ok(cap) => {
+                            let ask = with_cap(ask.clone(), cap);
+                            settings.asked(key, *limit, ask.name(), Some(&ask))
+                        }
                         Err(error) => settings.limit_unknown(key, error),
                     }
                 }

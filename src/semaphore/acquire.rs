@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::Handle;
+use super::Semaphore;
 use super::ask::Ask;
 use super::instrument::Attempt;
 use super::permit::Permit;
-use super::place_handle::PlaceHandle;
+use super::place_handle::{PlaceHandle, PlaceOf};
 use super::policy::{ANSWER_TIMEOUT, Limit, Policy};
-use super::tenants::TenantNumbers;
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::protocol::claim::Claim;
@@ -47,45 +46,36 @@ enum State {
 }
 
 impl Acquire {
+    /// `ask`: where the name is not all that is asked for.
     pub(super) fn new(
-        handle: &Handle,
-        numbers: &TenantNumbers,
-        ask: &Ask,
+        semaphore: &Semaphore,
+        name: &str,
+        ask: Option<&Ask>,
         policy: &Policy,
         meter: Meter,
     ) -> Self {
         let began = Instant::now();
-        let name = ask.name().as_str();
         let attempt = Attempt::new(meter, name, policy);
-        let mut claim = None;
-        let mut limit = 0;
+        let (mut claim, mut limit) = (None, 0);
+        let node = &semaphore.handle.node;
         let state =
             match policy.limit {
-                _ if handle.node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
+                _ if node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
                 Limit::Unlimited => State::Answered(Some(Ok(Permit::uncounted(name)))),
                 Limit::Permits(0) => State::Answered(Some(Err(AcquireError::Rejected(
                     Rejected::new(RejectReason::Limit, 0, 0, 0, Duration::ZERO),
                 )))),
                 Limit::Permits(permits) => {
                     limit = permits;
-                    let place = handle
-                        .tasks
-                        .ensure_running(&handle.node)
+                    let running = semaphore.handle.tasks.ensure_running(node);
+                    let place = running
                         .map_err(AcquireError::Unavailable)
-                        .and_then(|()| {
-                            let set = ask
-                                .tenant()
-                                .map(|tenant| handle.node.overrides.of_tenant(ask.name(), tenant));
-                            let set = set.unwrap_or_default();
-                            ask.claim(numbers, set).map_err(|reason| {
-                                let zero = Duration::ZERO;
-                                let rejected = Rejected::new(reason, permits, 0, 0, zero);
-                                AcquireError::Rejected(rejected.asked(ask.permits(), ask.cap(set)))
-                            })
-                        })
+                        .and_then(|()| semaphore.claim_of(ask, permits))
                         .and_then(|made| {
                             claim = made;
-                            PlaceHandle::take(&handle.node, ask, made, permits, policy, began)
+                            let tenant = ask.and_then(Ask::tenant);
+                            let of = PlaceOf { name, tenant, claim };
+                            PlaceHandle::take(node, of, permits, policy, began)
                         });
                     match place {
                         Ok(place) => State::Asking(place),
@@ -108,6 +98,20 @@ impl Acquire {
         let rejected = Rejected::new(reason, self.limit, in_use, waiting, self.began.elapsed());
         let cost = self.claim.map_or(1, Claim::cost);
         AcquireError::Rejected(rejected.asked(cost, self.claim.and_then(Claim::each)))
+    }
+}
+
+impl Semaphore {
+    /// The claim that a request makes, if it makes one.
+    fn claim_of(&self, ask: Option<&Ask>, limit: u32) -> Result<Option<Claim>, AcquireError> {
+        let Some(ask) = ask.filter(|ask| ask.is_fair()) else { return Ok(None) };
+        let overrides = &self.handle.node.overrides;
+        let set = ask.tenant().map(|tenant| overrides.of_tenant(ask.name(), tenant));
+        let set = set.unwrap_or_default();
+        ask.claim(&self.tenants, set).map(Some).map_err(|reason| {
+            let rejected = Rejected::new(reason, limit, 0, 0, Duration::ZERO);
+            AcquireError::Rejected(rejected.asked(ask.permits(), ask.cap(set)))
+        })
     }
 }
 

@@ -156,10 +156,7 @@ impl Ask {
         &self,
         numbers: &TenantNumbers,
         set: TenantOverride,
-    ) -> Result<Option<Claim>, RejectReason> {
-        if !self.is_fair() {
-            return Ok(None);
-        }
+    ) -> Result<Claim, RejectReason> {
         let (Terms { weight, cost, class, .. }, each) = (self.terms, self.cap(set));
         if each == Some(0) {
             return Err(RejectReason::TenantLimit);
@@ -167,12 +164,11 @@ impl Ask {
         if cost > Self::MAX_COST {
             return Err(RejectReason::CostTooHigh);
         }
-        let claim = Claim::new(numbers.of(self.tenant.as_ref()))
+        Ok(Claim::new(numbers.of(self.tenant.as_ref()))
             .with_weight(set.weight.unwrap_or(weight))
             .with_cost(cost)
             .with_class(class)
-            .with_each(each);
-        Ok(Some(claim))
+            .with_each(each))
     }
 }
 
@@ -185,12 +181,13 @@ mod tests {
 
     #[test]
     fn a_name_alone_makes_no_claim() {
-        let numbers = TenantNumbers::salted(b"");
-        let claim = |ask: Ask| ask.claim(&numbers, TenantOverride::default()).unwrap();
-        assert_eq!(claim("x".into()), None);
-        assert_eq!(claim(Ask::of(Name::new("x").part("y"))), None);
-        assert_eq!(claim(Ask::of("x").cost(1).weight(1)), None);
-        let claim = claim(Ask::of("x").cost(3)).unwrap();
+        assert!(!Ask::from("x").is_fair());
+        assert!(!Ask::of(Name::new("x").part("y")).is_fair());
+        assert!(!Ask::of("x").cost(1).weight(1).is_fair());
+        assert!(Ask::of("x").shared().is_fair() && Ask::of("x").by("a").is_fair());
+        let big = Ask::of("x").cost(3);
+        assert!(big.is_fair());
+        let claim = big.claim(&TenantNumbers::salted(b""), TenantOverride::default()).unwrap();
         assert_eq!((claim.cost(), claim.weight(), claim.each()), (3, 1, None));
     }
 
@@ -202,7 +199,7 @@ mod tests {
         assert_eq!(claim(Ask::of("x").by("a").each(0), none), Err(RejectReason::TenantLimit));
         assert_eq!(claim(Ask::of("x").by("a").cost(65), none), Err(RejectReason::CostTooHigh));
         let set = TenantOverride { limit: Some(3), weight: Some(7) };
-        let claim = claim(Ask::of("x").by("a").each(0), set).unwrap().unwrap();
+        let claim = claim(Ask::of("x").by("a").each(0), set).unwrap();
         assert_eq!((claim.each(), claim.weight()), (Some(3), 7));
     }
 }

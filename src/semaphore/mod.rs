@@ -54,6 +54,7 @@ use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
 use crate::metrics::requests::Meter;
+use crate::name::Name;
 
 /// How long a shutdown waits for what is still to be released.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -182,12 +183,20 @@ impl Semaphore {
     /// Dropping the future leaves nothing: see [`Acquire`].
     pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
-        self.acquire_measured(&ask.into(), policy, meter)
+        let ask = ask.into();
+        self.acquire_measured(ask.name(), Some(&ask), policy, meter)
     }
 
     /// As [`acquire`](Self::acquire), counted by a meter of the caller's.
-    pub(crate) fn acquire_measured(&self, ask: &Ask, policy: &Policy, meter: Meter) -> Acquire {
-        Acquire::new(&self.handle, &self.tenants, ask, policy, meter)
+    /// `ask`: where the name is not all that is asked for.
+    pub(crate) fn acquire_measured(
+        &self,
+        name: &Name,
+        ask: Option<&Ask>,
+        policy: &Policy,
+        meter: Meter,
+    ) -> Acquire {
+        Acquire::new(self, name.as_str(), ask, policy, meter)
     }
 
     /// Takes a permit if one is free and it is nobody else's turn. The policy's wait timeout does not

@@ -5,12 +5,12 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use super::ask::Ask;
 use super::node::Node;
 use super::policy::Policy;
 use super::shared_session::SharedSession;
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::Hold;
+use crate::name::Name;
 use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
 
@@ -27,15 +27,23 @@ pub(super) struct PlaceHandle {
     hold: Hold,
 }
 
+/// What a place is taken of, and for which tenant.
+#[derive(Clone, Copy, Default)]
+pub(super) struct PlaceOf<'a> {
+    pub(super) name: &'a str,
+    pub(super) tenant: Option<&'a Name>,
+    pub(super) claim: Option<Claim>,
+}
+
 impl PlaceHandle {
     pub(super) fn take(
         node: &Arc<Node>,
-        ask: &Ask,
-        claim: Option<Claim>,
+        of: PlaceOf<'_>,
         limit: u32,
         policy: &Policy,
         now: Instant,
     ) -> Result<Self, AcquireError> {
+        let PlaceOf { name, tenant, claim } = of;
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
         let options = AcquireOptions {
@@ -46,7 +54,7 @@ impl PlaceHandle {
             claim,
         };
         let now = node.clock.time(now);
-        let (shared, index) = node.with_session(ask.name().as_str(), now, |state, time| {
+        let (shared, index) = node.with_session(name, now, |state, time| {
             // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
             if node.is_closed() {
                 return Err(AcquireError::Closed);
@@ -57,7 +65,7 @@ impl PlaceHandle {
                 ))));
             };
             state.begin(index);
-            if let (Some(claim), Some(tenant)) = (claim, ask.tenant()) {
+            if let (Some(claim), Some(tenant)) = (claim, tenant) {
                 state.tenants.note(claim.tenant(), tenant);
             }
             Ok(index)

@@ -349,16 +349,25 @@ impl Ledger {
     ///
     /// An id that is not there is passed over, so a repetition is safe. With no ids it sweeps and
     /// promotes: that is the call to make after a reply with [`more`](Reply::more).
+    #[inline]
     pub fn release(&mut self, caller: Caller, ids: &[PlaceId], post: Post<'_>) -> Reply {
         for id in ids {
             self.take(id);
         }
-        self.settle(caller.now);
-        let mut granted = Vec::new();
-        if self.waiting() > 0 {
-            let budget = self.sweep(caller.now);
-            granted = self.promote(caller, budget, post);
+        if self.queue.is_empty() && self.lines.is_none() {
+            return Reply::default();
         }
+        self.settle(caller.now);
+        self.hand_on(caller, post)
+    }
+
+    /// Grants what is free, if anyone waits.
+    fn hand_on(&mut self, caller: Caller, post: Post<'_>) -> Reply {
+        if self.waiting() == 0 {
+            return Reply::default();
+        }
+        let budget = self.sweep(caller.now);
+        let granted = self.promote(caller, budget, post);
         Reply { granted, more: self.stopped_early(caller), ..Reply::default() }
     }
 
@@ -450,9 +459,9 @@ impl Ledger {
     fn close(&mut self, caller: Caller, mut reply: Reply) -> Reply {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
-        reply.more = self.stopped_early(caller);
-        if reply.waiting > 0 && !reply.more {
-            reply.earliest = self.earliest();
+        if reply.waiting > 0 {
+            reply.more = self.stopped_early(caller);
+            reply.earliest = if reply.more { 0 } else { self.earliest() };
         }
         reply
     }
@@ -527,7 +536,14 @@ impl Ledger {
     }
 
     /// Puts the turns of the tenants right that were touched.
+    #[inline]
     fn settle(&mut self, now: u64) {
+        if self.lines.is_some() {
+            self.settle_lines(now);
+        }
+    }
+
+    fn settle_lines(&mut self, now: u64) {
         let Some(fair) = &mut self.lines else { return };
         for tenant in std::mem::take(&mut fair.touched) {
             fair.settle(tenant, now);

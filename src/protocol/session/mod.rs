@@ -233,36 +233,43 @@ impl Session {
     }
 
     /// Changes the state of a place, and what is counted of it.
+    #[inline]
     fn set(&mut self, index: usize, state: State) {
         let Some(place) = self.places.get_mut(index) else { return };
         let before = std::mem::replace(&mut place.state, state);
         if matches!(state, State::Waiting { .. }) {
             place.queued = true;
         }
-        let claim = place.claim();
-        if place.options.claim.is_some() {
-            let (was_waiting, is_waiting) =
-                (matches!(before, State::Waiting { .. }), matches!(state, State::Waiting { .. }));
-            match (was_waiting, is_waiting) {
-                (false, true) => self.waiting_tenants.join(index, claim.tenant()),
-                (true, false) => {
-                    self.waiting_tenants.leave(index, matches!(state, State::Held));
-                }
-                _ => {}
-            }
+        let claim = place.options.claim;
+        if let Some(claim) = claim {
+            self.follow_tenant(index, claim, before, state);
         }
         self.count(before, claim, false);
         self.count(state, claim, true);
     }
 
+    /// Notes who waits of a tenant, as a place comes from one state to another.
+    #[inline(never)]
+    fn follow_tenant(&mut self, index: usize, claim: Claim, before: State, state: State) {
+        match (before, state) {
+            (State::Waiting { .. }, State::Waiting { .. }) => {}
+            (_, State::Waiting { .. }) => self.waiting_tenants.join(index, claim.tenant()),
+            (State::Waiting { .. }, _) => {
+                self.waiting_tenants.leave(index, matches!(state, State::Held));
+            }
+            _ => {}
+        }
+    }
+
     /// Counts a place of this claim in or out, where places in such a state are counted.
-    fn count(&mut self, state: State, claim: Claim, is_in: bool) {
+    #[inline]
+    fn count(&mut self, state: State, claim: Option<Claim>, is_in: bool) {
         let (count, by) = match state {
             State::Held | State::Admitted { .. } => {
                 if self.outage {
-                    self.local_queue.count(claim, is_in);
+                    self.local_queue.count(claim.unwrap_or_else(Claim::nobodys), is_in);
                 }
-                (&mut self.in_flight, u64::from(claim.cost()))
+                (&mut self.in_flight, claim.map_or(1, |claim| u64::from(claim.cost())))
             }
             State::Waiting { .. } => (&mut self.waiting, 1),
             State::Joining { .. } => (&mut self.joining, 1),

@@ -301,7 +301,10 @@ impl Session {
     /// Releases were carried out.
     fn left(&mut self, ids: &[PlaceId]) {
         // Replies come in the order of the calls.
-        self.releasing.drain(..ids.len().min(self.releasing.len()));
+        match ids.len() {
+            1 => drop(self.releasing.pop_front()),
+            count => drop(self.releasing.drain(..count.min(self.releasing.len()))),
+        }
         for id in ids {
             self.release_answered(id.n, true);
         }

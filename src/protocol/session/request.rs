@@ -97,8 +97,10 @@ impl Session {
     /// The request leaves, whatever it had; its permit is released. Its index may be given to another.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
-        self.count(place.state, place.claim(), false);
-        self.waiting_tenants.leave(index, false);
+        self.count(place.state, place.options.claim, false);
+        if place.options.claim.is_some() {
+            self.waiting_tenants.leave(index, false);
+        }
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);
@@ -107,7 +109,7 @@ impl Session {
         } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
             self.left_at = Some(now);
         }
-        if place.waits_locally() {
+        if self.outage && place.waits_locally() {
             self.local_queue.leave(&place);
         }
         self.admit_local(now);

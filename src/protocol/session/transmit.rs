@@ -122,6 +122,13 @@ impl Session {
     }
 
     fn next_releases(&mut self) -> Ids {
+        if self.releases.len() == 1
+            && let Some(release) = self.releases.pop_front()
+        {
+            // As it mostly is.
+            self.releasing.push_back(release);
+            return Ids::from_buf([release.0]);
+        }
         let count = self.releases.len().min(CALL_MAX);
         let ids = self.releases.iter().take(count).map(|(id, _)| *id).collect();
         self.releasing.extend(self.releases.drain(..count));

@@ -13,7 +13,7 @@ use super::{NAME, either, explore, policy, process};
 use crate::backend::Overrides;
 use crate::protocol::overrides::Override;
 use crate::semaphore::overrides::OverrideCache;
-use crate::semaphore::place_handle::PlaceHandle;
+use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::semaphore::{Semaphore, driver};
 
 /// A server that keeps overrides, which only have a version here.
@@ -132,8 +132,14 @@ fn a_session_that_found_places_gone_is_answered_by_a_later_question() {
         let backend = TestBackend::remote();
         let process = process(&backend);
         let node = &process.handle.node;
-        let place = PlaceHandle::take(node, &NAME.into(), None, 1, &policy(1), Instant::now())
-            .expect("a place");
+        let place = PlaceHandle::take(
+            node,
+            PlaceOf { name: NAME, ..PlaceOf::default() },
+            1,
+            &policy(1),
+            Instant::now(),
+        )
+        .expect("a place");
         let keeper = Keeper::new();
         let driven = Arc::clone(&keeper);
         let drives = spawn(move || driven.drive());

@@ -11,7 +11,7 @@ use super::backend::TestBackend;
 use super::{NAME, advance, assert_nothing_left, explore, handle_due, policy, process};
 use crate::semaphore::exchange::collect_of;
 use crate::semaphore::node::{Node, Server};
-use crate::semaphore::place_handle::PlaceHandle;
+use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::semaphore::server::Reach;
 
 /// After so long an unused session is retired.
@@ -21,7 +21,13 @@ const UNUSED: Duration = Duration::from_secs(6);
 const ROOM: usize = usize::MAX;
 
 fn place(node: &Arc<Node>) -> PlaceHandle {
-    let place = PlaceHandle::take(node, &NAME.into(), None, 2, &policy(2), Instant::now());
+    let place = PlaceHandle::take(
+        node,
+        PlaceOf { name: NAME, ..PlaceOf::default() },
+        2,
+        &policy(2),
+        Instant::now(),
+    );
     place.expect("a place is free")
 }
 
