@@ -39,7 +39,7 @@ local first, last = 8 + ARGV[7], #ARGV
 --@clock
 --@queued
 local lease_end = now_ms + lease_ms
-local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
+local fair_score = string.format('%.0f', lease_end + 1e13)
 if first > 8 then
   local members, count = {}, 0
   for i = 8, first - 1 do
@@ -62,6 +62,22 @@ end
 local units = redis.call('ZCOUNT', key, '0', '(10000000000000')
 local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
 
+-- The most frequent call: one place of a tenant that comes, of one permit and class 0, while nobody waits.
+if first == last and not turn[1] and string.sub(ARGV[last], -3) == '001' and string.byte(ARGV[last], -16) == 46 then
+  local id = ARGV[last]
+  local share, each = string.format('%d', tonumber(string.sub(id, -15, -11), 36)), string.sub(id, -8, -4)
+  if units < limit and (each == '00000' or redis.call('ZCOUNT', key, share, share) < tonumber(each, 36)) then
+    redis.call('ZADD', key, fair_score, id, share, queued .. id)
+    -- As in write.lua; but if nobody else is there, there is no expiry to be shortened.
+    if units == 0 or redis.call('PTTL', key) < lease_ms + 1000 then
+      redis.call('PEXPIRE', key, string.format('%.0f', 3 * lease_ms + 1000))
+    end
+    return lease_end
+  end
+end
+
+local plain_score = string.format('%.0f', lease_end)
+local sub, byte = string.sub, string.byte
 local settle, remove
 local is_second, is_tried = false, false
 repeat
@@ -79,12 +95,12 @@ repeat
     local fits, seen, share, of_tenant, turns = true, nil, nil, nil, nil
     for i = first, last do
       local id = ARGV[i]
-      if string.byte(id, -16) ~= 46 then
+      if byte(id, -16) ~= 46 then
         all = all + 1
         writes[count + 1], writes[count + 2] = plain_score, id
         count = count + 2
       else
-        local digits, cost, each = string.sub(id, -15, -11), 1, string.sub(id, -8, -4)
+        local digits, cost, terms = sub(id, -15, -11), 1, sub(id, -8)
         if digits ~= seen then
           seen, share = digits, string.format('%d', tonumber(digits, 36))
           if turn[1] then
@@ -94,28 +110,30 @@ repeat
         end
         writes[count + 1], writes[count + 2], writes[count + 3], writes[count + 4] = fair_score, id, share, queued .. id
         count = count + 4
-        if string.sub(id, -2) ~= '01' then
-          cost = tonumber(string.sub(id, -2), 36)
+        -- No cap, class 0, one permit.
+        if terms ~= '00000001' then
+          local each = tonumber(sub(terms, 1, 5), 36)
+          cost = tonumber(sub(terms, -2), 36)
           for j = 2, cost do
             writes[count + 1], writes[count + 2] = share, j .. queued .. id
             count = count + 2
           end
-        end
-        if string.byte(id, -3) ~= 48 then room = limit - headroom end
-        if each ~= '00000' then
-          of_tenant = of_tenant or {}
-          local has = of_tenant[digits]
-          if not has then
-            has = redis.call('ZCOUNT', key, share, share)
-            for j = first, i - 1 do
-              local before = ARGV[j]
-              if string.byte(before, -16) == 46 and string.sub(before, -15, -11) == digits then
-                has = has + tonumber(string.sub(before, -2), 36)
+          if byte(terms, 6) ~= 48 then room = limit - headroom end
+          if each > 0 then
+            of_tenant = of_tenant or {}
+            local has = of_tenant[digits]
+            if not has then
+              has = redis.call('ZCOUNT', key, share, share)
+              for j = first, i - 1 do
+                local before = ARGV[j]
+                if byte(before, -16) == 46 and sub(before, -15, -11) == digits then
+                  has = has + tonumber(sub(before, -2), 36)
+                end
               end
+              of_tenant[digits] = has
             end
-            of_tenant[digits] = has
+            if has + cost > each then fits = false end
           end
-          if has + cost > tonumber(each, 36) then fits = false end
         end
         if of_tenant and of_tenant[digits] then of_tenant[digits] = of_tenant[digits] + cost end
         all = all + cost
@@ -130,7 +148,6 @@ repeat
       for i = 1, count, 4000 do
         redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, count)))
       end
-      -- As in write.lua; but if nobody else is there, there is no expiry to be shortened.
       if units == 0 and not turn[1] or redis.call('PTTL', key) < lease_ms + 1000 then
         redis.call('PEXPIRE', key, string.format('%.0f', 3 * lease_ms + 1000))
       end
@@ -286,10 +303,23 @@ for i, id in ipairs(ids) do
         redis.call('ZADD', key, unpack(writes, j, math.min(j + 3999, #writes)))
       end
       writes, fresh = {}, 0
-      local own_turn, head_cost, head_class = settle(digits)
-      turns[digits] = own_turn
-      if own_turn < math.huge and (not next_turn or own_turn < next_turn or own_turn == next_turn and f <= next_f) then
-        next_turn, next_f, next_cost, next_class = own_turn, f, head_cost, head_class
+      turns[digits] = settle(digits)
+      -- Whose turn it is is found anew.
+      next_turn = nil
+      local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+      if line[1] then
+        next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
+        local from, to = string.format('(-%d', next_f), string.format('(-%d', next_f - 1)
+        local head = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', '1')[1]
+        next_cost, next_class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+      end
+      if queue > 0 then
+        local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
+        local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
+        if not next_turn or own_turn <= next_turn then
+          next_turn, next_f, next_cost, next_class = own_turn, 0, 1, 0
+        end
       end
     end
     if status > 0 then

@@ -16,14 +16,17 @@
 local key = KEYS[1]
 local last = #ARGV
 --@queued
-if last > 4 then
-  local members, count = {}, 0
+if last == 5 and string.sub(ARGV[5], -2) == '01' then
+  -- One place of one permit, or without a claim.
+  redis.call('ZREM', key, ARGV[5], queued .. ARGV[5])
+elseif last > 4 then
+  local members, count, sub = {}, 0, string.sub
   for i = 5, last do
     local id = ARGV[i]
     members[count + 1], members[count + 2] = id, queued .. id
     count = count + 2
-    if string.byte(id, -16) == 46 and string.sub(id, -2) ~= '01' then
-      for share = 2, tonumber(string.sub(id, -2), 36) do
+    if sub(id, -2) ~= '01' and string.byte(id, -16) == 46 then
+      for share = 2, tonumber(sub(id, -2), 36) do
         count = count + 1
         members[count] = share .. queued .. id
       end

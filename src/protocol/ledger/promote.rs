@@ -83,12 +83,9 @@ impl Ledger {
 
     fn next(&self) -> Option<(f64, Next)> {
         let in_order = self.queue.first();
-        let Some(fair) = &self.lines else {
-            // Without tenants their turn is never compared.
-            return in_order.map(|(ticket, id)| (0.0, Next::InOrder(*ticket, *id)));
-        };
         let in_order =
             in_order.map(|(ticket, id)| (self.turn_in_order(*ticket), Next::InOrder(*ticket, *id)));
+        let Some(fair) = &self.lines else { return in_order };
         let in_line = fair.lines.next().and_then(|(turn, tenant)| {
             let id = fair.lines.head(tenant)?;
             Some((turn, Next::Of(tenant, id, id.claim?)))
