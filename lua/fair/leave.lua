@@ -4,7 +4,8 @@
 --
 -- Needs     key, settle; left: the ids; turn
 -- Leaves    turn, as it is then
--- Cost      1 command; if any is settled, 1 more, and what that costs; none without ids of tenants
+-- Cost      1 command, and what settling costs; 1 more if it does not tell whose turn it is; none without ids of
+--           tenants
 
 local tenants, members, seen = {}, {}, {}
 for _, id in ipairs(left) do
@@ -19,15 +20,19 @@ for _, id in ipairs(left) do
 end
 if #members > 0 then
   local turns = redis.call('ZMSCORE', key, unpack(members))
-  local settled = false
+  local unknown = false
   for i, digits in ipairs(tenants) do
     -- No turn, no line: what it left was a permit, and nothing is to be settled.
     if turns[i] then
-      settle(digits)
-      settled = true
+      local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])
+      if not own_turn or members[i] == turn[1] or own_turn == first then
+        unknown = true
+      elseif own_turn < first then
+        turn = { members[i], own_turn }
+      end
     end
   end
-  if settled then
+  if unknown then
     turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end
 end

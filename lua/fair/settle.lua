@@ -8,11 +8,11 @@
 -- A line that stays at its level keeps its time. One that its tenant's cap stops has +inf.
 --
 -- Needs     queued, key, now; settle, remove: declared
--- Leaves    settle(digits), which returns the turn, and the cost and the class of the first place; nil for an
---           empty line. remove(ids) takes places out, and settles their tenants
--- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn moves
+-- Leaves    settle(digits, before), which returns the turn, nil for an empty line; before: the turn as it was, if
+--           that is known. remove(ids) takes places out, and settles their tenants
+-- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn moves; 1 less if `before` is known
 
-function settle(digits)
+function settle(digits, before)
   local f, member = tonumber(digits, 36), 't' .. digits
   local from, to = string.format('(-%d', f), string.format('(-%d', f - 1)
   local head = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', '1')[1]
@@ -22,11 +22,10 @@ function settle(digits)
   end
   local share = string.format('%d', f)
   local units = redis.call('ZCOUNT', key, share, share)
-  local before = tonumber(redis.call('ZMSCORE', key, member)[1] or 0)
+  before = tonumber(before or redis.call('ZMSCORE', key, member)[1] or 0)
   local each, class = tonumber(string.sub(head, -8, -4), 36), tonumber(string.sub(head, -3, -3))
-  local cost = tonumber(string.sub(head, -2), 36)
   local turn, factor = math.huge, 2 ^ (80 * class)
-  if each == 0 or units + cost <= each then
+  if each == 0 or units + tonumber(string.sub(head, -2), 36) <= each then
     local level = math.floor(units * 64 / tonumber(string.sub(head, -10, -9), 36))
     local start = (level + 1) * 4503599627370496
     turn = before
@@ -35,7 +34,7 @@ function settle(digits)
     end
   end
   if turn ~= before then redis.call('ZADD', key, string.format('%.17g', turn), member) end
-  return turn, cost, class
+  return turn
 end
 
 function remove(ids)

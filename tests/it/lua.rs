@@ -458,7 +458,7 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
     let places: Vec<_> = (0..6)
         .map(|n| match n {
             5 => format!("{node}:{n}"),
-            n => format!("{node}:{n}.0000{n}01000000{}", if n == 1 { "02" } else { "01" }),
+            n => format!("{node}:{n}.000a{n}01000000{}", if n == 1 { "02" } else { "01" }),
         })
         .collect();
     let plain = format!("{node}:100");
@@ -468,7 +468,7 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
         ("3", &[0, 1, 2, 3, 4, 5], 60_000),
         ("1", &[1, 2, 3], 60_000),
         ("2", &[0, 2, 5, 3], 60_000),
-        ("3", &[0, 1, 2, 3, 4, 5], 1),
+        ("3", &[5, 0, 1, 2, 3, 4], 1),
     ];
     for (limit, those, lease) in sets {
         let lease = lease.to_string();

@@ -91,7 +91,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 49] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 51] = [
     ("fair/acquire", "share, share) < tonumber(each, 36)", "share, share) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
     ("fair/acquire", "ZADD', key, fair_score, id, share, queued .. id)", "ZADD', key, fair_score, id)"),
@@ -101,13 +101,15 @@ const FAIR_MUTANTS: [(&str, &str, &str); 49] = [
     ("fair/settle", "  if turn ~= before then", "  if false then"),
     ("fair/settle", "    if before < start * factor or", "    if true or"),
     ("fair/settle", "local units = redis.call('ZCOUNT', key, share, share)", "local units = redis.call('ZCOUNT', key, from, to)"),
-    ("fair/settle", "if each == 0 or units + cost <= each then", "if true then"),
+    ("fair/settle", "if each == 0 or units + tonumber(string.sub(head, -2), 36) <= each then", "if true then"),
     ("fair/settle", "    redis.call('ZREM', key, member)\n", ""),
     ("fair/settle", "for i = 2, tonumber(string.sub(id, -2), 36) do", "for i = 2, 1 do"),
     ("fair/settle", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
     ("fair/settle", " * 64 / tonumber(string.sub(head, -10, -9), 36)", " * 64"),
-    ("fair/leave", "      settle(digits)\n", ""),
-    ("fair/leave", "  if settled then", "  if false then"),
+    ("fair/leave", "local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])", "local own_turn, first = tonumber(turns[i]), tonumber(turn[2])"),
+    ("fair/leave", "  if unknown then", "  if false then"),
+    ("fair/leave", "members[i] == turn[1] or own_turn == first", "own_turn == first"),
+    ("fair/leave", "elseif own_turn < first then", "elseif false then"),
     ("fair/acquire", "if byte(terms, 6) ~= 48 then room", "if false then room"),
     ("fair/acquire", "if has + cost > each then", "if has + cost > each + 1 then"),
     ("fair/acquire", "of_tenant[digits] = of_tenant[digits] + cost", "of_tenant[digits] = of_tenant[digits]"),
@@ -198,7 +200,7 @@ fn find_out(of: Of, mutants: impl Iterator<Item = Mutant>) {
             assert!(body.contains(text), "{file} has no {text:?} any more");
             body.replacen(text, instead, 1)
         });
-        if run(&lua, 400, 0, &history(of, 1..=4, 50..=90)).is_ok() {
+        if run(&lua, 3000, 0, &history(of, 1..=4, 50..=90)).is_ok() {
             missed.push(format!("{file}, {instead:?} for {text:?}"));
         }
     }
