@@ -46,17 +46,46 @@ struct History {
 /// steps is a history too: that is what shrinking needs.
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire { node: usize, leaving: Vec<Pick>, poll_only: bool, ids: Vec<Option<Claim>>, terms: Terms },
-    AcquireAgain { node: usize, leaving: Vec<Pick>, picks: Vec<Pick>, terms: Terms },
-    Release { node: usize, picks: Vec<Pick> },
-    Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
-    Reassert { node: usize, proofs: Vec<(Pick, Proof)>, lease_ms: u64 },
-    Inspect { most: usize },
-    Revoke { pick: Pick },
+    Acquire {
+        node: usize,
+        leaving: Vec<Pick>,
+        poll_only: bool,
+        ids: Vec<Option<Claim>>,
+        terms: Terms,
+    },
+    AcquireAgain {
+        node: usize,
+        leaving: Vec<Pick>,
+        picks: Vec<Pick>,
+        terms: Terms,
+    },
+    Release {
+        node: usize,
+        picks: Vec<Pick>,
+    },
+    Renew {
+        node: usize,
+        picks: Vec<Pick>,
+        lease_ms: u64,
+    },
+    Reassert {
+        node: usize,
+        proofs: Vec<(Pick, Proof)>,
+        lease_ms: u64,
+    },
+    Inspect {
+        most: usize,
+    },
+    Revoke {
+        pick: Pick,
+    },
     Limit(u32),
     Headroom(u32),
     Time(Time),
-    Subscribe { node: usize, alive: bool },
+    Subscribe {
+        node: usize,
+        alive: bool,
+    },
     Wipe,
 }
 
@@ -140,10 +169,11 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
         3 => (1..=4u32).prop_map(Some),
         1 => (1..=Claim::EACH_MAX).prop_map(Some),
     ];
-    let claim = (tenant, weight, cost, class, each).prop_map(|(tenant, weight, cost, class, each)| {
-        let claim = Claim::new(Tenant::of_hash(tenant)).with_weight(weight).with_cost(cost);
-        Some(claim.with_class(class).with_each(each))
-    });
+    let claim =
+        (tenant, weight, cost, class, each).prop_map(|(tenant, weight, cost, class, each)| {
+            let claim = Claim::new(Tenant::of_hash(tenant)).with_weight(weight).with_cost(cost);
+            Some(claim.with_class(class).with_each(each))
+        });
     prop_oneof![6 => claim, 1 => Just(None)].boxed()
 }
 
@@ -219,8 +249,18 @@ fn history(
     steps: RangeInclusive<usize>,
 ) -> impl Strategy<Value = History> {
     let headroom = if of == Of::Tenants { 2u32 } else { 0 };
-    (prop::bool::weighted(0.8), limit(), 0..=headroom, prop::collection::vec(step(of, batch), steps))
-        .prop_map(|(counted, limit, headroom, steps)| History { counted, limit, headroom, steps })
+    (
+        prop::bool::weighted(0.8),
+        limit(),
+        0..=headroom,
+        prop::collection::vec(step(of, batch), steps),
+    )
+        .prop_map(|(counted, limit, headroom, steps)| History {
+            counted,
+            limit,
+            headroom,
+            steps,
+        })
 }
 
 // --- the tests ------------------------------------------------------------------------------------

@@ -140,10 +140,16 @@ fn no_number_becomes_text_inaccurately() {
             joins.push(format!("{name}: {}", line.trim()));
         }
     }
-    // Each joins texts only: ids, nodes, or a number that was formatted exactly.
+    // Each joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
     let known = [
         "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "fair/settle: local f, member = tonumber(digits, 36), 't' .. digits",
+        "fair/settle: members[count + 1], members[count + 2] = id, queued .. id",
+        "fair/settle: members[count] = i .. queued .. id",
+        "fair/leave: members[#tenants] = 't' .. digits",
+        "fair/promote: writes[#writes + 1] = i .. head",
+        "fair/promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "acquire: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
         "acquire: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "acquire: writes[#writes + 1] = queued .. id",
@@ -152,8 +158,33 @@ fn no_number_becomes_text_inaccurately() {
         "reassert: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "reassert: writes[#writes + 1] = queued .. id",
         "inspect: local from = '(' .. string.format('%.0f', now_ms)",
+        "inspect: local running = '(' .. string.format('%.0f', 1e13 + now_ms)",
+        "inspect: for j = i, math.min(i + 1998, #fair - 1), 2 do members[#members + 1] = queued .. fair[j] end",
         "override: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "revoke: if take then redis.call('ZREM', key, id, queued .. id) end",
+        "fair/acquire: members[count + 1], members[count + 2] = id, queued .. id",
+        "fair/acquire: members[count] = share .. queued .. id",
+        "fair/acquire: redis.call('ZADD', key, fair_score, id, share, queued .. id)",
+        "fair/acquire: turns[#turns + 1] = 't' .. digits",
+        "fair/acquire: writes[count + 1], writes[count + 2], writes[count + 3], writes[count + 4] = fair_score, id, share, queued .. id",
+        "fair/acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",
+        "fair/acquire: members[count + i] = queued .. id",
+        "fair/acquire: members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'",
+        "fair/acquire: writes[#writes + 1] = queued .. id",
+        "fair/acquire: writes[#writes + 1] = (j > 1 and j or '') .. queued .. id",
+        "fair/acquire: writes[#writes + 1] = 't' .. digits",
+        "fair/acquire: writes[#writes + 1] = queued .. id",
+        "fair/release: redis.call('ZREM', key, ARGV[5], queued .. ARGV[5])",
+        "fair/release: members[count + 1], members[count + 2] = id, queued .. id",
+        "fair/release: members[count] = share .. queued .. id",
+        "fair/renew: for i, id in ipairs(ids) do members[count + i] = queued .. id end",
+        "fair/renew: turns[#tenants] = 't' .. digits",
+        "fair/reassert: members[count + i] = queued .. id",
+        "fair/reassert: members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'",
+        "fair/reassert: writes[#writes + 1] = queued .. id",
+        "fair/reassert: writes[#writes + 1] = queued .. id",
+        "fair/reassert: writes[#writes + 1] = queued .. id",
+        "fair/reassert: writes[#writes + 1] = j .. queued .. id",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");
 }

@@ -86,7 +86,8 @@ impl Connection for RedisConnection {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
         async move {
             let counted = member.is_none();
-            let command = |i: usize, by| calls::command(&calls[i], by, For::call(&calls[i]), counted);
+            let command =
+                |i: usize, by| calls::command(&calls[i], by, For::call(&calls[i]), counted);
             let (mut values, mut late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
             // Sets that turn out to have tenants: their calls are made again, by the scripts for those.

@@ -137,3 +137,45 @@ pub(super) fn unexpected(value: &Value) -> BackendError {
     let shown: String = format!("{value:?}").chars().take(200).collect();
     BackendError::call(format!("Redis answered what no script of this version does: {shown}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::Value;
+
+    use super::{Listing, listing};
+    use crate::protocol::claim::{Claim, Tenant};
+    use crate::protocol::id::PlaceId;
+    use crate::protocol::ledger::TICKET_MIN;
+
+    #[test]
+    fn places_of_tenants_are_listed_among_the_others() {
+        let claim = Claim::new(Tenant::of_hash(4)).with_cost(3);
+        let id = |text: &str| text.parse::<PlaceId>().unwrap();
+        let plain = id("00000000001:1");
+        let [holds, waits] =
+            [2, 3].map(|n| PlaceId { n, claim: Some(claim), ..id("00000000001:1") });
+        let text = |text: String| Value::BulkString(text.into_bytes());
+        let queued = |id: PlaceId| text(format!("{}{id}", "q".repeat(52)));
+        let line = -5.0 + 7.0 / f64::from(1 << 28);
+        let items = |most: u32| {
+            let mut items = [1_795_169_853_126_543, 40, 30, 3].map(Value::Int).to_vec();
+            for (id, end) in
+                [(plain, "1795169853999"), (holds, "11795169853127"), (waits, "11795169854000")]
+            {
+                items.extend([text(id.to_string()), text(end.to_owned())]);
+            }
+            items.extend([queued(holds), text("5".to_owned())]);
+            items.extend([queued(waits), text(line.to_string())]);
+            listing(&items, most)
+        };
+        let places = vec![
+            (holds, 1_795_169_853_127, None),
+            (plain, 1_795_169_853_999, None),
+            (waits, 1_795_169_854_000, Some(TICKET_MIN + 7)),
+        ];
+        let all = Listing { now: 1_795_169_853_126_543, in_use: 4, waiting: 1, places };
+        assert_eq!(items(10), Some(all.clone()));
+        let two = Listing { in_use: 40, waiting: 30, places: all.places[..2].to_vec(), ..all };
+        assert_eq!(items(2), Some(two));
+    }
+}

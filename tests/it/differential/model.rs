@@ -231,7 +231,8 @@ impl<'a> Model<'a> {
         command: &Cmd,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
-        let caller = Caller { now: self.now, limit: self.limit, headroom: self.headroom, node: node(at) };
+        let caller =
+            Caller { now: self.now, limit: self.limit, headroom: self.headroom, node: node(at) };
         let mut messages = Vec::new();
         let (alive, counted) = (self.alive, self.counted);
         let reply = run(&mut self.ledger, caller, &mut |to, grants| {
@@ -260,7 +261,8 @@ impl<'a> Model<'a> {
         }
 
         let held = reply.statuses.iter().all(|status| *status == PlaceStatus::Held);
-        let in_short = (told != Told::Grants && held && !reply.more).then(|| number(reply.lease_end));
+        let in_short =
+            (told != Told::Grants && held && !reply.more).then(|| number(reply.lease_end));
         if told == Told::InShort && held {
             assert!(!reply.more, "{reply:?}");
             return self.expect(what, command, number(reply.lease_end), messages);
@@ -323,7 +325,8 @@ impl<'a> Model<'a> {
     /// The set as it must stand without these places, and the longest of its leases, ms.
     fn set(&self, without: &[PlaceId]) -> (Vec<(String, f64)>, u64) {
         let (mut set, mut longest) = (Vec::new(), 0);
-        for (id, lease_end, ticket) in self.ledger.places().filter(|(id, ..)| !without.contains(id)) {
+        for (id, lease_end, ticket) in self.ledger.places().filter(|(id, ..)| !without.contains(id))
+        {
             longest = longest.max(self.leases[&id]);
             let Some(claim) = id.claim else {
                 set.push((id.to_string(), lease_end as f64));
@@ -354,7 +357,14 @@ impl<'a> Model<'a> {
 
     /// The scripts that the process comes to, and the beginning of the call. By the one for plain sets first, if no
     /// id has a claim; `finds_out` says whether that finds tenants, having taken these out.
-    fn call(&mut self, name: &'static str, ids: &[PlaceId], left: &[PlaceId], finds_out: bool, rest: &[String]) -> (Cmd, bool) {
+    fn call(
+        &mut self,
+        name: &'static str,
+        ids: &[PlaceId],
+        left: &[PlaceId],
+        finds_out: bool,
+        rest: &[String],
+    ) -> (Cmd, bool) {
         let plain = ids.iter().chain(left).all(|id| id.claim.is_none());
         let mut command = self.lua.call(name, self.limit);
         command.arg(rest);
@@ -415,7 +425,8 @@ impl<'a> Model<'a> {
         let what = self.what(i, "release", at, ids, "");
         let mut rest = vec![u8::from(self.counted).to_string(), node(at).to_string()];
         rest.extend(texts(ids));
-        let waits = |(id, _, ticket): (PlaceId, u64, Option<u64>)| ticket.is_some() && !ids.contains(&id);
+        let waits =
+            |(id, _, ticket): (PlaceId, u64, Option<u64>)| ticket.is_some() && !ids.contains(&id);
         let finds_out = self.has_tenants() && self.ledger.places().any(waits);
         let (command, _) = self.call("release", &[], ids, finds_out, &rest);
         self.operate(what, at, ids, (0, Told::Grants), &command, |ledger, caller, post| {
@@ -468,7 +479,12 @@ impl<'a> Model<'a> {
                 Some(_) => (&mut fair, FAIR_LEASES),
             };
             if lease_end > self.now / 1000 {
-                list.push((lease_end as f64 + above, id.to_string(), ticket.zip(id.claim), id.claim));
+                list.push((
+                    lease_end as f64 + above,
+                    id.to_string(),
+                    ticket.zip(id.claim),
+                    id.claim,
+                ));
             }
             if let (Some(ticket), None) = (ticket, id.claim) {
                 tickets.push((ticket as f64, format!("{QUEUED}{id}")));
@@ -525,4 +541,3 @@ fn texts(ids: &[PlaceId]) -> Vec<String> {
 fn number(n: u64) -> Item {
     Item::Int(i64::try_from(n).unwrap())
 }
-

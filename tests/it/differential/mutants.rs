@@ -94,25 +94,45 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
 const FAIR_MUTANTS: [(&str, &str, &str); 51] = [
     ("fair/acquire", "share, share) < tonumber(each, 36)", "share, share) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
-    ("fair/acquire", "ZADD', key, fair_score, id, share, queued .. id)", "ZADD', key, fair_score, id)"),
+    (
+        "fair/acquire",
+        "ZADD', key, fair_score, id, share, queued .. id)",
+        "ZADD', key, fair_score, id)",
+    ),
     ("fair/release", "'ZREM', key, ARGV[5], queued .. ARGV[5])", "'ZREM', key, ARGV[5])"),
     ("fair/release", "for share = 2, tonumber(sub(id, -2), 36) do", "for share = 2, 1 do"),
     // Nothing settled; settled where it was; at a level of another kind.
     ("fair/settle", "  if turn ~= before then", "  if false then"),
     ("fair/settle", "    if before < start * factor or", "    if true or"),
-    ("fair/settle", "local units = redis.call('ZCOUNT', key, share, share)", "local units = redis.call('ZCOUNT', key, from, to)"),
-    ("fair/settle", "if each == 0 or units + tonumber(string.sub(head, -2), 36) <= each then", "if true then"),
+    (
+        "fair/settle",
+        "local units = redis.call('ZCOUNT', key, share, share)",
+        "local units = redis.call('ZCOUNT', key, from, to)",
+    ),
+    (
+        "fair/settle",
+        "if each == 0 or units + tonumber(string.sub(head, -2), 36) <= each then",
+        "if true then",
+    ),
     ("fair/settle", "    redis.call('ZREM', key, member)\n", ""),
     ("fair/settle", "for i = 2, tonumber(string.sub(id, -2), 36) do", "for i = 2, 1 do"),
     ("fair/settle", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
     ("fair/settle", " * 64 / tonumber(string.sub(head, -10, -9), 36)", " * 64"),
-    ("fair/leave", "local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])", "local own_turn, first = tonumber(turns[i]), tonumber(turn[2])"),
+    (
+        "fair/leave",
+        "local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])",
+        "local own_turn, first = tonumber(turns[i]), tonumber(turn[2])",
+    ),
     ("fair/leave", "  if unknown then", "  if false then"),
     ("fair/leave", "members[i] == turn[1] or own_turn == first", "own_turn == first"),
     ("fair/leave", "elseif own_turn < first then", "elseif false then"),
     ("fair/acquire", "if byte(terms, 6) ~= 48 then room", "if false then room"),
     ("fair/acquire", "if has + cost > each then", "if has + cost > each + 1 then"),
-    ("fair/acquire", "of_tenant[digits] = of_tenant[digits] + cost", "of_tenant[digits] = of_tenant[digits]"),
+    (
+        "fair/acquire",
+        "of_tenant[digits] = of_tenant[digits] + cost",
+        "of_tenant[digits] = of_tenant[digits]",
+    ),
     ("fair/acquire", "has = has + tonumber(sub(before, -2), 36)", "has = has + 1"),
     ("fair/acquire", "for i = 1, #turns do fits = fits and not turns[i] end", ""),
     ("fair/acquire", "          for j = 2, cost do\n", "          for j = 3, cost do\n"),
@@ -120,7 +140,11 @@ const FAIR_MUTANTS: [(&str, &str, &str); 51] = [
     ("fair/acquire", "for share = 2, tonumber(string.sub(id, -2), 36) do", "for share = 2, 1 do"),
     ("fair/acquire", "if swept then turn, units = nil, nil end", ""),
     // A newcomer that passes a turn; a big one past the limit; a small one past a big one.
-    ("fair/acquire", "      elseif refused == -1 and is_first and in_use", "      elseif refused == -1 and own_turn and in_use"),
+    (
+        "fair/acquire",
+        "      elseif refused == -1 and is_first and in_use",
+        "      elseif refused == -1 and own_turn and in_use",
+    ),
     ("fair/acquire", "is_first and in_use + cost <= room then", "is_first and in_use < room then"),
     ("fair/acquire", "own_turn == next_turn and f < next_f)", "own_turn == next_turn)"),
     ("fair/acquire", "        has[digits] = units_of + cost\n", ""),
@@ -132,9 +156,17 @@ const FAIR_MUTANTS: [(&str, &str, &str); 51] = [
     ("fair/acquire", "looked = turns[digits] == math.huge\n", "looked = false\n"),
     ("fair/acquire", "k = math.min(k + 1, 268435455)", "k = k + 1"),
     ("fair/promote", "in_use + next_cost > room then break end", "in_use >= room then break end"),
-    ("fair/promote", "  local room = next_class > 0 and limit - headroom or limit\n    local never", "  local room = limit\n    local never"),
+    (
+        "fair/promote",
+        "  local room = next_class > 0 and limit - headroom or limit\n    local never",
+        "  local room = limit\n    local never",
+    ),
     ("fair/promote", "if not is_absent then units = units + next_cost end", ""),
-    ("fair/promote", "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if first[1] and", "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if false and"),
+    (
+        "fair/promote",
+        "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if first[1] and",
+        "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if false and",
+    ),
     ("fair/promote", "redis.call('ZADD', key, share, head)", "redis.call('ZREM', key, head)"),
     ("fair/promote", "if each ~= '00000' and", "if false and"),
     ("fair/promote", "if not behind then redis.call('ZREM', key, member) end", ""),
@@ -160,10 +192,9 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 5] = [
 fn without_order(name: &str, text: &str) -> String {
     match name {
         // First come, first served, whoever it is.
-        "fair/promote" | "fair/settle" | "fair/acquire" => {
-            text.replace("* 4503599627370496 + now)", "* 0 + 4503599627370496 + now)")
-                .replace("(start + now) * factor", "(4503599627370496 + now) * factor")
-        }
+        "fair/promote" | "fair/settle" | "fair/acquire" => text
+            .replace("* 4503599627370496 + now)", "* 0 + 4503599627370496 + now)")
+            .replace("(start + now) * factor", "(4503599627370496 + now) * factor"),
         _ => text.to_owned(),
     }
 }
