@@ -92,7 +92,7 @@ repeat
   if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 8)) then
     is_tried = true
     local writes, count, all, room = {}, 0, units, limit
-    local fits, seen, share, of_tenant, turns = true, nil, nil, nil, nil
+    local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
     for i = first, last do
       local id = ARGV[i]
       if byte(id, -16) ~= 46 then
@@ -120,22 +120,22 @@ repeat
           end
           if byte(terms, 6) ~= 48 then room = limit - headroom end
           if each > 0 then
-            of_tenant = of_tenant or {}
-            local has = of_tenant[digits]
-            if not has then
-              has = redis.call('ZCOUNT', key, share, share)
+            if not of_call then
+              -- What each tenant asks for in this call: kept from the first cap on.
+              of_call, has = {}, {}
               for j = first, i - 1 do
                 local before = ARGV[j]
-                if byte(before, -16) == 46 and sub(before, -15, -11) == digits then
-                  has = has + tonumber(sub(before, -2), 36)
+                if byte(before, -16) == 46 then
+                  local tenant = sub(before, -15, -11)
+                  of_call[tenant] = (of_call[tenant] or 0) + tonumber(sub(before, -2), 36)
                 end
               end
-              of_tenant[digits] = has
             end
-            if has + cost > each then fits = false end
+            has[digits] = has[digits] or redis.call('ZCOUNT', key, share, share)
+            if has[digits] + (of_call[digits] or 0) + cost > each then fits = false end
           end
         end
-        if of_tenant and of_tenant[digits] then of_tenant[digits] = of_tenant[digits] + cost end
+        if of_call then of_call[digits] = (of_call[digits] or 0) + cost end
         all = all + cost
       end
     end

@@ -16,9 +16,9 @@
 local key = KEYS[1]
 local last = #ARGV
 --@queued
-if last == 5 and string.sub(ARGV[5], -2) == '01' then
+if last == 5 and string.sub(ARGV[last], -2) == '01' then
   -- One place of one permit, or without a claim.
-  redis.call('ZREM', key, ARGV[5], queued .. ARGV[5])
+  redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])
 elseif last > 4 then
   local members, count, sub = {}, 0, string.sub
   for i = 5, last do

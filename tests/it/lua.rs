@@ -174,7 +174,7 @@ fn no_number_becomes_text_inaccurately() {
         "fair/acquire: writes[#writes + 1] = (j > 1 and j or '') .. queued .. id",
         "fair/acquire: writes[#writes + 1] = 't' .. digits",
         "fair/acquire: writes[#writes + 1] = queued .. id",
-        "fair/release: redis.call('ZREM', key, ARGV[5], queued .. ARGV[5])",
+        "fair/release: redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])",
         "fair/release: members[count + 1], members[count + 2] = id, queued .. id",
         "fair/release: members[count] = share .. queued .. id",
         "fair/renew: for i, id in ipairs(ids) do members[count + i] = queued .. id end",
