@@ -91,7 +91,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 51] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
     ("fair/acquire", "share, share) < tonumber(each, 36)", "share, share) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -179,7 +179,6 @@ const FAIR_MUTANTS: [(&str, &str, &str); 51] = [
     ("fair/promote", "if each ~= '00000' and", "if false and"),
     ("fair/promote", "if not behind then redis.call('ZREM', key, member) end", ""),
     ("fair/promote", "for i = 2, next_cost do", "for i = 3, next_cost do"),
-    ("fair/promote", "if is_absent or score < start", "if score < start"),
     ("fair/renew", "if turns[i] == 'inf' then", "if false then"),
     ("fair/sweep", "    if plain <= now_ms then", "    if false then"),
     ("fair/reassert", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
