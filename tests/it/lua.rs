@@ -11,15 +11,22 @@ use tower_semaphore::{AcquireError, Policy, Semaphore};
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
-const PIECES: [(&str, &str); 6] = [
+const PIECES: [(&str, &str); 13] = [
     ("clock", include_str!("../../lua/clock.lua")),
     ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
     ("promote", include_str!("../../lua/promote.lua")),
     ("write", include_str!("../../lua/write.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
+    ("fair/settle", include_str!("../../lua/fair/settle.lua")),
+    ("fair/leave", include_str!("../../lua/fair/leave.lua")),
+    ("fair/sweep", include_str!("../../lua/fair/sweep.lua")),
+    ("fair/survey", include_str!("../../lua/fair/survey.lua")),
+    ("fair/promote", include_str!("../../lua/fair/promote.lua")),
+    ("fair/write", include_str!("../../lua/fair/write.lua")),
+    ("fair/answer", include_str!("../../lua/fair/answer.lua")),
 ];
-const SCRIPTS: [(&str, &str); 8] = [
+const SCRIPTS: [(&str, &str); 13] = [
     ("acquire", include_str!("../../lua/acquire.lua")),
     ("release", include_str!("../../lua/release.lua")),
     ("renew", include_str!("../../lua/renew.lua")),
@@ -28,6 +35,11 @@ const SCRIPTS: [(&str, &str); 8] = [
     ("overrides", include_str!("../../lua/overrides.lua")),
     ("override", include_str!("../../lua/override.lua")),
     ("revoke", include_str!("../../lua/revoke.lua")),
+    ("fair/acquire", include_str!("../../lua/fair/acquire.lua")),
+    ("fair/release", include_str!("../../lua/fair/release.lua")),
+    ("fair/renew", include_str!("../../lua/fair/renew.lua")),
+    ("fair/reassert", include_str!("../../lua/fair/reassert.lua")),
+    ("fair/revoke", include_str!("../../lua/fair/revoke.lua")),
 ];
 const DOCS: &str = include_str!("../../src/backend/redis/mod.rs");
 
@@ -128,10 +140,16 @@ fn no_number_becomes_text_inaccurately() {
             joins.push(format!("{name}: {}", line.trim()));
         }
     }
-    // Each joins texts only: ids, nodes, or a number that was formatted exactly.
+    // Each joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
     let known = [
         "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "fair/settle: local f, member = tonumber(digits, 36), 't' .. digits",
+        "fair/settle: members[count + 1], members[count + 2] = id, queued .. id",
+        "fair/settle: members[count] = i .. queued .. id",
+        "fair/leave: members[#tenants] = 't' .. digits",
+        "fair/promote: writes[#writes + 1] = i .. head",
+        "fair/promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "acquire: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
         "acquire: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "acquire: writes[#writes + 1] = queued .. id",
@@ -140,8 +158,33 @@ fn no_number_becomes_text_inaccurately() {
         "reassert: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "reassert: writes[#writes + 1] = queued .. id",
         "inspect: local from = '(' .. string.format('%.0f', now_ms)",
+        "inspect: local running = '(' .. string.format('%.0f', 1e13 + now_ms)",
+        "inspect: for j = i, math.min(i + 1998, #fair - 1), 2 do members[#members + 1] = queued .. fair[j] end",
         "override: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "revoke: if take then redis.call('ZREM', key, id, queued .. id) end",
+        "fair/acquire: members[count + 1], members[count + 2] = id, queued .. id",
+        "fair/acquire: members[count] = share .. queued .. id",
+        "fair/acquire: redis.call('ZADD', key, fair_score, id, share, queued .. id)",
+        "fair/acquire: turns[#turns + 1] = 't' .. digits",
+        "fair/acquire: writes[count + 1], writes[count + 2], writes[count + 3], writes[count + 4] = fair_score, id, share, queued .. id",
+        "fair/acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",
+        "fair/acquire: members[count + i] = queued .. id",
+        "fair/acquire: members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'",
+        "fair/acquire: writes[#writes + 1] = queued .. id",
+        "fair/acquire: writes[#writes + 1] = (j > 1 and j or '') .. queued .. id",
+        "fair/acquire: writes[#writes + 1] = 't' .. digits",
+        "fair/acquire: writes[#writes + 1] = queued .. id",
+        "fair/release: redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])",
+        "fair/release: members[count + 1], members[count + 2] = id, queued .. id",
+        "fair/release: members[count] = share .. queued .. id",
+        "fair/renew: for i, id in ipairs(ids) do members[count + i] = queued .. id end",
+        "fair/renew: turns[#tenants] = 't' .. digits",
+        "fair/reassert: members[count + i] = queued .. id",
+        "fair/reassert: members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'",
+        "fair/reassert: writes[#writes + 1] = queued .. id",
+        "fair/reassert: writes[#writes + 1] = queued .. id",
+        "fair/reassert: writes[#writes + 1] = queued .. id",
+        "fair/reassert: writes[#writes + 1] = j .. queued .. id",
     ];
     assert_eq!(joins, known, "look at each new one, then list it here");
 }
@@ -174,7 +217,7 @@ fn only_the_one_key_is_touched() {
     }
     for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
         // A message may fail, and nothing else.
-        let pcalls = usize::from(["promote", "override"].contains(&name));
+        let pcalls = usize::from(["promote", "override", "fair/promote"].contains(&name));
         assert_eq!(code(text).matches("pcall").count(), pcalls, "{name}");
         assert_eq!(code(text).matches("redis.pcall('PUBLISH', channel,").count(), pcalls, "{name}");
         assert!(!code(text).contains("redis.call ("), "{name}");
@@ -391,6 +434,102 @@ fn calls_cost_what_the_headers_say() {
     let last = commands(&server, "release", &["10", "1", node, &two, &three]);
     assert!(last <= cost("release"), "{last}");
     assert_eq!(server.keys(), 0);
+}
+
+#[test]
+fn calls_of_tenants_cost_what_the_headers_say() {
+    let server = TestRedis::start();
+    let node = "00000000001";
+    let id = |n: &str, tenant: &str, each: &str| format!("{node}:{n}.{tenant}01{each}001");
+    let (one, two) = (id("1", "0000a", "00000"), id("2", "0000b", "00000"));
+    let (three, four) = (id("3", "0000c", "00002"), id("4", "0000c", "00002"));
+    let acquire = |leaving: &[&str], ids: &[&str]| {
+        let count = leaving.len().to_string();
+        let arguments = [&["10", "0", "5000", "100", "1", node, &count][..], leaving, ids].concat();
+        commands(&server, "fair/acquire", &arguments)
+    };
+    assert_eq!(cost("fair/acquire"), 5);
+    assert_eq!(acquire(&[], &[&one]), 5, "the first");
+    assert_eq!(acquire(&[&one], &[&two]), 6, "one for one");
+    assert_eq!(acquire(&[], &[&one, &three, &four]), 6, "one tenant of two has a cap");
+    let renew = ["10", "0", "5000", "1", node, &one, &two];
+    assert_eq!(commands(&server, "fair/renew", &renew), cost("fair/renew"));
+    assert_eq!(commands(&server, "inspect", &["10"]), cost("inspect") + 4);
+    let release = ["10", "0", "1", node, &one, &two, &three, &four];
+    assert_eq!(commands(&server, "fair/release", &release), cost("fair/release"));
+    assert_eq!(server.keys(), 0);
+    // From line to line.
+    let (five, six) = (id("5", "0000a", "00000"), id("6", "0000b", "00000"));
+    let waits = ["1", "0", "5000", "100", "1", node, "0"];
+    for id in [&one, &two, &five, &six] {
+        commands(&server, "fair/acquire", &[&waits[..], &[id]].concat());
+    }
+    let release = commands(&server, "fair/release", &["1", "0", "1", node, &one]);
+    assert!(release <= 14, "{release}");
+}
+
+fn invoke(connection: &mut redis::Connection, name: &str, arguments: &[&str]) -> Value {
+    let script = script(name);
+    let mut call = script.prepare_invoke();
+    call.key("semaphore:{x}");
+    arguments.iter().for_each(|argument| {
+        call.arg(*argument);
+    });
+    call.invoke(connection).unwrap()
+}
+
+#[test]
+fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
+    let server = TestRedis::start();
+    let mut connection = connection(&server);
+    let (node, key) = ("00000000001", "semaphore:{x}");
+    let whole = |connection: &mut redis::Connection| -> Vec<String> {
+        redis::cmd("ZRANGE").arg(key).arg(0).arg(-1).arg("WITHSCORES").query(connection).unwrap()
+    };
+    let places: Vec<_> = (0..6)
+        .map(|n| match n {
+            5 => format!("{node}:{n}"),
+            n => format!("{node}:{n}.000a{n}01000000{}", if n == 1 { "02" } else { "01" }),
+        })
+        .collect();
+    let plain = format!("{node}:100");
+    // Those that hold alone; holders and lines; lines alone; a line that its cap stops; all of them dead.
+    let sets: [(&str, &[usize], u64); 5] = [
+        ("10", &[0, 1, 2], 60_000),
+        ("3", &[0, 1, 2, 3, 4, 5], 60_000),
+        ("1", &[1, 2, 3], 60_000),
+        ("2", &[0, 2, 5, 3], 60_000),
+        ("3", &[5, 0, 1, 2, 3, 4], 1),
+    ];
+    for (limit, those, lease) in sets {
+        let lease = lease.to_string();
+        let calls: [(&str, Vec<&str>); 6] = [
+            ("acquire", vec!["2", "5000", "100", "1", node, "0", &plain]),
+            ("acquire", vec!["0", "5000", "-1", "1", node, "0", &plain]),
+            ("release", vec![limit, "1", node, &plain]),
+            ("release", vec![limit, "1", node]),
+            ("renew", vec![limit, "5000", "1", node, &plain]),
+            ("reassert", vec![limit, "5000", "1", node, &plain, "9000000000000"]),
+        ];
+        for (name, arguments) in calls {
+            let _: String = server.command(&["FLUSHALL"]);
+            for i in those {
+                let acquire =
+                    [limit, "0", lease.as_str(), "100", "1", node, "0", places[*i].as_str()];
+                assert_ne!(invoke(&mut connection, "fair/acquire", &acquire), Value::Int(0));
+            }
+            std::thread::sleep(Duration::from_millis(if lease == "1" { 3 } else { 0 }));
+            let before = whole(&mut connection);
+            let reply = invoke(&mut connection, name, &arguments);
+            assert_eq!(whole(&mut connection), before, "{name} {arguments:?} of {those:?}");
+            let nothing = Value::Array(Vec::new());
+            let good = reply == Value::Int(0) || (name == "release" && reply == nothing);
+            assert!(good, "{name} {arguments:?} of {those:?}: {reply:?}");
+        }
+        let before = whole(&mut connection);
+        assert_eq!(invoke(&mut connection, "revoke", &[&plain, "1"]), Value::Int(-1));
+        assert_eq!(whole(&mut connection), before);
+    }
 }
 
 /// Of whom the dead waiters are, and whether their leases have ended.

@@ -8,20 +8,56 @@ use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
 use crate::protocol::call::Op;
+use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::{PlaceStatus, Reply};
 
 /// What an id and all that is no id take in a call, with room to spare.
 const ID: usize = 24;
+const FAIR_ID: usize = 40;
 const REST: usize = 80;
+
+/// Which scripts a call uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Those for sets without tenants. They leave any other set as it is, and answer so.
+    Plain,
+    /// Those for any set.
+    Tenants,
+}
+
+impl For {
+    /// The scripts that the call uses first.
+    pub(super) fn call(call: &AddressedCall) -> Self {
+        let any = |ids: &[PlaceId]| ids.iter().any(|id| id.claim.is_some());
+        let any = match &call.op {
+            Op::Acquire { leaving, ids, .. } => any(ids) || any(leaving),
+            Op::Release { ids } | Op::Renew { ids, .. } => any(ids),
+            Op::Reassert { proofs, .. } => proofs.iter().any(|(id, _)| id.claim.is_some()),
+            Op::Audit { .. } => false,
+        };
+        if any { Self::Tenants } else { Self::Plain }
+    }
+}
+
+/// Whether the scripts for plain sets found one with tenants, and did nothing but take out the places that
+/// leave: see `lua/sweep.lua`. The same call is to be made with the other scripts.
+pub(super) fn has_tenants(call: &AddressedCall, value: &Value) -> bool {
+    *value == Value::Int(0) && For::call(call) == For::Plain
+}
 
 /// The call, with its arguments in the order in which the script's header lists them. `counted`:
 /// PUBLISH tells whether a process listens, as it does where there is one server.
-pub(super) fn command(call: &AddressedCall, by: By, counted: bool) -> Cmd {
+pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool) -> Cmd {
+    let plain = scripts == For::Plain;
     let script = match &call.op {
-        Op::Acquire { .. } => &scripts::ACQUIRE,
-        Op::Release { .. } => &scripts::RELEASE,
-        Op::Renew { .. } => &scripts::RENEW,
-        Op::Reassert { .. } => &scripts::REASSERT,
+        Op::Acquire { .. } if plain => &scripts::ACQUIRE,
+        Op::Acquire { .. } => &scripts::FAIR_ACQUIRE,
+        Op::Release { .. } if plain => &scripts::RELEASE,
+        Op::Release { .. } => &scripts::FAIR_RELEASE,
+        Op::Renew { .. } if plain => &scripts::RENEW,
+        Op::Renew { .. } => &scripts::FAIR_RENEW,
+        Op::Reassert { .. } if plain => &scripts::REASSERT,
+        Op::Reassert { .. } => &scripts::FAIR_REASSERT,
         Op::Audit { .. } => &scripts::INSPECT,
     };
     let places = match &call.op {
@@ -29,37 +65,44 @@ pub(super) fn command(call: &AddressedCall, by: By, counted: bool) -> Cmd {
         Op::Audit { .. } => 0,
         op => op.places(),
     };
-    let mut command = scripts::call(script, by, &call.key, 6 + places, REST + places * ID);
-    let (node, limit, counted) = (call.node.text(), call.limit, u8::from(counted));
+    let id = if plain { ID } else { FAIR_ID };
+    let mut command = scripts::call(script, by, &call.key, 7 + places, REST + places * id);
+    let (node, counted) = (call.node.text(), u8::from(counted));
+    if let Op::Audit { most } = &call.op {
+        command.arg(*most);
+        return command;
+    }
+    command.arg(call.limit);
+    if !plain {
+        command.arg(call.headroom);
+    }
     match &call.op {
         Op::Acquire { leaving, lease_ms, max_queue, ids } => {
-            command.arg(limit).arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
+            command.arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
             command.arg(counted).arg(&node[..]).arg(leaving.len());
             for id in leaving.iter().chain(ids) {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
         Op::Release { ids } => {
-            command.arg(limit).arg(counted).arg(&node[..]);
+            command.arg(counted).arg(&node[..]);
             for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
         Op::Renew { lease_ms, ids } => {
-            command.arg(limit).arg(*lease_ms).arg(counted).arg(&node[..]);
+            command.arg(*lease_ms).arg(counted).arg(&node[..]);
             for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
         Op::Reassert { lease_ms, proofs } => {
-            command.arg(limit).arg(*lease_ms).arg(counted).arg(&node[..]);
+            command.arg(*lease_ms).arg(counted).arg(&node[..]);
             for (id, proof) in proofs {
                 command.arg(id.text_of(&node).as_bytes()).arg(*proof);
             }
         }
-        Op::Audit { most } => {
-            command.arg(*most);
-        }
+        Op::Audit { .. } => {}
     }
     command
 }
@@ -114,7 +157,7 @@ pub(crate) fn decode_wire(
     places: usize,
     wire: &[u8],
 ) -> Option<Result<Reply, BackendError>> {
-    use crate::protocol::id::{Ids, NodeId, PlaceId};
+    use crate::protocol::id::{Ids, NodeId};
     let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
     let node = NodeId::new(1);
     let ids: Ids =

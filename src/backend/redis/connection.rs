@@ -12,13 +12,14 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 
+use super::calls::{self, For};
 use super::cluster::Cluster;
 use super::dial::Patience;
 use super::error::broken;
 use super::queries::QueryCommand;
 use super::scripts::By;
 use super::sentinel::Sentinel;
-use super::{calls, error, queries};
+use super::{error, queries};
 use crate::backend::{
     AddressedCall, Answer, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries,
     Query, QueryError, ServerInfo, Shard,
@@ -85,9 +86,23 @@ impl Connection for RedisConnection {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
         async move {
             let counted = member.is_none();
-            let command = |i: usize, by| calls::command(&calls[i], by, counted);
-            let (values, late) =
+            let command =
+                |i: usize, by| calls::command(&calls[i], by, For::call(&calls[i]), counted);
+            let (mut values, mut late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
+            // Sets that turn out to have tenants: their calls are made again, by the scripts for those.
+            let tenanted: Vec<usize> =
+                (0..calls.len()).filter(|i| calls::has_tenants(&calls[*i], &values[*i])).collect();
+            if !tenanted.is_empty() {
+                let command =
+                    |i: usize, by| calls::command(&calls[tenanted[i]], by, For::Tenants, counted);
+                let (again, _) =
+                    run(&mut connection, member.as_ref(), tenanted.len(), command).await?;
+                for (i, value) in tenanted.iter().zip(again) {
+                    values[*i] = value;
+                }
+                late.extend(tenanted);
+            }
             let mut answers = Vec::with_capacity(values.len());
             for (i, (call, value)) in calls.iter().zip(values).enumerate() {
                 answers.push(match value {

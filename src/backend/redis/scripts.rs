@@ -5,13 +5,20 @@ use std::sync::LazyLock;
 use deadpool_redis::redis::{Cmd, Pipeline, Script};
 
 /// What several scripts have in common, and where they say that it goes.
-const PIECES: [(&str, &str); 6] = [
+const PIECES: [(&str, &str); 13] = [
     ("--@clock", include_str!("../../../lua/clock.lua")),
     ("--@queued", include_str!("../../../lua/queued.lua")),
     ("--@sweep", include_str!("../../../lua/sweep.lua")),
     ("--@promote", include_str!("../../../lua/promote.lua")),
     ("--@write", include_str!("../../../lua/write.lua")),
     ("--@answer", include_str!("../../../lua/answer.lua")),
+    ("--@fair/settle", include_str!("../../../lua/fair/settle.lua")),
+    ("--@fair/leave", include_str!("../../../lua/fair/leave.lua")),
+    ("--@fair/sweep", include_str!("../../../lua/fair/sweep.lua")),
+    ("--@fair/survey", include_str!("../../../lua/fair/survey.lua")),
+    ("--@fair/promote", include_str!("../../../lua/fair/promote.lua")),
+    ("--@fair/write", include_str!("../../../lua/fair/write.lua")),
+    ("--@fair/answer", include_str!("../../../lua/fair/answer.lua")),
 ];
 
 /// A script's text and its name in Redis.
@@ -46,11 +53,33 @@ pub(super) static OVERRIDES: LazyLock<Lua> = lua!("overrides.lua");
 pub(super) static OVERRIDE: LazyLock<Lua> = lua!("override.lua");
 pub(super) static REVOKE: LazyLock<Lua> = lua!("revoke.lua");
 
+// For sets in which places have claims, and for those places.
+pub(super) static FAIR_ACQUIRE: LazyLock<Lua> = lua!("fair/acquire.lua");
+pub(super) static FAIR_RELEASE: LazyLock<Lua> = lua!("fair/release.lua");
+pub(super) static FAIR_RENEW: LazyLock<Lua> = lua!("fair/renew.lua");
+pub(super) static FAIR_REASSERT: LazyLock<Lua> = lua!("fair/reassert.lua");
+pub(super) static FAIR_REVOKE: LazyLock<Lua> = lua!("fair/revoke.lua");
+
+static ALL: [&LazyLock<Lua>; 13] = [
+    &ACQUIRE,
+    &RELEASE,
+    &RENEW,
+    &REASSERT,
+    &INSPECT,
+    &OVERRIDES,
+    &OVERRIDE,
+    &REVOKE,
+    &FAIR_ACQUIRE,
+    &FAIR_RELEASE,
+    &FAIR_RENEW,
+    &FAIR_REASSERT,
+    &FAIR_REVOKE,
+];
+
 /// Makes all scripts known, so that none has to be sent a second time, out of its turn.
 pub(super) fn load() -> Pipeline {
     let mut pipeline = Pipeline::new();
-    for script in [&ACQUIRE, &RELEASE, &RENEW, &REASSERT, &INSPECT, &OVERRIDES, &OVERRIDE, &REVOKE]
-    {
+    for script in ALL {
         pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
     }
     pipeline

@@ -6,11 +6,15 @@ use deadpool_redis::redis::Value;
 
 use crate::backend::Listing;
 use crate::error::BackendError;
+use crate::protocol::claim::Claim;
 use crate::protocol::id::PlaceId;
-use crate::protocol::ledger::{Grant, PlaceStatus, Reply, TICKET_MIN};
+use crate::protocol::ledger::{Grant, LINE_MAX, PlaceStatus, Reply, TICKET_MIN};
 
 /// What a member begins with that is a ticket: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
+
+/// The scores of lease ends begin here, where places have claims: see `lua/fair/acquire.lua`.
+const FAIR_LEASES: u64 = 10_000_000_000_000;
 
 /// In place of the earliest lease end: the bound on work was reached, see `lua/answer.lua`.
 const MORE: u64 = 1;
@@ -41,30 +45,60 @@ pub(super) fn grants(items: &[Value]) -> Option<Vec<Grant>> {
         .collect()
 }
 
+/// With its lease end and, while it waits, its ticket.
+type Place = (PlaceId, u64, Option<u64>);
+
 pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     let [now, in_use, waiting, leases, rest @ ..] = items else { return None };
     let leases = usize::try_from(number(leases)?).ok()?;
     let (leases, tickets) = rest.split_at_checked(leases.checked_mul(2)?)?;
-    let mut places = Vec::with_capacity(leases.len());
+    let mut places: Vec<Place> = Vec::with_capacity(leases.len() / 2);
     for (id, lease_end) in pairs(leases) {
-        places.push((place(id)?, number(lease_end)?, None));
+        let (id, lease_end) = (place(id)?, number(lease_end)?);
+        let above = if id.claim.is_some() { FAIR_LEASES } else { 0 };
+        places.push((id, lease_end.checked_sub(above)?, None));
     }
     let index: HashMap<_, _> = places.iter().enumerate().map(|(i, place)| (place.0, i)).collect();
-    for (member, ticket) in pairs(tickets) {
+    for (member, score) in pairs(tickets) {
         let Value::BulkString(member) = member else { return None };
         let id = PlaceId::parse(member.strip_prefix(&QUEUED)?)?;
         // One whose lease has ended, or that is past the list, is left out.
         if let Some(i) = index.get(&id) {
-            places[*i].2 = Some(number(ticket)?);
+            places[*i].2 = match id.claim {
+                None => Some(number(score)?),
+                Some(claim) => ticket_in_line(claim, score)?,
+            };
         }
     }
     let (now, mut in_use, mut waiting) = (number(now)?, number(in_use)?, number(waiting)?);
-    if leases.len() / 2 < most as usize {
+    let most = most as usize;
+    if places.len() < most {
         // All are here, so those that the script counted and that have expired can be left out.
-        waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
-        in_use = places.len() as u64 - waiting;
+        let (waits, holds): (Vec<&Place>, Vec<&Place>) =
+            places.iter().partition(|(_, _, ticket)| ticket.is_some());
+        waiting = waits.len() as u64;
+        let cost = |id: &PlaceId| id.claim.map_or(1, |claim| u64::from(claim.cost()));
+        in_use = holds.iter().map(|place| cost(&place.0)).sum();
     }
+    // Those with a claim were listed on their own.
+    places.sort_by_key(|(_, lease_end, _)| *lease_end);
+    places.truncate(most);
     Some(Listing { now, in_use, waiting, places })
+}
+
+/// The ticket of a place in a tenant's line, by its score: -f + k·2⁻²⁸. One that holds has f.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a whole number in range, or taken into it"
+)]
+fn ticket_in_line(claim: Claim, score: &Value) -> Option<Option<u64>> {
+    let score: f64 = match score {
+        Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok()?,
+        _ => return None,
+    };
+    let k = (score + f64::from(claim.tenant().number())) * (LINE_MAX + 1) as f64;
+    Some((score < 0.0).then_some(TICKET_MIN + k.clamp(0.0, LINE_MAX as f64) as u64))
 }
 
 pub(super) fn pairs(items: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
@@ -102,4 +136,46 @@ pub(super) fn number(value: &Value) -> Option<u64> {
 pub(super) fn unexpected(value: &Value) -> BackendError {
     let shown: String = format!("{value:?}").chars().take(200).collect();
     BackendError::call(format!("Redis answered what no script of this version does: {shown}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_redis::redis::Value;
+
+    use super::{Listing, listing};
+    use crate::protocol::claim::{Claim, Tenant};
+    use crate::protocol::id::PlaceId;
+    use crate::protocol::ledger::TICKET_MIN;
+
+    #[test]
+    fn places_of_tenants_are_listed_among_the_others() {
+        let claim = Claim::new(Tenant::of_hash(4)).with_cost(3);
+        let id = |text: &str| text.parse::<PlaceId>().unwrap();
+        let plain = id("00000000001:1");
+        let [holds, waits] =
+            [2, 3].map(|n| PlaceId { n, claim: Some(claim), ..id("00000000001:1") });
+        let text = |text: String| Value::BulkString(text.into_bytes());
+        let queued = |id: PlaceId| text(format!("{}{id}", "q".repeat(52)));
+        let line = -5.0 + 7.0 / f64::from(1 << 28);
+        let items = |most: u32| {
+            let mut items = [1_795_169_853_126_543, 40, 30, 3].map(Value::Int).to_vec();
+            for (id, end) in
+                [(plain, "1795169853999"), (holds, "11795169853127"), (waits, "11795169854000")]
+            {
+                items.extend([text(id.to_string()), text(end.to_owned())]);
+            }
+            items.extend([queued(holds), text("5".to_owned())]);
+            items.extend([queued(waits), text(line.to_string())]);
+            listing(&items, most)
+        };
+        let places = vec![
+            (holds, 1_795_169_853_127, None),
+            (plain, 1_795_169_853_999, None),
+            (waits, 1_795_169_854_000, Some(TICKET_MIN + 7)),
+        ];
+        let all = Listing { now: 1_795_169_853_126_543, in_use: 4, waiting: 1, places };
+        assert_eq!(items(10), Some(all.clone()));
+        let two = Listing { in_use: 40, waiting: 30, places: all.places[..2].to_vec(), ..all };
+        assert_eq!(items(2), Some(two));
+    }
 }

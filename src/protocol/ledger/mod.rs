@@ -512,7 +512,13 @@ impl Ledger {
     }
 
     fn take(&mut self, id: &PlaceId) {
-        let Some(place) = self.places.remove(id) else { return };
+        let Some(place) = self.places.remove(id) else {
+            // Who takes places out of Redis does not learn which were there: their tenants are settled anyway.
+            if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim) {
+                fair.touched.push(claim.tenant());
+            }
+            return;
+        };
         match id.claim {
             Some(claim) => self.fair().take(*id, claim, place),
             None => {

@@ -83,12 +83,9 @@ impl Ledger {
 
     fn next(&self) -> Option<(f64, Next)> {
         let in_order = self.queue.first();
-        let Some(fair) = &self.lines else {
-            // Without tenants their turn is never compared.
-            return in_order.map(|(ticket, id)| (0.0, Next::InOrder(*ticket, *id)));
-        };
         let in_order =
             in_order.map(|(ticket, id)| (self.turn_in_order(*ticket), Next::InOrder(*ticket, *id)));
+        let Some(fair) = &self.lines else { return in_order };
         let in_line = fair.lines.next().and_then(|(turn, tenant)| {
             let id = fair.lines.head(tenant)?;
             Some((turn, Next::Of(tenant, id, id.claim?)))
@@ -182,11 +179,12 @@ impl Ledger {
     fn grant_next(&mut self, caller: Caller, budget: &mut usize) -> Option<PlaceId> {
         while *budget > 0 {
             let in_use = self.in_use();
+            // While no permit is free, nobody need know who is next: that saves Redis two commands.
+            if in_use >= u64::from(caller.limit) {
+                return None;
+            }
             match self.next()?.1 {
                 Next::InOrder(ticket, id) => {
-                    if in_use >= u64::from(caller.limit) {
-                        return None;
-                    }
                     *budget -= 1;
                     self.queue.remove(&(ticket, id));
                     self.places.get_mut(&id)?.ticket = None;
@@ -217,9 +215,12 @@ impl Ledger {
     /// Whether promotion stopped at the bound on work.
     pub(super) fn stopped_early(&self, caller: Caller) -> bool {
         let in_use = self.in_use();
+        if in_use >= u64::from(caller.limit) {
+            return false;
+        }
         match self.next() {
             None => false,
-            Some((_, Next::InOrder(..))) => in_use < u64::from(caller.limit),
+            Some((_, Next::InOrder(..))) => true,
             Some((_, Next::Of(_, _, claim))) => {
                 let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
                 room > 0 && (cost > room || in_use + cost <= room)

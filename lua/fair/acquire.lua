@@ -1,0 +1,338 @@
+-- fair/acquire: acquire.lua, for any set: with tenants, without, or with both kinds of places.
+--
+-- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then to the base 36 the tenant's number
+-- f (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). They are cut by
+-- position. An id without a claim never has '.' there. Places with a claim have these members:
+--   <id>                          score: 1e13 + end of its lease, ms
+--   q<id>                         score: -f + k * 2^-28: it waits, the k-th of line f; for q see queued.lua
+--   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
+--   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
+-- Places without one stand as in acquire.lua. So the scores are, from below: lines, permits by tenant, lease ends
+-- without and with a claim, tickets from 1e14 on, turns from 2^52 on. What <f> has in use is a count of one score.
+--
+-- A ticket of a line is told as 1e14 + k, and a lease end without the 1e13.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   limit       integer >= 1, permits
+-- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[3]   lease_ms    integer >= 1
+-- ARGV[4]   max_queue   integer >= 0, places that may wait in one line; -1: these may not wait
+-- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[6]   node        the caller's
+-- ARGV[7]   leaving     integer >= 0, how many of the ids leave
+-- ARGV[8..] id          those that leave, in any order; then one or many that come, in the order of their arrival
+--
+-- Returns   lease_end, if all that come were granted at once; else
+--           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
+--           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
+--           permit was free and a place waited that could have it: call again, at once
+--           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant has
+--           as many as it may | -4 it costs more than it could ever have
+-- Errors    none of its own
+-- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, whatever
+--           the number of ids; O((ids + 500) * log n): see promote.lua
+-- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
+
+local key = KEYS[1]
+local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local first, last = 8 + ARGV[7], #ARGV
+--@clock
+--@queued
+local lease_end = now_ms + lease_ms
+local fair_score = string.format('%.0f', lease_end + 1e13)
+if first > 8 then
+  local members, count = {}, 0
+  for i = 8, first - 1 do
+    local id = ARGV[i]
+    members[count + 1], members[count + 2] = id, queued .. id
+    count = count + 2
+    if string.byte(id, -16) == 46 and string.sub(id, -2) ~= '01' then
+      for share = 2, tonumber(string.sub(id, -2), 36) do
+        count = count + 1
+        members[count] = share .. queued .. id
+      end
+      if count > 4000 then
+        redis.call('ZREM', key, unpack(members, 1, count))
+        count = 0
+      end
+    end
+  end
+  if count > 0 then redis.call('ZREM', key, unpack(members, 1, count)) end
+end
+local units = redis.call('ZCOUNT', key, '0', '(10000000000000')
+local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+
+-- The most frequent call: one place of a tenant that comes, of one permit and class 0, while nobody waits.
+if first == last and not turn[1] and string.sub(ARGV[last], -3) == '001' and string.byte(ARGV[last], -16) == 46 then
+  local id = ARGV[last]
+  local share, each = string.format('%d', tonumber(string.sub(id, -15, -11), 36)), string.sub(id, -8, -4)
+  if units < limit and (each == '00000' or redis.call('ZCOUNT', key, share, share) < tonumber(each, 36)) then
+    redis.call('ZADD', key, fair_score, id, share, queued .. id)
+    -- As in write.lua; but if nobody else is there, there is no expiry to be shortened.
+    if units == 0 or redis.call('PTTL', key) < lease_ms + 1000 then
+      redis.call('PEXPIRE', key, string.format('%.0f', 3 * lease_ms + 1000))
+    end
+    return lease_end
+  end
+end
+
+local plain_score = string.format('%.0f', lease_end)
+local sub, byte = string.sub, string.byte
+local settle, remove
+local is_second, is_tried = false, false
+repeat
+  if is_second then
+    local left = { unpack(ARGV, 8, first - 1) }
+    --@fair/settle
+    if turn[1] then
+      --@fair/leave
+    end
+  end
+  -- Whether all can be granted at once: nobody waits who could be served, and no cap stands in the way.
+  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 8)) then
+    is_tried = true
+    local writes, count, all, room = {}, 0, units, limit
+    local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
+    for i = first, last do
+      local id = ARGV[i]
+      if byte(id, -16) ~= 46 then
+        all = all + 1
+        writes[count + 1], writes[count + 2] = plain_score, id
+        count = count + 2
+      else
+        local digits, cost, terms = sub(id, -15, -11), 1, sub(id, -8)
+        if digits ~= seen then
+          seen, share = digits, string.format('%d', tonumber(digits, 36))
+          if turn[1] then
+            turns = turns or {}
+            turns[#turns + 1] = 't' .. digits
+          end
+        end
+        writes[count + 1], writes[count + 2], writes[count + 3], writes[count + 4] = fair_score, id, share, queued .. id
+        count = count + 4
+        -- No cap, class 0, one permit.
+        if terms ~= '00000001' then
+          local each = tonumber(sub(terms, 1, 5), 36)
+          cost = tonumber(sub(terms, -2), 36)
+          for j = 2, cost do
+            writes[count + 1], writes[count + 2] = share, j .. queued .. id
+            count = count + 2
+          end
+          if byte(terms, 6) ~= 48 then room = limit - headroom end
+          if each > 0 then
+            if not of_call then
+              -- What each tenant asks for in this call: kept from the first cap on.
+              of_call, has = {}, {}
+              for j = first, i - 1 do
+                local before = ARGV[j]
+                if byte(before, -16) == 46 then
+                  local tenant = sub(before, -15, -11)
+                  of_call[tenant] = (of_call[tenant] or 0) + tonumber(sub(before, -2), 36)
+                end
+              end
+            end
+            has[digits] = has[digits] or redis.call('ZCOUNT', key, share, share)
+            if has[digits] + (of_call[digits] or 0) + cost > each then fits = false end
+          end
+        end
+        if of_call then of_call[digits] = (of_call[digits] or 0) + cost end
+        all = all + cost
+      end
+    end
+    if fits and all <= room and turns then
+      -- Stopped lines are passed by, but not by places of their own.
+      turns = redis.call('ZMSCORE', key, unpack(turns))
+      for i = 1, #turns do fits = fits and not turns[i] end
+    end
+    if fits and all <= room then
+      for i = 1, count, 4000 do
+        redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, count)))
+      end
+      if units == 0 and not turn[1] or redis.call('PTTL', key) < lease_ms + 1000 then
+        redis.call('PEXPIRE', key, string.format('%.0f', 3 * lease_ms + 1000))
+      end
+      return lease_end
+    end
+  end
+  is_second = not is_second
+until not is_second
+
+-- Full, or so it looks: waiting places go first, and only then the newcomers.
+local max_queue, counted, node = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
+--@fair/sweep
+if swept then turn, units = nil, nil end
+--@fair/survey
+--@fair/promote
+
+local ids = { unpack(ARGV, first) }
+local members = { unpack(ids) }
+local count = #ids
+for i, id in ipairs(ids) do
+  members[count + i] = queued .. id
+  -- The turn of its line; any that is not there without a claim.
+  members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'
+end
+local scores = redis.call('ZMSCORE', key, unpack(members))
+-- Whether a lease that was there before is gone or longer: it may have been the earliest.
+local moved = gone
+local statuses, writes, ticket = {}, {}, 0
+-- By tenant: its turn, what it has in use, how many wait and the last of them, each once it is known.
+local turns, has, lines, tails = {}, {}, {}, {}
+-- Granted in this call without a claim, and not written yet.
+local fresh = 0
+for i, id in ipairs(ids) do
+  local status, stands = nil, scores[count + i]
+  if string.byte(id, -16) ~= 46 then
+    if scores[i] then
+      status = tonumber(stands or 1)
+      moved = true
+    else
+      local own_turn = nil
+      if queue == 0 and in_use < limit then
+        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') + fresh
+        own_turn = (held * 64 + 1) * 4503599627370496 + now
+      end
+      if queue == 0 and in_use < limit and (not next_turn or own_turn <= next_turn) then
+        status = 1
+        in_use = in_use + 1
+        fresh = fresh + 1
+      elseif max_queue < 0 then
+        status = -1
+      elseif queue >= max_queue then
+        status = -2
+      else
+        if ticket == 0 then
+          local latest = redis.call('ZRANGE', key, '(4503599627370496', '100000000000000', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+          ticket = tonumber(latest[2] or 0)
+        end
+        ticket = math.max(now, ticket + 1)
+        status = ticket
+        if own_turn and (not next_turn or own_turn <= next_turn) then
+          next_turn, next_f, next_cost, next_class = own_turn, 0, 1, 0
+        end
+        queue = queue + 1
+        writes[#writes + 1] = string.format('%.0f', ticket)
+        writes[#writes + 1] = queued .. id
+      end
+    end
+    if status > 0 then
+      writes[#writes + 1] = plain_score
+      writes[#writes + 1] = id
+    end
+  else
+    local digits = string.sub(id, -15, -11)
+    local f, cost, class = tonumber(digits, 36), tonumber(string.sub(id, -2), 36), tonumber(string.sub(id, -3, -3))
+    if turns[digits] == nil then turns[digits] = tonumber(scores[2 * count + i]) or false end
+    local looked = false
+    if scores[i] then
+      moved = true
+      status = 1
+      if tonumber(stands) < 0 then
+        status = 1e14 + (stands + f) * 268435456
+        looked = turns[digits] == math.huge
+      end
+    else
+      local share, each = string.format('%d', f), tonumber(string.sub(id, -8, -4), 36)
+      local room = class > 0 and limit - headroom or limit
+      if not turns[digits] then
+        lines[digits] = 0
+      elseif not lines[digits] then
+        lines[digits] = redis.call('ZCOUNT', key, string.format('(-%d', f), string.format('(-%d', f - 1))
+      end
+      local line = lines[digits]
+      if not has[digits] and (each > 0 or line == 0) then
+        has[digits] = redis.call('ZCOUNT', key, share, share)
+      end
+      local units_of = has[digits] or 0
+      local refused = -1
+      if room > 0 and cost > room or each > 0 and cost > each then
+        refused = -4
+      elseif each > 0 and units_of + cost > each then
+        refused = -3
+      end
+      local own_turn = nil
+      if line == 0 then
+        own_turn = math.huge
+        if refused == -1 then
+          local level = math.floor(units_of * 64 / tonumber(string.sub(id, -10, -9), 36))
+          own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
+        end
+      end
+      local is_first = own_turn and own_turn < math.huge
+        and (not next_turn or own_turn < next_turn or own_turn == next_turn and f < next_f)
+      if refused == -4 then
+        status = -4
+      elseif refused == -1 and is_first and in_use + cost <= room then
+        status = 1
+        in_use = in_use + cost
+        has[digits] = units_of + cost
+        for j = 1, cost do
+          writes[#writes + 1] = share
+          writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
+        end
+      elseif max_queue < 0 then
+        status = refused
+      elseif line >= max_queue then
+        status = -2
+      else
+        local k = 1
+        if line == 0 then
+          turns[digits] = own_turn
+          writes[#writes + 1] = string.format('%.17g', own_turn)
+          writes[#writes + 1] = 't' .. digits
+          if is_first then next_turn, next_f, next_cost, next_class = own_turn, f, cost, class end
+        else
+          k = tails[digits]
+          if not k then
+            local from, to = string.format('(-%d', f - 1), string.format('(-%d', f)
+            local tail = redis.call('ZRANGE', key, from, to, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+            k = (tail[2] + f) * 268435456
+          end
+          k = math.min(k + 1, 268435455)
+          looked = turns[digits] == math.huge or k == 268435455
+        end
+        status = 1e14 + k
+        lines[digits], tails[digits] = line + 1, k
+        writes[#writes + 1] = string.format('%.17g', k / 268435456 - f)
+        writes[#writes + 1] = queued .. id
+      end
+    end
+    if looked then
+      -- A line that was stopped is looked at once more, as its places are now.
+      for j = 1, #writes, 4000 do
+        redis.call('ZADD', key, unpack(writes, j, math.min(j + 3999, #writes)))
+      end
+      writes, fresh = {}, 0
+      turns[digits] = settle(digits)
+      -- Whose turn it is is found anew.
+      next_turn = nil
+      local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+      if line[1] then
+        next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
+        local from, to = string.format('(-%d', next_f), string.format('(-%d', next_f - 1)
+        local head = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', '1')[1]
+        next_cost, next_class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+      end
+      if queue > 0 then
+        local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
+        local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
+        local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
+        if not next_turn or own_turn <= next_turn then
+          next_turn, next_f, next_cost, next_class = own_turn, 0, 1, 0
+        end
+      end
+    end
+    if status > 0 then
+      writes[#writes + 1] = fair_score
+      writes[#writes + 1] = id
+    end
+  end
+  statuses[i] = status
+end
+--@fair/write
+if moved then
+  earliest = nil
+elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then
+  earliest = lease_end
+end
+--@fair/answer

@@ -1,0 +1,30 @@
+-- fair/answer: as answer.lua, for a set with tenants.
+--
+-- A piece of the scripts, put in at their end, where they say `--@fair/answer`.
+--
+-- Needs     key, limit, headroom, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_class;
+--           earliest, or nil if that is to be looked up
+
+local waiting = redis.call('ZCOUNT', key, '-inf', '(0') + queue
+if waiting == 0 then
+  earliest = 0
+else
+  if in_use < limit and next_turn then
+    local room = next_class > 0 and limit - headroom or limit
+    if room > 0 and (next_cost > room or in_use + next_cost <= room) then earliest = 1 end
+  end
+  if not earliest then
+    -- Those without a claim stand first, whenever theirs end.
+    local ended = redis.call('ZRANGEBYSCORE', key, '(33554432', '(100000000000000', 'WITHSCORES', 'LIMIT', '0', '1')
+    earliest = tonumber(ended[2])
+    if earliest >= 1e13 then
+      earliest = earliest - 1e13
+    else
+      ended = redis.call('ZRANGEBYSCORE', key, '10000000000000', '(100000000000000', 'WITHSCORES', 'LIMIT', '0', '1')
+      if ended[2] then earliest = math.min(earliest, tonumber(ended[2]) - 1e13) end
+    end
+  end
+end
+local reply = { lease_end, earliest, in_use, waiting, unpack(statuses) }
+for i = 1, #own do reply[#reply + 1] = own[i] end
+return reply

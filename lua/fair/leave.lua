@@ -1,0 +1,38 @@
+-- fair/leave: settles the tenants of places that left, where those have a line.
+--
+-- A piece of the scripts, put in where one says `--@fair/leave`, behind `--@fair/settle`.
+--
+-- Needs     key, settle; left: the ids; turn
+-- Leaves    turn, as it is then
+-- Cost      1 command, and what settling costs; 1 more if it does not tell whose turn it is; none without ids of
+--           tenants
+
+local tenants, members, seen = {}, {}, {}
+for _, id in ipairs(left) do
+  if string.byte(id, -16) == 46 then
+    local digits = string.sub(id, -15, -11)
+    if not seen[digits] then
+      seen[digits] = true
+      tenants[#tenants + 1] = digits
+      members[#tenants] = 't' .. digits
+    end
+  end
+end
+if #members > 0 then
+  local turns = redis.call('ZMSCORE', key, unpack(members))
+  local unknown = false
+  for i, digits in ipairs(tenants) do
+    -- No turn, no line: what it left was a permit, and nothing is to be settled.
+    if turns[i] then
+      local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])
+      if not own_turn or members[i] == turn[1] or own_turn == first then
+        unknown = true
+      elseif own_turn < first then
+        turn = { members[i], own_turn }
+      end
+    end
+  end
+  if unknown then
+    turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  end
+end

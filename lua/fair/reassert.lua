@@ -1,0 +1,102 @@
+-- fair/reassert: reassert.lua, for any set. Members: see fair/acquire.lua. A permit brings its tenant's share back
+-- with it, because both are told by the id.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   limit       integer >= 1, permits
+-- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[3]   lease_ms    integer >= 1
+-- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   node        the caller's
+-- ARGV[6..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
+--
+-- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
+--           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
+--           permit was free and a place waited that could have it: call again, at once
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
+--           The statuses are those from before the grants that this call made.
+-- Errors    none of its own
+-- Cost      about 9 commands, and 4 for each tenant; O((ids + 500) * log n): see promote.lua
+-- Retry     safe: an id that is there keeps its place and has its lease renewed
+
+local key = KEYS[1]
+local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local counted, node = ARGV[4] == '1', ARGV[5]
+local ids, proofs = {}, {}
+for i = 6, #ARGV, 2 do
+  ids[#ids + 1] = ARGV[i]
+  proofs[#proofs + 1] = tonumber(ARGV[i + 1])
+end
+--@clock
+local lease_end = now_ms + lease_ms
+local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
+--@queued
+local settle, remove
+--@fair/settle
+--@fair/sweep
+
+local members, count = { unpack(ids) }, #ids
+for i, id in ipairs(ids) do
+  members[count + i] = queued .. id
+  -- The turn of its line; any that is not there without a claim.
+  members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'
+end
+local scores = redis.call('ZMSCORE', key, unpack(members))
+local statuses, writes = {}, {}
+local tenants, seen = {}, {}
+for i, id in ipairs(ids) do
+  local status, stands, proof = 0, scores[count + i], proofs[i]
+  local is_plain = string.byte(id, -16) ~= 46
+  if is_plain then
+    if scores[i] then
+      status = tonumber(stands or 1)
+    elseif proof >= 1e14 then
+      status = proof
+      writes[#writes + 1] = string.format('%.0f', proof)
+      writes[#writes + 1] = queued .. id
+    elseif proof > now_ms then
+      status = 1
+    end
+  else
+    local digits = string.sub(id, -15, -11)
+    local f, touched = tonumber(digits, 36), not scores[i]
+    if scores[i] then
+      status = 1
+      if tonumber(stands) < 0 then
+        status = 1e14 + (stands + f) * 268435456
+        -- A line that was stopped is looked at once more.
+        touched = scores[2 * count + i] == 'inf'
+      end
+    elseif proof >= 1e14 then
+      local k = math.min(math.max(proof - 1e14, 1), 268435455)
+      status = 1e14 + k
+      writes[#writes + 1] = string.format('%.17g', k / 268435456 - f)
+      writes[#writes + 1] = queued .. id
+    elseif proof > now_ms then
+      status = 1
+      local share = string.format('%d', f)
+      writes[#writes + 1] = share
+      writes[#writes + 1] = queued .. id
+      for j = 2, tonumber(string.sub(id, -2), 36) do
+        writes[#writes + 1] = share
+        writes[#writes + 1] = j .. queued .. id
+      end
+    end
+    if touched and status > 0 and not seen[digits] then
+      seen[digits] = true
+      tenants[#tenants + 1] = digits
+    end
+  end
+  statuses[i] = status
+  if status > 0 then
+    writes[#writes + 1] = is_plain and plain_score or fair_score
+    writes[#writes + 1] = id
+  end
+end
+--@fair/write
+for _, digits in ipairs(tenants) do settle(digits) end
+
+local turn, units
+--@fair/survey
+--@fair/promote
+earliest = nil
+--@fair/answer

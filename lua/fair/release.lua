@@ -1,0 +1,62 @@
+-- fair/release: release.lua, for any set. Members: see fair/acquire.lua.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   limit       integer >= 1, permits
+-- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[4]   node        the caller's
+-- ARGV[5..] id          none, one or many; with none the call only sweeps and promotes
+--
+-- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
+--           permit was free and a place waited that could have it: call again, at once
+-- Errors    none of its own
+-- Cost      2 commands while nobody waits, about 12 with a hand-over from line to line; O((ids + 500) * log n)
+-- Retry     safe: an id that is not there is passed over
+
+local key = KEYS[1]
+local last = #ARGV
+--@queued
+if last == 5 and string.sub(ARGV[last], -2) == '01' then
+  -- One place of one permit, or without a claim.
+  redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])
+elseif last > 4 then
+  local members, count, sub = {}, 0, string.sub
+  for i = 5, last do
+    local id = ARGV[i]
+    members[count + 1], members[count + 2] = id, queued .. id
+    count = count + 2
+    if sub(id, -2) ~= '01' and string.byte(id, -16) == 46 then
+      for share = 2, tonumber(sub(id, -2), 36) do
+        count = count + 1
+        members[count] = share .. queued .. id
+      end
+      if count > 4000 then
+        redis.call('ZREM', key, unpack(members, 1, count))
+        count = 0
+      end
+    end
+  end
+  if count > 0 then redis.call('ZREM', key, unpack(members, 1, count)) end
+end
+local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+if not turn[1] then return {} end
+
+local limit, headroom = tonumber(ARGV[1]), tonumber(ARGV[2])
+local counted, node = ARGV[3] == '1', ARGV[4]
+local left = { unpack(ARGV, 5) }
+--@clock
+local settle, remove
+--@fair/settle
+--@fair/leave
+if not turn[1] then return {} end
+--@fair/sweep
+local units
+if swept then turn = nil end
+--@fair/survey
+--@fair/promote
+if in_use < limit and next_turn then
+  -- Promotion reached its bound: see fair/answer.lua.
+  local room = next_class > 0 and limit - headroom or limit
+  if room > 0 and (next_cost > room or in_use + next_cost <= room) then own[#own + 1] = 1 end
+end
+return own

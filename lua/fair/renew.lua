@@ -1,0 +1,86 @@
+-- fair/renew: renew.lua, for any set. Members: see fair/acquire.lua.
+--
+-- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
+-- ARGV[1]   limit       integer >= 1, permits
+-- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[3]   lease_ms    integer >= 1
+-- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   node        the caller's
+-- ARGV[6..] id          one or many
+--
+-- Returns   lease_end, if nobody waits and every id holds; else
+--           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
+--           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
+--           permit was free and a place waited that could have it: call again, at once
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
+--           The statuses are those from before the grants that this call made.
+-- Errors    none of its own
+-- Cost      7 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
+-- Retry     safe: the lease counts from the last call
+
+local key = KEYS[1]
+local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local counted, node = ARGV[4] == '1', ARGV[5]
+local ids = { unpack(ARGV, 6) }
+--@clock
+local lease_end = now_ms + lease_ms
+local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
+-- First the dead, then the leases: a place that ended is not brought back by asking late.
+--@queued
+local settle, remove
+--@fair/settle
+--@fair/sweep
+local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+
+local members, count = { unpack(ids) }, #ids
+if turn[1] then
+  for i, id in ipairs(ids) do members[count + i] = queued .. id end
+end
+local scores = redis.call('ZMSCORE', key, unpack(members))
+local statuses, writes = {}, {}
+-- Tenants of those that wait.
+local tenants, turns, seen = {}, {}, {}
+for i, id in ipairs(ids) do
+  local status, stands = 0, scores[count + i]
+  if scores[i] then
+    local is_plain = string.byte(id, -16) ~= 46
+    status = 1
+    if is_plain then
+      status = tonumber(stands or 1)
+    elseif stands and tonumber(stands) < 0 then
+      local digits = string.sub(id, -15, -11)
+      status = 1e14 + (stands + tonumber(digits, 36)) * 268435456
+      if not seen[digits] then
+        seen[digits] = true
+        tenants[#tenants + 1] = digits
+        turns[#tenants] = 't' .. digits
+      end
+    end
+    writes[#writes + 1] = is_plain and plain_score or fair_score
+    writes[#writes + 1] = id
+  end
+  statuses[i] = status
+end
+if #writes > 0 then
+  -- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
+  redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
+  redis.call('ZADD', key, 'XX', unpack(writes))
+end
+if not turn[1] and #writes == 2 * count then return lease_end end
+
+if #tenants > 0 then
+  -- A line that was stopped is looked at once more, because the limit may be another now.
+  turns = redis.call('ZMSCORE', key, unpack(turns))
+  for i, digits in ipairs(tenants) do
+    if turns[i] == 'inf' then
+      settle(digits)
+      turn = nil
+    end
+  end
+end
+local units
+--@fair/survey
+--@fair/promote
+-- The earliest may have been one of those that were renewed.
+earliest = nil
+--@fair/answer

@@ -1,0 +1,543 @@
+//! The ledger's side: what a history comes to.
+#![expect(clippy::cast_precision_loss, reason = "no score has more than 53 bits")]
+
+use std::collections::{HashMap, HashSet};
+
+use deadpool_redis::redis::{Cmd, cmd};
+use tower_semaphore::protocol::{
+    Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN,
+};
+
+use super::wire::{Item, Lua, QUEUED, Told};
+use super::{History, KEY, NODES, Pick, Proof, Step, Terms, Time};
+
+/// A message as it must come: channel, text.
+pub(super) type Message = (String, String);
+
+/// What the server has to show after one operation.
+#[derive(Debug)]
+pub(super) struct Expected {
+    /// Which step of the history this is, as it was carried out.
+    pub(super) what: String,
+    /// Answers that come before and are of no operation.
+    pub(super) before: usize,
+    pub(super) reply: Item,
+    /// What may come in its place.
+    pub(super) in_short: Option<Item>,
+    pub(super) messages: Vec<Message>,
+    pub(super) set: Vec<(String, f64)>,
+    /// The longest of the leases in the set, ms, and the longest ever given.
+    pub(super) longest: (u64, u64),
+    /// Whether the bound on work was reached.
+    pub(super) more: bool,
+}
+
+/// One history carried out by the ledger: the commands to send, and what must come back.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) commands: Vec<u8>,
+    pub(super) expected: Vec<Expected>,
+    /// Answers to come that are of no operation.
+    pub(super) asides: usize,
+}
+
+pub(super) struct Model<'a> {
+    lua: &'a Lua,
+    out: Plan,
+    ledger: Ledger,
+    counted: bool,
+    limit: u32,
+    headroom: u32,
+    now: u64,
+    alive: [bool; NODES],
+    next: u64,
+    known: Vec<PlaceId>,
+    lease_ends: HashMap<PlaceId, u64>,
+    tickets: HashMap<PlaceId, u64>,
+    leases: HashMap<PlaceId, u64>,
+    longest: u64,
+}
+
+pub(super) fn node(i: usize) -> NodeId {
+    // Far apart, so that their texts differ from the first digit on.
+    NodeId::new(0x1357_9bdf_0246_8ace_u64.wrapping_mul(i as u64 * 2 + 1))
+}
+
+fn channel(node: NodeId) -> String {
+    format!("t:@{node}")
+}
+
+impl<'a> Model<'a> {
+    pub(super) fn new(lua: &'a Lua, history: &History) -> Self {
+        Self {
+            lua,
+            out: Plan::default(),
+            ledger: Ledger::with_work_max(lua.work_max),
+            counted: history.counted,
+            limit: history.limit,
+            headroom: history.headroom,
+            now: 1_795_169_853_126_543,
+            alive: [true; NODES],
+            // So that numbers of one and of two digits meet: they are ordered as texts.
+            next: 30,
+            known: Vec::new(),
+            lease_ends: HashMap::new(),
+            tickets: HashMap::new(),
+            leases: HashMap::new(),
+            longest: 0,
+        }
+    }
+
+    pub(super) fn run(mut self, history: &History) -> Plan {
+        self.wipe();
+        self.send(&cmd("UNSUBSCRIBE"));
+        for i in 0..NODES {
+            self.send(cmd("SUBSCRIBE").arg(channel(node(i))));
+        }
+        for (i, step) in history.steps.iter().enumerate() {
+            self.take(i, step);
+        }
+        self.out
+    }
+
+    fn send(&mut self, command: &Cmd) {
+        self.out.commands.extend(command.get_packed_command());
+    }
+
+    fn take(&mut self, i: usize, step: &Step) {
+        match step {
+            Step::Acquire { node: at, leaving, poll_only, ids, terms } => {
+                let leaving = self.pick_any(leaving);
+                let ids: Vec<_> =
+                    ids.iter().map(|claim| self.new_id(*at, *poll_only, *claim)).collect();
+                self.acquire(i, *at, &leaving, &ids, *terms);
+            }
+            Step::AcquireAgain { node, leaving, picks, terms } => {
+                let leaving = self.pick_any(leaving);
+                let ids = self.pick_once(picks);
+                self.acquire(i, *node, &leaving, &ids, *terms);
+            }
+            Step::Release { node, picks } => {
+                let ids = self.pick_any(picks);
+                self.release(i, *node, &ids);
+            }
+            Step::Renew { node, picks, lease_ms } => {
+                let ids = self.pick_once(picks);
+                self.renew(i, *node, &ids, *lease_ms);
+            }
+            Step::Reassert { node, proofs, lease_ms } => {
+                let picks: Vec<_> = proofs.iter().map(|(pick, _)| pick.clone()).collect();
+                let ids = self.pick_once(&picks);
+                let proofs: Vec<_> =
+                    ids.iter().zip(proofs).map(|(id, (_, p))| (*id, self.prove(*id, p))).collect();
+                self.reassert(i, *node, &proofs, *lease_ms);
+            }
+            Step::Inspect { most } => self.inspect(i, *most),
+            Step::Revoke { pick } => {
+                let present = self.present();
+                let id = self.pick(pick, &present);
+                self.revoke(i, id);
+            }
+            Step::Limit(limit) => self.limit = *limit,
+            Step::Headroom(headroom) => self.headroom = *headroom,
+            Step::Time(Time::By(us)) => self.now = self.now.saturating_add_signed(*us),
+            Step::Time(Time::LeaseEnd(place, ms)) => {
+                let places = self.present();
+                if let Some((_, lease_end, _)) = places.get(place % places.len().max(1)) {
+                    let ms = lease_end.saturating_add_signed(*ms);
+                    self.now = ms * 1000 + self.now % 1000;
+                }
+            }
+            Step::Subscribe { node: at, alive } => {
+                self.alive[*at] = *alive;
+                let command = if *alive { "SUBSCRIBE" } else { "UNSUBSCRIBE" };
+                self.send(cmd(command).arg(channel(node(*at))));
+            }
+            Step::Wipe => self.wipe(),
+        }
+    }
+
+    fn wipe(&mut self) {
+        self.ledger = Ledger::with_work_max(self.lua.work_max);
+        self.send(cmd("DEL").arg(KEY));
+        self.out.asides += 1;
+    }
+
+    fn new_id(&mut self, at: usize, poll_only: bool, claim: Option<Claim>) -> PlaceId {
+        let id = PlaceId { node: node(at), poll_only, n: self.next, claim };
+        self.next += 1;
+        self.known.push(id);
+        id
+    }
+
+    fn present(&self) -> Vec<(PlaceId, u64, Option<u64>)> {
+        let mut places: Vec<_> = self.ledger.places().collect();
+        places.sort_unstable_by_key(|(id, ..)| id.n);
+        places
+    }
+
+    fn pick(&mut self, pick: &Pick, present: &[(PlaceId, u64, Option<u64>)]) -> PlaceId {
+        match pick {
+            Pick::Present(i) if !present.is_empty() => present[i % present.len()].0,
+            Pick::Present(i) | Pick::Known(i) if !self.known.is_empty() => {
+                self.known[i % self.known.len()]
+            }
+            Pick::Present(_) | Pick::Known(_) => self.new_id(0, false, None),
+            Pick::New { node, poll_only, claim } => self.new_id(*node, *poll_only, *claim),
+        }
+    }
+
+    fn pick_any(&mut self, picks: &[Pick]) -> Vec<PlaceId> {
+        let present = self.present();
+        picks.iter().map(|pick| self.pick(pick, &present)).collect()
+    }
+
+    /// No process names a place twice in one call.
+    fn pick_once(&mut self, picks: &[Pick]) -> Vec<PlaceId> {
+        let mut seen = HashSet::new();
+        let present = self.present();
+        let mut ids = Vec::with_capacity(picks.len());
+        for pick in picks {
+            let mut id = self.pick(pick, &present);
+            if !seen.insert(id) {
+                id = self.new_id(0, false, None);
+                seen.insert(id);
+            }
+            ids.push(id);
+        }
+        ids
+    }
+
+    fn prove(&self, id: PlaceId, proof: &Proof) -> u64 {
+        let near = |ms: i64| (self.now / 1000).saturating_add_signed(ms);
+        match proof {
+            Proof::LeaseEnd => self.lease_ends.get(&id).copied().unwrap_or_else(|| near(0)),
+            Proof::Ticket(i) => {
+                let any = self.known.get(i % self.known.len().max(1));
+                let other = any.and_then(|id| self.tickets.get(id)).copied().unwrap_or(self.now);
+                self.tickets.get(&id).copied().unwrap_or(other)
+            }
+            Proof::Near(ms) => near(*ms),
+        }
+    }
+
+    /// Has the ledger do it, and the server asked to do the same.
+    fn operate(
+        &mut self,
+        what: String,
+        at: usize,
+        ids: &[PlaceId],
+        (lease_ms, told): (u64, Told),
+        command: &Cmd,
+        run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
+    ) {
+        let caller =
+            Caller { now: self.now, limit: self.limit, headroom: self.headroom, node: node(at) };
+        let mut messages = Vec::new();
+        let (alive, counted) = (self.alive, self.counted);
+        let reply = run(&mut self.ledger, caller, &mut |to, grants| {
+            let listens = (0..NODES).any(|i| node(i) == to && alive[i]);
+            if listens {
+                let mut text = KEY.to_owned();
+                for grant in grants {
+                    let id = grant.id.to_string();
+                    let (_, n) = id.split_once(':').unwrap();
+                    text += &format!(" {n} {}", grant.lease_end);
+                }
+                messages.push((channel(to), text));
+            }
+            listens || !counted
+        });
+
+        for (id, status) in ids.iter().zip(&reply.statuses) {
+            if let PlaceStatus::Waiting(ticket) = status {
+                self.tickets.insert(*id, *ticket);
+            }
+            if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
+                self.lease_ends.insert(*id, reply.lease_end);
+                self.leases.insert(*id, lease_ms);
+                self.longest = self.longest.max(lease_ms);
+            }
+        }
+
+        let held = reply.statuses.iter().all(|status| *status == PlaceStatus::Held);
+        let in_short =
+            (told != Told::Grants && held && !reply.more).then(|| number(reply.lease_end));
+        if told == Told::InShort && held {
+            assert!(!reply.more, "{reply:?}");
+            return self.expect(what, command, number(reply.lease_end), messages);
+        }
+        let mut items: Vec<Item> = Vec::new();
+        if told != Told::Grants {
+            assert!(!reply.more || reply.earliest == 0, "{reply:?}");
+            let earliest = if reply.more { 1 } else { reply.earliest };
+            items.extend([reply.lease_end, earliest, reply.in_use, reply.waiting].map(number));
+        }
+        items.extend(reply.statuses.iter().map(|status| match status {
+            PlaceStatus::Gone => Item::Int(0),
+            PlaceStatus::Held => Item::Int(1),
+            PlaceStatus::NoPermit => Item::Int(-1),
+            PlaceStatus::QueueFull => Item::Int(-2),
+            PlaceStatus::TenantFull => Item::Int(-3),
+            PlaceStatus::NeverFits => Item::Int(-4),
+            PlaceStatus::Waiting(ticket) => number(*ticket),
+        }));
+        for grant in &reply.granted {
+            items.push(Item::Text(grant.id.to_string()));
+            // As it stands in the set: a score comes as text.
+            items.push(Item::Text(grant.lease_end.to_string()));
+        }
+        if told == Told::Grants && reply.more {
+            items.push(Item::Int(1));
+        }
+        self.expect(what, command, Item::List(items), messages);
+        if let Some(expected) = self.out.expected.last_mut() {
+            expected.more = reply.more;
+            if told == Told::Either {
+                expected.in_short = in_short;
+            }
+        }
+    }
+
+    fn expect(&mut self, what: String, command: &Cmd, reply: Item, messages: Vec<Message>) {
+        let (s, us) = (self.now / 1_000_000, self.now % 1_000_000);
+        self.send(cmd("MSET").arg("now:s").arg(s).arg("now:us").arg(us));
+        self.send(command);
+        self.send(cmd("ZRANGE").arg(KEY).arg(0).arg(-1).arg("WITHSCORES"));
+        self.send(cmd("PTTL").arg(KEY));
+
+        let (set, longest) = self.set(&[]);
+        let longest = (longest, self.longest);
+        let before = std::mem::take(&mut self.out.asides);
+        let (more, in_short) = (false, None);
+        self.out.expected.push(Expected {
+            what,
+            before,
+            reply,
+            in_short,
+            messages,
+            set,
+            longest,
+            more,
+        });
+    }
+
+    /// The set as it must stand without these places, and the longest of its leases, ms.
+    fn set(&self, without: &[PlaceId]) -> (Vec<(String, f64)>, u64) {
+        let (mut set, mut longest) = (Vec::new(), 0);
+        for (id, lease_end, ticket) in self.ledger.places().filter(|(id, ..)| !without.contains(id))
+        {
+            longest = longest.max(self.leases[&id]);
+            let Some(claim) = id.claim else {
+                set.push((id.to_string(), lease_end as f64));
+                set.extend(ticket.map(|ticket| (format!("{QUEUED}{id}"), ticket as f64)));
+                continue;
+            };
+            set.push((id.to_string(), FAIR_LEASES + lease_end as f64));
+            let share = f64::from(claim.tenant().number());
+            match ticket {
+                Some(ticket) => {
+                    set.push((format!("{QUEUED}{id}"), line_score(claim, ticket)));
+                }
+                None => {
+                    set.push((format!("{QUEUED}{id}"), share));
+                    set.extend((2..=claim.cost()).map(|i| (format!("{i}{QUEUED}{id}"), share)));
+                }
+            }
+        }
+        set.extend(self.ledger.turns().map(|(tenant, turn)| (format!("t{tenant}"), turn)));
+        set.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+        (set, longest)
+    }
+
+    /// Whether any place has a claim.
+    fn has_tenants(&self) -> bool {
+        self.ledger.places().any(|(id, ..)| id.claim.is_some())
+    }
+
+    /// The scripts that the process comes to, and the beginning of the call. By the one for plain sets first, if no
+    /// id has a claim; `finds_out` says whether that finds tenants, having taken these out.
+    fn call(
+        &mut self,
+        name: &'static str,
+        ids: &[PlaceId],
+        left: &[PlaceId],
+        finds_out: bool,
+        rest: &[String],
+    ) -> (Cmd, bool) {
+        let plain = ids.iter().chain(left).all(|id| id.claim.is_none());
+        let mut command = self.lua.call(name, self.limit);
+        command.arg(rest);
+        if plain && !finds_out {
+            return (command, false);
+        }
+        if plain {
+            let what = format!("{name} of no claims, in a set with tenants: {rest:?}");
+            self.expect(what, &command, Item::Int(0), Vec::new());
+            let (set, longest) = self.set(left);
+            if let Some(expected) = self.out.expected.last_mut() {
+                (expected.set, expected.longest.0) = (set, longest);
+            }
+        }
+        let fair = format!("fair/{name}");
+        let mut command = self.lua.call(&fair, self.limit);
+        command.arg(self.headroom).arg(rest);
+        (command, true)
+    }
+
+    fn what(&self, i: usize, op: &str, at: usize, ids: &[PlaceId], more: &str) -> String {
+        let shown: Vec<_> = ids.iter().take(8).map(ToString::to_string).collect();
+        format!(
+            "step {i}: {op} by {} of {} ids {shown:?}, limit {}, now {}, {more}",
+            node(at),
+            ids.len(),
+            self.limit,
+            self.now
+        )
+    }
+
+    fn acquire(&mut self, i: usize, at: usize, leaving: &[PlaceId], ids: &[PlaceId], terms: Terms) {
+        let Terms { lease_ms, max_queue } = terms;
+        let left = self.what(i, "leave", at, leaving, "");
+        let what = self.what(i, "acquire", at, ids, &format!("{terms:?}, after {left}"));
+        let mut rest = vec![lease_ms.to_string(), max_queue.map_or(-1, i64::from).to_string()];
+        rest.extend([u8::from(self.counted).to_string(), node(at).to_string()]);
+        rest.push(leaving.len().to_string());
+        rest.extend(texts(leaving));
+        rest.extend(texts(ids));
+        let stay = self.ledger.places().filter(|(id, ..)| !leaving.contains(id));
+        let (queue, held): (Vec<_>, Vec<_>) = stay.partition(|(.., ticket)| ticket.is_some());
+        let members = if self.has_tenants() { self.set(leaving).0.len() } else { held.len() };
+        let at_once = queue.is_empty() && (members + ids.len()) as u64 <= u64::from(self.limit);
+        let finds_out = !at_once && self.has_tenants();
+        let (command, fair) = self.call("acquire", ids, leaving, finds_out, &rest);
+        let told = match () {
+            () if fair => Told::Either,
+            () if at_once => Told::InShort,
+            () => Told::All,
+        };
+        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, caller, post| {
+            ledger.acquire(caller, lease_ms, max_queue, leaving, ids, post)
+        });
+    }
+
+    fn release(&mut self, i: usize, at: usize, ids: &[PlaceId]) {
+        let what = self.what(i, "release", at, ids, "");
+        let mut rest = vec![u8::from(self.counted).to_string(), node(at).to_string()];
+        rest.extend(texts(ids));
+        let waits =
+            |(id, _, ticket): (PlaceId, u64, Option<u64>)| ticket.is_some() && !ids.contains(&id);
+        let finds_out = self.has_tenants() && self.ledger.places().any(waits);
+        let (command, _) = self.call("release", &[], ids, finds_out, &rest);
+        self.operate(what, at, ids, (0, Told::Grants), &command, |ledger, caller, post| {
+            ledger.release(caller, ids, post)
+        });
+    }
+
+    fn renew(&mut self, i: usize, at: usize, ids: &[PlaceId], lease_ms: u64) {
+        let what = self.what(i, "renew", at, ids, &format!("lease {lease_ms}"));
+        let mut rest = vec![lease_ms.to_string(), u8::from(self.counted).to_string()];
+        rest.push(node(at).to_string());
+        rest.extend(texts(ids));
+        let (command, _) = self.call("renew", ids, &[], self.has_tenants(), &rest);
+        let told = if self.would_wait() == 0 { Told::InShort } else { Told::All };
+        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, caller, post| {
+            ledger.renew(caller, lease_ms, ids, post)
+        });
+    }
+
+    /// How many wait, once the dead are swept.
+    fn would_wait(&self) -> u64 {
+        let mut dead: Vec<_> =
+            self.ledger.places().filter(|(_, end, _)| *end <= self.now / 1000).collect();
+        dead.sort_unstable_by_key(|(id, end, _)| (id.claim.is_some(), *end, *id));
+        let swept = dead.iter().take(self.lua.work_max).filter(|(_, _, ticket)| ticket.is_some());
+        self.ledger.waiting() - swept.count() as u64
+    }
+
+    fn reassert(&mut self, i: usize, at: usize, proofs: &[(PlaceId, u64)], lease_ms: u64) {
+        let ids: Vec<_> = proofs.iter().map(|(id, _)| *id).collect();
+        let shown: Vec<_> = proofs.iter().take(8).map(|(_, proof)| proof).collect();
+        let what =
+            self.what(i, "reassert", at, &ids, &format!("lease {lease_ms}, proofs {shown:?}"));
+        let mut rest = vec![lease_ms.to_string(), u8::from(self.counted).to_string()];
+        rest.push(node(at).to_string());
+        rest.extend(proofs.iter().flat_map(|(id, proof)| [id.to_string(), proof.to_string()]));
+        let (command, _) = self.call("reassert", &ids, &[], self.has_tenants(), &rest);
+        self.operate(what, at, &ids, (lease_ms, Told::All), &command, |ledger, caller, post| {
+            ledger.reassert(caller, lease_ms, proofs, post)
+        });
+    }
+
+    fn inspect(&mut self, i: usize, most: usize) {
+        let what = self.what(i, "inspect", 0, &[], &format!("most {most}"));
+        let command = self.lua.call("inspect", u32::try_from(most).unwrap());
+        let (mut leases, mut fair, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, lease_end, ticket) in self.ledger.places() {
+            let (list, above) = match id.claim {
+                None => (&mut leases, 0.0),
+                Some(_) => (&mut fair, FAIR_LEASES),
+            };
+            if lease_end > self.now / 1000 {
+                list.push((
+                    lease_end as f64 + above,
+                    id.to_string(),
+                    ticket.zip(id.claim),
+                    id.claim,
+                ));
+            }
+            if let (Some(ticket), None) = (ticket, id.claim) {
+                tickets.push((ticket as f64, format!("{QUEUED}{id}")));
+            }
+        }
+        for list in [&mut leases, &mut fair] {
+            list.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+            list.truncate(most);
+        }
+        tickets.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+        tickets.truncate(most);
+        for (_, id, waits, claim) in &fair {
+            let share = claim.map_or(0.0, |claim| f64::from(claim.tenant().number()));
+            let score = waits.map_or(share, |(ticket, claim)| line_score(claim, ticket));
+            tickets.push((score, format!("{QUEUED}{id}")));
+        }
+        leases.extend(fair);
+        let leases: Vec<_> = leases.into_iter().map(|(score, id, ..)| (score, id)).collect();
+        let counts = [self.now, self.ledger.in_use(), self.ledger.waiting(), leases.len() as u64];
+        let mut items: Vec<Item> = counts.map(number).into();
+        for (score, member) in leases.into_iter().chain(tickets) {
+            items.push(Item::Text(member));
+            items.push(Item::Text(score.to_string()));
+        }
+        self.expect(what, &command, Item::List(items), Vec::new());
+    }
+
+    fn revoke(&mut self, i: usize, id: PlaceId) {
+        let what = self.what(i, "revoke", 0, &[id], "");
+        let mut command = cmd("EVALSHA");
+        let name = if id.claim.is_some() { "fair/revoke" } else { "revoke" };
+        command.arg(&self.lua.hashes[name]).arg(1).arg(KEY).arg(id.to_string()).arg(1);
+        let left = self
+            .ledger
+            .revoke(id, true, self.now)
+            .map(|end| number(end.saturating_sub(self.now / 1000)));
+        self.expect(what, &command, left.unwrap_or(Item::Int(-1)), Vec::new());
+    }
+}
+
+/// Where lease ends of places with claims begin.
+const FAIR_LEASES: f64 = 1e13;
+
+/// The score of a place that waits in a line: -f + k·2⁻²⁸.
+fn line_score(claim: Claim, ticket: u64) -> f64 {
+    let k = (ticket - TICKET_MIN) as f64;
+    k / (LINE_MAX + 1) as f64 - f64::from(claim.tenant().number())
+}
+
+fn texts(ids: &[PlaceId]) -> Vec<String> {
+    ids.iter().map(ToString::to_string).collect()
+}
+
+fn number(n: u64) -> Item {
+    Item::Int(i64::try_from(n).unwrap())
+}

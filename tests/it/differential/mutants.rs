@@ -1,0 +1,246 @@
+//! Scripts that do otherwise than the ledger, each of which must be found out.
+
+use tower_semaphore::protocol::WORK_MAX;
+
+use super::wire::Lua;
+use super::{Of, SMALL_WORK, history, run};
+
+/// Ways to write the scripts wrongly: file, text, what stands there instead.
+const MUTANTS: [(&str, &str, &str); 62] = [
+    ("acquire", "  all = all - left\n", ""),
+    ("acquire", "queued .. members[i]", "members[i]"),
+    ("acquire", "if waiting > 0 and left > 1 then", "if false then"),
+    ("acquire", "unpack(ARGV, 7, first - 1)", "unpack(ARGV, 7, first)"),
+    ("acquire", "if waiting == 0 and all +", "if all - 2 * waiting +"),
+    ("acquire", "count_of_ids <= limit then", "count_of_ids <= limit + 1 then"),
+    ("acquire", "all = all + redis.call('ZADD', key, unpack", "redis.call('ZADD', key, unpack"),
+    ("acquire", "all = all + redis.call('ZADD', key, lease", "redis.call('ZADD', key, lease"),
+    ("renew", "if waiting == 0 and #writes == 2 * #ids", "if #writes == 2 * #ids"),
+    ("renew", "if waiting == 0 and #writes == 2 * #ids", "if waiting == 0"),
+    ("acquire", "if all == count_of_ids or", "if true or"),
+    ("acquire", "or redis.call('PTTL', key) < lease_ms + 1000 then", "then"),
+    ("acquire", "if swept then", "if false then"),
+    ("acquire", "--@sweep", "local swept, budget = false, 500\nlocal earliest"),
+    ("acquire", "--@promote", "local own, gone = {}, false"),
+    ("acquire", "waiting >= max_queue", "waiting > max_queue"),
+    ("acquire", "max_queue < 0", "max_queue <= 0"),
+    ("acquire", "math.max(now, ticket + 1)", "now"),
+    ("acquire", "math.max(now, ticket + 1)", "ticket + 1"),
+    ("acquire", "ticket == 0 then", "ticket < 0 then"),
+    ("acquire", "    in_use = in_use + 1\n", ""),
+    ("acquire", "    waiting = waiting + 1\n", ""),
+    ("acquire", "tonumber(scores[#ids + i] or 1)", "1"),
+    ("acquire", "    moved = true\n", ""),
+    ("acquire", "local moved = gone", "local moved = false"),
+    ("acquire", "lease_end < earliest", "false"),
+    ("write", "  if ttl < lease_ms + 1000 then", "  if false then"),
+    ("write", "  if ttl < lease_ms + 1000 then", "  if true then"),
+    ("release", "if waiting == 0 then", "if waiting >= 0 then"),
+    ("release", "unpack(members)) > 1 then", "unpack(members)) > 2 then"),
+    ("release", "  if waiting == 0 then return {} end\n", ""),
+    ("release", "if swept then waiting", "if false then waiting"),
+    ("release", "--@sweep", "local swept, budget = false, 500"),
+    ("release", "queued .. members[i]", "members[i]"),
+    ("renew", "--@sweep", "local budget, earliest = 500, nil"),
+    ("renew", "tonumber(scores[#ids + i] or 1)", "1"),
+    ("renew", "if waiting > 0 then", "if waiting > 1 then"),
+    ("renew", "math.max(redis.call('PTTL', key), 3 * lease_ms + 1000)", "3 * lease_ms + 1000"),
+    ("renew", "--@promote", "local own = {}"),
+    ("renew", "earliest = nil", ""),
+    ("reassert", "--@sweep", "local budget, earliest = 500, nil"),
+    ("reassert", "proofs[i] > now_ms", "proofs[i] >= now_ms"),
+    ("reassert", "proofs[i] > now_ms", "proofs[i] > 0"),
+    ("reassert", "status = proofs[i]", "status = now_ms * 1000"),
+    ("reassert", "--@write", "if #writes > 0 then redis.call('ZADD', key, unpack(writes)) end"),
+    ("acquire", "--@write", "if #writes > 0 then redis.call('ZADD', key, unpack(writes)) end"),
+    ("sweep", "earliest <= now_ms", "earliest < now_ms"),
+    ("sweep", "dead[#dead + 1] = queued .. dead[i]", "dead[#dead + 1] = dead[i]"),
+    ("promote", "if heard == 0 and counted then", "if heard == 0 then"),
+    ("promote", "if heard == 0 and counted then", "if false then"),
+    ("promote", "if poll_only == '' or to == node then", "if true then"),
+    ("promote", "if to ~= node then", "if true then"),
+    ("promote", "if poll_only == '' and absent[to] then", "if absent[to] then"),
+    (
+        "promote",
+        "  while waiting > 0 and in_use < limit",
+        "  while waiting > 0 and in_use <= limit",
+    ),
+    ("promote", "  while waiting > 0 and in_use", "  while #ids < 1 and waiting > 0 and in_use"),
+    ("promote", "'LIMIT', passed, count", "'LIMIT', 0, count"),
+    ("promote", "      in_use = in_use - #mail[to]\n", ""),
+    ("answer", "if waiting == 0 then", "if false then"),
+    ("release", "if #ARGV > 3 then redis", "if true then redis"),
+    ("revoke", "id, queued .. id", "id"),
+    ("revoke", "id, queued .. id", "queued .. id"),
+    ("revoke", "lease_end) - now_ms, 0", "lease_end) - now_ms, 1"),
+];
+
+/// The same for the bound on work.
+const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
+    ("sweep", "  budget = budget - #dead\n", ""),
+    ("sweep", "'LIMIT', 0, budget", "'LIMIT', 0, 1000"),
+    ("promote", "    budget = budget - 1\n", ""),
+    ("promote", "            budget = budget - 4\n", ""),
+    ("promote", "      absent[to] = true\n", ""),
+    ("answer", "elseif in_use < limit then", "elseif false then"),
+    ("answer", "elseif in_use < limit then", "elseif true then"),
+    ("release", "if waiting > 0 and in_use < limit then", "if false then"),
+    ("release", "if waiting > 0 and in_use < limit then", "if waiting > 0 then"),
+    ("release", "if waiting > 0 and in_use < limit then", "if in_use < limit then"),
+    ("acquire", "elseif waiting == 0 and in_use < limit then", "elseif in_use < limit then"),
+];
+
+/// The same for sets with tenants.
+const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
+    ("fair/acquire", "share, share) < tonumber(each, 36)", "share, share) <= tonumber(each, 36)"),
+    ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
+    (
+        "fair/acquire",
+        "ZADD', key, fair_score, id, share, queued .. id)",
+        "ZADD', key, fair_score, id)",
+    ),
+    ("fair/release", "'ZREM', key, ARGV[last], queued .. ARGV[last])", "'ZREM', key, ARGV[last])"),
+    ("fair/release", "for share = 2, tonumber(sub(id, -2), 36) do", "for share = 2, 1 do"),
+    // Nothing settled; settled where it was; at a level of another kind.
+    ("fair/settle", "  if turn ~= before then", "  if false then"),
+    ("fair/settle", "    if before < start * factor or", "    if true or"),
+    (
+        "fair/settle",
+        "local units = redis.call('ZCOUNT', key, share, share)",
+        "local units = redis.call('ZCOUNT', key, from, to)",
+    ),
+    (
+        "fair/settle",
+        "if each == 0 or units + tonumber(string.sub(head, -2), 36) <= each then",
+        "if true then",
+    ),
+    ("fair/settle", "    redis.call('ZREM', key, member)\n", ""),
+    ("fair/settle", "for i = 2, tonumber(string.sub(id, -2), 36) do", "for i = 2, 1 do"),
+    ("fair/settle", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
+    ("fair/settle", " * 64 / tonumber(string.sub(head, -10, -9), 36)", " * 64"),
+    (
+        "fair/leave",
+        "local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])",
+        "local own_turn, first = tonumber(turns[i]), tonumber(turn[2])",
+    ),
+    ("fair/leave", "  if unknown then", "  if false then"),
+    ("fair/leave", "members[i] == turn[1] or own_turn == first", "own_turn == first"),
+    ("fair/leave", "elseif own_turn < first then", "elseif false then"),
+    ("fair/acquire", "if byte(terms, 6) ~= 48 then room", "if false then room"),
+    (
+        "fair/acquire",
+        "if has[digits] + (of_call[digits] or 0) + cost > each then",
+        "if has[digits] + cost > each then",
+    ),
+    (
+        "fair/acquire",
+        "of_call[digits] = (of_call[digits] or 0) + cost",
+        "of_call[digits] = of_call[digits]",
+    ),
+    (
+        "fair/acquire",
+        "(of_call[tenant] or 0) + tonumber(sub(before, -2), 36)",
+        "(of_call[tenant] or 0) + 1",
+    ),
+    ("fair/acquire", "for i = 1, #turns do fits = fits and not turns[i] end", ""),
+    ("fair/acquire", "          for j = 2, cost do\n", "          for j = 3, cost do\n"),
+    ("fair/acquire", "        all = all + cost\n", "        all = all + 1\n"),
+    ("fair/acquire", "for share = 2, tonumber(string.sub(id, -2), 36) do", "for share = 2, 1 do"),
+    ("fair/acquire", "if swept then turn, units = nil, nil end", ""),
+    // A newcomer that passes a turn; a big one past the limit; a small one past a big one.
+    (
+        "fair/acquire",
+        "      elseif refused == -1 and is_first and in_use",
+        "      elseif refused == -1 and own_turn and in_use",
+    ),
+    ("fair/acquire", "is_first and in_use + cost <= room then", "is_first and in_use < room then"),
+    ("fair/acquire", "own_turn == next_turn and f < next_f)", "own_turn == next_turn)"),
+    ("fair/acquire", "        has[digits] = units_of + cost\n", ""),
+    ("fair/acquire", "room > 0 and cost > room or each", "cost > room or each"),
+    ("fair/acquire", "refused = -3", "refused = -1"),
+    ("fair/acquire", "line >= max_queue", "line > max_queue"),
+    ("fair/acquire", "        lines[digits], tails[digits] = line + 1, k\n", ""),
+    ("fair/acquire", "          if is_first then next_turn,", "          if false then next_turn,"),
+    ("fair/acquire", "looked = turns[digits] == math.huge\n", "looked = false\n"),
+    ("fair/acquire", "k = math.min(k + 1, 268435455)", "k = k + 1"),
+    ("fair/promote", "in_use + next_cost > room then break end", "in_use >= room then break end"),
+    (
+        "fair/promote",
+        "  local room = next_class > 0 and limit - headroom or limit\n    local never",
+        "  local room = limit\n    local never",
+    ),
+    ("fair/promote", "if not is_absent then units = units + next_cost end", ""),
+    (
+        "fair/promote",
+        "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if first[1] and",
+        "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if false and",
+    ),
+    ("fair/promote", "redis.call('ZADD', key, share, head)", "redis.call('ZREM', key, head)"),
+    ("fair/promote", "if each ~= '00000' and", "if false and"),
+    ("fair/promote", "if not behind then redis.call('ZREM', key, member) end", ""),
+    ("fair/promote", "for i = 2, next_cost do", "for i = 3, next_cost do"),
+    ("fair/renew", "if turns[i] == 'inf' then", "if false then"),
+    ("fair/sweep", "    if plain <= now_ms then", "    if false then"),
+    ("fair/reassert", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
+    ("fair/revoke", "remove({ id })", "redis.call('ZREM', key, id, queued .. id)"),
+    ("fair/answer", "if ended[2] then earliest", "if false then earliest"),
+];
+
+/// The same for the bound on work.
+const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 5] = [
+    ("fair/promote", "    budget = budget - 1\n", ""),
+    ("fair/promote", "              budget = budget - 4\n", ""),
+    ("fair/promote", "or budget <= 0 or", "or"),
+    ("fair/sweep", "    budget = budget - #dead\n", ""),
+    ("fair/release", "own[#own + 1] = 1 end", "own[#own + 1] = nil end"),
+];
+
+/// Scripts that cannot be had by one replacement.
+fn without_order(name: &str, text: &str) -> String {
+    match name {
+        // First come, first served, whoever it is.
+        "fair/promote" | "fair/settle" | "fair/acquire" => text
+            .replace("* 4503599627370496 + now)", "* 0 + 4503599627370496 + now)")
+            .replace("(start + now) * factor", "(4503599627370496 + now) * factor"),
+        _ => text.to_owned(),
+    }
+}
+
+#[test]
+fn turns_by_time_alone_are_found_out() {
+    let lua = Lua::new(WORK_MAX, without_order);
+    assert!(run(&lua, 3000, 0, &history(Of::Tenants, 1..=4, 50..=90)).is_err());
+}
+
+#[test]
+fn a_script_that_shares_otherwise_is_found_out() {
+    let bound = FAIR_BOUND_MUTANTS.map(|mutant| (SMALL_WORK, mutant));
+    let all = FAIR_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain(bound);
+    find_out(Of::Tenants, all);
+}
+
+#[test]
+fn a_script_that_does_otherwise_is_found_out() {
+    let bound = BOUND_MUTANTS.map(|mutant| (SMALL_WORK, mutant));
+    find_out(Of::Plain, MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain(bound));
+}
+
+/// The mutant's bound on work; file, text, what stands there instead.
+type Mutant = (usize, (&'static str, &'static str, &'static str));
+
+fn find_out(of: Of, mutants: impl Iterator<Item = Mutant>) {
+    let mut missed = Vec::new();
+    for (work_max, (file, text, instead)) in mutants {
+        let lua = Lua::new(work_max, |name, body| {
+            if name != file {
+                return body.to_owned();
+            }
+            assert!(body.contains(text), "{file} has no {text:?} any more");
+            body.replacen(text, instead, 1)
+        });
+        if run(&lua, 3000, 0, &history(of, 1..=4, 50..=90)).is_ok() {
+            missed.push(format!("{file}, {instead:?} for {text:?}"));
+        }
+    }
+    assert!(missed.is_empty(), "not found out: {missed:#?}");
+}
