@@ -51,7 +51,7 @@ while again do
     local room = next_class > 0 and limit - headroom or limit
     local never = next_cost > room
     if room <= 0 or budget <= 0 or not never and in_use + next_cost > room then break end
-    budget = budget - 1
+    budget = budget - (never and 1 or next_cost)
     if never then
       redis.call('ZADD', key, 'inf', member)
     else

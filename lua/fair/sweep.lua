@@ -4,7 +4,7 @@
 --
 -- Needs     key, now_ms, remove
 -- Leaves    swept: whether anyone was taken out; earliest: the lease end that comes first, 0 if none is left;
---           budget: how many places promotion may look at
+--           budget: how many permits promotion may give out
 
 local swept, budget = false, 500
 local earliest
@@ -28,8 +28,11 @@ repeat
     if budget > 0 then
       local ended = string.format('%.0f', 1e13 + now_ms)
       for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '10000000000000', ended, 'LIMIT', '0', budget)) do
-        dead[#dead + 1] = id
-        budget = budget - 1
+        -- As many members as it takes of permits.
+        if budget > 0 then
+          dead[#dead + 1] = id
+          budget = budget - tonumber(string.sub(id, -2), 36)
+        end
       end
     end
     remove(dead)

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use tower_semaphore::{Policy, Semaphore};
 
 use crate::conformance::{self, Fleet};
+use crate::conformance_fair;
 use crate::support::cluster::{MASTERS, TestCluster};
 use crate::support::crowd::Crowd;
 use crate::support::failover::Failover;
@@ -32,6 +33,7 @@ impl Fleet for TestCluster {
 async fn a_cluster_keeps_what_a_semaphore_promises() {
     let cluster = TestCluster::start();
     conformance::all(&cluster).await;
+    conformance_fair::all(&cluster).await;
     hints_arrive_on_each_shard(&cluster).await;
 }
 

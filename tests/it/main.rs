@@ -14,6 +14,7 @@ mod chaos;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod clients;
 mod conformance;
+mod conformance_fair;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
 #[cfg(feature = "redis")]

@@ -43,9 +43,9 @@ pub const TICKET_MIN: u64 = 100_000_000_000_000;
 /// the line since that was last empty; past this, they are ordered by their ids.
 pub const LINE_MAX: u64 = (1 << 28) - 1;
 
-/// The bound on the work of one operation. A place that is swept costs 1, and so does a head of the
-/// queue that is granted or passed over; a hint to another node costs [`HINT_WORK`] more. The places
-/// that the operation names are not counted.
+/// The bound on the work of one operation. A place that is swept costs as much as it takes of permits, and
+/// so does a head of the queue that is granted; one that is passed over costs 1, and a hint to another node
+/// [`HINT_WORK`] more. The places that the operation names are not counted.
 pub const WORK_MAX: usize = 500;
 
 /// The cost of one hint to another node, out of [`WORK_MAX`].

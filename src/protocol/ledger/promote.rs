@@ -105,11 +105,17 @@ impl Ledger {
             return work_max;
         }
         let (mut dead, has_lines) = (Vec::new(), self.lines.is_some());
+        let mut budget = work_max;
         for is_fair in [false, true] {
-            let left = work_max - dead.len();
             let ended = self.by_end().range((is_fair, 0, PlaceId::FIRST)..);
             let ended = ended.take_while(|(fair, end, _)| *fair == is_fair && *end <= now_ms);
-            dead.extend(ended.take(left).map(|(.., id)| *id));
+            for (.., id) in ended {
+                if budget == 0 {
+                    break;
+                }
+                budget = budget.saturating_sub(id.cost() as usize);
+                dead.push(*id);
+            }
             if !has_lines {
                 break;
             }
@@ -119,7 +125,7 @@ impl Ledger {
         }
         self.settle(now);
         self.quiet_until = self.earliest();
-        work_max - dead.len()
+        budget
     }
 
     /// While permits are free, grants the head whose turn it is. Stops when the budget is spent; a last hint
@@ -195,12 +201,13 @@ impl Ledger {
                     if room == 0 || (cost <= room && in_use + cost > room) {
                         return None;
                     }
-                    *budget -= 1;
                     let fair = self.lines.as_mut()?;
                     if cost > room {
+                        *budget -= 1;
                         fair.lines.stop(tenant);
                         continue;
                     }
+                    *budget = budget.saturating_sub(claim.cost() as usize);
                     let ticket = self.places.get_mut(&id)?.ticket.take()?;
                     fair.lines.leave(tenant, ticket, id);
                     fair.lines.hold(tenant, claim.cost());

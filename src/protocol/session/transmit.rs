@@ -10,7 +10,8 @@ use crate::protocol::id::Ids;
 use crate::protocol::ledger::TICKET_MIN;
 use crate::protocol::time::Time;
 
-/// Places in one call, at the most.
+/// Places in one call, at the most; where they take several permits, so many permits, and the last place may
+/// take more.
 const CALL_MAX: usize = 512;
 /// Of the places that stand in a semaphore after a loss of data, those looked at.
 const AUDIT_MAX: u32 = 1000;
@@ -129,9 +130,14 @@ impl Session {
             self.releasing.push_back(release);
             return Ids::from_buf([release.0]);
         }
-        let count = self.releases.len().min(CALL_MAX);
-        let ids = self.releases.iter().take(count).map(|(id, _)| *id).collect();
-        self.releasing.extend(self.releases.drain(..count));
+        let (mut ids, mut permits) = (Ids::new(), 0);
+        while permits < CALL_MAX
+            && let Some(release) = self.releases.pop_front()
+        {
+            permits += release.0.cost() as usize;
+            ids.push(release.0);
+            self.releasing.push_back(release);
+        }
         ids
     }
 
@@ -208,7 +214,8 @@ impl Session {
     /// beside those that leave.
     fn next_acquire(&mut self, leaving: Ids) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
-        while leaving.len() + ids.len() < CALL_MAX && self.skip_to_join() {
+        let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
+        while permits < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
             let options = AcquireOptions { claim: None, ..place.options };
@@ -218,6 +225,7 @@ impl Session {
             if let State::Joining { sent, .. } = &mut place.state {
                 *sent = true;
             }
+            permits += place.cost() as usize;
             ids.push(place.id(node));
             self.joins.pop_front();
         }
@@ -239,8 +247,8 @@ fn next_places(
     places: &mut Places,
     mut visit: impl FnMut(&mut Place, bool) -> bool,
 ) -> Option<u64> {
-    let (mut common, mut count, mut others) = (None, 0, VecDeque::new());
-    while count < CALL_MAX
+    let (mut common, mut permits, mut others) = (None, 0, VecDeque::new());
+    while permits < CALL_MAX
         && let Some(n) = queue.pop_front()
     {
         let Some(place) = places.find(n) else { continue };
@@ -250,7 +258,7 @@ fn next_places(
         }
         if *common.get_or_insert(lease_ms) == lease_ms {
             visit(place, true);
-            count += 1;
+            permits += place.cost() as usize;
         } else {
             others.push_back(n);
         }

@@ -187,11 +187,13 @@ const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
 ];
 
 /// The same for the bound on work.
-const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 5] = [
-    ("fair/promote", "    budget = budget - 1\n", ""),
+const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
+    ("fair/promote", "    budget = budget - (never and 1 or next_cost)\n", ""),
     ("fair/promote", "              budget = budget - 4\n", ""),
     ("fair/promote", "or budget <= 0 or", "or"),
     ("fair/sweep", "    budget = budget - #dead\n", ""),
+    ("fair/sweep", "          budget = budget - tonumber(string.sub(id, -2), 36)\n", ""),
+    ("fair/sweep", "        if budget > 0 then", "        if true then"),
     ("fair/release", "own[#own + 1] = 1 end", "own[#own + 1] = nil end"),
 ];
 
