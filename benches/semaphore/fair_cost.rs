@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use mea::admission::FairShare;
 use serde::{Deserialize, Serialize};
 use tower_semaphore::{Ask, Policy, Semaphore};
@@ -191,13 +192,12 @@ async fn hand_over(
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(30));
     let policy = policy.build().expect("a policy");
     let mut held = semaphore.acquire(ask(name, limiter, 0), &policy).await.expect("a permit");
-    // Tenant 0 has the permit, so its turn comes after that of all others.
-    let all = (0..depth).flat_map(|_| (1..tenants).chain([0]));
-    let mut line: VecDeque<_> = all
-        .map(|tenant| Box::pin(semaphore.acquire(ask(name, limiter, tenant), &policy)))
-        .collect();
-    for place in &mut line {
-        assert!(place.now_or_never().is_none(), "there is one permit");
+    // Those that join in one call come in no order, so whoever is next is taken.
+    let mut line = FuturesUnordered::new();
+    for tenant in (0..depth).flat_map(|_| 0..tenants) {
+        let mut place = Box::pin(semaphore.acquire(ask(name, limiter, tenant), &policy));
+        assert!((&mut place).now_or_never().is_none(), "there is one permit");
+        line.push(place);
     }
     let waiting = tenants * depth;
     until_waiting(semaphore, name, waiting).await;
@@ -206,7 +206,7 @@ async fn hand_over(
     let before = redis.usage();
     for _ in 0..turns {
         drop(held);
-        held = line.pop_front().expect("some wait").await.expect("a permit");
+        held = line.next().await.expect("some wait").expect("a permit");
     }
     let usage = redis.usage().since(before);
     drop((held, line));
