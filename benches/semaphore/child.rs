@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{contended, counts, crash, http, watchdog};
+use super::{contended, counts, crash, fair_cost, http, watchdog};
 
 /// What another process is to do.
 #[derive(Serialize, Deserialize)]
@@ -17,12 +17,15 @@ pub(crate) enum Job {
     Serve(http::Job),
     Watch(watchdog::Job),
     Requests(counts::Job),
+    Turns(fair_cost::Job),
 }
 
 pub(crate) fn run(job: Job) {
     // Counted to the last instruction: no thread beside it.
-    if let Job::Requests(job) = &job {
-        return counts::child(job);
+    match &job {
+        Job::Requests(job) => return counts::child(job),
+        Job::Turns(job) => return fair_cost::child(job),
+        _ => {}
     }
     let parent = Parent::new();
     match job {
@@ -30,7 +33,7 @@ pub(crate) fn run(job: Job) {
         Job::Hold(job) => crash::child(&job, &parent),
         Job::Serve(job) => http::child(&job, &parent),
         Job::Watch(job) => watchdog::child(&job, &parent),
-        Job::Requests(_) => {}
+        Job::Requests(_) | Job::Turns(_) => {}
     }
 }
 

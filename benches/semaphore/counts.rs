@@ -125,13 +125,14 @@ fn commands(context: &mut Context) {
 }
 
 fn instructions(context: &mut Context) {
-    if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
+    if !can_count() {
         let row = Row::new(CASE, "instructions of a request", "", &[f64::NAN]);
         context.table.add(row.note("not counted: there is no valgrind"));
         return;
     }
     let [bare, tower, ours] = [Before::Nothing, Before::Tower, Before::Ours].map(|before| {
-        let [some, more] = [500, 1500].map(|requests| counted(&Job { before, requests }));
+        let [some, more] =
+            [500, 1500].map(|requests| counted(&child::Job::Requests(Job { before, requests })));
         (more - some) / 1000.0
     });
     let added = [ours - bare];
@@ -144,11 +145,16 @@ fn instructions(context: &mut Context) {
     context.table.add(row);
 }
 
+/// Whether instructions can be counted here.
+pub(crate) fn can_count() -> bool {
+    Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok()
+}
+
 /// Instructions of a whole process, by callgrind.
-fn counted(job: &Job) -> f64 {
+pub(crate) fn counted(job: &child::Job) -> f64 {
     let directory = TempDir::new().expect("a directory");
     let out = directory.path().join("callgrind");
-    let job = serde_json::to_string(&child::Job::Requests(Job { ..*job })).expect("JSON");
+    let job = serde_json::to_string(job).expect("JSON");
     let status = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet"])
         .arg(format!("--callgrind-out-file={}", out.display()))

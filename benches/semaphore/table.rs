@@ -32,6 +32,8 @@ pub(crate) struct Row {
 #[derive(Clone, Copy, Serialize)]
 pub(crate) enum Bound {
     Most(f64),
+    Least(f64),
+    Between(f64, f64),
     RatioLeast(f64),
     RatioMost(f64),
 }
@@ -82,6 +84,8 @@ impl Row {
         let ratio = self.ratio.unwrap_or(f64::NAN);
         let is_kept = match bound {
             Bound::Most(most) => self.ours <= most,
+            Bound::Least(least) => self.ours >= least,
+            Bound::Between(least, most) => (least..=most).contains(&self.ours),
             Bound::RatioLeast(least) => ratio >= least,
             Bound::RatioMost(most) => ratio <= most,
         };
@@ -105,6 +109,8 @@ impl Row {
         let bound = match self.bound {
             None => String::new(),
             Some(Bound::Most(most)) => format!("≤ {}", number(most)),
+            Some(Bound::Least(least)) => format!("≥ {}", number(least)),
+            Some(Bound::Between(least, most)) => format!("{} to {}", number(least), number(most)),
             Some(Bound::RatioLeast(least)) => format!("≥ {}×", number(least)),
             Some(Bound::RatioMost(most)) => format!("≤ {}×", number(most)),
         };

@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use tower::ServiceExt;
-use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Limit, Name, Policy, Semaphore};
+use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Limit, Name, Semaphore};
 
 use super::args::{Args, Rule, Site};
 use super::file::{File, FileError};
-use super::proxy::{Proxy, Upstream};
+use super::proxy::{Proxy, Upstream, problem};
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Keys that are remembered before those that came too long ago are forgotten.
@@ -39,7 +41,8 @@ impl Current {
     /// As it is said on the command line and in the file.
     pub(crate) fn new(args: &Args) -> Result<Self, FileError> {
         let said = Said::read(args)?;
-        let semaphore = said.site.semaphore().map_err(|error| said.site_error("redis", error))?;
+        let semaphore = said.site.semaphore();
+        let semaphore = semaphore.map_err(|(field, what)| said.site_error(field, what))?;
         let app = RwLock::new(Arc::new(said.app(&semaphore, None)?));
         Ok(Self { semaphore, site: said.site, app })
     }
@@ -71,6 +74,7 @@ impl Current {
             ("listen", old.listen == new.listen),
             ("redis", old.redis == new.redis),
             ("after-loss", old.after_loss == new.after_loss),
+            ("tenant-salt-file", old.tenant_salt_file == new.tenant_salt_file),
             #[cfg(feature = "admin")]
             ("admin", old.admin == new.admin),
         ];
@@ -92,14 +96,20 @@ impl Current {
     /// the old one, and are granted permits by whoever comes with the new one.
     async fn let_in(&self, old: &Rule, new: &Rule, lately: &Lately) {
         let keys = lately.keys();
-        let tries = keys.iter().filter_map(|key| match (old.limit_of(key), new.limit_of(key)) {
-            (Limit::Permits(old), Limit::Permits(new)) if old >= new => None,
-            (Limit::Unlimited, _) => None,
-            (Limit::Permits(_), limit) => {
-                let permits = if let Limit::Permits(permits) = limit { permits } else { u32::MAX };
-                let name = Name::new(&new.name).join(key);
-                Some(self.semaphore.try_acquire(name, &Policy::new(permits)))
-            }
+        let is_raised = |old, new| match (old, new) {
+            (Limit::Permits(old), Limit::Permits(new)) => old < new,
+            (Limit::Permits(_), Limit::Unlimited) => true,
+            (Limit::Unlimited, _) => false,
+        };
+        let raised = keys.iter().filter(|key| {
+            is_raised(old.limit_of(key), new.limit_of(key))
+                || is_raised(old.shared_limit_of(key), new.shared_limit_of(key))
+        });
+        let tries = raised.map(|key| {
+            let limit = new.limit_of(key);
+            let permits = if let Limit::Permits(permits) = limit { permits } else { u32::MAX };
+            let (ask, policy) = new.ask_again(key, permits);
+            async move { self.semaphore.try_acquire(ask, &policy).await }
         });
         // Whether they are granted one does not matter.
         drop(join_all(tries).await);
@@ -153,6 +163,13 @@ impl Said {
             let lately = Arc::new(Lately::new(rule.wait));
             let layer = layer(semaphore, rule, &lately).map_err(|error| self.refused(i, &error))?;
             router = router.layer(layer);
+            if rule.has_cost() {
+                let costs = Arc::new(rule.clone());
+                router = router.layer(middleware::from_fn(move |request, next| {
+                    let costs = Arc::clone(&costs);
+                    async move { counted(&costs, request, next).await }
+                }));
+            }
             rules.push((rule.clone(), lately));
         }
         Ok(App { router, proxy, upstream, rules })
@@ -185,6 +202,15 @@ fn layer(
         limits.limit_of(key)
     };
     builder.limit_by(limit).skip(move |parts| !paths.is_for(parts.uri.path())).build()
+}
+
+/// Passes a request on to its rule, if its cost can be used.
+async fn counted(rule: &Rule, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match rule.bad_cost(&parts) {
+        Some(what) => problem(StatusCode::BAD_REQUEST, &what),
+        None => next.run(Request::from_parts(parts, body)).await,
+    }
 }
 
 /// Whose requests came so lately that they may be waiting still.

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
-use axum::http::{HeaderName, StatusCode};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
@@ -15,7 +17,7 @@ use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{ConfigError, Limit, Name, OnUnavailable, Policy, Semaphore};
+use tower_semaphore::{Ask, ConfigError, Limit, Name, OnUnavailable, Policy, Semaphore};
 
 use super::file;
 use super::proxy::Upstream;
@@ -57,6 +59,11 @@ pub(crate) struct Site {
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) after_loss: Option<Loss>,
 
+    /// A file with a secret, the same for all gateways, for --fair-by where clients choose the names
+    /// of tenants. Whitespace around the secret does not count
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tenant_salt_file: Option<PathBuf>,
+
     /// Where to serve the operator's page: a port, on loopback, or ADDR:PORT, for all who reach that
     #[cfg(feature = "admin")]
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = admin_address)]
@@ -87,6 +94,46 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::limit_for")]
     limit_for: Vec<(Name, Limit)>,
 
+    /// The tenant of a request: path, peer-ip or header:NAME. A permit of a key that comes free goes to
+    /// the tenant with the fewest in use
+    #[arg(long, value_name = "SPEC", value_parser = tenant)]
+    #[serde(deserialize_with = "file::tenant")]
+    fair_by: Option<Key>,
+
+    /// Permits of each key that one tenant may have in use: a number or `unlimited`
+    #[arg(long, value_name = "N", value_parser = limit, allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::limit")]
+    each: Option<Limit>,
+
+    /// The same for one tenant, such as acme=4 (0 refuses it); can be repeated
+    #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
+    #[serde(deserialize_with = "file::limit_for")]
+    each_for: Vec<(Name, Limit)>,
+
+    /// The weight of a tenant, from 1 to 64, such as acme=3: three times the permits of a tenant that
+    /// has 1, as all others have; can be repeated
+    #[arg(long, value_name = "KEY=N", value_parser = weight_for)]
+    #[serde(deserialize_with = "file::weight_for")]
+    weight_for: Vec<(Name, u32)>,
+
+    /// The class of a tenant, from 0 to 7, such as batch=1: it waits while a lower class waits. All
+    /// others have 0; can be repeated
+    #[arg(long, value_name = "KEY=N", value_parser = class_for)]
+    #[serde(deserialize_with = "file::class_for")]
+    class_for: Vec<(Name, u8)>,
+
+    /// Permits of each key that only class 0 may take
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = count, allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::count")]
+    headroom: u32,
+
+    /// The header with the number of permits that a request takes, from 1 to 64, at once or not at all.
+    /// A request without the header takes 1; with any other value, it is rejected with 400
+    #[arg(long, value_name = "header:NAME", value_parser = cost)]
+    #[serde(deserialize_with = "file::cost")]
+    cost: Option<HeaderName>,
+
     /// How long a request may wait for a permit; 0s: it is refused at once
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
@@ -99,7 +146,7 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::duration")]
     lease: Duration,
 
-    /// How many may wait for one key, in the whole fleet
+    /// How many may wait for one key, in the whole fleet; with --fair-by, of each tenant
     #[arg(long, value_name = "N", default_value_t = Policy::DEFAULT_MAX_QUEUE)]
     #[arg(value_parser = count, allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::count")]
@@ -222,19 +269,29 @@ impl Site {
             upstream: self.upstream.or(other.upstream),
             redis: self.redis.or(other.redis),
             after_loss: self.after_loss.or(other.after_loss),
+            tenant_salt_file: self.tenant_salt_file.or(other.tenant_salt_file),
             #[cfg(feature = "admin")]
             admin: self.admin.or(other.admin),
         }
     }
 
-    /// Where permits are counted.
-    pub(crate) fn semaphore(&self) -> Result<Semaphore, ConfigError> {
-        let Some(url) = &self.redis else { return Ok(Semaphore::in_memory()) };
+    /// Where permits are counted; else the field that cannot be used, and why.
+    pub(crate) fn semaphore(&self) -> Result<Semaphore, (&'static str, String)> {
+        let semaphore = match &self.redis {
+            None => Semaphore::in_memory(),
+            Some(url) => Semaphore::new(self.backend(url).map_err(|e| ("redis", e.to_string()))?),
+        };
+        let Some(path) = &self.tenant_salt_file else { return Ok(semaphore) };
+        let salt = salt(path).map_err(|what| ("tenant-salt-file", what))?;
+        Ok(semaphore.tenant_salt(salt))
+    }
+
+    fn backend(&self, url: &str) -> Result<RedisBackend, ConfigError> {
         let after_loss = match self.after_loss {
             None | Some(Loss::Continue) => AfterLoss::Continue,
             Some(Loss::Quarantine) => AfterLoss::Quarantine,
         };
-        Ok(Semaphore::new(RedisBackend::builder(url).after_loss(after_loss).build()?))
+        RedisBackend::builder(url).after_loss(after_loss).build()
     }
 }
 
@@ -248,11 +305,8 @@ impl Rule {
             let what = "the key global is but one; allowed: with any other key";
             return Err(("limit-for", what.to_owned()));
         }
-        let mut seen = HashSet::new();
-        if let Some((key, _)) = self.limit_for.iter().find(|(key, _)| !seen.insert(key)) {
-            let what = format!("{key} is given twice; allowed: once for each key");
-            return Err(("limit-for", what));
-        }
+        once("limit-for", &self.limit_for)?;
+        self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
             let what = "allowed with on-unavailable local, and needed there";
@@ -261,10 +315,91 @@ impl Rule {
         Ok(())
     }
 
+    fn check_tenants(&self) -> Result<(), (&'static str, String)> {
+        let err = |field, what: &str| Err((field, what.to_owned()));
+        if self.fair_by.is_none() {
+            let set = [
+                ("each", self.each.is_some()),
+                ("each-for", !self.each_for.is_empty()),
+                ("weight-for", !self.weight_for.is_empty()),
+                ("class-for", !self.class_for.is_empty()),
+            ];
+            if let Some((field, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
+                return err(field, "there are no tenants; allowed: with fair-by");
+            }
+        } else if self.limit == Some(Limit::Unlimited) {
+            return err(
+                "fair-by",
+                "without a limit nobody waits; allowed: with a limit of permits",
+            );
+        }
+        if self.each == Some(Limit::Permits(0)) {
+            return err("each", "0 refuses everything; allowed: 1 or more, or unlimited");
+        }
+        once("each-for", &self.each_for)?;
+        once("weight-for", &self.weight_for)?;
+        once("class-for", &self.class_for)?;
+        if self.headroom == 0 {
+            return Ok(());
+        }
+        if self.class_for.iter().all(|(_, class)| *class == 0) {
+            return err(
+                "headroom",
+                "all tenants have class 0; allowed: with another class in class-for",
+            );
+        }
+        let limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
+        let least = limits.filter_map(|limit| match limit {
+            Limit::Permits(permits @ 1..) => Some(*permits),
+            _ => None,
+        });
+        if let Some(least) = least.min().filter(|least| self.headroom >= *least) {
+            let what = format!(
+                "{} leaves nothing of {least} permits to the other classes; allowed: 0 to {}",
+                self.headroom,
+                least - 1
+            );
+            return Err(("headroom", what));
+        }
+        Ok(())
+    }
+
     /// Permits of this key.
     pub(crate) fn limit_of(&self, key: &Name) -> Limit {
-        let own = self.limit_for.iter().find(|(name, _)| name == key).map(|(_, limit)| *limit);
-        own.or(self.limit).unwrap_or(Limit::Unlimited)
+        of(&self.limit_for, key).or(self.limit).unwrap_or(Limit::Unlimited)
+    }
+
+    /// What a request asks for that comes only to have waiters looked at, by the rule as it is now.
+    pub(crate) fn ask_again(&self, key: &Name, permits: u32) -> (Ask, Policy) {
+        let ask = Ask::of(Name::new(&self.name).join(key));
+        let is_fair = self.fair_by.is_some() || self.cost.is_some();
+        let ask = if is_fair { ask.by("gateway").class(Ask::MAX_CLASS) } else { ask };
+        // A limit of 0 has no room for a headroom.
+        let policy = Policy::builder(permits).headroom(self.headroom).build();
+        (ask, policy.unwrap_or_else(|_| Policy::new(permits)))
+    }
+
+    /// Permits of this key that all classes may take.
+    pub(crate) fn shared_limit_of(&self, key: &Name) -> Limit {
+        match self.limit_of(key) {
+            Limit::Permits(permits) => Limit::Permits(permits.saturating_sub(self.headroom)),
+            limit => limit,
+        }
+    }
+
+    pub(crate) const fn has_cost(&self) -> bool {
+        self.cost.is_some()
+    }
+
+    /// Why a request cannot be counted, if its cost is said so that it cannot be used.
+    pub(crate) fn bad_cost(&self, parts: &Parts) -> Option<String> {
+        let header =
+            self.cost.as_ref().filter(|_| !self.shadow && self.is_for(parts.uri.path()))?;
+        let Err(said) = cost_of(&parts.headers, header) else { return None };
+        Some(format!(
+            "{header}: {said} cannot be used; allowed: a number from 1 to {}",
+            Ask::MAX_COST
+        ))
     }
 
     /// Whether the rule is for requests to this path.
@@ -281,7 +416,7 @@ impl Rule {
             Key::PeerIp => builder.key(PeerIpKey::new()),
             Key::Header(name) => builder.key(HeaderKey::new(name.clone())),
         };
-        builder
+        self.apply_tenants(builder)
             .wait_timeout(self.wait)
             .lease(self.lease)
             .max_queue(self.max_queue)
@@ -304,6 +439,73 @@ impl Rule {
                 Lost::Abort => OnLost::Abort,
                 Lost::Continue => OnLost::Continue,
             })
+    }
+}
+
+impl Rule {
+    fn apply_tenants(&self, mut builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
+        builder = match &self.fair_by {
+            None | Some(Key::Global) => builder,
+            Some(Key::Path) => builder.fair_by(PathKey),
+            Some(Key::PeerIp) => builder.fair_by(PeerIpKey::new()),
+            Some(Key::Header(name)) => builder.fair_by(HeaderKey::new(name.clone())),
+        };
+        if let (Some(each), true) = (self.each, self.each_for.is_empty()) {
+            builder = builder.each(each);
+        } else if !self.each_for.is_empty() {
+            let (caps, each) = (self.each_for.clone(), self.each.unwrap_or(Limit::Unlimited));
+            builder = builder.each_by(move |tenant, _| of(&caps, tenant).unwrap_or(each));
+        }
+        if !self.weight_for.is_empty() {
+            let weights = self.weight_for.clone();
+            builder = builder.weight_by(move |tenant, _| of(&weights, tenant).unwrap_or(1));
+        }
+        if !self.class_for.is_empty() {
+            let classes = self.class_for.clone();
+            builder = builder
+                .class_by(move |tenant, _| of(&classes, tenant).unwrap_or(0))
+                .headroom(self.headroom);
+        }
+        if let Some(header) = self.cost.clone() {
+            // One that cannot be used comes here in shadow alone, and is counted as one too high.
+            builder =
+                builder.cost_by(move |parts| cost_of(&parts.headers, &header).unwrap_or(u32::MAX));
+        }
+        builder
+    }
+}
+
+/// What is said of this one.
+fn of<T: Copy>(said: &[(Name, T)], name: &Name) -> Option<T> {
+    said.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
+}
+
+/// Whether each is said once; else which is not.
+fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str, String)> {
+    let mut seen = HashSet::new();
+    match said.iter().find(|(key, _)| !seen.insert(key)) {
+        Some((key, _)) => Err((field, format!("{key} is given twice; allowed: once for each key"))),
+        None => Ok(()),
+    }
+}
+
+/// The cost in a request's header; else what stands there.
+fn cost_of(headers: &HeaderMap, name: &HeaderName) -> Result<u32, String> {
+    let mut values = headers.get_all(name).into_iter();
+    let Some(value) = values.next() else { return Ok(1) };
+    if values.next().is_some() {
+        return Err("more than one value".to_owned());
+    }
+    let text = value.to_str().map_err(|_| format!("{value:?}"))?;
+    in_range(text, 1, Ask::MAX_COST).map_err(|_| format!("{text:?}"))
+}
+
+/// The secret in a file.
+fn salt(path: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    match text.trim() {
+        "" => Err(format!("{} is empty; allowed: a secret of one byte or more", path.display())),
+        salt => Ok(salt.to_owned()),
     }
 }
 
@@ -335,6 +537,36 @@ pub(crate) fn key(text: &str) -> Result<Key, &'static str> {
     }
 }
 
+/// The tenant's key. With `global` there would be one tenant.
+pub(crate) fn tenant(text: &str) -> Result<Key, &'static str> {
+    const ALLOWED: &str = "allowed: path, peer-ip, header:NAME";
+    key(text).ok().filter(|key| !matches!(key, Key::Global)).ok_or(ALLOWED)
+}
+
+pub(crate) fn cost(text: &str) -> Result<HeaderName, &'static str> {
+    match key(text) {
+        Ok(Key::Header(name)) => Ok(name),
+        _ => Err("allowed: header:NAME"),
+    }
+}
+
+pub(crate) fn weight(text: &str) -> Result<u32, String> {
+    in_range(text, 1, Ask::MAX_WEIGHT)
+}
+
+pub(crate) fn class(text: &str) -> Result<u8, String> {
+    in_range(text, 0, Ask::MAX_CLASS)
+}
+
+fn in_range<T: Copy + FromStr + PartialOrd + Display>(
+    text: &str,
+    first: T,
+    last: T,
+) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| (&first..=&last).contains(&number));
+    number.ok_or_else(|| format!("allowed: a number from {first} to {last}"))
+}
+
 pub(crate) fn limit(text: &str) -> Result<Limit, String> {
     match text {
         "unlimited" => Ok(Limit::Unlimited),
@@ -350,9 +582,24 @@ pub(crate) fn prefix(text: &str) -> Result<String, &'static str> {
 }
 
 fn limit_for(text: &str) -> Result<(Name, Limit), String> {
+    for_key(text, limit)
+}
+
+fn weight_for(text: &str) -> Result<(Name, u32), String> {
+    for_key(text, weight)
+}
+
+fn class_for(text: &str) -> Result<(Name, u8), String> {
+    for_key(text, class)
+}
+
+fn for_key<T>(
+    text: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<(Name, T), String> {
     // The last `=`: a header's value may have some of its own.
-    let (key, permits) = text.rsplit_once('=').ok_or("allowed: KEY=N, such as acme=20")?;
-    Ok((Name::new(key), limit(permits)?))
+    let (key, value) = text.rsplit_once('=').ok_or("allowed: KEY=N, such as acme=20")?;
+    Ok((Name::new(key), parse(value)?))
 }
 
 pub(crate) fn count(text: &str) -> Result<u32, String> {

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use axum::http::HeaderName;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use toml::de::{DeTable, DeValue};
@@ -24,6 +25,7 @@ struct Contents {
     upstream: Option<Upstream>,
     redis: Option<String>,
     after_loss: Option<args::Loss>,
+    tenant_salt_file: Option<PathBuf>,
     #[cfg(feature = "admin")]
     #[serde(default, deserialize_with = "admin")]
     admin: Option<SocketAddr>,
@@ -75,6 +77,7 @@ impl File {
             upstream: contents.upstream,
             redis: contents.redis,
             after_loss: contents.after_loss,
+            tenant_salt_file: contents.tenant_salt_file,
             #[cfg(feature = "admin")]
             admin: contents.admin,
         };
@@ -195,15 +198,37 @@ pub(crate) fn limit<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Limit>, D:
 }
 
 pub(crate) fn limit_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, Limit)>, D::Error> {
-    let limits =
-        BTreeMap::<String, toml::Value>::deserialize(d)?.into_iter().map(|(key, value)| {
-            let text = words(&value);
-            let limit = args::limit(&text).map_err(|allowed| {
-                D::Error::custom(format!("{key}: {text:?} cannot be used; {allowed}"))
-            })?;
-            Ok((Name::new(key), limit))
-        });
-    limits.collect()
+    for_keys(d, args::limit)
+}
+
+pub(crate) fn weight_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, u32)>, D::Error> {
+    for_keys(d, args::weight)
+}
+
+pub(crate) fn class_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, u8)>, D::Error> {
+    for_keys(d, args::class)
+}
+
+fn for_keys<'de, D: Deserializer<'de>, T>(
+    d: D,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<(Name, T)>, D::Error> {
+    let said = BTreeMap::<String, toml::Value>::deserialize(d)?.into_iter().map(|(key, value)| {
+        let text = words(&value);
+        let value = parse(&text).map_err(|allowed| {
+            D::Error::custom(format!("{key}: {text:?} cannot be used; {allowed}"))
+        })?;
+        Ok((Name::new(key), value))
+    });
+    said.collect()
+}
+
+pub(crate) fn tenant<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Key>, D::Error> {
+    parsed(d, args::tenant).map(Some)
+}
+
+pub(crate) fn cost<'de, D: Deserializer<'de>>(d: D) -> Result<Option<HeaderName>, D::Error> {
+    parsed(d, args::cost).map(Some)
 }
 
 pub(crate) fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {

@@ -280,6 +280,48 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ),
         ("[[rule]]\nlimit = 1\nlocal-limit = 1\n", ":3: local-limit: allowed with on-unavailable"),
         (
+            "[[rule]]\nlimit = 1\nfair-by = \"global\"\n",
+            ":3: \"global\" cannot be used; allowed: path, peer-ip, header:NAME",
+        ),
+        ("[[rule]]\nlimit = 1\n\neach = 1\n", ":4: each: there are no tenants; allowed: with fair"),
+        (
+            "[[rule]]\nlimit = \"unlimited\"\nfair-by = \"path\"\n",
+            ":3: fair-by: without a limit nobody waits; allowed",
+        ),
+        (
+            "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach = 0\n",
+            ":4: each: 0 refuses everything; allowed: 1 or more",
+        ),
+        (
+            "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach-for = { a = \"x\" }\n",
+            ":4: a: \"x\" cannot be used; allowed: a number from 0",
+        ),
+        (
+            "[[rule]]\nlimit = 1\nfair-by = \"path\"\nweight-for = { a = 0 }\n",
+            ":4: a: \"0\" cannot be used; allowed: a number from 1 to 64",
+        ),
+        (
+            "[[rule]]\nlimit = 1\nfair-by = \"path\"\nclass-for = { a = 8 }\n",
+            ":4: a: \"8\" cannot be used; allowed: a number from 0 to 7",
+        ),
+        (
+            "[[rule]]\nlimit = 9\nfair-by = \"path\"\nheadroom = 2\n",
+            ":4: headroom: all tenants have class 0; allowed: with",
+        ),
+        (
+            "[[rule]]\nlimit = 9\nkey = \"path\"\nfair-by = \"header:x\"\nclass-for = { a = 1 }\n\
+             limit-for = { b = 4 }\nheadroom = 4\n",
+            ":7: headroom: 4 leaves nothing of 4 permits to the other classes; allowed: 0 to 3",
+        ),
+        (
+            "[[rule]]\nlimit = 1\ncost = \"path\"\n",
+            ":3: \"path\" cannot be used; allowed: header:NAME",
+        ),
+        (
+            "tenant-salt-file = \"/none\"\n[[rule]]\nlimit = 1\n",
+            ":1: tenant-salt-file: /none: No such file",
+        ),
+        (
             "[[rule]]\nlimit = 1\n[[rule]]\nlimit = 1\nname = \"gateway\"\n",
             ":5: name: \"gateway\" is that of line 1; allowed: once each",
         ),
@@ -295,4 +337,162 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
     assert!(said.contains("gateway.toml:1: upstream: not set; allowed: http://host"), "{said}");
     let said = refused(good, &["--max-queue", "5"]);
     assert!(said.contains("--max-queue: allowed in the file alone"), "{said}");
+}
+
+/// A gateway that counts its permits itself, and the status and problem of its answers.
+struct Alone {
+    upstream: Upstream,
+    gateway: Gateway,
+    client: Client,
+}
+
+impl Alone {
+    async fn start(args: &[&str]) -> Self {
+        let upstream = Upstream::start().await;
+        let gateway = Gateway::start(&upstream.url(), args);
+        Self { upstream, gateway, client: Client::new() }
+    }
+
+    async fn ask(&self, path: &str, headers: &[(&str, &str)]) -> (u16, serde_json::Value) {
+        let mut request = http::Request::get(format!("{}{path}", self.gateway.url()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (status, body) = self.client.send(request).await;
+        (status.as_u16(), serde_json::from_slice(&body.unwrap()).unwrap_or_default())
+    }
+
+    /// A request that is in flight until its task is aborted.
+    async fn hold(&self, headers: &[(&'static str, &str)]) -> tokio::task::JoinHandle<()> {
+        let before = self.upstream.seen().in_flight;
+        let mut request = http::Request::get(format!("{}/?stream_ms=60000", self.gateway.url()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let client = self.client.clone();
+        let held = tokio::spawn(async move { drop(client.send(request).await) });
+        eventually("it is in flight", async || self.upstream.seen().in_flight == before + 1).await;
+        held
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_has_its_cap_and_its_turn() {
+    let args = ["--limit", "3", "--wait", "0s", "--fair-by", "header:x-tenant", "--each", "1"];
+    let more = ["--each-for", "acme=2", "--each-for", "banned=0", "--each-for", "staff=unlimited"];
+    let stage = Alone::start(&[&args[..], &more].concat()).await;
+    let acme = [("x-tenant", "acme")];
+    let held = [stage.hold(&acme).await, stage.hold(&acme).await];
+    let (status, problem) = stage.ask("/", &acme).await;
+    assert_eq!((status, &problem["reason"]), (429, &"tenant_limit".into()), "{problem}");
+    assert_eq!(problem["violated-policies"], serde_json::json!(["gateway/each"]));
+    let (status, problem) = stage.ask("/", &[("x-tenant", "banned")]).await;
+    assert_eq!((status, &problem["reason"]), (429, &"tenant_limit".into()), "{problem}");
+    assert_eq!(stage.ask("/", &[("x-tenant", "globex")]).await.0, 200);
+    let globex = stage.hold(&[("x-tenant", "globex")]).await;
+    let (status, problem) = stage.ask("/", &[("x-tenant", "staff")]).await;
+    assert_eq!((status, &problem["reason"]), (429, &"limit".into()), "{problem}");
+    held.iter().chain([&globex]).for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_and_classes_decide_whose_turn_it_is() {
+    let args = ["--limit", "3", "--wait", "60s", "--fair-by", "header:x-tenant"];
+    let more = ["--weight-for", "acme=2", "--class-for", "batch=1", "--headroom", "1"];
+    let stage = Alone::start(&[&args[..], &more].concat()).await;
+    // One permit of three is for class 0 alone.
+    let batch = [("x-tenant", "batch")];
+    let mut held = vec![stage.hold(&batch).await, stage.hold(&batch).await];
+    let wait = |tenant: &'static str, number: u64| {
+        let request = http::Request::get(format!("{}/?ms=300", stage.gateway.url()))
+            .header("x-tenant", tenant)
+            .header("x-number", number);
+        let client = stage.client.clone();
+        tokio::spawn(async move { client.send(request).await.0.as_u16() })
+    };
+    let third = wait("batch", 1);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(stage.upstream.seen().in_flight, 2, "the third permit is not for it");
+    held.push(stage.hold(&[("x-tenant", "globex")]).await);
+    let fourth = wait("globex", 2);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let fifth = wait("acme", 3);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // To acme, which has none; to globex after that; to the other class last of all.
+    held[0].abort();
+    for waiter in [fifth, fourth] {
+        assert_eq!(waiter.await.unwrap(), 200);
+    }
+    held.iter().for_each(tokio::task::JoinHandle::abort);
+    assert_eq!(third.await.unwrap(), 200);
+    assert_eq!(stage.upstream.seen().arrivals, [3, 2, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_takes_what_its_header_says() {
+    let stage = Alone::start(&["--limit", "10", "--wait", "0s", "--cost", "header:x-units"]).await;
+    let held = stage.hold(&[("x-units", "8")]).await;
+    let (status, problem) = stage.ask("/", &[("x-units", "3")]).await;
+    assert_eq!((status, &problem["reason"]), (429, &"limit".into()), "{problem}");
+    assert_eq!(stage.ask("/", &[("x-units", "2")]).await.0, 200);
+    assert_eq!(stage.ask("/", &[]).await.0, 200, "one, unless it says more");
+    for units in ["0", "65", "-1", "1.5", "many", ""] {
+        let (status, problem) = stage.ask("/", &[("x-units", units)]).await;
+        let detail = format!("x-units: {units:?} cannot be used; allowed: a number from 1 to 64");
+        assert_eq!((status, &problem["detail"]), (400, &detail.into()), "{problem}");
+    }
+    let (status, problem) = stage.ask("/", &[("x-units", "1"), ("x-units", "1")]).await;
+    assert_eq!(status, 400);
+    assert!(problem["detail"].as_str().unwrap().contains("more than one value"), "{problem}");
+    let (status, problem) = stage.ask("/", &[("x-units", "11")]).await;
+    assert_eq!((status, &problem["reason"]), (400, &"cost_too_high".into()), "{problem}");
+    held.abort();
+
+    // In shadow everything passes.
+    let args = ["--limit", "10", "--cost", "header:x-units", "--shadow"];
+    let stage = Alone::start(&args).await;
+    assert_eq!(stage.ask("/", &[("x-units", "many")]).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_changes_what_each_may_have() {
+    let dir = TempDir::new().unwrap();
+    let (path, salt) = (dir.path().join("gateway.toml"), dir.path().join("salt"));
+    let upstream = Upstream::start().await;
+    let write = |rule: &str| {
+        let site = format!(
+            "listen = \"127.0.0.1:0\"\nupstream = \"{}\"\ntenant-salt-file = {salt:?}\n",
+            upstream.url()
+        );
+        let rule = format!("[[rule]]\nfair-by = \"header:x-tenant\"\nwait = \"0s\"\n{rule}\n");
+        std::fs::write(&path, site + &rule).unwrap();
+    };
+    std::fs::write(&salt, "\n").unwrap();
+    write("limit = 4\neach = 1");
+    let args = ["--config", path.to_str().unwrap()];
+    let output = Gateway::command().args(args).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("gateway.toml:3: tenant-salt-file: ") && said.contains("is empty"),
+        "{said}"
+    );
+
+    std::fs::write(&salt, "a secret of the fleet\n").unwrap();
+    let gateway = Gateway::running(Gateway::command().args(args).spawn().unwrap());
+    let stage = Alone { upstream, gateway, client: Client::new() };
+    let acme = [("x-tenant", "acme")];
+    let held = stage.hold(&acme).await;
+    assert_eq!(stage.ask("/", &acme).await.0, 429);
+    let write = |rule: &str| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (site, _) = text.split_once("limit = 4").unwrap();
+        std::fs::write(&path, format!("{site}limit = 4\n{rule}\n")).unwrap();
+        stage.gateway.signal("HUP");
+    };
+    write("each = 1\neach-for = { acme = 2 }\nweight-for = { acme = 2 }");
+    eventually("it may have one more", async || stage.ask("/", &acme).await.0 == 200).await;
+    write("class-for = { acme = 1 }\nheadroom = 3");
+    eventually("three are for others", async || stage.ask("/", &acme).await.0 == 429).await;
+    assert_eq!(stage.ask("/", &[("x-tenant", "globex")]).await.0, 200);
+    held.abort();
 }

@@ -20,6 +20,7 @@ mod dashboard;
 #[cfg(feature = "redis")]
 mod differential;
 mod fair;
+mod fair_shares;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(all(feature = "admin", feature = "redis"))]
@@ -28,6 +29,8 @@ mod fleet_admin;
 mod fleet_cluster;
 #[cfg(feature = "redis")]
 mod fleet_config;
+#[cfg(feature = "redis")]
+mod fleet_fair;
 #[cfg(feature = "redis")]
 mod fleet_operate;
 #[cfg(feature = "redis")]

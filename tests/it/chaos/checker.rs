@@ -35,6 +35,9 @@
 //! * **rest**: in the end nothing is in flight, and no key is in Redis one lease and 1 s after the
 //!   last request has ended.
 //!
+//! Where requests are of tenants that share their key's permits, order is that within a tenant; each
+//! one's cap is checked as that of the key is, and a tenant at its cap may wait beside a free permit.
+//!
 //! Where this machine stood still even for the test, all times are longer by that.
 
 use std::collections::BTreeMap;
@@ -42,7 +45,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::history::{At, End, Fault, Kind, Request, Run, What};
+use super::history::{At, End, Fair, Fault, Kind, Request, Run, What};
 
 const MS: At = 1000;
 /// How long it may take until the upstream sees that it was cut off.
@@ -102,10 +105,21 @@ pub(crate) struct Kindred {
 pub(crate) fn check(run: &Run) -> Report {
     let mut check = Check { run, report: Report::default() };
     check.figures();
-    for key in 0..run.rules.limits.len() {
-        check.cap(key);
-        check.order(key);
-        check.idle(key);
+    let tenants = 1 + run.requests.iter().map(|request| request.tenant).max().unwrap_or(0);
+    for (key, limit) in run.rules.limits.iter().enumerate() {
+        check.cap(key, None, *limit);
+        if run.rules.fair == Fair::Arrival {
+            check.order(key, None);
+            check.idle(key, None);
+            continue;
+        }
+        for tenant in 0..tenants {
+            if let Fair::Each(each) = run.rules.fair {
+                check.cap(key, Some(tenant), each);
+            }
+            check.order(key, Some(tenant));
+            check.idle(key, Some(tenant));
+        }
     }
     for (number, request) in run.requests.iter().enumerate() {
         check.answer(number, request);
@@ -209,8 +223,12 @@ impl Check<'_> {
         self.report.violations.push(Violation { rule, at, key: key.into(), text });
     }
 
-    fn of_key(&self, key: usize) -> impl Iterator<Item = (usize, &Request)> {
-        self.run.requests.iter().enumerate().filter(move |(_, request)| request.key == key)
+    /// The requests of a key, or of one of its tenants.
+    fn of_key(&self, key: usize, tenant: Option<usize>) -> impl Iterator<Item = (usize, &Request)> {
+        let is_of = move |request: &Request| {
+            request.key == key && tenant.is_none_or(|tenant| request.tenant == tenant)
+        };
+        self.run.requests.iter().enumerate().filter(move |(_, request)| is_of(request))
     }
 
     fn figures(&mut self) {
@@ -267,12 +285,12 @@ impl Check<'_> {
         spans
     }
 
-    fn cap(&mut self, key: usize) {
-        let limit = self.run.rules.limits[key];
+    fn cap(&mut self, key: usize, tenant: Option<usize>, limit: usize) {
+        let whose = tenant.map(|tenant| format!(" of tenant {tenant}")).unwrap_or_default();
         // Time, whether it comes, which request, whether the upstream sees it so or it counts so.
         let mut seen = Vec::new();
         let mut steps = Vec::new();
-        for (number, request) in self.of_key(key) {
+        for (number, request) in self.of_key(key, tenant) {
             for (index, stay) in request.stays.iter().enumerate() {
                 seen.push((stay.from, true));
                 seen.push((stay.to.unwrap_or(At::MAX), false));
@@ -283,13 +301,14 @@ impl Check<'_> {
             }
         }
         seen.sort_unstable();
-        let (over, peak) = over(&seen, limit);
-        self.report.over_ms += ms(over);
-        self.report.peaks.push(peak);
-
         steps.sort_unstable();
-        let counted: Vec<_> = steps.iter().map(|(at, comes, ..)| (*at, *comes)).collect();
-        self.report.over_after_loss_ms += ms(self::over(&counted, limit).0);
+        if tenant.is_none() {
+            let (over, peak) = over(&seen, limit);
+            self.report.over_ms += ms(over);
+            self.report.peaks.push(peak);
+            let counted: Vec<_> = steps.iter().map(|(at, comes, ..)| (*at, *comes)).collect();
+            self.report.over_after_loss_ms += ms(self::over(&counted, limit).0);
+        }
 
         let shape = self.run.rules.shape;
         let losses = self.run.faults.iter().filter(|f| f.what.is_loss(shape) && f.befalls(key));
@@ -317,7 +336,7 @@ impl Check<'_> {
             let most = limit * (1 + since.count().max(1));
             let Some(loss) = excuse else {
                 let text = format!(
-                    "request {number} came as number {} of {limit}, with {:?} in flight",
+                    "request {number} came as number {} of {limit}{whose}, with {:?} in flight",
                     in_flight.len(),
                     in_flight.keys().collect::<Vec<_>>()
                 );
@@ -329,7 +348,7 @@ impl Check<'_> {
             *last = last.max(after);
             if in_flight.len() > most {
                 let text = format!(
-                    "request {number} came as number {} of {limit} {after} ms after Redis was back without its data, {most} at most",
+                    "request {number} came as number {} of {limit}{whose} {after} ms after Redis was back without its data, {most} at most",
                     in_flight.len()
                 );
                 self.flag("cap", at, key, text);
@@ -339,10 +358,10 @@ impl Check<'_> {
 
     // ===== order =====
 
-    fn order(&mut self, key: usize) {
+    fn order(&mut self, key: usize, tenant: Option<usize>) {
         // Two that are granted at once may be swapped on their way, but one alone may not.
         let slack = if self.run.rules.limits[key] == 1 { 0 } else { GAP };
-        let mut requests: Vec<_> = self.of_key(key).collect();
+        let mut requests: Vec<_> = self.of_key(key, tenant).collect();
         requests.sort_by_key(|(_, request)| request.sent);
         // The earliest coming of this one and all that were sent after it, and whose it was.
         let mut earliest = vec![(At::MAX, 0); requests.len() + 1];
@@ -378,37 +397,42 @@ impl Check<'_> {
 
     // ===== idle =====
 
-    fn idle(&mut self, key: usize) {
+    fn idle(&mut self, key: usize, tenant: Option<usize>) {
         let limit = self.run.rules.limits[key];
+        let each = if let Fair::Each(each) = self.run.rules.fair { each } else { usize::MAX };
         let mut seen = Vec::new();
-        for (_, request) in self.of_key(key) {
+        for (_, request) in self.of_key(key, None) {
+            let is_own = tenant.is_some_and(|tenant| request.tenant == tenant);
             for stay in &request.stays {
-                seen.push((stay.from, true));
-                seen.push((stay.to.unwrap_or(At::MAX), false));
+                seen.push((stay.from, true, is_own));
+                seen.push((stay.to.unwrap_or(At::MAX), false, is_own));
             }
         }
         seen.sort_unstable();
         // The times in which there is room.
-        let (mut room, mut since, mut in_flight) = (Vec::new(), Some(0), 0);
-        for (at, comes) in seen {
+        let (mut room, mut since, mut in_flight, mut own) = (Vec::new(), Some(0), 0, 0);
+        for (at, comes, is_own) in seen {
             if comes {
-                in_flight += 1
+                in_flight += 1;
+                own += usize::from(is_own);
             } else {
-                in_flight -= 1
+                in_flight -= 1;
+                own -= usize::from(is_own);
             }
+            let is_room = in_flight < limit && own < each;
             match since {
-                Some(from) if in_flight >= limit => {
+                Some(from) if !is_room => {
                     room.push((from, at));
                     since = None;
                 }
-                None if in_flight < limit => since = Some(at),
+                None if is_room => since = Some(at),
                 _ => {}
             }
         }
         room.extend(since.map(|from| (from, At::MAX)));
         room.retain(|(from, to)| to - from >= IDLE);
         let mut flags = Vec::new();
-        for (number, request) in self.of_key(key) {
+        for (number, request) in self.of_key(key, tenant) {
             let Some(turn) = request.turn() else { continue };
             let waited = (request.sent, turn);
             let idle = room.iter().map(|room| overlap(*room, waited)).max().unwrap_or(0);

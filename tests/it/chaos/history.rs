@@ -34,11 +34,23 @@ pub(crate) struct Rules {
     pub(crate) wait: At,
     pub(crate) lease: At,
     pub(crate) shape: Shape,
+    pub(crate) fair: Fair,
+}
+
+/// Whether requests of a key are of tenants that share its permits, and how many each may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) enum Fair {
+    #[default]
+    Arrival,
+    Shares,
+    Each(usize),
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Request {
     pub(crate) key: usize,
+    /// Which of the tenants of that key sent it; 0, where there are none.
+    pub(crate) tenant: usize,
     /// The process it was sent to.
     pub(crate) gateway: usize,
     pub(crate) kind: Kind,

@@ -148,6 +148,8 @@ pub(crate) struct Load {
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) addresses: Addresses,
     pub(crate) stop: AtomicBool,
+    /// How many tenants share the permits of a key.
+    pub(crate) tenants: usize,
 }
 
 /// A connection that is closed when this is dropped.
@@ -199,8 +201,10 @@ impl Load {
             _ => 0,
         };
         let stream = FRAME * u32::try_from(frames).unwrap();
+        let tenant = if self.tenants > 1 { rng.usize(..self.tenants) } else { 0 };
         let number = self.recorder.sent(Request {
             key,
+            tenant,
             gateway,
             kind,
             work: ms * 1000,
@@ -218,6 +222,7 @@ impl Load {
             .uri(format!("/?ms={ms}&frames={frames}&bytes={bytes}"))
             .header("host", "upstream")
             .header("x-key", name)
+            .header("x-tenant", tenant)
             .header("x-number", number)
             .body(body)
             .unwrap();

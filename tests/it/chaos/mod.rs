@@ -30,7 +30,7 @@ use tokio::task::{JoinHandle, JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::checker::Report;
-use self::history::{At, Kind, Recorder, Rules, Run, us};
+use self::history::{At, Fair, Kind, Recorder, Rules, Run, us};
 use self::load::{FEW, KEYS, LIMITS, LONG, Load, ONE};
 use self::plan::{Planned, Shape, plan};
 use self::world::{LEASE, WAIT, World};
@@ -40,6 +40,9 @@ use crate::support::redis::TestRedis;
 
 /// How long the load goes on after the last fault is over.
 const CALM: Duration = Duration::from_millis(2500);
+
+/// Of each key, where there are tenants.
+const TENANTS: usize = 4;
 
 /// Notes when this process itself was not let on.
 async fn watch_stalls(recorder: Arc<Recorder>) {
@@ -64,11 +67,11 @@ struct Course {
 }
 
 impl Course {
-    async fn begin(shape: Shape) -> Self {
+    async fn begin(shape: Shape, fair: Fair) -> Self {
         let limits = LIMITS.to_vec();
-        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE), shape };
+        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE), shape, fair };
         let recorder = Arc::new(Recorder::new(rules));
-        let world = World::start(Arc::clone(&recorder), shape).await;
+        let world = World::start(Arc::clone(&recorder), shape, fair).await;
         // Each gateway has a connection before it counts.
         let client = Client::new();
         let addresses = *world.addresses.lock().unwrap();
@@ -85,6 +88,7 @@ impl Course {
             recorder: Arc::clone(&recorder),
             addresses: Arc::clone(&world.addresses),
             stop: AtomicBool::new(false),
+            tenants: if fair == Fair::Arrival { 1 } else { TENANTS },
         });
         Self { recorder, world, load, stalls }
     }
@@ -133,9 +137,9 @@ impl Course {
     }
 }
 
-async fn run(shape: Shape, seed: u64, length: Duration) -> Run {
-    println!("{shape:?}, seed {seed}, {length:?} of faults");
-    let course = Course::begin(shape).await;
+async fn run(shape: Shape, fair: Fair, seed: u64, length: Duration) -> Run {
+    println!("{shape:?}, {fair:?}, seed {seed}, {length:?} of faults");
+    let course = Course::begin(shape, fair).await;
     let clients = course.load.start(seed);
     course.faults(plan(shape, seed, length)).await;
     sleep(CALM).await;
@@ -147,6 +151,7 @@ async fn run(shape: Shape, seed: u64, length: Duration) -> Run {
 fn warm_up() -> history::Request {
     history::Request {
         key: ONE,
+        tenant: 0,
         gateway: 0,
         kind: Kind::Short,
         work: 0,
@@ -194,8 +199,8 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
-async fn chaos(shape: Shape, seed: u64, length: Duration) -> Report {
-    let run = run(shape, seed, length).await;
+async fn chaos(shape: Shape, fair: Fair, seed: u64, length: Duration) -> Report {
+    let run = run(shape, fair, seed, length).await;
     let report = checker::check(&run);
     publish(seed, &run, &report);
     assert!(report.violations.is_empty(), "seed {seed}: {} violations", report.violations.len());
@@ -204,11 +209,18 @@ async fn chaos(shape: Shape, seed: u64, length: Duration) -> Report {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short() {
-    let report = chaos(Shape::One, 3, Duration::from_secs(18)).await;
+    let report = chaos(Shape::One, Fair::Arrival, 3, Duration::from_secs(18)).await;
     // That there was something to see.
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
     assert!(report.faults.len() >= 10, "{:?}", report.faults);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_with_tenants() {
+    let report = chaos(Shape::One, Fair::Each(2), 5, Duration::from_secs(14)).await;
+    assert!(report.granted > 300, "{} granted", report.granted);
+    assert!(report.faults.len() >= 8, "{:?}", report.faults);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -222,7 +234,7 @@ async fn short_on_sentinel() {
 }
 
 async fn on_several(shape: Shape) {
-    let report = chaos(shape, 3, Duration::from_secs(14)).await;
+    let report = chaos(shape, Fair::Arrival, 3, Duration::from_secs(14)).await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 4, "{:?}", report.faults);
 }
@@ -265,5 +277,10 @@ async fn long() {
         Ok("sentinel") => Shape::Sentinel,
         _ => Shape::One,
     };
-    chaos(shape, seed, Duration::from_secs(60 * minutes)).await;
+    let fair = match (std::env::var_os("CHAOS_FAIR_BY"), number("CHAOS_EACH")) {
+        (None, _) => Fair::Arrival,
+        (Some(_), None) => Fair::Shares,
+        (Some(_), Some(each)) => Fair::Each(each.try_into().expect("a few")),
+    };
+    chaos(shape, fair, seed, Duration::from_secs(60 * minutes)).await;
 }

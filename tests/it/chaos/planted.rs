@@ -2,7 +2,7 @@
 //! found.
 
 use super::checker::{Report, check};
-use super::history::{At, End, Fault, Kind, Life, Request, Rules, Run, Stay, What};
+use super::history::{At, End, Fair, Fault, Kind, Life, Request, Rules, Run, Stay, What};
 use super::plan::Shape;
 
 const MS: At = 1000;
@@ -12,7 +12,13 @@ const S: At = 1000 * MS;
 /// key has a request more than it has permits, all the time.
 fn clean() -> Run {
     let mut run = Run {
-        rules: Rules { limits: vec![1, 2], wait: 3 * S, lease: S, shape: Shape::One },
+        rules: Rules {
+            limits: vec![1, 2],
+            wait: 3 * S,
+            lease: S,
+            shape: Shape::One,
+            fair: Fair::Arrival,
+        },
         gateways: vec![Life::default(); 3],
         ..Run::default()
     };
@@ -35,6 +41,7 @@ fn clean() -> Run {
 fn request(key: usize, gateway: At, sent: At, from: At, to: At) -> Request {
     Request {
         key,
+        tenant: 0,
         gateway: usize::try_from(gateway).unwrap(),
         kind: Kind::Short,
         work: to - from,
@@ -505,4 +512,65 @@ fn a_gateway_that_serves_only_other_keys_after_a_failover_is_found() {
             }
         }
     });
+}
+
+/// The clean history, by three tenants of which each may have so many.
+fn of_tenants(each: usize) -> Run {
+    let mut run = clean();
+    run.rules.fair = Fair::Each(each);
+    for (number, request) in run.requests.iter_mut().enumerate() {
+        request.tenant = number % 3;
+    }
+    run
+}
+
+#[test]
+fn a_tenant_over_its_cap_is_found() {
+    let run = of_tenants(1);
+    assert_eq!(rules(&check(&run)), [""; 0]);
+    let mut run = run;
+    let at = 4 * S;
+    let first = first(&mut run, 1, at).stays[0].from;
+    // The other permit of the key at that time goes to the same tenant.
+    let together = run.requests.iter_mut().filter(|request| {
+        request.key == 1 && request.stays.iter().any(|stay| stay.from.abs_diff(first) < 10 * MS)
+    });
+    let mut count = 0;
+    for request in together {
+        request.tenant = 2;
+        count += 1;
+    }
+    assert_eq!(count, 2);
+    let report = check(&run);
+    assert_eq!(rules(&report), ["cap"], "{report}");
+    run.rules.fair = Fair::Each(2);
+    assert_eq!(rules(&check(&run)), [""; 0], "two are allowed");
+}
+
+#[test]
+fn the_order_is_that_within_a_tenant() {
+    let mut run = clean();
+    run.rules.fair = Fair::Shares;
+    // One that waits for long, while others of its key are served that came later.
+    let late = request(0, 0, 3 * S, 5 * S + 195 * MS, 5 * S + 199 * MS);
+    run.requests.push(Request { tenant: 1, ..late });
+    assert_eq!(rules(&check(&run)), [""; 0], "another tenant");
+    run.requests.last_mut().unwrap().tenant = 0;
+    assert_eq!(rules(&check(&run)), ["order"]);
+}
+
+#[test]
+fn a_tenant_at_its_cap_may_wait_beside_a_free_permit() {
+    let mut run = clean();
+    run.rules.fair = Fair::Each(1);
+    // The second permit of the key is free all the time, and a tenant waits behind itself.
+    run.requests.retain(|request| request.key == 0);
+    let long = request(1, 0, 0, 200 * MS, 4 * S);
+    run.requests.push(Request { work: 4 * S, ..long });
+    let waits = request(1, 1, S, 4 * S + 10 * MS, 4 * S + 20 * MS);
+    run.requests.push(waits);
+    assert_eq!(rules(&check(&run)), [""; 0]);
+    // Of another tenant, it would have to be served.
+    run.requests.last_mut().unwrap().tenant = 1;
+    assert_eq!(rules(&check(&run)), ["idle"]);
 }

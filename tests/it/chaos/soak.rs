@@ -16,7 +16,7 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::checker::{self, Report};
-use super::history::{At, End, Kind, Run, us};
+use super::history::{At, End, Fair, Kind, Run, us};
 use super::load::{self, FEW, KEYS, LONG, Load, ONE};
 use super::memory::{Series, Verdict, median};
 use super::plan::{Shape, gentle};
@@ -162,7 +162,7 @@ async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>
 
 async fn soak(seed: u64, length: Duration, rate: u32) -> Soak {
     println!("seed {seed}, {length:?}, {rate} requests/s");
-    let course = Course::begin(Shape::One).await;
+    let course = Course::begin(Shape::One, Fair::Arrival).await;
     let (began, start) = (Instant::now(), course.recorder.now());
     let samples = Arc::<Mutex<Vec<Sample>>>::default();
     let watching = tokio::spawn(watch(Arc::clone(&course.world), began, Arc::clone(&samples)));

@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use super::history::{At, Fault, Recorder, What};
+use super::history::{At, Fair, Fault, Recorder, What};
 use super::load::{self, Addresses, KEYS, LIMITS};
 use super::plan::{Planned, SLOTS, Shape};
 use super::proxy::Proxy;
@@ -24,6 +24,7 @@ pub(super) struct World {
     pub(super) addresses: Addresses,
     pub(super) redis: Arc<Mutex<Servers>>,
     slots: Vec<Slot>,
+    fair: Fair,
 }
 
 struct Slot {
@@ -46,7 +47,7 @@ pub(super) enum Victim {
 }
 
 impl World {
-    pub(super) async fn start(recorder: Arc<Recorder>, shape: Shape) -> Arc<Self> {
+    pub(super) async fn start(recorder: Arc<Recorder>, shape: Shape, fair: Fair) -> Arc<Self> {
         let upstream = load::upstream(Arc::clone(&recorder)).await;
         let redis = block_in_place(|| Servers::start(shape));
         let mut slots = Vec::new();
@@ -66,6 +67,7 @@ impl World {
             addresses: Arc::new(StdMutex::new([None; SLOTS])),
             redis: Arc::new(Mutex::new(redis)),
             slots,
+            fair,
         });
         for slot in 0..SLOTS {
             let mut gateway = Arc::clone(&world.slots[slot].gateway).lock_owned().await;
@@ -81,6 +83,12 @@ impl World {
             ["--redis", &redis, "--key", "header:x-key", "--limit", "1"].map(str::to_owned).into();
         args.extend(limits.flat_map(|limit| ["--limit-for".to_owned(), limit]));
         args.extend(["--wait", "3s", "--lease", "1s"].map(str::to_owned));
+        if self.fair != Fair::Arrival {
+            args.extend(["--fair-by", "header:x-tenant"].map(str::to_owned));
+        }
+        if let Fair::Each(each) = self.fair {
+            args.extend(["--each".to_owned(), each.to_string()]);
+        }
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let process = block_in_place(|| Gateway::start(&self.upstream, &args));
         let address: SocketAddr = process.url().strip_prefix("http://").unwrap().parse().unwrap();

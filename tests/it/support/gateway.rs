@@ -124,8 +124,9 @@ struct UpstreamState {
     seen: Seen,
     /// How many there are in flight of each `x-tenant`.
     tenants: HashMap<String, usize>,
-    /// How many were in flight from when on.
+    /// How many were in flight from when on; of all, and of each `x-tenant`.
     changes: Vec<(Instant, usize)>,
+    tenant_changes: HashMap<String, Vec<(Instant, usize)>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -152,7 +153,7 @@ struct InFlight(Arc<Mutex<UpstreamState>>, String);
 impl InFlight {
     fn new(upstream: &Arc<Mutex<UpstreamState>>, number: Option<u64>, tenant: &str) -> Self {
         let mut state = upstream.lock().unwrap();
-        *state.tenants.entry(tenant.to_owned()).or_default() += 1;
+        state.tenant_changed(tenant, |count| count + 1);
         let seen = &mut state.seen;
         seen.in_flight += 1;
         seen.total += 1;
@@ -168,12 +169,19 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.0.lock().unwrap();
         state.seen.in_flight -= 1;
-        *state.tenants.get_mut(&self.1).unwrap() -= 1;
+        state.tenant_changed(&self.1, |count| count - 1);
         state.changed();
     }
 }
 
 impl UpstreamState {
+    fn tenant_changed(&mut self, tenant: &str, change: impl FnOnce(usize) -> usize) {
+        let count = self.tenants.entry(tenant.to_owned()).or_default();
+        *count = change(*count);
+        let changes = self.tenant_changes.entry(tenant.to_owned()).or_default();
+        changes.push((Instant::now(), *count));
+    }
+
     fn changed(&mut self) {
         self.changes.push((Instant::now(), self.seen.in_flight));
     }
@@ -201,6 +209,25 @@ impl Upstream {
     #[cfg(feature = "admin")]
     pub(crate) fn in_flight_of(&self, tenant: &str) -> usize {
         self.state.lock().unwrap().tenants.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// The most requests of an `x-tenant` that it had at a time.
+    pub(crate) fn peak_of(&self, tenant: &str) -> usize {
+        let state = self.state.lock().unwrap();
+        let changes = state.tenant_changes.get(tenant).map(Vec::as_slice).unwrap_or_default();
+        changes.iter().map(|change| change.1).max().unwrap_or(0)
+    }
+
+    /// How many requests of an `x-tenant` it had on average.
+    pub(crate) fn average_of(&self, tenant: &str, from: Instant, to: Instant) -> f64 {
+        let state = self.state.lock().unwrap();
+        let mut changes = state.tenant_changes.get(tenant).cloned().unwrap_or_default();
+        changes.push((to, 0));
+        let spans = changes.windows(2).map(|change| {
+            let span = change[1].0.min(to).saturating_duration_since(change[0].0.max(from));
+            span.as_secs_f64() * change[0].1 as f64
+        });
+        spans.sum::<f64>() / (to - from).as_secs_f64()
     }
 
     /// For how long, all in all, more than so many were in flight.

@@ -27,6 +27,7 @@ pub(crate) mod redis;
 pub(crate) mod semaphore;
 #[cfg(feature = "redis")]
 pub(crate) mod sentinel;
+pub(crate) mod shares;
 pub(crate) mod stopwatch;
 #[cfg(feature = "redis")]
 pub(crate) mod tenants;
