@@ -1051,9 +1051,8 @@ impl Store {
         let is_fair = ledger.comes(&call.op);
         let waiting_before = ledger.waiting();
         let count_before = ledger.count();
-        let is_tight = ledger.waiting() > 0
-            || ledger.in_use() + ids as u64 > u64::from(call.limit)
-            || is_fair;
+        let is_tight =
+            ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit) || is_fair;
         let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
         let mut caller =
             Caller { now, limit: call.limit, headroom: call.headroom, node: call.node };
@@ -1134,10 +1133,12 @@ impl Store {
                 ledger.reassert(caller, lease, &proofs, &mut |_, _| true)
             });
         }
-        let promotes = matches!(op, "acquire" | "renew" | "reassert")
-            || (op == "release" && count_before > 0);
+        let promotes =
+            matches!(op, "acquire" | "renew" | "reassert") || (op == "release" && count_before > 0);
         let (leaving, coming): (&[PlaceId], Vec<_>) = match &call.op {
-            Op::Acquire { leaving, ids, .. } => (leaving, ids.iter().map(|id| (*id, None)).collect()),
+            Op::Acquire { leaving, ids, .. } => {
+                (leaving, ids.iter().map(|id| (*id, None)).collect())
+            }
             Op::Release { ids } => (ids, Vec::new()),
             Op::Reassert { proofs, .. } => {
                 (&[], proofs.iter().map(|(id, proof)| (*id, Some(*proof))).collect())

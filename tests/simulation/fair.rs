@@ -202,7 +202,9 @@ impl Judge {
         let tenant = tenant_of(id);
         let first = places.head(tenant);
         let (all, units, room) = (places.all, places.units_of(tenant), done.room(id));
-        let say = |why: String| format!("{id} was granted with {all} in use, {units} by its tenant, {why}");
+        let say = |why: String| {
+            format!("{id} was granted with {all} in use, {units} by its tenant, {why}")
+        };
         if let Some((_, first)) = first.filter(|(_, first)| *first != id) {
             return Some(("order", say(format!("before {first} of its line"))));
         }
@@ -350,6 +352,7 @@ impl Judge {
     }
 
     /// Holds the turns that a ledger keeps against these.
+    #[must_use]
     pub fn compare(&self, turns: &[(Tenant, f64)]) -> Option<Breach> {
         let theirs: BTreeMap<Tenant, f64> = turns.iter().copied().collect();
         let is_one_each = theirs.len() == turns.len() && theirs.keys().eq(self.lines.keys());

@@ -96,8 +96,7 @@ impl Naive {
     fn passes_each(&self, id: PlaceId) -> bool {
         let Some(claim) = id.claim else { return false };
         let units = self.units_of(tenant_of(id)) + u64::from(claim.cost());
-        self.bug != Planted::IgnoresEach
-            && claim.each().is_some_and(|each| units > u64::from(each))
+        self.bug != Planted::IgnoresEach && claim.each().is_some_and(|each| units > u64::from(each))
     }
 
     fn turn_of(&self, id: PlaceId, since: u64) -> Turn {
@@ -284,9 +283,11 @@ impl Naive {
         }
         let own = self.turn_of(id, now);
         let waiting = self.line(tenant).count() as u64;
-        let is_first = self.turns.iter().filter(|(_, turn)| !turn.stopped).all(|(of, turn)| {
-            (own, tenant) < (*turn, *of)
-        });
+        let is_first = self
+            .turns
+            .iter()
+            .filter(|(_, turn)| !turn.stopped)
+            .all(|(of, turn)| (own, tenant) < (*turn, *of));
         let may = (waiting == 0 && is_first) || self.bug == Planted::NewcomerPassesTurn;
         let last = self.line(tenant).max().map(|(ticket, _)| ticket);
         let mut put = |ticket| self.places.insert(id, Place { end, ticket, came: now });

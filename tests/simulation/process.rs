@@ -331,7 +331,11 @@ impl Process {
             planted: self.planted,
         };
         let at = self.port.instant(plan.at * 1000);
-        match self.services[usize::from(plan.ask.is_some())].get(plan.name).filter(|_| layered).cloned() {
+        match self.services[usize::from(plan.ask.is_some())]
+            .get(plan.name)
+            .filter(|_| layered)
+            .cloned()
+        {
             Some(service) => {
                 client.plan.wait = policy.wait;
                 self.runtime.spawn(async move {

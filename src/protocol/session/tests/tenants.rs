@@ -245,7 +245,8 @@ fn a_failover_that_lacks_a_line_gets_it_back_in_order() {
 #[test]
 fn what_is_in_flight_by_policy_is_counted_with_its_cost() {
     let mut rig = outage();
-    let options = AcquireOptions { on_unavailable: OnUnavailable::Admit, ..asks(of(4).with_cost(3)) };
+    let options =
+        AcquireOptions { on_unavailable: OnUnavailable::Admit, ..asks(of(4).with_cost(3)) };
     let index = rig.request_with(options);
     assert_eq!(rig.progress(index), Progress::Admitted);
     rig.reconnect(Connected::default());
