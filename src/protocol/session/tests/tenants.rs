@@ -416,11 +416,10 @@ fn a_line_that_waits_leaves_nothing_behind() {
 #[test]
 fn a_turn_of_a_share_is_that_of_the_ledger() {
     // The same history in both: the same order of grants.
-    let costs = [(1, 1, 0), (1, 1, 0), (2, 2, 0), (1, 1, 1), (3, 1, 1), (2, 1, 0), (3, 1, 0)];
-    let claims: Vec<_> = (0..21)
-        .map(|n: u64| {
-            let (tenant, cost, class) = costs[n as usize % costs.len()];
-            of(tenant).with_cost(cost).with_class(class).with_weight((tenant as u32) * 2 - 1)
+    let costs = [(1_u32, 1, 0), (1, 1, 0), (2, 2, 0), (1, 1, 1), (3, 1, 1), (2, 1, 0), (3, 1, 0)];
+    let claims: Vec<_> = (costs.iter().cycle().take(21))
+        .map(|(tenant, cost, class)| {
+            of(u64::from(*tenant)).with_cost(*cost).with_class(*class).with_weight(tenant * 2 - 1)
         })
         .collect();
     assert!(turn(0, 1, 1, 0) < turn(1, 0, 1, 0));
