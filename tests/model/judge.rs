@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tower_semaphore::protocol::TICKET_MIN;
 use tower_semaphore::protocol::session::{OnUnavailable, Progress};
-use tower_semaphore::protocol::{Call, Op, Session};
+use tower_semaphore::protocol::{Call, Claim, Op, Session, Tenant};
 
 use super::Bug;
 use super::process::{Link, Phase, Process, Slot, time};
-use super::server::{Id, Stored};
+use super::server::{Id, Stored, cost};
 use super::world::{Action, Rule, Seen, Snapshot, World};
 
 /// The proof of a place that passed by policy.
@@ -18,6 +18,10 @@ const NEVER_ENDS: u64 = TICKET_MIN - 1;
 const REST: u8 = 24;
 /// In so many rounds everything that can be done without time passing is done.
 const ROUNDS: usize = 40;
+
+fn tenant_of(stored: &Stored) -> Option<Tenant> {
+    stored.place.claim.map(Claim::tenant)
+}
 
 impl World {
     /// The most permits that any process may know of.
@@ -116,6 +120,7 @@ impl World {
                 // What joins with this call comes after everything that is there.
                 let was_there = place(before, other.id).is_some() || proof(other).is_some();
                 other.ticket.is_some()
+                    && tenant_of(other) == tenant_of(new)
                     && other.end > now_ms
                     && was_there
                     && p.knows(other.id)
@@ -136,7 +141,8 @@ impl World {
         }
 
         let live = |p: &&Stored| p.end > now_ms;
-        let holders = after.iter().filter(live).filter(|p| p.ticket.is_none()).count();
+        let held = after.iter().filter(live).filter(|p| p.ticket.is_none());
+        let holders = held.map(|held| cost(&held.place)).sum::<usize>();
         let waiting = after.iter().filter(live).filter(|p| p.ticket.is_some()).count();
         let limit = call.limit as usize;
         if holders >= limit {
@@ -145,12 +151,62 @@ impl World {
         if waiting > 0 {
             self.saw(Seen::SomeoneWaits);
         }
-        if holders < limit && waiting > 0 {
+        if holders < limit && waiting > 0 && !self.config.is_fair() {
             s.breaks(Rule::NoIdlePermit);
         }
-        let restored = s.ghost.restored.iter().filter(|id| place(after, **id).is_some()).count();
+        let restored = s.ghost.restored.iter().filter_map(|id| place(after, *id));
+        let restored = restored.map(|restored| cost(&restored.place)).sum::<usize>();
         if granted > 0 && holders > limit + restored {
             s.breaks(Rule::CapByLedger);
+        }
+    }
+
+    /// Whose turn it was, by the rule of tenants.
+    pub(crate) fn judge_turns(&self, s: &mut Snapshot, call: &Call, before: &[Stored]) {
+        let now_ms = s.server_now();
+        let server = Arc::make_mut(&mut s.server);
+        if let Some((rule, text)) = server.judge(before, call, now_ms) {
+            if std::env::var_os("MODEL_SHOW").is_some() {
+                eprintln!("{rule}: {text}");
+            }
+            s.breaks(match rule {
+                "order" => Rule::Order,
+                "each in the server" => Rule::Each,
+                "cap in the server" => Rule::CapByLedger,
+                "idle in the server" => Rule::NoIdlePermit,
+                _ => Rule::Turn,
+            });
+            return;
+        }
+        let limit = call.limit as usize;
+        let after = &s.server.places;
+        let (mut waiting, held): (Vec<&Stored>, Vec<&Stored>) =
+            after.iter().partition(|stored| stored.ticket.is_some());
+        let units = held.iter().map(|held| cost(&held.place)).sum::<usize>();
+        waiting.sort_unstable_by_key(|stored| tenant_of(stored));
+        waiting.dedup_by_key(|stored| tenant_of(stored));
+        if waiting.len() > 1 {
+            self.saw(Seen::TenantsWait);
+        }
+        if units < limit && waiting.iter().any(|stored| units + cost(&stored.place) > limit) {
+            self.saw(Seen::BigWaits);
+        }
+        if waiting.iter().any(|stored| stored.place.claim.is_some_and(|c| c.each().is_some()))
+            && units < limit
+        {
+            self.saw(Seen::Capped);
+        }
+        // Somebody is granted whose request is younger than one that waits.
+        let request_of = |s: &Snapshot, stored: &Stored| {
+            let slot = s.processes[usize::from(stored.id.0)].slot_of(stored.id);
+            slot.map(|slot| slot.began)
+        };
+        let was_waiting =
+            |new: &&&Stored| before.iter().any(|old| old.id == new.id && old.ticket.is_some());
+        let granted = held.iter().filter(was_waiting).filter_map(|new| request_of(s, new)).max();
+        let oldest = waiting.iter().filter_map(|stored| request_of(s, stored)).min();
+        if granted.is_some() && oldest.is_some() && granted > oldest {
+            self.saw(Seen::PassedByTurn);
         }
     }
 
@@ -188,7 +244,7 @@ impl World {
                     }
                 }
                 if works && !slot.by_policy && !is_revoked {
-                    mine += 1;
+                    mine += slot.cost();
                 }
             }
             workers += mine;
@@ -301,7 +357,12 @@ impl World {
             return false;
         }
         let now_ms = s.server_now();
-        let holders = s.server.places.iter().filter(|place| place.ticket.is_none()).count();
+        let held = s.server.places.iter().filter(|place| place.ticket.is_none());
+        let holders = held.map(|held| cost(&held.place)).sum::<usize>();
+        if self.config.is_fair() && holders > 0 {
+            // It may be the turn of a place that does not fit yet.
+            return false;
+        }
         s.server.places.iter().any(|place| {
             let p = &s.processes[usize::from(place.id.0)];
             let limit = p.session.as_ref().map_or(0, Session::limit_in_force);

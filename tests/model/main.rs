@@ -5,6 +5,9 @@
 //! session and what the shell keeps beside it, `world` what moves, `judge` what must hold. Here are
 //! the scopes, and the mutants: each rule undone, one at a time, and each of them has to be caught.
 
+#[expect(unreachable_pub, reason = "it is public in the simulation")]
+#[path = "../simulation/fair.rs"]
+mod fair;
 mod judge;
 mod process;
 mod server;
@@ -18,6 +21,7 @@ use std::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model};
 
 use tower_semaphore::protocol::session::{AcquireOptions, OnUnavailable};
+use tower_semaphore::protocol::{Claim, Tenant};
 use tower_semaphore::{Mode, Override};
 
 use self::world::{Action, Rule, Seen, World};
@@ -41,6 +45,8 @@ pub(crate) struct Config {
     policies: [OnUnavailable; 3],
     /// How long a request waits for its first answer, and for a permit.
     timeouts: Option<(u8, u8)>,
+    /// By process: for whom its requests ask, in turn.
+    asks: [&'static [Ask]; 3],
     /// Whether some requests may not wait.
     tries: bool,
     /// Whether time passes though someone has something to send.
@@ -73,6 +79,28 @@ pub(crate) struct Config {
     beginning: &'static [Action],
     faults: Faults,
     bug: Option<Bug>,
+}
+
+/// A tenant, how many permits a request of it takes, its class, and how many the tenant may have; tenant 0:
+/// none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    tenant: u64,
+    cost: u32,
+    class: u8,
+    each: Option<u32>,
+}
+
+impl Ask {
+    const fn of(tenant: u64) -> Self {
+        Self { tenant, cost: 1, class: 0, each: None }
+    }
+
+    fn claim(self) -> Option<Claim> {
+        let Self { tenant, cost, class, each } = self;
+        let claim = Claim::new(Tenant::of_hash(tenant));
+        (tenant > 0).then(|| claim.with_cost(cost).with_class(class).with_each(each))
+    }
 }
 
 /// How often each fault strikes at the most.
@@ -129,6 +157,8 @@ pub(crate) enum Bug {
     ErrorUnheard,
     LateIgnored,
     RevocationUnheard,
+    ProofWithoutClaim,
+    HintWithoutClaim,
     // Of the server.
     RenewExtendsBeforeSweep,
     RenewDoesNotPromote,
@@ -174,6 +204,7 @@ const BASE: Config = Config {
     max_queue: 8,
     policies: [OnUnavailable::Refuse; 3],
     timeouts: None,
+    asks: [&[]; 3],
     tries: false,
     lazy: false,
     away: false,
@@ -197,13 +228,20 @@ const BASE: Config = Config {
 impl Config {
     /// What the next request of a process asks for.
     fn options(&self, process: usize, request: u8, wait: bool) -> AcquireOptions {
+        let asks = self.asks[process];
+        let ask = (!asks.is_empty()).then(|| asks[usize::from(request) % asks.len()]);
         AcquireOptions {
             lease: process::ticks(self.leases[usize::from(request) % self.leases.len()]),
             max_queue: wait.then_some(self.max_queue),
             on_unavailable: self.policies[process],
             headroom: 0,
-            claim: None,
+            claim: ask.and_then(Ask::claim),
         }
+    }
+
+    /// Whether tenants share the semaphore.
+    const fn is_fair(&self) -> bool {
+        !(self.asks[0].is_empty() && self.asks[1].is_empty() && self.asks[2].is_empty())
     }
 
     /// What operators may set; 0: nothing.
@@ -601,8 +639,89 @@ fn configs() -> Vec<Config> {
             faults: Faults { flushes: 1, slow: 1, late_hints: 1, ..NONE },
             ..BASE
         },
+        Config {
+            name: "tenants, crash, lost hint",
+            asks: [TWO_AND_ONE, OTHER, ONE],
+            differ: true,
+            processes: 3,
+            requests: [1, 1, 1],
+            limits: [2; 3],
+            faults: Faults { crashes: 1, lost_hints: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "tenants take turns",
+            asks: [ONE, OTHER, &[]],
+            requests: [3, 2, 0],
+            slots: 3,
+            ticks: 1,
+            ..BASE
+        },
+        Config {
+            name: "a tenant's own cap, and none",
+            asks: [CAPPED, NOBODY, &[]],
+            differ: true,
+            requests: [2, 2, 0],
+            slots: 2,
+            limits: [2; 3],
+            tries: true,
+            ticks: 1,
+            ..BASE
+        },
+        Config {
+            name: "tenants, restart",
+            asks: [TWO_AND_ONE, OTHER, &[]],
+            differ: true,
+            requests: [2, 1, 0],
+            slots: 2,
+            limits: [2; 3],
+            ticks: 2,
+            faults: Faults { restarts: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "tenants, failover",
+            asks: [ONE, OTHER, &[]],
+            requests: [1, 1, 0],
+            ticks: 3,
+            faults: Faults { failovers: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "tenants, slow call, break",
+            asks: [TWO_AND_ONE, OTHER, &[]],
+            differ: true,
+            requests: [1, 1, 0],
+            limits: [2; 3],
+            ticks: 2,
+            faults: Faults { slow: 1, breaks: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "tenants, outage, local share",
+            asks: [ONE_TWO_ONE, &[], &[]],
+            processes: 1,
+            differ: true,
+            policies: [OnUnavailable::Local(2), OnUnavailable::Refuse, OnUnavailable::Refuse],
+            requests: [3, 0, 0],
+            slots: 3,
+            limits: [2; 3],
+            ticks: 2,
+            away: true,
+            faults: Faults { cuts: 1, outages: 1, ..NONE },
+            ..BASE
+        },
     ]
 }
+
+/// One request for two permits, and one of a later class for one.
+const TWO_AND_ONE: &[Ask] = &[Ask { cost: 2, ..Ask::of(1) }, Ask { class: 1, ..Ask::of(1) }];
+const ONE: &[Ask] = &[Ask::of(1)];
+const OTHER: &[Ask] = &[Ask::of(2)];
+const NOBODY: &[Ask] = &[Ask::of(0)];
+const ONE_TWO_ONE: &[Ask] = &[Ask::of(1), Ask { cost: 2, ..Ask::of(2) }, Ask::of(1)];
+/// A tenant that may have one.
+const CAPPED: &[Ask] = &[Ask { each: Some(1), ..Ask::of(1) }];
 
 /// Larger scopes, for `MODEL_DEEP=1`: minutes each.
 fn deep_configs() -> Vec<Config> {
@@ -801,6 +920,13 @@ const SHOWN: &[(&str, &[Seen])] = &[
     ("idle connections break, data unknown", &[Seen::Audited]),
     ("the server's clock steps", &[Seen::Stepped]),
     ("tasks and the watchdog are late", &[Seen::LostAtDeadline, Seen::HintLost]),
+    ("tenants, crash, lost hint", &[Seen::TenantsWait, Seen::BigWaits, Seen::HintRepaired]),
+    ("tenants take turns", &[Seen::TenantsWait, Seen::PassedByTurn]),
+    ("a tenant's own cap, and none", &[Seen::Capped, Seen::TenantsWait, Seen::Refused]),
+    ("tenants, restart", &[Seen::Restored, Seen::Rejoined, Seen::TenantsWait]),
+    ("tenants, failover", &[Seen::Restored, Seen::Rejoined]),
+    ("tenants, slow call, break", &[Seen::LateSocket, Seen::Stranger]),
+    ("tenants, outage, local share", &[Seen::Shared, Seen::ShareWaited]),
 ];
 
 #[test]
@@ -852,7 +978,7 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
 }
 
 /// Each rule undone, where, and what must break then.
-const MUTANTS: [(Bug, &str, Rule); 35] = [
+const MUTANTS: [(Bug, &str, Rule); 40] = [
     (Bug::RejoinWithSameId, "flush, slow call, late hint, again", Rule::Grounded),
     (Bug::RejoinWithNewTicket, "restart, order", Rule::Order),
     (Bug::HintWithoutLeaseEnd, "granted while away", Rule::Grounded),
@@ -888,6 +1014,11 @@ const MUTANTS: [(Bug, &str, Rule); 35] = [
     (Bug::LateIgnored, "late calls", Rule::NoLeak),
     (Bug::RevocationUnheard, "revoke", Rule::Revoked),
     (Bug::YoungByUptime, "failover, quarantine", Rule::CapByBelief),
+    (Bug::ProofWithoutClaim, "tenants, restart", Rule::NoLeak),
+    (Bug::HintWithoutClaim, "tenants, slow call, break", Rule::NoLeak),
+    (Bug::NewcomerBarges, "tenants, crash, lost hint", Rule::CapByLedger),
+    (Bug::ReleaseDoesNotPromote, "tenants take turns", Rule::NoIdlePermit),
+    (Bug::RenewDoesNotPromote, "tenants, crash, lost hint", Rule::NoIdlePermit),
 ];
 
 #[test]

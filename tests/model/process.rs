@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tower_semaphore::protocol::session::{AcquireOptions, Connected, PLACES_MAX, Quarantine};
-use tower_semaphore::protocol::{Call, Op, PlaceId, Reply, Session, Time};
+use tower_semaphore::protocol::{Call, Claim, Op, PlaceId, Reply, Session, Tenant, Time};
 
 use super::server::{Id, TICK_MS, id_of};
 use super::{Bug, Config};
@@ -131,6 +131,15 @@ impl Slot {
 
     pub(crate) fn is_asking(&self) -> bool {
         self.phase == Phase::Asking
+    }
+
+    /// How many permits it asks for, and for whom.
+    pub(crate) fn cost(&self) -> usize {
+        self.options.claim.map_or(1, |claim| claim.cost() as usize)
+    }
+
+    pub(crate) fn tenant(&self) -> Option<Tenant> {
+        self.options.claim.map(Claim::tenant)
     }
 }
 
@@ -342,6 +351,9 @@ impl Process {
                 *ids = kept;
             }
             (Op::Reassert { proofs, .. }, Bug::NoReassert) => proofs.clear(),
+            (Op::Reassert { proofs, .. }, Bug::ProofWithoutClaim) => {
+                proofs.iter_mut().for_each(|(id, _)| id.claim = None);
+            }
             _ => {}
         }
         let altered = &self.altered;

@@ -7,6 +7,7 @@ use tower_semaphore::protocol::{Call, Grant, Ledger, NodeId, Op, PlaceId, Reply}
 use tower_semaphore::protocol::{Caller, PlaceStatus};
 
 use super::Bug;
+use super::fair::{Breach, Done, Judge, Stored as Known};
 
 /// A tick, which is one renewal interval, by the server's clock.
 pub(crate) const TICK_MS: u64 = 1000;
@@ -30,11 +31,14 @@ pub(crate) struct Stored {
 pub(crate) struct Server {
     pub(crate) ledger: Ledger,
     pub(crate) places: Vec<Stored>,
+    /// Where tenants share it: their turns, as they stand there, and who judges them.
+    turns: Vec<(u32, u64)>,
+    judge: Judge,
 }
 
 impl PartialEq for Server {
     fn eq(&self, other: &Self) -> bool {
-        self.places == other.places
+        (&self.places, &self.turns, &self.judge) == (&other.places, &other.turns, &other.judge)
     }
 }
 
@@ -42,7 +46,7 @@ impl Eq for Server {}
 
 impl Hash for Server {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.places.hash(state);
+        (&self.places, &self.turns, &self.judge).hash(state);
     }
 }
 
@@ -66,7 +70,47 @@ impl Server {
             .map(|(place, end, ticket)| Stored { id: id_of(place), place, end, ticket })
             .collect();
         self.places.sort_unstable_by_key(|place| place.id);
+        let turns = self.ledger.turns();
+        self.turns = turns.map(|(tenant, turn)| (tenant.number(), turn.to_bits())).collect();
     }
+
+    /// Judges whose turn it was, among tenants; the places are those after the call.
+    pub(crate) fn judge(&mut self, before: &[Stored], call: &Call, now_ms: u64) -> Option<Breach> {
+        let known = |places: &[Stored]| -> Vec<Known> {
+            places.iter().map(|place| (place.place, place.end, place.ticket)).collect()
+        };
+        let is_fair = |stored: &Stored| stored.place.claim.is_some();
+        if !before.iter().chain(&self.places).any(is_fair) {
+            return None;
+        }
+        let (leaving, coming): (&[PlaceId], Vec<_>) = match &call.op {
+            Op::Acquire { leaving, ids, .. } => {
+                (leaving, ids.iter().map(|id| (*id, None)).collect())
+            }
+            Op::Release { ids } => (ids, Vec::new()),
+            Op::Reassert { proofs, .. } => {
+                (&[], proofs.iter().map(|(id, proof)| (*id, Some(*proof))).collect())
+            }
+            Op::Renew { .. } | Op::Audit { .. } => (&[], Vec::new()),
+        };
+        let breach = self.judge.judge(&Done {
+            before: &known(before),
+            after: &known(&self.places),
+            now: now_ms * 1000,
+            limit: call.limit,
+            headroom: call.headroom,
+            leaving,
+            coming: &coming,
+            promotes: !matches!(call.op, Op::Audit { .. }),
+            more: false,
+        });
+        breach.or_else(|| self.judge.compare(&self.ledger.turns().collect::<Vec<_>>()))
+    }
+}
+
+/// How many permits a place takes.
+pub(crate) fn cost(place: &PlaceId) -> usize {
+    place.cost() as usize
 }
 
 /// A ledger with these places: each is written down at the beginning of time, where nothing has

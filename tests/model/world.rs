@@ -62,6 +62,11 @@ pub(crate) enum Rule {
     Policy,
     /// A revoked permit is not in use, and not counted again.
     Revoked,
+    /// Each grant goes to a tenant of the least class and level, and among these to the one that has been
+    /// there longest.
+    Turn,
+    /// No tenant is granted more than its own cap.
+    Each,
 }
 
 macro_rules! rules {
@@ -88,7 +93,8 @@ macro_rules! rules {
 }
 
 rules![CapByLedger CapByBelief Grounded CapByProcess Order NoIdlePermit DeadStayDead NoLeak Aware
-    Served NotLostEarly GonePassedOver Answered Watched Work LocalShare LocalOrder Policy Revoked];
+    Served NotLostEarly GonePassedOver Answered Watched Work LocalShare LocalOrder Policy Revoked Turn
+    Each];
 
 macro_rules! seen {
     ($($what:ident)*) => {
@@ -104,7 +110,7 @@ seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSock
     LostAtDeadline PassedOver HintFirst TooLate Stranger Quarantined Orphan Audited SameData
     Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
     Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
-    SeveralInOne Retired Acknowledged Stepped PollOnly Closed];
+    SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped];
 
 pub(crate) struct World {
     pub(crate) config: Config,
@@ -697,9 +703,16 @@ impl World {
             Action::TakeOut => {
                 let place = s.revoked[usize::from(s.taken_out)];
                 s.taken_out += 1;
+                let now_ms = s.server_now();
+                let before = s.server.places.clone();
                 let server = Arc::make_mut(&mut s.server);
-                server.ledger.revoke(place, true, 0);
+                server.ledger.revoke(place, true, now_ms * 1000);
                 server.list();
+                if self.config.is_fair() {
+                    let op = Op::Release { ids: [place].into_iter().collect() };
+                    let call = protocol::Call { limit: 0, headroom: 0, op };
+                    self.judge_turns(s, &call, &before);
+                }
             }
             Action::Learn { process } => self.learn(s, process),
             Action::Tick => self.tick(s),
@@ -965,11 +978,15 @@ impl World {
                 let in_flight =
                     |slot: &&Slot| session.is_held(slot.index) && !session.was_lost(slot.index);
                 let share = set.map_or(share, |limit| share.min(limit));
+                let (request, tenant) = (p.slots[at].request, p.slots[at].tenant());
                 let earlier = |slot: &Slot| {
-                    let request = p.slots[at].request;
-                    slot.request < request && slot.is_asking() && !session.is_held(slot.index)
+                    slot.request < request
+                        && slot.tenant() == tenant
+                        && slot.is_asking()
+                        && !session.is_held(slot.index)
                 };
-                let is_over = p.slots.iter().filter(in_flight).count() > share as usize;
+                let units = p.slots.iter().filter(in_flight).map(Slot::cost).sum::<usize>();
+                let is_over = units > share as usize;
                 let is_passed = session.is_outage() && p.slots.iter().any(earlier);
                 if is_over {
                     s.breaks(Rule::LocalShare);
@@ -1340,7 +1357,8 @@ impl World {
             }
         }
         let end = if self.has(Bug::HintWithoutLeaseEnd) { u64::MAX } else { end };
-        let hint = protocol::Hint { n, claim: place.claim, lease_end: end };
+        let claim = place.claim.filter(|_| !self.has(Bug::HintWithoutClaim));
+        let hint = protocol::Hint { n, claim, lease_end: end };
         self.act(s, process, |session, now| session.handle_hint(hint, now));
     }
 
@@ -1450,6 +1468,9 @@ impl World {
         s.mail.extend(hints);
         s.mail.sort_unstable();
         self.compare(s, process, &call.call, &before, &after);
+        if self.config.is_fair() {
+            self.judge_turns(s, &call.call, &before);
+        }
         reply
     }
 }

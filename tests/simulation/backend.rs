@@ -21,6 +21,8 @@ use tower_semaphore::protocol::{
     Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply, WORK_MAX,
 };
 
+use crate::fair::{Breach, Done, Judge, Stored};
+use crate::naive::Naive;
 use crate::plan::Planted;
 
 /// How long a connection may take to open.
@@ -645,10 +647,106 @@ impl Drop for Sending {
 /// What a server keeps.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    ledgers: BTreeMap<Arc<str>, Ledger>,
+    ledgers: BTreeMap<Arc<str>, Book>,
     overrides: Overrides,
     /// Operations that were done, for faults that are planted.
     done: u64,
+}
+
+/// The places of a name, and who judges whose turn it is.
+#[derive(Clone, Debug)]
+pub struct Book {
+    ledger: Kind,
+    judge: Judge,
+    /// Tenants share it, or did.
+    is_fair: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Shipped(Ledger),
+    Naive(Naive),
+}
+
+macro_rules! delegate {
+    ($book:expr, $ledger:ident => $call:expr) => {
+        match &mut $book.ledger {
+            Kind::Shipped($ledger) => $call,
+            Kind::Naive($ledger) => $call,
+        }
+    };
+}
+
+impl Book {
+    fn new(planted: Option<Planted>) -> Self {
+        let ledger = match planted {
+            Some(Planted::WorksUnbounded) => Kind::Shipped(Ledger::with_work_max(usize::MAX)),
+            Some(bug) if bug.is_of_tenants() => Kind::Naive(Naive::new(bug)),
+            _ => Kind::Shipped(Ledger::with_work_max(WORK_MAX)),
+        };
+        Self { ledger, judge: Judge::default(), is_fair: false }
+    }
+
+    /// Permits in use.
+    #[must_use]
+    pub fn in_use(&self) -> u64 {
+        match &self.ledger {
+            Kind::Shipped(ledger) => ledger.in_use(),
+            Kind::Naive(ledger) => ledger.in_use(),
+        }
+    }
+
+    /// Places that wait.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        match &self.ledger {
+            Kind::Shipped(ledger) => ledger.waiting(),
+            Kind::Naive(ledger) => ledger.waiting(),
+        }
+    }
+
+    /// Its places.
+    pub fn places(&self) -> impl Iterator<Item = Stored> + '_ {
+        let (shipped, naive) = match &self.ledger {
+            Kind::Shipped(ledger) => (Some(ledger.places()), None),
+            Kind::Naive(ledger) => (None, Some(ledger.places())),
+        };
+        shipped.into_iter().flatten().chain(naive.into_iter().flatten())
+    }
+
+    fn is_empty(&self) -> bool {
+        match &self.ledger {
+            Kind::Shipped(ledger) => ledger.is_empty(),
+            Kind::Naive(ledger) => ledger.is_empty(),
+        }
+    }
+
+    /// How many places there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        if self.is_fair { self.places().count() as u64 } else { self.in_use() + self.waiting() }
+    }
+
+    /// Whether tenants share it, or come to with this call.
+    fn comes(&mut self, op: &Op) -> bool {
+        let is_fair = |id: &PlaceId| id.claim.is_some();
+        self.is_fair |= match op {
+            Op::Acquire { ids, .. } => ids.iter().any(is_fair),
+            Op::Reassert { proofs, .. } => proofs.iter().any(|(id, _)| is_fair(id)),
+            _ => false,
+        };
+        self.is_fair
+    }
+
+    fn judge(&mut self, done: &Done<'_>) -> Option<Breach> {
+        let breach = self.judge.judge(done);
+        match &self.ledger {
+            Kind::Shipped(ledger) if breach.is_none() => {
+                self.judge.compare(&ledger.turns().collect::<Vec<_>>())
+            }
+            _ => breach,
+        }
+    }
 }
 
 /// Which calls a server refuses.
@@ -714,7 +812,9 @@ pub struct Step<'a> {
     /// How many places were taken from the head of the queue.
     pub passed: usize,
     /// The ledger as it is now.
-    pub after: &'a Ledger,
+    pub after: &'a Book,
+    /// Where tenants share it: what was wrong with whose turn it was.
+    pub turns: Option<Option<Breach>>,
 }
 
 impl Batch {
@@ -885,12 +985,29 @@ impl Store {
             }
             Question::Revoke { id, take } => {
                 self.done += 1;
-                let ledger = self.ledgers.entry(Arc::clone(key)).or_default();
+                let planted = site.planted;
+                let ledger =
+                    self.ledgers.entry(Arc::clone(key)).or_insert_with(|| Book::new(planted));
                 let waiting_before = ledger.waiting();
-                let count_before = ledger.in_use() + waiting_before;
+                let count_before = ledger.count();
                 let before: Option<Vec<_>> =
-                    (ledger.waiting() > 0).then(|| ledger.places().collect());
-                let revoked = ledger.revoke(*id, *take, now);
+                    (ledger.waiting() > 0 || ledger.is_fair).then(|| ledger.places().collect());
+                let is_fair = ledger.is_fair;
+                let revoked = delegate!(ledger, ledger => ledger.revoke(*id, *take, now));
+                let turns = before.as_deref().filter(|_| is_fair).map(|before| {
+                    let after: Vec<_> = ledger.places().collect();
+                    ledger.judge(&Done {
+                        before,
+                        after: &after,
+                        now,
+                        limit: 0,
+                        headroom: 0,
+                        leaving: &[*id],
+                        coming: &[],
+                        promotes: false,
+                        more: false,
+                    })
+                });
                 if let Some(name) = name {
                     (site.audit)(&Step {
                         name,
@@ -907,6 +1024,7 @@ impl Store {
                         leaving: 1,
                         passed: 0,
                         after: ledger,
+                        turns,
                     });
                 }
                 if ledger.is_empty() {
@@ -926,14 +1044,15 @@ impl Store {
     ) -> Response {
         let now = site.now;
         self.done += 1;
-        let ledger = self.ledgers.entry(Arc::clone(&call.key)).or_insert_with(|| {
-            let is_unbounded = site.planted == Some(Planted::WorksUnbounded);
-            Ledger::with_work_max(if is_unbounded { usize::MAX } else { WORK_MAX })
-        });
+        let planted = site.planted;
+        let ledger =
+            self.ledgers.entry(Arc::clone(&call.key)).or_insert_with(|| Book::new(planted));
         let ids = places(&call.op);
+        let is_fair = ledger.comes(&call.op);
         let waiting_before = ledger.waiting();
-        let count_before = ledger.in_use() + waiting_before;
-        let is_tight = ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit);
+        let count_before = ledger.count();
+        let is_tight =
+            ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit) || is_fair;
         let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
         let mut caller =
             Caller { now, limit: call.limit, headroom: call.headroom, node: call.node };
@@ -989,10 +1108,11 @@ impl Store {
             let waiting = ledger.places().filter_map(|(id, _, ticket)| Some((ticket?, id)));
             put_back = waiting.min();
             if let Some((_, head)) = put_back {
-                ledger.release(Caller { limit: 0, ..caller }, &[head], &mut |_, _| true);
+                let caller = Caller { limit: 0, ..caller };
+                delegate!(ledger, ledger => ledger.release(caller, &[head], &mut |_, _| true));
             }
         }
-        let reply = match &call.op {
+        let reply = delegate!(ledger, ledger => match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, &mut post)
             }
@@ -1005,16 +1125,40 @@ impl Store {
                 let found = ledger.audit(now, call.node, *most as usize);
                 Reply { found, ..Reply::default() }
             }
-        };
+        });
         if let Some((ticket, head)) = put_back {
-            let lease = 3000;
-            ledger.reassert(
-                Caller { limit: 0, ..caller },
-                lease,
-                &[(head, ticket)],
-                &mut |_, _| true,
-            );
+            let (lease, caller) = (3000, Caller { limit: 0, ..caller });
+            let proofs = [(head, ticket)];
+            delegate!(ledger, ledger => {
+                ledger.reassert(caller, lease, &proofs, &mut |_, _| true)
+            });
         }
+        let promotes =
+            matches!(op, "acquire" | "renew" | "reassert") || (op == "release" && count_before > 0);
+        let (leaving, coming): (&[PlaceId], Vec<_>) = match &call.op {
+            Op::Acquire { leaving, ids, .. } => {
+                (leaving, ids.iter().map(|id| (*id, None)).collect())
+            }
+            Op::Release { ids } => (ids, Vec::new()),
+            Op::Reassert { proofs, .. } => {
+                (&[], proofs.iter().map(|(id, proof)| (*id, Some(*proof))).collect())
+            }
+            _ => (&[], Vec::new()),
+        };
+        let turns = before.as_deref().filter(|_| is_fair).map(|before| {
+            let after: Vec<_> = ledger.places().collect();
+            ledger.judge(&Done {
+                before,
+                after: &after,
+                now,
+                limit: call.limit,
+                headroom: call.headroom,
+                leaving,
+                coming: &coming,
+                promotes,
+                more: reply.more,
+            })
+        });
         if let Some(name) = name {
             (site.audit)(&Step {
                 name,
@@ -1022,8 +1166,7 @@ impl Store {
                 now: now / 1000,
                 limit: call.limit,
                 proves: op == "reassert",
-                promotes: matches!(op, "acquire" | "renew" | "reassert")
-                    || (op == "release" && count_before > 0),
+                promotes,
                 ids,
                 before: before.as_deref(),
                 count_before,
@@ -1036,6 +1179,7 @@ impl Store {
                 },
                 passed: posted + reply.granted.len(),
                 after: ledger,
+                turns,
             });
         }
         if ledger.is_empty() {
@@ -1053,11 +1197,11 @@ impl Store {
     }
 
     /// All places, those whose lease ended left out: of which name, whose, and whether it waits.
-    pub fn living(&self, now: u64) -> impl Iterator<Item = (usize, NodeId, bool)> + '_ {
+    pub fn living(&self, now: u64) -> impl Iterator<Item = (usize, PlaceId, bool)> + '_ {
         let ledgers = self.ledgers.iter().filter_map(|(key, l)| Some((name_of(key)?, l)));
         ledgers.flat_map(move |(name, ledger)| {
             let living = ledger.places().filter(move |(_, end, _)| *end > now / 1000);
-            living.map(move |(id, _, ticket)| (name, id.node, ticket.is_some()))
+            living.map(move |(id, _, ticket)| (name, id, ticket.is_some()))
         })
     }
 
@@ -1112,12 +1256,13 @@ fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
     }
 }
 
-fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
+fn list(ledger: Option<&Book>, now: u64, most: u32) -> Listing {
     let Some(ledger) = ledger else { return Listing { now, ..Listing::default() } };
     let mut places: Vec<_> = ledger.places().filter(|(_, end, _)| *end > now / 1000).collect();
     places.sort_unstable_by_key(|(id, end, _)| (*end, *id));
     let waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
-    let in_use = places.len() as u64 - waiting;
+    let held = places.iter().filter(|(_, _, ticket)| ticket.is_none());
+    let in_use = held.map(|(id, ..)| u64::from(id.cost())).sum();
     places.truncate(most as usize);
     Listing { now, in_use, waiting, places }
 }

@@ -7,7 +7,7 @@ use foldhash::fast::FixedState;
 use tower_semaphore::protocol::PlaceId;
 
 use crate::backend::Step;
-use crate::plan::{OutagePolicy, Plan, Scenario};
+use crate::plan::{AskPlan, OutagePolicy, Plan, PolicyPlan, Scenario};
 use crate::process::{Entry, Refusal, Seen};
 
 const MS: u64 = 1000;
@@ -53,11 +53,18 @@ impl fmt::Display for Violation {
 struct Request {
     process: usize,
     name: usize,
+    ask: Option<AskPlan>,
     wait: u64,
     begun: u64,
     frozen: u64,
     granted: Option<u64>,
     over: bool,
+}
+
+impl Request {
+    fn cost(&self) -> u64 {
+        self.ask.map_or(1, |ask| u64::from(ask.cost))
+    }
 }
 
 /// What is known of a process.
@@ -73,8 +80,9 @@ pub struct Life {
     late: Vec<u64>,
     /// When the last one was there.
     used: Vec<u64>,
-    /// Of these, those that have a permit.
+    /// Of these, those that have a permit; and how many permits these are.
     believed: Vec<u64>,
+    units: Vec<u64>,
     /// Since when its server has more of its places than there are requests, by name.
     orphans: Vec<Option<u64>>,
     /// Since when its server has fewer than there are permits, by name.
@@ -119,6 +127,17 @@ impl Loss {
     }
 }
 
+/// By what the requests for a name are compared, as far as they ask for tenants.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    /// The most that one asks for.
+    cost: u64,
+    /// The most permits that are left to class 0.
+    headroom: u64,
+    /// Tenants have caps.
+    is_capped: bool,
+}
+
 /// Watches a run.
 #[derive(Debug)]
 pub struct Checker {
@@ -144,6 +163,10 @@ pub struct Checker {
     /// By name: when operators set something last, or data moved.
     unsettled: Vec<u64>,
     idle_since: Vec<Option<u64>>,
+    terms: Vec<Terms>,
+    /// By name: the lowest limit that an operator set, and the smallest local share.
+    least_set: Vec<u32>,
+    least_shares: Vec<Option<u64>>,
     /// By name: the longest lease of all processes. By process of the plan and name: its own.
     leases: Vec<u64>,
     own_leases: Vec<Vec<u64>>,
@@ -189,6 +212,30 @@ impl Checker {
                 .collect(),
             unsettled: vec![0; names],
             idle_since: vec![None; names],
+            least_set: vec![u32::MAX; names],
+            least_shares: (0..names)
+                .map(|name| {
+                    let share = |policy: &PolicyPlan| match policy.outage {
+                        OutagePolicy::Local(share) => Some(u64::from(share)),
+                        _ => None,
+                    };
+                    policies(name).filter_map(|policy| share(&policy)).min()
+                })
+                .collect(),
+            terms: (0..names)
+                .map(|name| {
+                    let requests = plan.requests.iter().filter(|request| request.name == name);
+                    let asks: Vec<_> = requests.filter_map(|request| request.ask).collect();
+                    Terms {
+                        cost: asks.iter().map(|ask| u64::from(ask.cost)).max().unwrap_or(1),
+                        headroom: policies(name)
+                            .map(|policy| u64::from(policy.headroom))
+                            .max()
+                            .unwrap_or(0),
+                        is_capped: asks.iter().any(|ask| ask.each > 0),
+                    }
+                })
+                .collect(),
             leases: (0..names).map(|name| plan.longest_lease(Some(name)) * MS).collect(),
             own_leases: plan
                 .policies
@@ -228,6 +275,7 @@ impl Checker {
             late: vec![0; self.names],
             used: vec![0; self.names],
             believed: vec![0; self.names],
+            units: vec![0; self.names],
             orphans: vec![None; self.names],
             uncounted: vec![None; self.names],
             lives: true,
@@ -317,6 +365,7 @@ impl Checker {
     /// An operator sets a limit.
     pub fn limit_set(&mut self, name: usize, limit: u32) {
         self.limits[name].0 = self.limits[name].0.max(limit);
+        self.least_set[name] = self.least_set[name].min(limit);
     }
 
     /// An operator drains a name.
@@ -353,7 +402,7 @@ impl Checker {
 
     /// An operation was carried out.
     pub fn step(&mut self, at: u64, step: &Step<'_>) {
-        let count = step.after.in_use() + step.after.waiting();
+        let count = step.after.count();
         // Those that it names, and those that it sweeps, grants or passes over. What is passed over for
         // nothing is posted and taken out.
         let swept = step.count_before.saturating_sub(count + step.leaving as u64);
@@ -365,7 +414,12 @@ impl Checker {
             self.flag("work: places", at, text);
         }
         let is_idle = step.after.waiting() > 0 && step.after.in_use() < u64::from(step.limit);
-        if step.promotes && !step.more && is_idle {
+        if let Some(breach) = &step.turns {
+            self.count("turns judged");
+            if let Some((rule, text)) = breach {
+                self.flag(rule, at, format!("{} of n{}: {text}", step.op, step.name));
+            }
+        } else if step.promotes && !step.more && is_idle {
             let (waiting, in_use) = (step.after.waiting(), step.after.in_use());
             let text = format!(
                 "{} left n{} with {waiting} waiting and {in_use} of {} in use",
@@ -388,7 +442,7 @@ impl Checker {
             let was = known.get(&id);
             match ticket {
                 None => {
-                    held += u64::from(end > step.now);
+                    held += if end > step.now { u64::from(id.cost()) } else { 0 };
                     match was {
                         Some(None) => {}
                         Some(Some(ticket)) => {
@@ -418,6 +472,7 @@ impl Checker {
         if let (Some(granted), Some(waiting)) = (last_granted, first_waiting)
             && granted > waiting
             && !step.proves
+            && step.turns.is_none()
         {
             let text =
                 format!("{} granted {granted:?} of n{} before {waiting:?}", step.op, step.name);
@@ -443,7 +498,7 @@ impl Checker {
     pub fn saw(
         &mut self,
         process: usize,
-        name: usize,
+        (name, ask): (usize, Option<AskPlan>),
         wait: u64,
         layered: bool,
         entry: &Entry,
@@ -453,10 +508,17 @@ impl Checker {
         self.lives[process].events += 1;
         if seen == Seen::Begins {
             self.count("requests");
+            if let Some(ask) = ask {
+                self.count("requests of tenants");
+                if ask.cost > 1 {
+                    self.count("requests for several permits");
+                }
+            }
             let frozen = self.lives[process].frozen;
             let request = Request {
                 process,
                 name,
+                ask,
                 wait: wait * MS,
                 begun: at,
                 frozen,
@@ -481,6 +543,7 @@ impl Checker {
                 }
                 self.count("granted");
                 self.lives[process].believed[name] += 1;
+                self.lives[process].units[name] += request.cost();
                 self.cap(name, at);
             }
             Seen::Refused(refusal) if request.granted.is_none() => {
@@ -530,6 +593,7 @@ impl Checker {
         life.used[request.name] = at;
         if request.granted.is_some() {
             life.believed[request.name] -= 1;
+            life.units[request.name] -= request.cost();
         }
     }
 
@@ -563,8 +627,11 @@ impl Checker {
             Refusal::QueueTimeout => "refused: queue timeout",
             Refusal::Draining => "refused: draining",
             Refusal::Revoked => "refused: revoked",
+            Refusal::TenantLimit => "refused: tenant limit",
+            Refusal::CostTooHigh => "refused: cost too high",
             Refusal::Unavailable { .. } => "refused: unavailable",
             Refusal::Closed => "refused: closed",
+            Refusal::Status(400) => "refused: 400",
             Refusal::Status(429) => "refused: 429",
             Refusal::Status(503) => "refused: 503",
             Refusal::Status(_) => "refused: other",
@@ -603,11 +670,28 @@ impl Checker {
                     self.flag("unavailable late", at, say(", with a connection"));
                 }
             }
-            Refusal::Status(status) if layered && status != 429 => {
+            Refusal::TenantLimit if wait > 0 || request.ask.is_none_or(|ask| ask.each == 0) => {
+                self.flag("refusal", at, say(", and nothing stops its tenant"));
+            }
+            Refusal::CostTooHigh | Refusal::Status(400) if !self.is_too_much(request) => {
+                self.flag("refusal", at, say(", and there may be as many"));
+            }
+            Refusal::Status(status) if layered && !matches!(status, 400 | 429) => {
                 self.flag("refusal", at, say(""));
             }
             _ => {}
         }
+    }
+
+    /// Whether a request asks for more than it could have by some limit, cap or share.
+    fn is_too_much(&self, request: &Request) -> bool {
+        let Some(ask) = request.ask else { return false };
+        let headroom = if ask.class == 0 { 0 } else { self.terms[request.name].headroom };
+        let (_, least) = self.limits[request.name];
+        let least = u64::from(least.min(self.least_set[request.name]));
+        let share = self.least_shares[request.name].unwrap_or(u64::MAX);
+        let cost = u64::from(ask.cost);
+        cost + headroom > least || cost > share || (1..ask.cost).contains(&ask.each)
     }
 
     fn lost(&mut self, number: usize, request: &Request, at: u64, server: usize) {
@@ -642,7 +726,7 @@ impl Checker {
     /// How many permits are in use, as far as their holders know.
     fn in_use(&self, name: usize, at: u64) -> u64 {
         let awake = self.lives.iter().filter(|life| life.lives && life.awake_since + 10 * MS <= at);
-        awake.map(|life| life.believed[name]).sum()
+        awake.map(|life| life.units[name]).sum()
     }
 
     /// Whether more permits are in use than may be.
@@ -662,7 +746,8 @@ impl Checker {
         }
         // A revoked holder hears of it a second later at the latest, or with the end of its lease.
         let told = at.saturating_sub(3 * S + self.leases[name]);
-        most += self.revocations[name].iter().filter(|begun| **begun >= told).count() as u64;
+        let revoked = self.revocations[name].iter().filter(|begun| **begun >= told).count() as u64;
+        most += revoked * self.terms[name].cost;
         if believed > most {
             let text = format!("{believed} permits of n{name} are in use, {most} at the most");
             self.flag("cap", at, text);
@@ -681,9 +766,9 @@ impl Checker {
         name: usize,
         server: usize,
         places: &[(u64, u64)],
+        units: u64,
         set: (Option<u32>, bool),
     ) {
-        let in_use: u64 = places.iter().map(|(held, _)| held).sum();
         let mut living_waits = false;
         for (process, (held, waiting)) in places.iter().copied().enumerate().take(self.lives.len())
         {
@@ -724,11 +809,14 @@ impl Checker {
             (Some(limit), _) => limit,
             (None, _) => self.limits[name].1,
         };
-        let idle = living_waits && in_use < u64::from(limit);
+        // One for several permits is waited for, and one of a tenant with a cap waits.
+        let Terms { cost, headroom, is_capped } = self.terms[name];
+        let fits = units + cost + headroom <= u64::from(limit);
+        let idle = living_waits && fits && (!is_capped || units == 0);
         let since = since(&mut self.idle_since[name], idle, at);
         if since.is_some_and(|from| at > from.max(self.unsettled[name]) + IDLE) {
             let text = format!(
-                "{in_use} of {limit} permits of n{name} are in use, and a living place waits"
+                "{units} of {limit} permits of n{name} are in use, and a living place waits"
             );
             self.idle_since[name] = None;
             self.flag("idle", at, text);

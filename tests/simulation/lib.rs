@@ -9,6 +9,8 @@
 pub mod backend;
 pub mod chance;
 pub mod checker;
+pub mod fair;
+pub mod naive;
 pub mod plan;
 pub mod process;
 pub mod shrink;

@@ -101,7 +101,7 @@ fn options() -> Result<Options, String> {
             "--plant" => {
                 let name = value()?;
                 let all = Planted::ALL.iter().map(|(planted, _)| *planted);
-                let mut all = all.chain([Planted::Hangs]);
+                let mut all = all.chain([Planted::Hangs, Planted::LoopsAtNeverFitting]);
                 let found = all.find(|planted| format!("{planted:?}") == name);
                 options.planted = Some(found.ok_or_else(|| format!("{name:?} is not known"))?);
             }

@@ -308,11 +308,28 @@ pub enum OutagePolicy {
     Local(u32),
 }
 
+/// For whom a request asks, and for how much, where a name is shared between tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskPlan {
+    /// Whose it is.
+    pub tenant: u8,
+    /// The tenant's weight.
+    pub weight: u32,
+    /// The request's class.
+    pub class: u8,
+    /// How many permits it takes.
+    pub cost: u32,
+    /// How many its tenant may have; 0: as many as there are.
+    pub each: u32,
+}
+
 /// A process's policy for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyPlan {
     /// Permits.
     pub limit: u32,
+    /// So many of them are left to class 0.
+    pub headroom: u32,
     /// Length of the lease, ms.
     pub lease: u64,
     /// How many may wait.
@@ -345,6 +362,8 @@ pub struct RequestPlan {
     pub process: usize,
     /// For a permit of which name.
     pub name: usize,
+    /// For whom; `None`: it is compared by its time alone.
+    pub ask: Option<AskPlan>,
     /// How long it may wait, ms.
     pub wait: u64,
     /// How long it holds its permit, ms.
@@ -430,13 +449,45 @@ pub enum Planted {
     WritesAhead,
     /// A client takes a refusal for the end of its semaphore.
     SaysClosed,
+    // From here on: a server of which the ledger is [`Naive`](crate::naive::Naive).
+    /// None: the ledger of the test's own, with all its rules.
+    Naive,
+    /// A turn stays as it was made.
+    SettlesNothing,
+    /// A turn begins again whenever its line is touched.
+    StampsAnew,
+    /// A tenant's level is what it waits for.
+    LevelByWaiting,
+    /// What is granted from a line does not count for its tenant.
+    ShareNotWritten,
+    /// A tenant's own cap is not looked at.
+    IgnoresEach,
+    /// A request for several permits is granted as soon as one is free.
+    GrantsPastLimit,
+    /// A request for several permits is passed by one that fits.
+    SmallPassesBig,
+    /// What a sweep changes is not settled.
+    SweepSettlesNobody,
+    /// A grant does not raise its tenant's level.
+    GrantKeepsLevel,
+    /// A newcomer takes what is free, whoever waits.
+    NewcomerPassesTurn,
+    /// Tenants are served in the order in which their requests came.
+    FirstComeAmongTenants,
+    /// A release gives one permit back, however many it had.
+    ForgetsShares,
+    /// A line that its tenant's cap stops is waited for.
+    WaitsForStopped,
+    /// A request for more than there can be is looked at again and again.
+    LoopsAtNeverFitting,
 }
 
 impl Planted {
-    /// All of them but [`Planted::Hangs`], which needs a process of its own.
+    /// All of them but [`Planted::Naive`], and [`Planted::Hangs`] and [`Planted::LoopsAtNeverFitting`], which
+    /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 16] = [
+    pub const ALL: [(Self, &str); 29] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -453,7 +504,26 @@ impl Planted {
         (Self::ConnectsAgain, "work: connects"),
         (Self::WritesAhead, "work: unanswered"),
         (Self::SaysClosed, "closed"),
+        (Self::SettlesNothing, "turn"),
+        (Self::StampsAnew, "turn"),
+        (Self::LevelByWaiting, "turn"),
+        (Self::ShareNotWritten, "turn"),
+        (Self::IgnoresEach, "each in the server"),
+        (Self::GrantsPastLimit, "cap in the server"),
+        (Self::SmallPassesBig, "turn"),
+        (Self::SweepSettlesNobody, "turn"),
+        (Self::GrantKeepsLevel, "turn"),
+        (Self::NewcomerPassesTurn, "turn"),
+        (Self::FirstComeAmongTenants, "turn"),
+        (Self::ForgetsShares, "idle in the server"),
+        (Self::WaitsForStopped, "idle in the server"),
     ];
+
+    /// Whether the server's ledger is one of the test's own.
+    #[must_use]
+    pub const fn is_of_tenants(self) -> bool {
+        self as u8 >= Self::Naive as u8
+    }
 }
 
 /// All that happens in a run.
@@ -543,7 +613,51 @@ impl Plan {
         plan.add_requests(rng, large, long);
         plan.add_faults(rng);
         plan.add_operations(rng);
+        plan.add_tenants(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 71])));
         plan
+    }
+
+    /// Some names are shared between tenants; with requests of no tenant beside them, as while a fleet
+    /// goes over to tenants.
+    fn add_tenants(&mut self, rng: &mut Rng) {
+        for name in 0..self.names {
+            if !rng.percent(45) {
+                continue;
+            }
+            let differ = matches!(self.scenario, Scenario::Deploy | Scenario::All);
+            let headroom = rng.pick(&[0, 0, 0, 1, 2]);
+            for policy in &mut self.policies {
+                policy[name].headroom = headroom.min(policy[name].limit - 1);
+            }
+            let tenants: Vec<_> = (0..rng.pick(&[2, 2, 3, 5, 12]))
+                .map(|tenant| AskPlan {
+                    tenant,
+                    weight: rng.pick(&[1, 1, 1, 2, 3, 64]),
+                    class: rng.pick(&[0, 0, 0, 1, 7]),
+                    cost: 1,
+                    each: rng.pick(&[0, 0, 0, 1, 2, 4]),
+                })
+                .collect();
+            let cost_max = rng.pick(&[1, 1, 2, 3, 5]);
+            let plain = rng.pick(&[0, 0, 10, 50]);
+            // One of them may come with most of the requests.
+            let first = rng.pick(&[0, 50, 90]);
+            for request in self.requests.iter_mut().filter(|request| request.name == name) {
+                let first = if rng.percent(first) { tenants[0] } else { rng.pick(&tenants) };
+                let mut ask = AskPlan { cost: rng.pick(&[1, cost_max]), ..first };
+                if rng.percent(10) {
+                    (ask.weight, ask.class) = (rng.pick(&[1, 5]), rng.pick(&[0, 1]));
+                }
+                if differ && request.process % 2 == 1 {
+                    ask.each = ask.each.saturating_sub(1);
+                }
+                let limit = self.policies[request.process][name].limit;
+                if rng.percent(95) {
+                    ask.cost = ask.cost.min(limit).min(if ask.each > 0 { ask.each } else { limit });
+                }
+                request.ask = Some(ask).filter(|_| !rng.percent(plain));
+            }
+        }
     }
 
     fn policies(
@@ -554,6 +668,7 @@ impl Plan {
     ) -> Vec<Vec<PolicyPlan>> {
         let base: Vec<_> = (0..names)
             .map(|_| PolicyPlan {
+                headroom: 0,
                 limit: match scenario {
                     Scenario::Large => rng.pick(&[30_000, 30_000, 3]),
                     _ => rng.pick(&[1, 1, 2, 3, 5, 10]),
@@ -610,6 +725,7 @@ impl Plan {
                     at,
                     process: 0,
                     name: 0,
+                    ask: None,
                     wait: 2000,
                     hold: rng.between(9000, 14_000),
                     leaves: None,
@@ -644,6 +760,7 @@ impl Plan {
                     at: rng.between(at, until),
                     process: process.unwrap_or_else(|| rng.index(self.processes)),
                     name,
+                    ask: None,
                     wait: if rng.percent(80) { waits } else { rng.pick(&[0, 50, 1000, 3000]) },
                     hold: rng.between(holds / 2, holds),
                     leaves: rng.percent(leaving).then(|| rng.pick(&[0, 1, 2, 3, 5, 20, 300, 1200])),
@@ -668,6 +785,7 @@ impl Plan {
                     at: rng.between(0, self.load),
                     process: rng.index(self.processes),
                     name,
+                    ask: None,
                     wait: rng.pick(&[0, 500, 3000]),
                     hold: rng.pick(&[0, 50, 6000]),
                     leaves: rng.percent(20).then(|| rng.pick(&[0, 2, 1200])),
@@ -687,7 +805,9 @@ impl Plan {
                 let at = rng.between(0, 100);
                 let back = GiveBack::Drop;
                 let (wait, hold, leaves) = (0, rng.between(5000, 9000), None);
-                self.requests.push(RequestPlan { at, process, name, wait, hold, leaves, back });
+                let ask = None;
+                let plan = RequestPlan { at, process, name, ask, wait, hold, leaves, back };
+                self.requests.push(plan);
             }
         }
         let (mut at, what) = (rng.between(300, 1000), rng.below(40));
@@ -700,7 +820,9 @@ impl Plan {
             for _ in 0..20 {
                 let (wait, leaves, back) = (rng.pick(&[0, 0, 500]), None, GiveBack::Drop);
                 let at = at + rng.between(0, 800);
-                self.requests.push(RequestPlan { at, process, name, wait, hold: 5, leaves, back });
+                let (hold, ask) = (5, None);
+                let plan = RequestPlan { at, process, name, ask, wait, hold, leaves, back };
+                self.requests.push(plan);
             }
             at += rng.between(2500, 6000);
         }
@@ -766,6 +888,12 @@ impl Plan {
             at += rng.between(pause / 2, pause * 2);
         }
         self.operations.sort_by_key(|operation| operation.at);
+    }
+
+    /// Whether tenants share a name.
+    #[must_use]
+    pub fn is_fair(&self, name: usize) -> bool {
+        self.requests.iter().any(|request| request.name == name && request.ask.is_some())
     }
 
     /// The longest lease of a name, ms; or of all.

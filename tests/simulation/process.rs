@@ -12,20 +12,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::request::Parts;
+use http::{Extensions, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, Sleep, advance, sleep, sleep_until};
 use tower_layer::Layer;
 use tower_semaphore::{
-    AcquireError, ConcurrencyLimitLayer, ConnectionState, OnUnavailable, Permit, Policy,
-    RejectReason, Semaphore,
+    AcquireError, Ask, ConcurrencyLimitLayer, ConnectionState, Limit, Name, OnUnavailable, Permit,
+    Policy, RejectReason, Semaphore,
 };
 use tower_service::Service;
 
 use crate::backend::{Incoming, Port, SimBackend};
-use crate::plan::{Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan};
+use crate::plan::{AskPlan, Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, RequestPlan};
 
 /// How often a client may be polled while its clock stands still.
 const POLLS_MAX: u32 = 200;
@@ -81,6 +82,10 @@ pub enum Refusal {
     },
     /// The semaphore was shut down.
     Closed,
+    /// The tenant has as many as it may.
+    TenantLimit,
+    /// It asks for more than there can be.
+    CostTooHigh,
     /// A response of the layer that refuses.
     Status(u16),
 }
@@ -136,7 +141,8 @@ pub struct Process {
     /// It takes requests until then.
     pub closing: bool,
     semaphore: Semaphore,
-    services: Vec<Service1>,
+    /// By name: without tenants, and with them.
+    services: [Vec<Service1>; 2],
     journal: Arc<Journal>,
     inbox: BinaryHeap<Reverse<Mail>>,
     parks: Arc<AtomicU64>,
@@ -213,11 +219,12 @@ impl Process {
         runtime.block_on(async { port.start(now) });
         let semaphore = Semaphore::new(SimBackend(Arc::clone(&port)));
         let journal = Arc::new(Journal { port: Arc::clone(&port), entries: Mutex::default() });
-        let services = layers
-            .iter()
-            .enumerate()
-            .map(|(name, plan)| layer(&semaphore, name, plan).layer(Handler(Arc::clone(&journal))))
-            .collect();
+        let services = [false, true].map(|is_fair| {
+            let layer = |(name, plan)| {
+                layer(&semaphore, name, plan, is_fair).layer(Handler(Arc::clone(&journal)))
+            };
+            layers.iter().enumerate().map(layer).collect()
+        });
         Self {
             slot,
             port,
@@ -324,7 +331,11 @@ impl Process {
             planted: self.planted,
         };
         let at = self.port.instant(plan.at * 1000);
-        match self.services.get(plan.name).filter(|_| layered).cloned() {
+        match self.services[usize::from(plan.ask.is_some())]
+            .get(plan.name)
+            .filter(|_| layered)
+            .cloned()
+        {
             Some(service) => {
                 client.plan.wait = policy.wait;
                 self.runtime.spawn(async move {
@@ -389,8 +400,16 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
+fn ask_of(name: usize, plan: Option<AskPlan>) -> Ask {
+    let ask = Ask::of(format!("n{name}"));
+    let Some(AskPlan { tenant, weight, class, cost, each }) = plan else { return ask };
+    let ask = ask.by(format!("t{tenant}")).weight(weight).class(class).cost(cost);
+    if each > 0 { ask.each(each) } else { ask }
+}
+
 fn policy_of(plan: &PolicyPlan, wait: u64) -> Policy {
     Policy::builder(plan.limit)
+        .headroom(plan.headroom)
         .wait_timeout(Duration::from_millis(wait))
         .lease(Duration::from_millis(plan.lease))
         .max_queue(plan.max_queue)
@@ -403,14 +422,36 @@ fn policy_of(plan: &PolicyPlan, wait: u64) -> Policy {
         .expect("a policy within its bounds")
 }
 
-fn layer(semaphore: &Semaphore, name: usize, plan: &PolicyPlan) -> ConcurrencyLimitLayer {
-    ConcurrencyLimitLayer::builder(semaphore, format!("l{name}"))
+fn layer(
+    semaphore: &Semaphore,
+    name: usize,
+    plan: &PolicyPlan,
+    is_fair: bool,
+) -> ConcurrencyLimitLayer {
+    let builder = ConcurrencyLimitLayer::builder(semaphore, format!("l{name}"))
         .limit(plan.limit)
         .wait_timeout(Duration::from_millis(plan.wait))
         .lease(Duration::from_millis(plan.lease))
-        .max_queue(plan.max_queue)
-        .build()
-        .expect("a layer")
+        .max_queue(plan.max_queue);
+    let builder = if is_fair {
+        builder
+            .fair_by(|parts: &Parts| Some(format!("t{}", asked(parts).tenant)))
+            .weight_by(|_: &Name, parts: &Parts| asked(parts).weight)
+            .class_by(|_: &Name, parts: &Parts| asked(parts).class)
+            .cost_by(|parts: &Parts| asked(parts).cost)
+            .each_by(|_: &Name, parts: &Parts| match asked(parts).each {
+                0 => Limit::Unlimited,
+                each => Limit::Permits(each),
+            })
+            .headroom(plan.headroom)
+    } else {
+        builder
+    };
+    builder.build().expect("a layer")
+}
+
+fn asked(parts: &Parts) -> AskPlan {
+    *parts.extensions.get().expect("what is asked for")
 }
 
 // ===== clients =====
@@ -473,10 +514,11 @@ impl Client {
 
     async fn run(self) {
         self.saw(Seen::Begins);
+        let ask = ask_of(self.plan.name, self.plan.ask);
         let acquire = if self.plan.wait == 0 && self.number.is_multiple_of(2) {
-            self.semaphore.try_acquire(format!("n{}", self.plan.name), &self.policy)
+            self.semaphore.try_acquire(ask, &self.policy)
         } else {
-            self.semaphore.acquire(format!("n{}", self.plan.name), &self.policy)
+            self.semaphore.acquire(ask, &self.policy)
         };
         if self.plan.leaves == Some(0) {
             drop(acquire);
@@ -520,6 +562,8 @@ impl Client {
                 RejectReason::QueueTimeout => Refusal::QueueTimeout,
                 RejectReason::Draining => Refusal::Draining,
                 RejectReason::Revoked => Refusal::Revoked,
+                RejectReason::TenantLimit => Refusal::TenantLimit,
+                RejectReason::CostTooHigh => Refusal::CostTooHigh,
                 _ => Refusal::Status(0),
             },
             AcquireError::Unavailable(_) => Refusal::Unavailable {
@@ -575,7 +619,8 @@ impl Client {
 
     async fn call(self, mut service: Service1) {
         self.saw(Seen::Begins);
-        let request = Request::new(Job { number: self.number, hold: self.plan.hold });
+        let mut request = Request::new(Job { number: self.number, hold: self.plan.hold });
+        request.extensions_mut().extend(self.plan.ask.map(extension).unwrap_or_default());
         let future = Box::pin(service.call(request));
         if self.plan.leaves == Some(0) {
             drop(future);
@@ -607,6 +652,12 @@ impl Client {
         self.saw(Seen::GivesBack);
         drop(body);
     }
+}
+
+fn extension(ask: AskPlan) -> Extensions {
+    let mut extensions = Extensions::new();
+    extensions.insert(ask);
+    extensions
 }
 
 /// Holds a permit for so many ms; `false`: it was lost.

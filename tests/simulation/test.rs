@@ -13,7 +13,7 @@ use simulation::world::{Outcome, run};
 /// How many runs the test of all rules makes.
 const RUNS: usize = 500;
 /// Runs of which each kind of fault is met at least once.
-const KINDS: [&str; 16] = [
+const KINDS: [&str; 21] = [
     "policy: refuse",
     "policy: admit",
     "policy: local",
@@ -30,6 +30,11 @@ const KINDS: [&str; 16] = [
     "refused: draining",
     "refused: unavailable",
     "refused: 429",
+    "refused: tenant limit",
+    "refused: cost too high",
+    "requests of tenants",
+    "requests for several permits",
+    "turns judged",
 ];
 
 /// The lines that a child of the program wrote.
@@ -113,6 +118,7 @@ fn other_builds_give_the_same_hash() {
 fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
     let scenarios = match planted {
         Planted::WorksUnbounded => vec![Scenario::Large],
+        Planted::SweepSettlesNobody => vec![Scenario::Processes],
         _ => vec![Scenario::Calm, Scenario::Operators, Scenario::Leases],
     };
     (1..40).find_map(|seed| {
@@ -160,8 +166,23 @@ fn each_planted_fault_is_found_by_its_rule() {
 
 #[test]
 fn a_run_that_comes_to_no_end_is_found() {
-    let words = ["--plant", "Hangs", "--scenario", "calm", "--seeds", "1", "--no-shrink"];
-    let (code, text) = simulate(&words);
-    assert_eq!(code, Some(1));
-    assert!(text.contains("broke a rule: stuck"), "{text}");
+    for (planted, scenario, from) in
+        [("Hangs", "calm", "1"), ("LoopsAtNeverFitting", "operators", "6")]
+    {
+        let words = ["--plant", planted, "--scenario", scenario, "--from", from];
+        let (code, text) = simulate(&[&words[..], &["--seeds", "1", "--no-shrink"]].concat());
+        assert_eq!(code, Some(1), "{planted}");
+        assert!(text.contains("broke a rule: stuck"), "{planted}: {text}");
+    }
+}
+
+/// What the planted faults of tenants are told apart by: without any, the judge has nothing to say of the
+/// ledger that they are planted in, either.
+#[test]
+fn the_naive_ledger_breaks_no_rule_by_itself() {
+    for seed in 1..13 {
+        let plan = Plan { planted: Some(Planted::Naive), ..Plan::new(Scenario::Calm, seed) };
+        let outcome = run(&plan, false, &|| {});
+        assert_eq!(outcome.violations, [], "{seed}");
+    }
 }

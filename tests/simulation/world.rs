@@ -12,13 +12,15 @@ use crate::backend::{
 use crate::chance::mix;
 use crate::checker::{Checker, SETTLE, Violation};
 use crate::plan::{
-    Deed, FaultPlan, GiveBack, Kind, OutagePolicy, Plan, Planted, RequestPlan, Scenario,
+    AskPlan, Deed, FaultPlan, GiveBack, Kind, OutagePolicy, Plan, Planted, RequestPlan, Scenario,
 };
 use crate::process::{Entry, Process, Seen};
 
 const MS: u64 = 1000;
 /// From when to when requests are sent that have to be served: after the end of the faults, ms.
 const PROBES: u64 = 4000;
+/// What these ask for where tenants share a name.
+const PROBE: AskPlan = AskPlan { tenant: 200, weight: 1, class: 0, cost: 1, each: 0 };
 /// µs since 1970 when a run begins.
 const EPOCH: u64 = 1_700_000_000_000_000;
 /// How often the checker looks at the servers.
@@ -446,7 +448,7 @@ impl<'a> World<'a> {
                     self.checker.flag("recovery", entry.at, text);
                 }
                 let server = self.homes[plan.name];
-                self.checker.saw(process, plan.name, wait, layered, entry, server);
+                self.checker.saw(process, (plan.name, plan.ask), wait, layered, entry, server);
             }
         }
     }
@@ -1152,9 +1154,11 @@ impl<'a> World<'a> {
         // By server, name and process; those of processes that are gone stand at the end.
         let (names, columns) = (self.plan.names, nodes.len() + 1);
         let mut counts = vec![(0_u64, 0_u64); self.servers.len() * names * columns];
+        let mut units = vec![0; self.servers.len() * names];
         for (number, known) in self.servers.iter().enumerate() {
-            for (name, node, waits) in known.store.living(known.clock(now)) {
-                let whose = nodes.iter().position(|known| *known == Some(node));
+            for (name, id, waits) in known.store.living(known.clock(now)) {
+                let whose = nodes.iter().position(|known| *known == Some(id.node));
+                units[number * names + name] += if waits { 0 } else { u64::from(id.cost()) };
                 let at = (number * names + name) * columns + whose.unwrap_or(nodes.len());
                 if waits {
                     counts[at].1 += 1;
@@ -1170,7 +1174,8 @@ impl<'a> World<'a> {
             let set = keeper.store.override_of(name);
             if known.down_until <= now && known.hangs_until <= now {
                 let at = (server * names + name) * columns;
-                self.checker.look(now, name, server, &counts[at..at + columns], set);
+                let units = units[server * names + name];
+                self.checker.look(now, name, server, &counts[at..at + columns], units, set);
             }
         }
     }
@@ -1184,6 +1189,7 @@ impl<'a> World<'a> {
                     at: self.now / MS + 1,
                     process: slot,
                     name,
+                    ask: self.plan.is_fair(name).then_some(PROBE),
                     wait: 2 * self.plan.longest_lease(None) + 8000,
                     hold: 5,
                     leaves: None,
@@ -1204,6 +1210,7 @@ impl<'a> World<'a> {
                 at: 0,
                 process: 0,
                 name: 0,
+                ask: None,
                 wait: 0,
                 hold: 0,
                 leaves: None,
@@ -1225,8 +1232,8 @@ impl<'a> World<'a> {
             let left: Vec<_> = server
                 .store
                 .living(server.clock(now))
-                .filter(|(name, node, _)| {
-                    let whose = nodes.iter().position(|known| *known == Some(*node));
+                .filter(|(name, id, _)| {
+                    let whose = nodes.iter().position(|known| *known == Some(id.node));
                     whose.is_none_or(|whose| !self.checker.lives[whose].has_late(*name, now))
                 })
                 .collect();

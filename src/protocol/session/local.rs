@@ -89,15 +89,13 @@ impl Session {
             self.local_queue.settle(&self.places, now);
             let Some(n) = self.local_queue.next() else { return };
             let Some(place) = self.places.get(index_of(n)) else { return };
-            let share = self.share_of(place.options.on_unavailable);
-            let cost = u64::from(place.cost());
-            if cost > share && share > 0 {
+            if self.exceeds_share(place) {
                 self.refuse_by_policy(index_of(n), RejectReason::CostTooHigh, 0, now);
-            } else if self.in_flight + cost > share {
-                return;
-            } else {
+            } else if self.has_share(place) {
                 // It leaves the queue as it gets its new number.
                 self.admit(index_of(n), now);
+            } else {
+                return;
             }
         }
     }
@@ -106,6 +104,12 @@ impl Session {
     pub(super) fn has_share(&self, place: &Place) -> bool {
         let share = self.share_of(place.options.on_unavailable);
         self.in_flight.saturating_add(u64::from(place.cost())) <= share
+    }
+
+    /// Whether it asks for more than its process's share ever is. Without any share it waits for an operator.
+    pub(super) fn exceeds_share(&self, place: &Place) -> bool {
+        let share = self.share_of(place.options.on_unavailable);
+        share > 0 && u64::from(place.cost()) > share
     }
 
     /// How many permits may be in flight by this policy.
@@ -123,7 +127,9 @@ impl Session {
     /// that stood in the queue before the outage may.
     pub(super) fn refused_locally(&self, place: &Place, before: u64) -> Option<RejectReason> {
         match place.options.max_queue {
-            _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
+            _ if place.claim().exceeds_each() || self.exceeds_share(place) => {
+                Some(RejectReason::CostTooHigh)
+            }
             _ if place.queued => None,
             None if self.local_queue.lines.is_stopped(place.claim().tenant()) => {
                 Some(RejectReason::TenantLimit)

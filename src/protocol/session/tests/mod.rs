@@ -8,6 +8,7 @@ mod outages;
 mod renewals;
 mod replies;
 mod sending;
+mod tenants;
 mod waiting;
 
 use std::time::Duration;

@@ -1,0 +1,374 @@
+//! Whose turn it is among tenants, found from the places of a ledger alone: what a ledger does is held
+//! against this, which shares no code with it.
+//!
+//! Each operation is taken apart into its steps: who leaves, whose lease has ended, who is granted one after
+//! another, who comes. After each step the turns of the lines are known anew. Times that the ledger's
+//! rounding makes equal are equal here, and where a step cannot be told for certain, nothing is said of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use tower_semaphore::protocol::{Claim, LINE_MAX, PlaceId, TICKET_MIN, Tenant};
+
+/// A place, its lease end (ms), and its ticket while it waits.
+pub type Stored = (PlaceId, u64, Option<u64>);
+
+/// What was done to a ledger.
+#[derive(Clone, Copy, Debug)]
+pub struct Done<'a> {
+    /// The places before and after.
+    pub before: &'a [Stored],
+    /// See there.
+    pub after: &'a [Stored],
+    /// The server's clock, µs.
+    pub now: u64,
+    /// As the caller knows them.
+    pub limit: u32,
+    /// See there.
+    pub headroom: u32,
+    /// Places that are taken out.
+    pub leaving: &'a [PlaceId],
+    /// Places that come, with the proof that they bring along.
+    pub coming: &'a [(PlaceId, Option<u64>)],
+    /// Whether places were asked to be promoted.
+    pub promotes: bool,
+    /// The bound on work was reached.
+    pub more: bool,
+}
+
+/// A rule that was broken, and how.
+pub type Breach = (&'static str, String);
+
+/// Whose turn it is in one semaphore.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Judge {
+    lines: BTreeMap<Tenant, Turn>,
+    /// The fewest permits that a caller had for class 0, and for the others: a head that asks for more may
+    /// have been put aside.
+    least_room: [Option<u64>; 2],
+}
+
+/// The turn of a line. The lower, the sooner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Turn {
+    /// Class and level; `None`: the tenant's own cap stops it.
+    key: Option<(u8, u64)>,
+    /// Since when, µs: not before this, and not after that.
+    from: u64,
+    to: u64,
+    /// It may be put aside.
+    aside: bool,
+}
+
+impl Turn {
+    /// Whether this one certainly comes before the other.
+    fn precedes(self, other: Self) -> bool {
+        let (Some(own), Some(others)) = (self.key, other.key) else { return false };
+        // What doubles of this size cannot tell apart.
+        let grain = 1 << (own.1 + 1).ilog2();
+        let is_sooner = self.to.saturating_add(grain) < other.from;
+        !self.aside && (own < others || (own == others && is_sooner))
+    }
+}
+
+/// The places of a semaphore by tenants.
+#[derive(Default)]
+struct Places {
+    units: HashMap<Option<Tenant>, u64>,
+    all: u64,
+    waiting: BTreeMap<Option<Tenant>, BTreeSet<(u64, PlaceId)>>,
+}
+
+fn tenant_of(id: PlaceId) -> Option<Tenant> {
+    id.claim.map(Claim::tenant)
+}
+
+impl Places {
+    fn put(&mut self, id: PlaceId, ticket: Option<u64>) {
+        match ticket {
+            Some(ticket) => {
+                self.waiting.entry(tenant_of(id)).or_default().insert((ticket, id));
+            }
+            None => {
+                *self.units.entry(tenant_of(id)).or_default() += u64::from(id.cost());
+                self.all += u64::from(id.cost());
+            }
+        }
+    }
+
+    fn take(&mut self, id: PlaceId, ticket: Option<u64>) {
+        let tenant = tenant_of(id);
+        match ticket {
+            Some(ticket) => {
+                if let Some(line) = self.waiting.get_mut(&tenant) {
+                    line.remove(&(ticket, id));
+                    if line.is_empty() {
+                        self.waiting.remove(&tenant);
+                    }
+                }
+            }
+            None => {
+                let units = self.units.entry(tenant).or_default();
+                *units = units.saturating_sub(u64::from(id.cost()));
+                self.all = self.all.saturating_sub(u64::from(id.cost()));
+            }
+        }
+    }
+
+    fn units_of(&self, tenant: Option<Tenant>) -> u64 {
+        self.units.get(&tenant).copied().unwrap_or(0)
+    }
+
+    fn head(&self, tenant: Option<Tenant>) -> Option<(u64, PlaceId)> {
+        self.waiting.get(&tenant)?.first().copied()
+    }
+
+    fn passes_each(&self, id: PlaceId) -> bool {
+        let Some(claim) = id.claim else { return false };
+        let units = self.units_of(Some(claim.tenant())) + u64::from(claim.cost());
+        claim.each().is_some_and(|each| units > u64::from(each))
+    }
+
+    /// Class and level of this place, if it were the next of its tenant.
+    fn key(&self, id: PlaceId) -> (u8, u64) {
+        let level = 64 * self.units_of(tenant_of(id));
+        id.claim.map_or((0, level), |claim| (claim.class(), level / u64::from(claim.weight())))
+    }
+}
+
+fn class_of(id: PlaceId) -> u8 {
+    id.claim.map_or(0, Claim::class)
+}
+
+impl Done<'_> {
+    fn room(&self, id: PlaceId) -> u64 {
+        let headroom = if class_of(id) == 0 { 0 } else { self.headroom };
+        u64::from(self.limit.saturating_sub(headroom))
+    }
+
+    fn fits(&self, places: &Places, id: PlaceId) -> bool {
+        places.all + u64::from(id.cost()) <= self.room(id)
+    }
+}
+
+impl Judge {
+    /// The turns of all lines now.
+    fn settle(&mut self, places: &Places, now: u64) {
+        self.lines.retain(|tenant, _| places.waiting.contains_key(&Some(*tenant)));
+        for tenant in places.waiting.keys().copied().flatten() {
+            let Some((_, head)) = places.head(Some(tenant)) else { continue };
+            let key = (!places.passes_each(head)).then(|| places.key(head));
+            let room = self.least_room[usize::from(class_of(head) > 0)];
+            let aside = room.is_some_and(|room| u64::from(head.cost()) > room);
+            let new = Turn { key, from: now, to: if aside { u64::MAX } else { now }, aside };
+            self.lines
+                .entry(tenant)
+                .and_modify(|turn| match turn {
+                    _ if turn.key != key || key.is_none() => *turn = new,
+                    // It may come back at any time until then.
+                    _ if turn.aside || aside => *turn = Turn { from: turn.from, ..new },
+                    _ => {}
+                })
+                .or_insert(new);
+        }
+    }
+
+    fn turn(&self, places: &Places, tenant: Option<Tenant>) -> Option<Turn> {
+        match tenant {
+            Some(tenant) => self.lines.get(&tenant).copied(),
+            None => {
+                let (ticket, head) = places.head(None)?;
+                let key = Some(places.key(head));
+                Some(Turn { key, from: ticket, to: ticket, aside: false })
+            }
+        }
+    }
+
+    /// The line that certainly comes before this turn, if any.
+    fn before(&self, places: &Places, turn: Turn, own: Option<Tenant>) -> Option<Option<Tenant>> {
+        let others = places.waiting.keys().copied().filter(|tenant| *tenant != own);
+        others
+            .into_iter()
+            .find(|other| self.turn(places, *other).is_some_and(|first| first.precedes(turn)))
+    }
+
+    fn grant(&mut self, places: &mut Places, (ticket, id): (u64, PlaceId), now: u64) {
+        places.take(id, Some(ticket));
+        places.put(id, None);
+        self.settle(places, now);
+    }
+
+    /// Why this place may not be granted now, if so.
+    fn objection(&self, places: &Places, id: PlaceId, done: &Done<'_>) -> Option<Breach> {
+        let tenant = tenant_of(id);
+        let first = places.head(tenant);
+        let (all, units, room) = (places.all, places.units_of(tenant), done.room(id));
+        let say = |why: String| {
+            format!("{id} was granted with {all} in use, {units} by its tenant, {why}")
+        };
+        if let Some((_, first)) = first.filter(|(_, first)| *first != id) {
+            return Some(("order", say(format!("before {first} of its line"))));
+        }
+        if places.passes_each(id) {
+            return Some(("each in the server", say("past its tenant's cap".into())));
+        }
+        if !done.fits(places, id) {
+            return Some(("cap in the server", say(format!("of {room}"))));
+        }
+        let newcomer =
+            || Turn { key: Some(places.key(id)), from: done.now, to: done.now, aside: false };
+        let turn = first.and_then(|_| self.turn(places, tenant)).unwrap_or_else(newcomer);
+        let other = self.before(places, turn, tenant)?;
+        let theirs = self.turn(places, other);
+        Some(("turn", say(format!("with {turn:?}, before {other:?} with {theirs:?}"))))
+    }
+
+    /// Judges what was done.
+    pub fn judge(&mut self, done: &Done<'_>) -> Option<Breach> {
+        let now = done.now;
+        if done.promotes {
+            for (least, headroom) in self.least_room.iter_mut().zip([0, done.headroom]) {
+                let room = u64::from(done.limit.saturating_sub(headroom));
+                if room > 0 {
+                    *least = Some(least.map_or(room, |least| least.min(room)));
+                }
+            }
+        }
+        let after: HashMap<PlaceId, Option<u64>> =
+            done.after.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
+        let mut places = Places::default();
+        done.before.iter().for_each(|(id, _, ticket)| places.put(*id, *ticket));
+        // Who leaves; whose lease has ended; and who was granted, and is known to be gone.
+        let leaving: HashSet<PlaceId> = done.leaving.iter().copied().collect();
+        let (mut dead, mut passed) = (Vec::new(), Vec::new());
+        for (id, end, ticket) in done.before.iter().filter(|(id, ..)| !after.contains_key(id)) {
+            match ticket {
+                _ if leaving.contains(id) => places.take(*id, *ticket),
+                Some(ticket) if *end > now / 1000 => passed.push((*ticket, *id)),
+                _ => dead.push((*id, *ticket)),
+            }
+        }
+        self.settle(&places, now);
+        dead.into_iter().for_each(|(id, ticket)| places.take(id, ticket));
+        self.settle(&places, now);
+        let known: HashSet<PlaceId> = done.before.iter().map(|(id, ..)| *id).collect();
+        for (id, proof) in done.coming.iter().filter(|(id, _)| !known.contains(id)) {
+            let Some(proof) = proof.filter(|_| after.contains_key(id)) else { continue };
+            let is_ticket = proof >= TICKET_MIN;
+            let ticket = match id.claim {
+                Some(_) => proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX),
+                None => proof,
+            };
+            places.put(*id, is_ticket.then_some(ticket));
+        }
+        self.settle(&places, now);
+        let mut breach = self.promoted(&mut places, &after, &passed, done);
+        for (id, proof) in done.coming {
+            if proof.is_some() || known.contains(id) {
+                continue;
+            }
+            if let Some(ticket) = after.get(id) {
+                if ticket.is_none() && breach.is_none() {
+                    let behind = places.head(tenant_of(*id));
+                    breach = match behind {
+                        Some((_, first)) => {
+                            Some(("order", format!("{id} came and was granted before {first}")))
+                        }
+                        None => self.objection(&places, *id, done),
+                    };
+                }
+                places.put(*id, *ticket);
+                self.settle(&places, now);
+            }
+        }
+        if done.promotes && !done.more && passed.is_empty() && breach.is_none() {
+            breach = self.idle(&places, done);
+        }
+        breach
+    }
+
+    /// Grants one after another those that were granted, by their turns; says which of them had none.
+    fn promoted(
+        &mut self,
+        places: &mut Places,
+        after: &HashMap<PlaceId, Option<u64>>,
+        passed: &[(u64, PlaceId)],
+        done: &Done<'_>,
+    ) -> Option<Breach> {
+        let waiting = places.waiting.values().flatten();
+        let is_granted = |id: &PlaceId| after.get(id).is_some_and(Option::is_none);
+        let mut granted: Vec<_> = waiting.filter(|(_, id)| is_granted(id)).copied().collect();
+        if !passed.is_empty() {
+            // In which order is not known.
+            for place in granted.into_iter().chain(passed.iter().copied()) {
+                self.grant(places, place, done.now);
+            }
+            for (_, id) in passed {
+                places.take(*id, None);
+            }
+            self.settle(places, done.now);
+            return None;
+        }
+        while !granted.is_empty() {
+            // Of those that may come next, the one with the lowest turn.
+            let mut heads: Vec<_> = granted
+                .iter()
+                .enumerate()
+                .filter(|(_, (ticket, id))| places.head(tenant_of(*id)) == Some((*ticket, *id)))
+                .map(|(at, (_, id))| (at, self.turn(places, tenant_of(*id)), *id))
+                .collect();
+            heads.sort_by_key(|(_, turn, _)| {
+                turn.map(|turn| (turn.key.is_none(), turn.key, turn.from, turn.to))
+            });
+            let may = heads.iter().find(|(.., id)| self.objection(places, *id, done).is_none());
+            let Some((at, ..)) = may else {
+                let id = heads.first().map_or(granted[0].1, |(.., id)| *id);
+                let objection = self.objection(places, id, done);
+                for place in granted {
+                    self.grant(places, place, done.now);
+                }
+                return objection;
+            };
+            let place = granted.remove(*at);
+            self.grant(places, place, done.now);
+        }
+        None
+    }
+
+    /// Whether permits are idle though a turn waits that fits.
+    fn idle(&self, places: &Places, done: &Done<'_>) -> Option<Breach> {
+        let in_turn = |tenant: &Option<Tenant>| {
+            let turn = self.turn(places, *tenant).filter(|turn| turn.key.is_some())?;
+            let is_first = self.before(places, turn, *tenant).is_none();
+            is_first.then(|| (turn, places.head(*tenant)))
+        };
+        let firsts: Vec<_> = places.waiting.keys().filter_map(in_turn).collect();
+        let may_come = |(turn, head): &(Turn, Option<(u64, PlaceId)>)| {
+            !turn.aside && head.is_some_and(|(_, id)| done.fits(places, id))
+        };
+        let (_, head) = firsts.first().filter(|_| firsts.iter().all(may_come))?;
+        let (_, id) = (*head)?;
+        let (all, room) = (places.all, done.room(id));
+        Some(("idle in the server", format!("{id} is next, and {all} of {room} are in use")))
+    }
+
+    /// Holds the turns that a ledger keeps against these.
+    #[must_use]
+    pub fn compare(&self, turns: &[(Tenant, f64)]) -> Option<Breach> {
+        let theirs: BTreeMap<Tenant, f64> = turns.iter().copied().collect();
+        let is_one_each = theirs.len() == turns.len() && theirs.keys().eq(self.lines.keys());
+        if !is_one_each {
+            return Some(("turns", format!("{turns:?} stand there for {:?}", self.lines)));
+        }
+        self.lines.iter().zip(theirs).find_map(|((tenant, turn), (_, score))| {
+            let is_right = match turn.key {
+                None => score == f64::INFINITY,
+                Some(_) if turn.aside && score == f64::INFINITY => true,
+                Some((class, level)) => {
+                    let at = |level: u64| level as f64 * 2f64.powi(52 + 80 * i32::from(class));
+                    (at(level + 1)..at(level + 2)).contains(&score)
+                }
+            };
+            (!is_right).then(|| ("turns", format!("{tenant} stands at {score}, with {turn:?}")))
+        })
+    }
+}
