@@ -4,7 +4,8 @@
 -- f (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). They are cut by
 -- position. An id without a claim never has '.' there. Places with a claim have these members:
 --   <id>                          score: 1e13 + end of its lease, ms
---   q<id>                         score: -f + k * 2^-28: it waits, the k-th of line f; for q see queued.lua
+--   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
+--                                 more than the last of the line; for q see queued.lua
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
 --   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
 -- Places without one stand as in acquire.lua. So the scores are, from below: lines, permits by tenant, lease ends
@@ -275,20 +276,20 @@ for i, id in ipairs(ids) do
       elseif line >= max_queue then
         status = -2
       else
-        local k = 1
+        local k = now_ms % 134217728 + 1
         if line == 0 then
           turns[digits] = own_turn
           writes[#writes + 1] = string.format('%.17g', own_turn)
           writes[#writes + 1] = 't' .. digits
           if is_first then next_turn, next_f, next_cost, next_class = own_turn, f, cost, class end
         else
-          k = tails[digits]
-          if not k then
+          local tail = tails[digits]
+          if not tail then
             local from, to = string.format('(-%d', f - 1), string.format('(-%d', f)
-            local tail = redis.call('ZRANGE', key, from, to, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
-            k = (tail[2] + f) * 268435456
+            tail = redis.call('ZRANGE', key, from, to, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+            tail = (tail[2] + f) * 268435456
           end
-          k = math.min(k + 1, 268435455)
+          k = math.min(math.max(k, tail + 1), 268435455)
           looked = turns[digits] == math.huge or k == 268435455
         end
         status = 1e14 + k

@@ -354,16 +354,49 @@ fn a_call_of_several_tenants_is_granted_as_one_by_one() {
 }
 
 #[test]
-fn tickets_of_a_line_begin_again_when_it_is_empty() {
+fn a_line_goes_by_time_and_by_its_last_place() {
+    // Nobody is granted anything, and no lease ends.
+    let mut desk = Desk::new(0);
+    let ticket = |desk: &mut Desk| {
+        let ids = [desk.id(claim(1))];
+        let reply = desk.ask(NODE, |ledger, caller, post| {
+            ledger.acquire(caller, u64::from(u32::MAX), Some(99), &[], &ids, post)
+        });
+        match reply.statuses[0] {
+            PlaceStatus::Waiting(ticket) => ticket - TICKET_MIN,
+            status => panic!("{status:?}"),
+        }
+    };
+    let first = ticket(&mut desk);
+    assert_eq!(first, desk.now / 1000 % (1 << 27) + 1);
+    // The same ms; then the clock goes back.
+    let second = ticket(&mut desk);
+    assert!(second == first + 1 || second == first + 2, "{first} {second}");
+    desk.now -= 5_000_000;
+    assert_eq!(ticket(&mut desk), second + 1);
+    desk.now += 65_000_000;
+    assert_eq!(ticket(&mut desk), first + 60_000);
+    // The time begins again every 37 hours; a line that is there goes on.
+    desk.now += (1 << 27) * 1000 - 60_000_000;
+    assert_eq!(ticket(&mut desk), first + 60_001);
+}
+
+#[test]
+fn places_that_come_back_after_a_loss_of_data_stand_before_newcomers() {
     let mut desk = Desk::new(1);
-    let held = desk.come(claim(1));
-    assert_eq!(desk.status_of(Some(9), claim(1)), PlaceStatus::Waiting(TICKET_MIN + 1));
-    let second = desk.id(claim(1));
-    desk.acquire_all(Some(9), &[second]);
-    let first = PlaceId { n: second.n - 1, ..second };
-    assert_eq!(desk.hand_over(held), [first]);
-    assert_eq!(desk.hand_over(first), [second]);
-    assert_eq!(desk.status_of(Some(9), claim(1)), PlaceStatus::Waiting(TICKET_MIN + 1));
+    desk.come(claim(9));
+    let old: Vec<_> = (0..3).map(|_| desk.come(claim(1))).collect();
+    let proofs: Vec<_> =
+        desk.ledger.places().filter_map(|(id, _, ticket)| Some((id, ticket?))).collect();
+    desk.ledger = Ledger::new();
+    desk.now += 50_000;
+    let mut held = desk.come(claim(9));
+    let new: Vec<_> = (0..2).map(|_| desk.come(claim(1))).collect();
+    desk.ask(NODE, |ledger, caller, post| ledger.reassert(caller, LEASE, &proofs, post));
+    for id in old.into_iter().chain(new) {
+        assert_eq!(desk.hand_over(held), [id]);
+        held = id;
+    }
 }
 
 #[test]

@@ -39,9 +39,20 @@ use super::lines::{Lines, fits_each};
 /// about 10¹²).
 pub const TICKET_MIN: u64 = 100_000_000_000_000;
 
-/// The ticket of a place in a tenant's line: so much above [`TICKET_MIN`] at the most. It counts the places of
-/// the line since that was last empty; past this, they are ordered by their ids.
+/// The ticket of a place in a tenant's line: so much above [`TICKET_MIN`] at the most. It is the time in ms, or
+/// one more than the last of the line, so that a line that comes back after a loss of data stands before those
+/// that come then. Past this, places are ordered by their ids.
 pub const LINE_MAX: u64 = (1 << 28) - 1;
+
+/// Half of them are for the time, which begins again every 37 hours; the others for a line that is not empty
+/// then.
+const LINE_TIMES: u64 = 1 << 27;
+
+/// The ticket of a place that joins a tenant's line behind this one.
+fn next_in_line(now: u64, last: Option<u64>) -> u64 {
+    let time = TICKET_MIN + 1 + now / 1000 % LINE_TIMES;
+    last.map_or(time, |last| time.max(last + 1)).min(TICKET_MIN + LINE_MAX)
+}
 
 /// The bound on the work of one operation. A place that is swept costs as much as it takes of permits, and
 /// so does a head of the queue that is granted; one that is passed over costs 1, and a hint to another node
@@ -307,12 +318,14 @@ impl Ledger {
             (None, _) => {
                 (PlaceStatus::NoPermit, self.queue.len() as u64, caller.now.max(*last + 1))
             }
-            (Some(claim), None) => (Self::refused(caller, claim, 0), 0, TICKET_MIN + 1),
+            (Some(claim), None) => {
+                (Self::refused(caller, claim, 0), 0, next_in_line(caller.now, None))
+            }
             (Some(claim), Some(fair)) => {
                 let (tenant, lines) = (claim.tenant(), &fair.lines);
-                let ticket = lines.last_ticket(tenant).unwrap_or(TICKET_MIN) + 1;
+                let ticket = next_in_line(caller.now, lines.last_ticket(tenant));
                 let refused = Self::refused(caller, claim, lines.units_of(tenant));
-                (refused, lines.waiting_of(tenant), ticket.min(TICKET_MIN + LINE_MAX))
+                (refused, lines.waiting_of(tenant), ticket)
             }
         };
         if refused == PlaceStatus::NeverFits {

@@ -162,7 +162,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
     ("fair/acquire", "        lines[digits], tails[digits] = line + 1, k\n", ""),
     ("fair/acquire", "          if is_first then next_turn,", "          if false then next_turn,"),
     ("fair/acquire", "looked = turns[digits] == math.huge\n", "looked = false\n"),
-    ("fair/acquire", "k = math.min(k + 1, 268435455)", "k = k + 1"),
+    ("fair/acquire", "k = math.min(math.max(k, tail + 1), 268435455)", "k = k + 1"),
     ("fair/promote", "in_use + next_cost > room then break end", "in_use >= room then break end"),
     (
         "fair/promote",
