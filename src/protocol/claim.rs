@@ -280,6 +280,20 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_is_read_back_as_it_was_written() {
+        for (number, text) in [(1, "00001"), (1234, "000ya"), (Tenant::MAX, "jz6rj")] {
+            let tenant = Tenant(number);
+            assert_eq!((tenant.to_string().as_str(), format!("{tenant:?}").as_str()), (text, text));
+            assert_eq!(Tenant::parse(text), Some(tenant));
+        }
+        for text in
+            ["", "00000", "0001", "000001", "0000A", "jz6rk", "zzzzz", "zzzzzzzzzzzz", "-0001"]
+        {
+            assert_eq!(Tenant::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn each_hash_stands_for_a_tenant() {
         assert_eq!(Tenant::of_hash(0).number(), 1);
         assert_eq!(Tenant::of_hash(u64::from(Tenant::MAX) - 1).number(), Tenant::MAX);
