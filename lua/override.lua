@@ -3,6 +3,8 @@
 -- KEYS[1]   <prefix>:{!overrides}  hash  `@`   -> the version, in us by TIME
 --                                        name  -> "<limit> <mode>", limit: permits, or `-` for the policy's own;
 --                                                 mode: open, paused or draining
+--                                        name`@`tenant, name`@`tenant`@weight` -> the same; limit: the cap of that
+--                                                 tenant, or its weight
 --                                        `@`id name -> "<end>": this place of that semaphore was revoked, and must
 --                                                 not be counted again; end: in ms by TIME, when that is not needed
 --                                                 any more

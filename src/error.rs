@@ -110,6 +110,10 @@ pub struct Rejected {
     pub cost: u32,
     /// How many permits its tenant may have in use, if that has a cap of its own.
     pub each: Option<u32>,
+    /// Whether that cap was in the way, as far as is known: always for
+    /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant's permits in
+    /// this process alone reach the cap.
+    pub is_tenant_full: bool,
 }
 
 /// What stood in the way of a permit.
@@ -120,7 +124,7 @@ pub enum RejectReason {
     Limit,
     /// As many requests wait as may.
     QueueFull,
-    /// The tenant has as many permits in use as it may, and this request may not wait.
+    /// The tenant has as many permits in use as it may, and this request may not wait; or it may have none.
     TenantLimit,
     /// The request asks for more permits than it could ever have: than the limit, what is left of it to its
     /// class, or its tenant's own cap.
@@ -157,27 +161,15 @@ impl Rejected {
         waiting: u64,
         waited: Duration,
     ) -> Self {
-        Self { reason, limit, in_use, waiting, waited, cost: 1, each: None }
+        Self { reason, limit, in_use, waiting, waited, cost: 1, each: None, is_tenant_full: false }
     }
 
     /// The same, of a request for so many permits, by a tenant that may have so many.
     pub(crate) const fn asked(mut self, cost: u32, each: Option<u32>) -> Self {
-        self.cost = cost;
+        self.cost = if cost == 0 { 1 } else { cost };
         self.each = each;
+        self.is_tenant_full = matches!(self.reason, RejectReason::TenantLimit);
         self
-    }
-
-    /// Whether the tenant's own cap stood in the way, and not the limit: it was at that, or there were permits
-    /// free when the request gave up waiting.
-    #[must_use]
-    pub fn is_tenant_full(&self) -> bool {
-        match self.reason {
-            RejectReason::TenantLimit => true,
-            RejectReason::QueueFull | RejectReason::QueueTimeout => {
-                self.each.is_some() && self.in_use + u64::from(self.cost) <= u64::from(self.limit)
-            }
-            _ => false,
-        }
     }
 }
 
@@ -189,11 +181,20 @@ impl fmt::Display for AcquireError {
                 RejectReason::QueueFull => {
                     write!(f, "the queue is full: {} requests are waiting", rejected.waiting)
                 }
-                RejectReason::TenantLimit => {
-                    f.write_str("the tenant has all permits that it may have")
-                }
+                RejectReason::TenantLimit => match rejected.each {
+                    Some(0) => f.write_str("the tenant may have no permits"),
+                    Some(each) => {
+                        write!(f, "all {each} permits that the tenant may have are in use")
+                    }
+                    None => f.write_str("all permits that the tenant may have are in use"),
+                },
                 RejectReason::CostTooHigh => {
-                    f.write_str("it asks for more permits than it could ever have")
+                    let Rejected { cost, limit, .. } = rejected;
+                    write!(
+                        f,
+                        "it asks for {cost} permits; allowed: 1 to 64, the limit is {limit}"
+                    )?;
+                    rejected.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
                 }
                 RejectReason::QueueTimeout => {
                     write!(

@@ -5,6 +5,10 @@
 //! across all replicas; a request that cannot wait is rejected with 429; the permit lives exactly as
 //! long as the response, its stream included.
 //!
+//! Tenants that share one quota can be served by fair shares instead of in the order of arrival: a permit that
+//! comes free goes to the tenant with the fewest in use. See
+//! [`fair_by`](limit::ConcurrencyLimitBuilder::fair_by) and [`Ask`].
+//!
 //! It is for services that run in several replicas and must not have more than N requests in flight
 //! with an API that has a concurrency quota (an LLM provider, a payment gateway), or must not let
 //! one tenant take more than its share. A limiter in each process multiplies the cap by the number
@@ -67,8 +71,9 @@
 //! * **The cap holds.** At no instant does the backend count more than `limit` unexpired permits for
 //!   a key. A process knows by its own clock from when on it may no longer rely on a permit
 //!   ([`Permit::lost`]), and the layer then cuts the request off.
-//! * **First come, first served**, over all processes. While anyone waits, nobody passes.
-//! * **A freed permit goes to the head of the queue** in the very step that frees it. A lost message
+//! * **First come, first served**, over all processes. While anyone waits, nobody passes. Between tenants by
+//!   fair shares, where that is set.
+//! * **A freed permit goes to the head of the queue**, or to the tenant whose turn it is, in the very step that frees it. A lost message
 //!   costs at most a second, a dead process its lease, a dead waiter nothing.
 //! * **Nothing leaks.** Dropping any future or body, at any await point, gives back what it had. When
 //!   the last request is gone, nothing is stored.

@@ -305,7 +305,7 @@ for i, id in ipairs(ids) do
       end
       writes, fresh = {}, 0
       turns[digits] = settle(digits)
-      -- Whose turn it is is found anew.
+      -- Whose turn it is is looked up again.
       next_turn = nil
       local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
       if line[1] then

@@ -65,6 +65,8 @@ if #writes > 0 then
   -- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
   redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
   redis.call('ZADD', key, 'XX', unpack(writes))
+else
+  redis.call('ZREM', key, '')
 end
 if not turn[1] and #writes == 2 * count then return lease_end end
 

@@ -24,7 +24,7 @@ document.addEventListener("click", async (event) => {
   if (method === "PUT") {
     const field = url.slice(url.lastIndexOf("/") + 1);
     const number = prompt(field === "weight" ? "What weight, from 1 to 64?" : "How many permits?");
-    if (number === null) return;
+    if (number === null || number.trim() === "") return;
     headers["content-type"] = "application/json";
     body = JSON.stringify({ [field]: Number(number) });
   } else if (!confirm(`${button.textContent}?`)) {

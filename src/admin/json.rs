@@ -167,6 +167,7 @@ pub(super) async fn inspect(State(window): State<Window>, Path(name): Path<Strin
         "waiting": seen.waiting,
         "limit": seen.limit,
         "set": set(seen.set),
+        "is_cut": seen.is_cut,
         "tenants": tenants,
         "holders": holders,
         "waiters": waiters,
@@ -180,7 +181,7 @@ fn set_of_tenant(set: TenantOverride) -> Value {
 
 /// Tells what is set for a tenant now.
 async fn told_of_tenant(window: &Window, name: Name, tenant: Name) -> Answer {
-    Ok(answer(&set_of_tenant(window.semaphore.tenant_limit_of(name, tenant).await?)))
+    Ok(answer(&set_of_tenant(window.semaphore.tenant_override_of(name, tenant).await?)))
 }
 
 fn tenant_of(text: &str) -> Result<Name, Problem> {

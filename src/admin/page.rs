@@ -166,9 +166,13 @@ pub(super) async fn all(
     if !tenants.is_empty() {
         main.push_str("<h2>Set for tenants</h2><ul>");
         for (name, tenant, set) in &tenants {
+            let (of, at) = (Segment(name.as_str()), Segment(tenant.as_str()));
+            let url = format!("{base}/semaphores/{of}/tenants/{at}");
+            let clear = button("clear cap", "DELETE", &format!("{url}/limit"))
+                + &button("clear weight", "DELETE", &format!("{url}/weight"));
             let (link, tenant) = (link(base, name), Text(readable(tenant)));
             let set = shown_of_tenant(*set);
-            let _ = write!(main, "<li>{link}, <bdi>{tenant}</bdi>: {set}");
+            let _ = write!(main, "<li>{link}, <bdi>{tenant}</bdi>: {set} {clear}");
         }
         main.push_str("</ul>");
     }
@@ -214,6 +218,9 @@ pub(super) async fn one(
     main.push_str(&plot("waiting", &of(|sample| sample.waiting)));
 
     main.push_str("</div>");
+    if seen.is_cut {
+        main.push_str("<p role=\"alert\">More hold or wait than are listed here.</p>");
+    }
     if !seen.tenants.is_empty() {
         main.push_str(&tenants(&seen.tenants, &url));
     }
@@ -259,12 +266,13 @@ fn tenants(seen: &[TenantUse], url: &str) -> String {
         .to_owned();
     let or_none = |number: Option<u32>| number.map_or_else(|| "–".to_owned(), |n| n.to_string());
     for one in seen {
-        let name = one.name.as_ref().map_or_else(|| format!("#{}", one.id), readable);
+        let name = one.name.as_ref().map(readable).unwrap_or_default();
         let _ = write!(
             table,
-            "<tr><td><bdi>{}</bdi><td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}\
+            "<tr><td><bdi>{}</bdi> <code>#{}</code><td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}\
              <td class=\"n\">{}<td class=\"n\">{}<td>{}<td class=\"do\">",
             Text(name),
+            one.id,
             one.in_use,
             one.waiting,
             one.longest_wait.map_or_else(|| "–".to_owned(), ago),

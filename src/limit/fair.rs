@@ -36,7 +36,7 @@ enum EachSource {
 
 /// What a request asks for, but for a cap that must be looked up.
 pub(super) enum Asked {
-    Known(Result<Ask, BackendError>),
+    Known(Result<Ask, (Name, BackendError)>),
     Later(Ask, LookUp),
 }
 
@@ -78,7 +78,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// The weight of a tenant, from 1 to 64: see [`Ask::weight`]. 1 unless set.
+    /// The weight of a tenant, from 1 to 64; any other counts as the nearest of these. See [`Ask::weight`]. 1
+    /// unless set.
     pub fn weight_by<F>(mut self, weight: F) -> Self
     where
         F: Fn(&Name, &Parts) -> u32 + Send + Sync + 'static,
@@ -98,7 +99,8 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// How many permits only requests of class 0 may take: see
-    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom).
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom). Where [`limit_by`](Self::limit_by) gives a key
+    /// no more than that, its requests of other classes wait in vain.
     pub const fn headroom(mut self, permits: u32) -> Self {
         self.headroom = permits;
         self.policy = self.policy.headroom(permits);
@@ -112,7 +114,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// The same by tenant: called for each request, so it should be quick. 0: the tenant is refused.
+    /// How many permits of a key a tenant may have in use, by tenant: called for each request, so it should be
+    /// quick. 0: the tenant is refused.
     pub fn each_by<F, L>(mut self, cap: F) -> Self
     where
         F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
@@ -123,8 +126,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// The same from a source of yours whose answers are remembered: see
-    /// [`limit_cached`](Self::limit_cached).
+    /// How many permits of a key a tenant may have in use, from a source of yours whose answers are remembered:
+    /// see [`limit_cached`](Self::limit_cached). It is asked by tenant.
     pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
         self.fair.each = Some(EachSource::Cached(caps.clone()));
         self
@@ -157,12 +160,22 @@ impl Fair {
     }
 
     /// Whether what is set can be meant.
-    pub(super) fn validate(&self, headroom: u32, limit: Option<Limit>) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// What cannot.
+    pub(super) fn validate(
+        &self,
+        headroom: u32,
+        limit: Option<Limit>,
+        has_tenant_labels: bool,
+    ) -> Result<(), ConfigError> {
         if self.tenant.is_none() {
             let set = [
                 ("weight_by", self.weight.is_some()),
                 ("class_by", self.class.is_some()),
                 ("each", self.each.is_some()),
+                ("tenant_labels", has_tenant_labels),
             ];
             if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
                 return Err(ConfigError::new(format!(
@@ -170,10 +183,11 @@ impl Fair {
                 )));
             }
         }
-        if self.tenant.is_some() && limit == Some(Limit::Unlimited) {
-            return Err(ConfigError::new(
-                "fair_by: without a limit nothing is counted, and nobody waits; set a limit of permits",
-            ));
+        if self.is_set() && limit == Some(Limit::Unlimited) {
+            let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
+            return Err(ConfigError::new(format!(
+                "{name}: without a limit nothing is counted, and nobody waits; set a limit of permits"
+            )));
         }
         if headroom > 0 && self.class.is_none() {
             return Err(ConfigError::new(format!(
@@ -203,7 +217,7 @@ impl Fair {
         if let Some(cost) = &self.cost {
             ask = ask.cost(cost(parts));
         }
-        let Some(tenant) = &self.tenant else { return Asked::Known(Ok(ask.shared())) };
+        let Some(tenant) = &self.tenant else { return Asked::Known(Ok(ask)) };
         let tenant = tenant.extract(parts).unwrap_or_else(Name::missing);
         if let Some(weight) = &self.weight {
             ask = ask.weight(weight(&tenant, parts));
@@ -212,16 +226,16 @@ impl Fair {
             ask = ask.class(class(&tenant, parts));
         }
         let cap = match &self.each {
-            None => Ok(Limit::Unlimited),
-            Some(EachSource::Fixed(cap)) => Ok(*cap),
-            Some(EachSource::Sync(cap)) => Ok(cap(&tenant, parts)),
+            None => Limit::Unlimited,
+            Some(EachSource::Fixed(cap)) => *cap,
+            Some(EachSource::Sync(cap)) => cap(&tenant, parts),
             Some(EachSource::Cached(caps)) => match caps.find(&tenant, parts) {
-                Found::Known(cap) => cap,
+                Found::Known(Ok(cap)) => cap,
+                Found::Known(Err(error)) => return Asked::Known(Err((tenant, error))),
                 Found::Later(lookup) => return Asked::Later(ask.by(tenant), lookup),
             },
         };
-        let ask = ask.by(tenant);
-        Asked::Known(cap.map(|cap| with_cap(ask, cap)))
+        Asked::Known(Ok(with_cap(ask.by(tenant), cap)))
     }
 }
 

@@ -69,7 +69,8 @@ enum Wait {
     CachedLimit(Name, LookUp),
     /// The cap of its tenant.
     CachedCap(Box<CapLookUp>),
-    Permit(Name, Acquire),
+    /// Of a key, and for a tenant if requests have one.
+    Permit(Name, Option<Box<Name>>, Acquire),
 }
 
 /// A request that waits for the cap of its tenant.
@@ -83,7 +84,7 @@ struct CapLookUp {
 
 enum Verdict {
     Pass(Option<Permit>),
-    Refuse(Refusal),
+    Refuse(Box<Refusal>),
 }
 
 /// The call that is to be made.
@@ -136,7 +137,7 @@ impl Settings {
             (None, MissingKey::Reject(status)) => {
                 self.meter.of(None).count(Outcome::MissingKey);
                 let refusal = Refusal::new(&self.name, None, status);
-                return Wait::Done(Some(Verdict::Refuse(refusal)));
+                return Wait::Done(Some(Verdict::Refuse(refusal.into())));
             }
         };
         match &self.limit {
@@ -159,16 +160,18 @@ impl Settings {
     fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>, parts: &Parts) -> Wait {
         match limit {
             Ok(limit) => self.limited(key, limit, parts),
-            Err(error) => self.limit_unknown(key, error),
+            Err(error) => self.limit_unknown(key, None, error),
         }
     }
 
-    fn limit_unknown(&self, key: Name, error: BackendError) -> Wait {
-        self.meter.of(Some(&key)).count(Outcome::Unavailable);
+    fn limit_unknown(&self, key: Name, tenant: Option<Name>, error: BackendError) -> Wait {
+        let label = if self.is_metered_by_tenant { tenant.as_ref() } else { Some(&key) };
+        self.meter.of(label).count(Outcome::Unavailable);
         let mut refusal = Refusal::new(&self.name, Some(key), StatusCode::SERVICE_UNAVAILABLE);
         refusal.reason = RefusalReason::LimitUnknown;
         refusal.error = Some(error);
-        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.retry_after))))
+        refusal.tenant = tenant;
+        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.retry_after).into())))
     }
 
     fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
@@ -176,7 +179,7 @@ impl Settings {
         let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None) };
         match fair.ask(name, parts) {
             Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask)),
-            Asked::Known(Err(error)) => self.limit_unknown(key, error),
+            Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
             Asked::Later(ask, lookup) => {
                 let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
                 Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
@@ -197,7 +200,7 @@ impl Settings {
                 acquire.answer_timeout(shadow::SHADOW_TIMEOUT)
             }
         };
-        Wait::Permit(key, acquire)
+        Wait::Permit(key, tenant.cloned().map(Box::new), acquire)
     }
 
     /// The semaphore of this key.
@@ -209,8 +212,9 @@ impl Settings {
         }
     }
 
-    fn refused(&self, key: Name, error: AcquireError) -> Refusal {
-        let refusal = Refusal::from_error(&self.name, Some(key), self.full_status, error);
+    fn refused(&self, key: Name, tenant: Option<Name>, error: AcquireError) -> Refusal {
+        let mut refusal = Refusal::from_error(&self.name, Some(key), self.full_status, error);
+        refusal.tenant = tenant;
         if refusal.reason == RefusalReason::CostTooHigh {
             return refusal;
         }
@@ -270,10 +274,10 @@ impl Wait {
                             let ask = with_cap(ask.clone(), cap);
                             settings.asked(key, *limit, ask.name(), Some(&ask))
                         }
-                        Err(error) => settings.limit_unknown(key, error),
+                        Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),
                     }
                 }
-                Self::Permit(key, acquire) => {
+                Self::Permit(key, tenant, acquire) => {
                     return Poll::Ready(match ready!(Pin::new(acquire).poll(cx)) {
                         Ok(permit) => {
                             if let Some(shadow) = &settings.shadow {
@@ -281,7 +285,11 @@ impl Wait {
                             }
                             Verdict::Pass(Some(permit))
                         }
-                        Err(error) => Verdict::Refuse(settings.refused(key.clone(), error)),
+                        Err(error) => Verdict::Refuse(
+                            settings
+                                .refused(key.clone(), tenant.take().map(|tenant| *tenant), error)
+                                .into(),
+                        ),
                     });
                 }
             };
@@ -313,10 +321,10 @@ where
                             let Some(shadow) = &settings.shadow else {
                                 let grpc = settings.grpc(&waiting.parts);
                                 *call = None;
-                                return Poll::Ready(Ok(settings.respond(refusal, grpc)));
+                                return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
                             };
                             let name = settings.name_of(refusal.key.as_ref());
-                            would = Some(shadow.instead_of(refusal));
+                            would = Some(shadow.instead_of(*refusal));
                             Some(Permit::uncounted(name.as_str()))
                         }
                     };

@@ -53,6 +53,10 @@ impl KeyLabels {
         Self { kind: Kind::First(most) }
     }
 
+    pub(super) const fn is_none(&self) -> bool {
+        matches!(self.kind, Kind::None)
+    }
+
     /// The meter of a layer of this name; `label` is that of the keys.
     pub(super) fn meter(
         &self,

@@ -9,6 +9,10 @@ use crate::semaphore::Policy;
 pub(super) struct KeyLabels(());
 
 impl KeyLabels {
+    pub(super) const fn is_none(&self) -> bool {
+        true
+    }
+
     #[allow(clippy::unnecessary_wraps, reason = "with the feature it can fail")]
     pub(super) const fn meter(
         &self,

@@ -196,7 +196,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// How many may wait for one key, in the whole fleet. See [`PolicyBuilder::max_queue`].
+    /// How many may wait for one key, in the whole fleet; with [`fair_by`](Self::fair_by), so many of each
+    /// tenant. See [`PolicyBuilder::max_queue`].
     pub const fn max_queue(mut self, places: u32) -> Self {
         self.policy = self.policy.max_queue(places);
         self
@@ -360,7 +361,12 @@ impl ConcurrencyLimitBuilder {
             LimitSource::Fixed(limit) => Some(limit),
             _ => None,
         };
-        self.fair.validate(self.headroom, fixed)?;
+        self.fair.validate(self.headroom, fixed, self.tenant_labels.is_some())?;
+        if self.tenant_labels.is_some() && !self.key_labels.is_none() {
+            return Err(ConfigError::new(
+                "tenant_labels: set beside key_labels; allowed: one of them",
+            ));
+        }
         let problem = Problem { rate_limit_fields: self.rate_limit_fields };
         let policy = self.policy.build()?;
         // What only would have been is not mixed with what was.

@@ -34,6 +34,8 @@ pub struct Refusal {
     pub policy: Arc<str>,
     /// Whose permits were asked for; `None` if the request had no key.
     pub key: Option<Name>,
+    /// The tenant, where requests of one key are [compared](super::ConcurrencyLimitBuilder::fair_by) by it.
+    pub tenant: Option<Name>,
     /// What stood in the way.
     pub reason: RefusalReason,
     /// The status that the layer is set to answer this with.
@@ -50,7 +52,8 @@ pub struct Refusal {
     pub cost: u32,
     /// How many permits its tenant may have in use, if that has a cap of its own.
     pub each: Option<u32>,
-    /// Whether that cap was in the way, and not the limit.
+    /// Whether that cap was in the way, as far as is known: see
+    /// [`Rejected::is_tenant_full`](crate::Rejected::is_tenant_full).
     pub is_tenant_full: bool,
     /// When to try again, jittered: whole seconds, at least one. `None` where trying again as it is
     /// makes no sense.
@@ -93,11 +96,17 @@ impl fmt::Display for Refusal {
         let Self { policy, limit, waiting, waited, .. } = self;
         match self.reason {
             RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
-            RefusalReason::TenantLimit => {
-                write!(f, "the tenant has all permits of {policy} that it may have")
-            }
+            RefusalReason::TenantLimit => match self.each {
+                Some(0) => write!(f, "the tenant may have no permits of {policy}"),
+                Some(each) => {
+                    write!(f, "all {each} permits of {policy} that the tenant may have are in use")
+                }
+                None => write!(f, "the tenant has all permits of {policy} that it may have"),
+            },
             RefusalReason::CostTooHigh => {
-                write!(f, "the request asks for more permits of {policy} than it could ever have")
+                let (cost, limit) = (self.cost, self.limit);
+                write!(f, "the request asks for {cost} permits of {policy}; the limit is {limit}")?;
+                self.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
             }
             RefusalReason::QueueFull => {
                 write!(f, "the queue of {policy} is full: {waiting} requests are waiting")
@@ -209,6 +218,9 @@ impl RefusalResponse for Problem {
             "status": status.as_u16(),
             "reason": refusal.reason.as_str(),
         });
+        if refusal.reason == RefusalReason::CostTooHigh {
+            problem["detail"] = json!(refusal.to_string());
+        }
         if refusal.reason.is_full() {
             problem["violated-policies"] = json!([refusal.violated()]);
         }
@@ -238,6 +250,7 @@ impl Refusal {
         Self {
             policy: Arc::clone(policy),
             key,
+            tenant: None,
             reason: RefusalReason::MissingKey,
             status,
             limit: 0,
@@ -280,7 +293,7 @@ impl Refusal {
                 refusal.waited = rejected.waited;
                 refusal.cost = rejected.cost;
                 refusal.each = rejected.each;
-                refusal.is_tenant_full = rejected.is_tenant_full();
+                refusal.is_tenant_full = rejected.is_tenant_full;
                 if refusal.reason == RefusalReason::CostTooHigh {
                     refusal.status = StatusCode::BAD_REQUEST;
                 }

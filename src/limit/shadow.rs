@@ -50,6 +50,10 @@ pub struct ShadowCounts {
     /// Found all permits out, or others waiting: would have had to wait, or would have been refused
     /// where nobody may wait.
     pub full: u64,
+    /// Found their tenant at its cap.
+    pub tenant_limit: u64,
+    /// Asked for more permits than they could ever have.
+    pub cost_too_high: u64,
     /// Would have been refused because they have no key.
     pub missing_key: u64,
     /// Would have been refused because their limit could not be looked up.
@@ -67,6 +71,8 @@ pub struct ShadowCounts {
 pub(super) struct Shadow {
     passed: AtomicU64,
     full: AtomicU64,
+    tenant_limit: AtomicU64,
+    cost_too_high: AtomicU64,
     missing_key: AtomicU64,
     limit_unknown: AtomicU64,
     draining: AtomicU64,
@@ -81,11 +87,11 @@ impl Shadow {
     /// The refusal stays a thing that would have been.
     pub(super) fn instead_of(&self, refusal: Refusal) -> WouldRefuse {
         let count = match refusal.reason {
-            RefusalReason::Limit
-            | RefusalReason::TenantLimit
-            | RefusalReason::CostTooHigh
-            | RefusalReason::QueueFull
-            | RefusalReason::QueueTimeout => &self.full,
+            RefusalReason::Limit | RefusalReason::QueueFull | RefusalReason::QueueTimeout => {
+                &self.full
+            }
+            RefusalReason::TenantLimit => &self.tenant_limit,
+            RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,
             RefusalReason::LimitUnknown => &self.limit_unknown,
             RefusalReason::Draining | RefusalReason::Revoked => &self.draining,
@@ -96,6 +102,7 @@ impl Shadow {
             target: "tower_semaphore",
             layer = &*refusal.policy,
             key = refusal.key.as_ref().map(|key| key.as_str()),
+            tenant = refusal.tenant.as_ref().map(|tenant| tenant.as_str()),
             reason = refusal.reason.as_str(),
             limit = refusal.limit,
             in_use = refusal.in_use,
@@ -110,6 +117,8 @@ impl Shadow {
         ShadowCounts {
             passed: count(&self.passed),
             full: count(&self.full),
+            tenant_limit: count(&self.tenant_limit),
+            cost_too_high: count(&self.cost_too_high),
             missing_key: count(&self.missing_key),
             limit_unknown: count(&self.limit_unknown),
             draining: count(&self.draining),

@@ -94,10 +94,10 @@ impl Acquire {
         self
     }
 
-    fn full(&self, reason: RejectReason, in_use: u64, waiting: u64) -> AcquireError {
+    fn rejected(&self, reason: RejectReason, in_use: u64, waiting: u64) -> Rejected {
         let rejected = Rejected::new(reason, self.limit, in_use, waiting, self.began.elapsed());
         let cost = self.claim.map_or(1, Claim::cost);
-        AcquireError::Rejected(rejected.asked(cost, self.claim.and_then(Claim::each)))
+        rejected.asked(cost, self.claim.and_then(Claim::each))
     }
 }
 
@@ -148,9 +148,11 @@ impl Future for Acquire {
                     let hold = this.attempt.granted(by_policy, place.cost(), waited, now);
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
-                Progress::Refused { reason, in_use, waiting, limit } => {
+                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full } => {
                     this.limit = limit.unwrap_or(this.limit);
-                    let error = this.full(reason, in_use, waiting);
+                    let mut rejected = this.rejected(reason, in_use, waiting);
+                    rejected.is_tenant_full = is_tenant_full;
+                    let error = AcquireError::Rejected(rejected);
                     this.state = State::Answered(Some(Err(error)));
                     continue;
                 }

@@ -28,7 +28,7 @@ pub struct Ask {
     name: Name,
     tenant: Option<Name>,
     terms: Terms,
-    /// Others of the name have claims.
+    /// Its cost is compared, even if that is 1.
     is_shared: bool,
 }
 
@@ -56,7 +56,9 @@ impl Ask {
         Self { name: name.into(), tenant: None, terms: USUAL, is_shared: false }
     }
 
-    /// The tenant whose request this is. All requests that name none are one tenant.
+    /// The tenant whose request this is. Requests that name none, but a [cost](Self::cost), are one tenant
+    /// together; those that ask for nothing but a name stand in a line of their own, in the order of their
+    /// arrival.
     ///
     /// Fairness is only as good as the identity: take it from authentication, not from what a client may
     /// choose.
@@ -82,6 +84,7 @@ impl Ask {
     #[must_use]
     pub const fn cost(mut self, permits: u32) -> Self {
         self.terms.cost = permits;
+        self.is_shared = true;
         self
     }
 
@@ -126,12 +129,6 @@ impl Ask {
     /// How many its tenant may have in use, where an operator set `set` for that.
     pub(super) fn cap(&self, set: TenantOverride) -> Option<u32> {
         set.limit.or(self.terms.each)
-    }
-
-    /// The same, among requests whose cost is compared, even if its own is 1.
-    pub(crate) const fn shared(mut self) -> Self {
-        self.is_shared = true;
-        self
     }
 
     /// Whether it is compared with others by more than its time.
@@ -183,8 +180,8 @@ mod tests {
     fn a_name_alone_makes_no_claim() {
         assert!(!Ask::from("x").is_fair());
         assert!(!Ask::of(Name::new("x").part("y")).is_fair());
-        assert!(!Ask::of("x").cost(1).weight(1).is_fair());
-        assert!(Ask::of("x").shared().is_fair() && Ask::of("x").by("a").is_fair());
+        assert!(!Ask::of("x").weight(1).is_fair());
+        assert!(Ask::of("x").cost(1).is_fair() && Ask::of("x").by("a").is_fair());
         let big = Ask::of("x").cost(3);
         assert!(big.is_fair());
         let claim = big.claim(&TenantNumbers::salted(b""), TenantOverride::default()).unwrap();

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use super::Semaphore;
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
-use super::tenants::TenantOverride;
+use super::tenants::{TenantNumbers, TenantOverride};
 use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
@@ -65,7 +65,7 @@ impl Semaphore {
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
         let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
-        Ok(Inspection::new(name.as_str(), listing, node, &HashMap::new()))
+        Ok(Inspection::new(name.as_str(), listing, node, &self.tenants, &HashMap::new()))
     }
 
     /// As [`inspect`](Self::inspect), and asks the other processes what they are called and for how
@@ -89,7 +89,7 @@ impl Semaphore {
         let name = name.as_str();
         let ask = |to| node.send_message(name, to, PeerMessage::AskHeld { by: node.id() });
         let answers = node.questions.ask(name, others, ask).await;
-        Ok(Inspection::new(name, listing, node, &answers))
+        Ok(Inspection::new(name, listing, node, &self.tenants, &answers))
     }
 
     /// Names the semaphores of which someone holds or waits for a permit: about `most` of them, from
@@ -272,6 +272,9 @@ pub struct Inspection {
     pub waiters: Vec<Waiter>,
     /// What is set in place of its policy, as this process knows it: a second old at the most.
     pub set: Override,
+    /// Whether more hold or wait than are listed: then some tenants may be missing, and others have more than is
+    /// told.
+    pub is_cut: bool,
     /// The tenants that hold or wait, the one with the most in use in front; none where requests name none.
     pub tenants: Vec<TenantUse>,
     /// The limit by which this process goes; `None`, if it has not used the semaphore for some seconds
@@ -352,10 +355,17 @@ pub struct Waiter {
 }
 
 impl Inspection {
-    fn new(name: &str, listing: Listing, own: &Node, told: &HashMap<NodeId, PeerAnswer>) -> Self {
+    fn new(
+        name: &str,
+        listing: Listing,
+        own: &Node,
+        numbers: &TenantNumbers,
+        told: &HashMap<NodeId, PeerAnswer>,
+    ) -> Self {
         let (now, local) = (listing.now, own.now());
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
         let mut tenants: BTreeMap<Tenant, TenantUse> = BTreeMap::new();
+        let is_cut = listing.places.len() >= INSPECTED_MAX as usize;
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
             let is_own = place.node == own.id();
@@ -410,7 +420,9 @@ impl Inspection {
         let names = told.values().flat_map(|told| &told.tenants).chain(&names);
         let names: HashMap<_, _> = names.map(|(tenant, name)| (*tenant, name)).collect();
         for seen in &mut tenants {
-            seen.name = names.get(&seen.id).and_then(|name| Name::from_stored(name));
+            // What another process says is believed if it can be true.
+            let known = names.get(&seen.id).and_then(|name| Name::from_stored(name));
+            seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id);
             if let (Some(semaphore), Some(tenant)) = (Name::from_stored(name), &seen.name) {
                 seen.set = own.overrides.of_tenant(&semaphore, tenant);
             }
@@ -422,6 +434,7 @@ impl Inspection {
             holders,
             waiters: queue.into_iter().map(|(.., waiter)| waiter).collect(),
             set,
+            is_cut,
             tenants,
             limit: own
                 .read_session(name, |session| session.limit_in_force())

@@ -99,7 +99,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`set_limit`](Self::set_limit); a tenant counts as one name more.
+    /// As [`set_limit`](Self::set_limit); the cap of a tenant counts as one name more, and so does its weight.
     ///
     /// # Cancel safety
     ///
@@ -185,7 +185,7 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Reads only.
-    pub async fn tenant_limit_of(
+    pub async fn tenant_override_of(
         &self,
         name: impl Into<Name>,
         tenant: impl Into<Name>,

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::node::Node;
 use super::policy::Policy;
-use super::shared_session::SharedSession;
+use super::shared_session::{SessionState, SharedSession};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::Hold;
 use crate::name::Name;
@@ -54,6 +54,7 @@ impl PlaceHandle {
             claim,
         };
         let now = node.clock.time(now);
+        let mut same_number = None;
         let (shared, index) = node.with_session(name, now, |state, time| {
             // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
             if node.is_closed() {
@@ -66,10 +67,21 @@ impl PlaceHandle {
             };
             state.begin(index);
             if let (Some(claim), Some(tenant)) = (claim, tenant) {
-                state.tenants.note(claim.tenant(), tenant);
+                let SessionState { tenants, session, .. } = state;
+                same_number = tenants.note(claim.tenant(), tenant, |t| session.has_tenant(t));
             }
             Ok(index)
         });
+        if let (Some(other), Some(tenant)) = (same_number, tenant) {
+            // Not under the lock.
+            tracing::debug!(
+                target: "tower_semaphore",
+                semaphore = name,
+                tenant = tenant.as_str(),
+                other = &*other,
+                "two tenants have one number: they share their turns and their cap"
+            );
+        }
         let index = index?;
         node.place_taken();
         let (node, hold) = (Arc::clone(node), Hold::default());

@@ -9,8 +9,12 @@ use sha2::{Digest, Sha256};
 use crate::name::Name;
 use crate::protocol::claim::Tenant;
 
-/// Of so many tenants a session remembers the names, those that came last.
+/// A session remembers the names of so many tenants: those that have places here, and others while there is
+/// room.
 const NAMES_MAX: usize = 1000;
+
+/// In place of a tenant's name: as a layer has it for requests without one.
+const NOBODY: &str = "!";
 
 /// Gives tenants their numbers: the same in all processes that have the same salt.
 #[derive(Clone)]
@@ -30,7 +34,7 @@ impl TenantNumbers {
     /// The number of a tenant, or of the requests that name none.
     pub(super) fn of(&self, tenant: Option<&Name>) -> Tenant {
         let mut hash = Sha256::clone(&self.salted);
-        hash.update(tenant.map_or("", Name::as_str));
+        hash.update(tenant.map_or(NOBODY, Name::as_str));
         let digest: [u8; 32] = hash.finalize().into();
         let first = digest.first_chunk::<8>().copied().unwrap_or_default();
         Tenant::of_hash(u64::from_le_bytes(first))
@@ -51,15 +55,25 @@ pub(super) struct TenantNames {
 }
 
 impl TenantNames {
-    pub(super) fn note(&mut self, tenant: Tenant, name: &Name) {
-        if self.names.contains_key(&tenant) {
-            return;
+    /// A tenant of this name has a request; `is_here` says which tenants have a place in this process. Gives the
+    /// name that had the same number before, if that is another one.
+    pub(super) fn note(
+        &mut self,
+        tenant: Tenant,
+        name: &Name,
+        is_here: impl Fn(Tenant) -> bool,
+    ) -> Option<Arc<str>> {
+        if let Some(known) = self.names.get(&tenant) {
+            return (**known != *name.as_str()).then(|| Arc::clone(known));
         }
-        // Those that are in use come back with their next request.
         if self.names.len() >= NAMES_MAX {
-            self.names.clear();
+            // Names that somebody makes up drive out others like them.
+            self.names.retain(|tenant, _| is_here(*tenant));
         }
-        self.names.insert(tenant, name.as_str().into());
+        if self.names.len() < NAMES_MAX {
+            self.names.insert(tenant, name.as_str().into());
+        }
+        None
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (Tenant, &Arc<str>)> {
@@ -119,10 +133,16 @@ mod tests {
     #[test]
     fn so_many_names_are_kept() {
         let mut names = TenantNames::default();
+        let first = Tenant::of_hash(0);
         for n in 0..3 * NAMES_MAX as u64 {
-            names.note(Tenant::of_hash(n), &Name::new(n.to_string()));
+            let other =
+                names.note(Tenant::of_hash(n), &Name::new(n.to_string()), |tenant| tenant == first);
+            assert_eq!(other, None);
             assert!(names.all().any(|(tenant, _)| tenant == Tenant::of_hash(n)));
+            assert!(names.all().any(|(tenant, _)| tenant == first), "it has a place");
+            assert!(names.all().count() <= NAMES_MAX);
         }
-        assert_eq!(names.all().count(), NAMES_MAX);
+        let other = names.note(first, &Name::new("other"), |_| true);
+        assert_eq!(other.as_deref(), Some("0"));
     }
 }

@@ -156,7 +156,7 @@ async fn tenants_are_shown_and_steered() {
     for end in ["limit", "weight"] {
         ask(&server, Method::DELETE, &format!("{path}/{end}"), "").await;
     }
-    let set = semaphore.tenant_limit_of("openai", tenant).await.unwrap();
+    let set = semaphore.tenant_override_of("openai", tenant).await.unwrap();
     assert_eq!((set.limit, set.weight), (None, None));
     drop(held);
 }

@@ -46,6 +46,8 @@ conformance! {
     shares_come_back_after_a_loss_of_data
     a_place_of_a_tenant_can_be_revoked
     a_pause_and_a_lower_limit_hold_for_tenants
+    what_can_never_fit_holds_nobody_up_after_a_pause
+    each_request_is_judged_by_its_own_limit
     tenants_of_all_processes_are_seen
     a_waiter_that_leaves_leaves_nothing
     tenants_of_many_lines_are_all_served
@@ -231,6 +233,43 @@ async fn a_pause_and_a_lower_limit_hold_for_tenants(fleet: &impl Fleet) {
     one.clear_limit("x").await.unwrap();
     drop(waits.await.unwrap().unwrap());
     drop(held);
+    nothing_left(fleet).await;
+}
+
+fn too_much(result: &Result<Permit, AcquireError>) {
+    let Err(AcquireError::Rejected(rejected)) = result else { panic!("{result:?}") };
+    assert_eq!(rejected.reason, RejectReason::CostTooHigh);
+}
+
+async fn what_can_never_fit_holds_nobody_up_after_a_pause(fleet: &impl Fleet) {
+    let (one, policy) = (fleet.node(), policy(4));
+    let of = |cost| Ask::of("x").cost(cost);
+    one.pause("x").await.unwrap();
+    too_much(&one.acquire(of(8), &policy).await);
+    let waits = queued(&one, of(4), &policy).await;
+    let behind = queued(&one, of(2), &policy).await;
+    // Nor does one that could have been served when it came.
+    one.set_limit("x", 3).await.unwrap();
+    too_much(&waits.await.unwrap());
+    one.resume("x").await.unwrap();
+    drop(behind.await.unwrap().unwrap());
+    one.clear_limit("x").await.unwrap();
+    drop(one.acquire(of(4), &policy).await.unwrap());
+    nothing_left(fleet).await;
+}
+
+async fn each_request_is_judged_by_its_own_limit(fleet: &impl Fleet) {
+    let one = fleet.node();
+    let (low, high) = (policy(4), policy(8));
+    // Together, so that they go out together.
+    let (big, small) =
+        tokio::join!(one.acquire(by("a").cost(6), &high), one.acquire(by("b"), &low));
+    drop((big.unwrap(), small));
+    let kept = Policy::builder(4).headroom(2).wait_timeout(LONG).build().unwrap();
+    let of_class = || by("a").class(1);
+    let (three, one_more) =
+        tokio::join!(one.acquire(of_class().cost(3), &low), one.acquire(by("b"), &kept));
+    drop((three.unwrap(), one_more));
     nothing_left(fleet).await;
 }
 

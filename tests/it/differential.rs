@@ -141,7 +141,7 @@ fn queue() -> impl Strategy<Value = Option<u32>> {
 }
 
 fn limit() -> impl Strategy<Value = u32> {
-    prop_oneof![12 => 1..6u32, 2 => 6..40u32, 1 => 1..=u32::MAX]
+    prop_oneof![12 => 1..6u32, 2 => 6..40u32, 1 => Just(0), 1 => 1..=u32::MAX]
 }
 
 /// Whether places have claims.

@@ -8,9 +8,10 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
+use tower_semaphore::limit::{CachedLimit, HeaderKey, KeyLabels, Refusal, RefusalReason};
 use tower_semaphore::{
-    Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy, Semaphore,
+    AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy,
+    RejectReason, Semaphore,
 };
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
@@ -177,7 +178,7 @@ async fn an_operator_sets_a_tenants_cap_and_weight() {
     let ask = |tenant: &str| semaphore.acquire(Ask::of("openai").by(tenant).each(3), &policy);
     semaphore.set_tenant_limit("openai", "acme", 1).await.unwrap();
     semaphore.set_tenant_weight("openai", "acme", 5).await.unwrap();
-    let set = semaphore.tenant_limit_of("openai", "acme").await.unwrap();
+    let set = semaphore.tenant_override_of("openai", "acme").await.unwrap();
     assert_eq!((set.limit, set.weight), (Some(1), Some(5)));
     let held = ask("acme").await.unwrap();
     assert!(ask("acme").await.is_err());
@@ -199,7 +200,11 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
     let fair = || builder().fair_by(TENANT);
     let class = |_: &Name, _: &Parts| 1;
     let weight = |_: &Name, _: &Parts| 1;
+    let some = || KeyLabels::first(3);
     for (built, word) in [
+        (builder().tenant_labels(some()).build(), "tenant_labels"),
+        (fair().tenant_labels(some()).key_labels(some()).build(), "one of them"),
+        (builder().cost_by(|_: &Parts| 1).limit(Limit::Unlimited).build(), "cost_by"),
         (builder().weight_by(weight).build(), "weight_by"),
         (builder().class_by(class).build(), "class_by"),
         (builder().each(2).build(), "each"),
@@ -273,4 +278,64 @@ async fn a_stopped_line_does_not_keep_what_is_free_from_others() {
     assert!(others.iter().all(Result::is_ok), "requests without a tenant pass it, too");
     drop(held);
     drop(stopped.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cap_is_blamed_only_where_it_was_in_the_way() {
+    let semaphore = Semaphore::in_memory();
+    let long = Policy::builder(10).wait_timeout(Duration::from_secs(60)).build().unwrap();
+    let short = Policy::builder(10).wait_timeout(Duration::from_secs(1)).build().unwrap();
+    let refused = async |ask: Ask| match semaphore.acquire(ask, &short).await {
+        Err(AcquireError::Rejected(rejected)) => rejected,
+        other => panic!("{other:?}"),
+    };
+    let held = semaphore.acquire(Ask::of("x").by("a").cost(5), &long).await.unwrap();
+    let big = semaphore.acquire(Ask::of("x").by("c").cost(8), &long);
+    // Five are free, and kept for the big one.
+    let waited = refused(Ask::of("x").by("b").each(4)).await;
+    assert_eq!((waited.reason, waited.is_tenant_full), (RejectReason::QueueTimeout, false));
+    drop((held, big));
+    let own = semaphore.acquire(Ask::of("x").by("b").each(1), &long).await.unwrap();
+    let waited = refused(Ask::of("x").by("b").each(1)).await;
+    assert_eq!((waited.reason, waited.is_tenant_full), (RejectReason::QueueTimeout, true));
+    drop(own);
+    let refused = refused(Ask::of("x").by("b").each(0)).await;
+    assert_eq!((refused.reason, refused.is_tenant_full), (RejectReason::TenantLimit, true));
+}
+
+#[tokio::test]
+async fn requests_that_name_no_tenant_but_a_cost_are_one_tenant() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::new(4);
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT);
+    let layer = layer.build().unwrap();
+    let held = semaphore.acquire(Ask::of("x").cost(1), &policy).await.unwrap();
+    let mut service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from_static(b"x"))))
+    }));
+    let kept = service.ready().await.unwrap().call(Request::new(())).await.unwrap();
+    let seen = semaphore.inspect("x").await.unwrap();
+    assert_eq!((seen.tenants.len(), seen.tenants[0].in_use), (1, 2));
+    drop((held, kept));
+}
+
+#[tokio::test]
+async fn a_layer_in_shadow_tells_caps_and_costs_apart() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "x")
+        .limit(4)
+        .fair_by(TENANT)
+        .each(1)
+        .cost_by(|parts: &Parts| number(parts, "cost").max(1))
+        .shadow(true)
+        .build()
+        .unwrap();
+    let kept = [
+        call_with(&layer, "a", "cost", 1).await,
+        call_with(&layer, "a", "cost", 1).await,
+        call_with(&layer, "b", "cost", 5).await,
+    ];
+    let seen = layer.shadow_counts().unwrap();
+    assert_eq!((seen.passed, seen.tenant_limit, seen.cost_too_high, seen.full), (1, 1, 1, 0));
+    drop(kept);
 }

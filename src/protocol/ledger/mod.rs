@@ -385,7 +385,7 @@ impl Ledger {
     }
 
     /// Takes a place out, waiting or held, on an operator's word; or only looks. Says when its lease
-    /// ends, or would have, ms. Who does that does not know the limit: what it frees is granted when
+    /// ends, or would have, ms. The operator does not know the limit: what that frees is granted when
     /// someone asks who does.
     pub fn revoke(&mut self, id: PlaceId, take: bool, now: u64) -> Option<u64> {
         let lease_end = self.places.get(&id)?.lease_end;
@@ -526,7 +526,7 @@ impl Ledger {
 
     fn take(&mut self, id: &PlaceId) {
         let Some(place) = self.places.remove(id) else {
-            // Who takes places out of Redis does not learn which were there: their tenants are settled anyway.
+            // The caller of Redis does not learn which were there: their tenants are settled anyway.
             if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim) {
                 fair.touched.push(claim.tenant());
             }

@@ -90,7 +90,7 @@ impl Session {
             let Some(n) = self.local_queue.next() else { return };
             let Some(place) = self.places.get(index_of(n)) else { return };
             if self.exceeds_share(place) {
-                self.refuse_by_policy(index_of(n), RejectReason::CostTooHigh, 0, now);
+                self.refuse_by_policy(index_of(n), RejectReason::Limit, 0, now);
             } else if self.has_share(place) {
                 // It leaves the queue as it gets its new number.
                 self.admit(index_of(n), now);
@@ -103,7 +103,10 @@ impl Session {
     /// Whether the policy lets this request pass too.
     pub(super) fn has_share(&self, place: &Place) -> bool {
         let share = self.share_of(place.options.on_unavailable);
-        self.in_flight.saturating_add(u64::from(place.cost())) <= share
+        let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
+        let is_capped =
+            is_local && place.options.claim.is_some_and(|claim| self.tenants.exceeds_each(claim));
+        !is_capped && self.in_flight.saturating_add(u64::from(place.cost())) <= share
     }
 
     /// Whether it asks for more than its process's share ever is. Without any share it waits for an operator.
@@ -127,9 +130,9 @@ impl Session {
     /// that stood in the queue before the outage may.
     pub(super) fn refused_locally(&self, place: &Place, before: u64) -> Option<RejectReason> {
         match place.options.max_queue {
-            _ if place.claim().exceeds_each() || self.exceeds_share(place) => {
-                Some(RejectReason::CostTooHigh)
-            }
+            _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
+            // For as long as the outage lasts: it may be tried again.
+            _ if self.exceeds_share(place) => Some(RejectReason::Limit),
             _ if place.queued => None,
             None if self.local_queue.lines.is_stopped(place.claim().tenant()) => {
                 Some(RejectReason::TenantLimit)

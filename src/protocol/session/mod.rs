@@ -16,11 +16,11 @@ mod overrides;
 mod place;
 mod reply;
 mod request;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod timeout;
 mod transmit;
-mod waiting;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,9 +33,9 @@ pub use self::options::{AcquireOptions, OnUnavailable};
 use self::overrides::RevocationCheck;
 pub use self::place::PLACES_MAX;
 use self::place::{Places, State};
+use self::tenants::Tenants;
 pub use self::transmit::Urgency;
-use self::waiting::WaitingTenants;
-use super::claim::Claim;
+use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
 use super::time::Time;
 use crate::error::RejectReason;
@@ -53,8 +53,8 @@ pub struct Session {
     in_flight: u64,
     waiting: u64,
     joining: u64,
-    /// Those that wait and have a claim.
-    waiting_tenants: WaitingTenants,
+    /// Those that have a claim.
+    tenants: Tenants,
     /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
     /// on the server.
     limit: u32,
@@ -149,6 +149,9 @@ pub enum Progress {
         waiting: u64,
         /// The limit that an operator set, if any.
         limit: Option<u32>,
+        /// Whether the tenant's own cap was in the way, as far as that is known here: by the ledger's word, or
+        /// because permits of this process alone reach it.
+        is_tenant_full: bool,
     },
     /// The backend could not be asked.
     Failed,
@@ -167,7 +170,7 @@ impl Session {
             in_flight: 0,
             waiting: 0,
             joining: 0,
-            waiting_tenants: WaitingTenants::default(),
+            tenants: Tenants::default(),
             limit: 0,
             headroom: 0,
             lease: Duration::ZERO,
@@ -220,12 +223,18 @@ impl Session {
     /// Of how many tenants requests of this process wait.
     #[must_use]
     pub fn lines(&self) -> usize {
-        self.waiting_tenants.lines()
+        self.tenants.lines()
     }
 
     /// How many grants passed an older request of another tenant of this process, since the last call.
     pub const fn take_overtakes(&mut self) -> u64 {
-        self.waiting_tenants.take_overtakes()
+        self.tenants.take_overtakes()
+    }
+
+    /// Whether a tenant has a place here that waits or is in flight.
+    #[must_use]
+    pub fn has_tenant(&self, tenant: Tenant) -> bool {
+        self.tenants.has(tenant)
     }
 
     fn indexes(&self) -> Vec<usize> {
@@ -248,14 +257,18 @@ impl Session {
         self.count(state, claim, true);
     }
 
-    /// Notes who waits of a tenant, as a place comes from one state to another.
+    /// Notes what a tenant has, as a place comes from one state to another.
     #[inline(never)]
     fn follow_tenant(&mut self, index: usize, claim: Claim, before: State, state: State) {
+        let in_flight = |state| matches!(state, State::Held | State::Admitted { .. });
+        if in_flight(before) != in_flight(state) {
+            self.tenants.count(claim.tenant(), claim.cost(), in_flight(state));
+        }
         match (before, state) {
             (State::Waiting { .. }, State::Waiting { .. }) => {}
-            (_, State::Waiting { .. }) => self.waiting_tenants.join(index, claim.tenant()),
+            (_, State::Waiting { .. }) => self.tenants.join(index, claim.tenant()),
             (State::Waiting { .. }, _) => {
-                self.waiting_tenants.leave(index, matches!(state, State::Held));
+                self.tenants.leave(index, matches!(state, State::Held));
             }
             _ => {}
         }

@@ -119,9 +119,7 @@ impl Session {
         if self.has_share(place) {
             self.admit(index, now);
         } else if matches!(policy, OnUnavailable::Local(_)) && !may_wait {
-            let is_too_much = self.exceeds_share(place);
-            let reason = if is_too_much { RejectReason::CostTooHigh } else { RejectReason::Limit };
-            self.refuse_by_policy(index, reason, 0, now);
+            self.refuse_by_policy(index, RejectReason::Limit, 0, now);
         } else {
             self.leave_server(index, now);
             self.set(index, State::Failed);

@@ -28,7 +28,25 @@ impl Session {
         if self.limit_in_force() > before {
             self.renew |= self.waiting > 0;
         }
+        // What can never be served any more would hold up its line.
+        for index in self.indexes() {
+            let Some(place) = self.places.get(index) else { continue };
+            if (place.is_joining() || place.is_waiting()) && self.never_fits(place) {
+                self.leave_server(index, now);
+                self.refuse(index, RejectReason::CostTooHigh, self.seen);
+            }
+        }
         self.admit_local(now);
+    }
+
+    /// Whether a place asks for more permits than it could ever have, under the limit that will count once the
+    /// semaphore is not paused.
+    pub(super) fn never_fits(&self, place: &Place) -> bool {
+        let Some(claim) = place.options.claim else { return false };
+        let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
+        let headroom = if claim.class() == 0 { 0 } else { place.options.headroom };
+        let room = limit.saturating_sub(headroom);
+        (room > 0 && claim.cost() > room) || claim.exceeds_each()
     }
 
     /// The limit that goes along with every call.

@@ -26,6 +26,8 @@ pub(super) struct Place {
     /// places of the session, so that no number is used twice.
     pub(super) n: u64,
     pub(super) poll_only: bool,
+    /// Permits of the semaphore, as its request knows it.
+    pub(super) limit: u32,
     pub(super) options: AcquireOptions,
     pub(super) state: State,
     /// The lease end that the backend acknowledged last, by its clock, ms.
@@ -258,6 +260,7 @@ mod tests {
             places.insert(|n| Place {
                 n,
                 poll_only: false,
+                limit: 1,
                 options: AcquireOptions {
                     lease: Duration::from_secs(3),
                     max_queue: None,

@@ -24,7 +24,9 @@ impl Session {
             return None;
         }
         self.limit = limit;
-        self.headroom = options.headroom;
+        // What releases and renewals free is not given to what others leave to class 0.
+        let is_first = self.places.is_empty();
+        self.headroom = options.headroom.max(if is_first { 0 } else { self.headroom });
         self.lease = options.lease;
         let is_clean = self.places.is_empty() && !self.has_releases();
         let before = if is_clean { Duration::ZERO } else { self.longest_lease };
@@ -33,6 +35,7 @@ impl Session {
         let index = self.places.insert(|n| Place {
             n,
             poll_only,
+            limit,
             options,
             state: State::Joining { sent: false, hint: None },
             lease_end: 0,
@@ -48,6 +51,8 @@ impl Session {
         self.want(now + IDLE);
         if self.overrides.mode == Mode::Draining {
             self.refuse(index, RejectReason::Draining, self.seen);
+        } else if self.places.get(index).is_some_and(|place| self.never_fits(place)) {
+            self.refuse(index, RejectReason::CostTooHigh, self.seen);
         } else if self.outage {
             self.join_in_outage(index, now);
         } else {
@@ -85,7 +90,11 @@ impl Session {
             }
             State::Refused { reason, in_use, waiting } => {
                 let limit = self.overrides.in_place();
-                Progress::Refused { reason, in_use, waiting, limit }
+                let by_itself =
+                    matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
+                        && place.options.claim.is_some_and(|c| self.tenants.exceeds_each(c));
+                let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
+                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full }
             }
             State::Failed => Progress::Failed,
             State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
@@ -98,8 +107,11 @@ impl Session {
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
         self.count(place.state, place.options.claim, false);
-        if place.options.claim.is_some() {
-            self.waiting_tenants.leave(index, false);
+        if let Some(claim) = place.options.claim {
+            self.tenants.leave(index, false);
+            if place.is_in_flight() {
+                self.tenants.count(claim.tenant(), claim.cost(), false);
+            }
         }
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));

@@ -78,14 +78,15 @@ impl Session {
         self.end_resync();
         let joins = !self.resync && self.skip_to_join();
         let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
+        let mut terms = (self.limit, self.headroom);
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
-            if joins && !between { self.next_acquire(ids) } else { Op::Release { ids } }
+            if joins && !between { self.next_acquire(ids, &mut terms) } else { Op::Release { ids } }
         } else if let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
             self.renewing += 1;
             op
         } else if joins {
-            self.next_acquire(Ids::new())
+            self.next_acquire(Ids::new(), &mut terms)
         } else if self.audit && !self.resync {
             self.audit = false;
             self.auditing = true;
@@ -103,13 +104,15 @@ impl Session {
         if !matches!(op, Op::Audit { .. }) {
             self.more = false;
         }
-        Some(Call { limit: self.limit_of_call(now), headroom: self.headroom, op })
+        let (limit, headroom) = terms;
+        Some(Call { limit: self.limit_of_call(limit, now), headroom, op })
     }
 
-    fn limit_of_call(&self, now: Time) -> u32 {
+    /// The limit of a call whose requests know this one.
+    fn limit_of_call(&self, limit: u32, now: Time) -> u32 {
         match self.quarantined_until() {
             Some(end) if now < end => 0,
-            _ => self.limit_in_force(),
+            _ => self.overrides.in_place().unwrap_or(limit),
         }
     }
 
@@ -210,16 +213,16 @@ impl Session {
         false
     }
 
-    /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as there is room for
-    /// beside those that leave.
-    fn next_acquire(&mut self, leaving: Ids) -> Op {
+    /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
+    /// there is room for beside those that leave. Their limit and headroom go into `terms`.
+    fn next_acquire(&mut self, leaving: Ids, terms: &mut (u32, u32)) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
         let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
         while permits < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
-            let options = AcquireOptions { claim: None, ..place.options };
-            if *common.get_or_insert(options) != options {
+            let asked = (place.limit, AcquireOptions { claim: None, ..place.options });
+            if *common.get_or_insert(asked) != asked {
                 break;
             }
             if let State::Joining { sent, .. } = &mut place.state {
@@ -230,8 +233,9 @@ impl Session {
             self.joins.pop_front();
         }
         match common {
-            Some(options) => {
+            Some((limit, options)) => {
                 let lease_ms = options.lease_ms();
+                *terms = (limit, options.headroom);
                 Op::Acquire { leaving, lease_ms, max_queue: options.max_queue, ids }
             }
             None => Op::Release { ids: leaving },

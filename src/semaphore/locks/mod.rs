@@ -30,6 +30,7 @@ use tokio::runtime::Builder;
 use self::backend::TestBackend;
 use super::node::Node;
 use super::tasks::Tasks;
+use super::tenants::TenantNumbers;
 use super::{Handle, Policy, Semaphore, watchdog};
 
 const NAME: &str = "x";
@@ -85,7 +86,8 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
 /// A process of its own, whose tasks the scenario runs.
 fn process(backend: &TestBackend) -> Semaphore {
     let node = Node::new(Arc::new(backend.clone()));
-    Semaphore { handle: Arc::new(Handle { node, tasks: Tasks::run_elsewhere() }) }
+    let handle = Arc::new(Handle { node, tasks: Tasks::run_elsewhere() });
+    Semaphore { handle, tenants: TenantNumbers::salted(b"") }
 }
 
 fn policy(permits: u32) -> Policy {

@@ -451,8 +451,15 @@ impl<'a> Model<'a> {
         let mut dead: Vec<_> =
             self.ledger.places().filter(|(_, end, _)| *end <= self.now / 1000).collect();
         dead.sort_unstable_by_key(|(id, end, _)| (id.claim.is_some(), *end, *id));
-        let swept = dead.iter().take(self.lua.work_max).filter(|(_, _, ticket)| ticket.is_some());
-        self.ledger.waiting() - swept.count() as u64
+        let (mut budget, mut swept) = (self.lua.work_max, 0);
+        for (id, _, ticket) in dead {
+            if budget == 0 {
+                break;
+            }
+            budget = budget.saturating_sub(id.cost() as usize);
+            swept += u64::from(ticket.is_some());
+        }
+        self.ledger.waiting() - swept
     }
 
     fn reassert(&mut self, i: usize, at: usize, proofs: &[(PlaceId, u64)], lease_ms: u64) {

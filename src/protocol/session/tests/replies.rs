@@ -49,7 +49,13 @@ fn a_refusal_tells_what_was_full_and_how_full() {
     let none = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
     rig.settle();
     let limit = RejectReason::Limit;
-    let seen = Progress::Refused { reason: limit, in_use: 1, waiting: 0, limit: None };
+    let seen = Progress::Refused {
+        reason: limit,
+        in_use: 1,
+        waiting: 0,
+        limit: None,
+        is_tenant_full: false,
+    };
     assert_eq!(rig.progress(none), seen);
     let waits = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
     rig.settle();
@@ -57,7 +63,8 @@ fn a_refusal_tells_what_was_full_and_how_full() {
     let full = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
     rig.settle();
     let reason = RejectReason::QueueFull;
-    let seen = Progress::Refused { reason, in_use: 1, waiting: 1, limit: None };
+    let seen =
+        Progress::Refused { reason, in_use: 1, waiting: 1, limit: None, is_tenant_full: false };
     assert_eq!(rig.progress(full), seen);
 }
 
@@ -195,7 +202,8 @@ fn a_reply_in_short_leaves_what_was_seen() {
     rig.reply(&Op::Release { ids: Ids::new() }, &Reply::default(), now);
     rig.session.handle_wait_timeout(waits, now);
     let reason = RejectReason::QueueTimeout;
-    let seen = Progress::Refused { reason, in_use: 1, waiting: 1, limit: None };
+    let seen =
+        Progress::Refused { reason, in_use: 1, waiting: 1, limit: None, is_tenant_full: false };
     assert_eq!(rig.progress(waits), seen);
     // And one of the two counts may be 0.
     let reply = Reply { in_use: 1, ..Reply::default() };

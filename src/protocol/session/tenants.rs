@@ -1,20 +1,22 @@
-//! The tenants of which requests of this process wait, for what is told of them.
+//! The tenants that have places in this process, for what is told of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::protocol::claim::Tenant;
+use crate::protocol::claim::{Claim, Tenant};
+use crate::protocol::lines::fits_each;
 
-/// The places with a claim that wait, in the order in which they came to.
+/// The places with a claim: those that wait, in the order in which they came to, and the permits in flight.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct WaitingTenants {
+pub(super) struct Tenants {
     order: BTreeSet<(u64, usize)>,
     by_index: BTreeMap<usize, (u64, Tenant)>,
     lines: BTreeMap<Tenant, usize>,
+    in_flight: BTreeMap<Tenant, u64>,
     next: u64,
     overtakes: u64,
 }
 
-impl WaitingTenants {
+impl Tenants {
     /// A place waits from here on.
     pub(super) fn join(&mut self, index: usize, tenant: Tenant) {
         if self.by_index.is_empty() {
@@ -43,6 +45,26 @@ impl WaitingTenants {
         }
     }
 
+    /// Permits of a tenant come to be in flight, or are not any more.
+    pub(super) fn count(&mut self, tenant: Tenant, permits: u32, is_in: bool) {
+        let count = self.in_flight.entry(tenant).or_default();
+        let permits = u64::from(permits);
+        *count = if is_in { *count + permits } else { count.saturating_sub(permits) };
+        if *count == 0 {
+            self.in_flight.remove(&tenant);
+        }
+    }
+
+    /// Whether permits of this process alone keep a claim from fitting under its tenant's cap.
+    pub(super) fn exceeds_each(&self, claim: Claim) -> bool {
+        !fits_each(self.in_flight.get(&claim.tenant()).copied().unwrap_or(0), claim)
+    }
+
+    /// Whether a tenant has a place that waits or is in flight.
+    pub(super) fn has(&self, tenant: Tenant) -> bool {
+        self.lines.contains_key(&tenant) || self.in_flight.contains_key(&tenant)
+    }
+
     /// How many tenants wait.
     pub(super) fn lines(&self) -> usize {
         self.lines.len()
@@ -56,13 +78,13 @@ impl WaitingTenants {
 
 #[cfg(test)]
 mod tests {
-    use super::WaitingTenants;
+    use super::Tenants;
     use crate::protocol::claim::Tenant;
 
     #[test]
     fn a_grant_that_passes_another_tenants_older_request_is_counted() {
         let [a, b] = [1, 2].map(Tenant::of_hash);
-        let mut waiting = WaitingTenants::default();
+        let mut waiting = Tenants::default();
         for (index, tenant) in [(3, a), (1, a), (2, b)] {
             waiting.join(index, tenant);
         }
@@ -78,6 +100,6 @@ mod tests {
         waiting.leave(1, false);
         assert_eq!(waiting.take_overtakes(), 0, "it left");
         waiting.leave(7, true);
-        assert_eq!(waiting, WaitingTenants { next: 2, ..WaitingTenants::default() });
+        assert_eq!(waiting, Tenants { next: 2, ..Tenants::default() });
     }
 }
