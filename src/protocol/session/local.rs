@@ -90,7 +90,7 @@ impl Session {
             let Some(n) = self.local_queue.next() else { return };
             let Some(place) = self.places.get(index_of(n)) else { return };
             if self.exceeds_share(place) {
-                self.refuse_by_policy(index_of(n), RejectReason::Limit, 0, now);
+                self.fail(index_of(n), now);
             } else if self.has_share(place) {
                 // It leaves the queue as it gets its new number.
                 self.admit(index_of(n), now);
@@ -131,8 +131,6 @@ impl Session {
     pub(super) fn refused_locally(&self, place: &Place, before: u64) -> Option<RejectReason> {
         match place.options.max_queue {
             _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
-            // For as long as the outage lasts: it may be tried again.
-            _ if self.exceeds_share(place) => Some(RejectReason::Limit),
             _ if place.queued => None,
             None if self.local_queue.lines.is_stopped(place.claim().tenant()) => {
                 Some(RejectReason::TenantLimit)

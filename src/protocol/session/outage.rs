@@ -40,6 +40,10 @@ impl Session {
                 continue;
             };
             let before = kept.entry(place.claim().tenant()).or_default();
+            if self.exceeds_share(place) {
+                self.fail(index, now);
+                continue;
+            }
             match self.refused_locally(place, *before) {
                 None => {
                     *before += 1;
@@ -102,6 +106,9 @@ impl Session {
         let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
             return;
         };
+        if self.exceeds_share(place) {
+            return self.fail(index, now);
+        }
         let before = self.local_queue.waiting_of(place.claim()).saturating_sub(1);
         match self.refused_locally(place, before) {
             Some(reason) => self.refuse_by_policy(index, reason, before, now),
@@ -118,13 +125,21 @@ impl Session {
         let (policy, may_wait) = (place.options.on_unavailable, place.options.max_queue.is_some());
         if self.has_share(place) {
             self.admit(index, now);
-        } else if matches!(policy, OnUnavailable::Local(_)) && !may_wait {
+        } else if matches!(policy, OnUnavailable::Local(_))
+            && !may_wait
+            && !self.exceeds_share(place)
+        {
             self.refuse_by_policy(index, RejectReason::Limit, 0, now);
         } else {
-            self.leave_server(index, now);
-            self.set(index, State::Failed);
-            self.events.push(Event::Failed(index));
+            self.fail(index, now);
         }
+    }
+
+    /// The policy cannot let the request pass.
+    pub(super) fn fail(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        self.set(index, State::Failed);
+        self.events.push(Event::Failed(index));
     }
 
     /// In flight without the backend: under a new id, because the old one may stand there as waiting.

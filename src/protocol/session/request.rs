@@ -24,9 +24,11 @@ impl Session {
             return None;
         }
         self.limit = limit;
-        // What releases and renewals free is not given to what others leave to class 0.
-        let is_first = self.places.is_empty();
-        self.headroom = options.headroom.max(if is_first { 0 } else { self.headroom });
+        if options.headroom != self.headroom {
+            // What releases and renewals free is not given to what others leave to class 0.
+            let others = if self.places.is_empty() { 0 } else { self.headroom };
+            self.headroom = options.headroom.max(others);
+        }
         self.lease = options.lease;
         let is_clean = self.places.is_empty() && !self.has_releases();
         let before = if is_clean { Duration::ZERO } else { self.longest_lease };
@@ -51,7 +53,9 @@ impl Session {
         self.want(now + IDLE);
         if self.overrides.mode == Mode::Draining {
             self.refuse(index, RejectReason::Draining, self.seen);
-        } else if self.places.get(index).is_some_and(|place| self.never_fits(place)) {
+        } else if options.claim.is_some()
+            && self.places.get(index).is_some_and(|place| self.never_fits(place))
+        {
             self.refuse(index, RejectReason::CostTooHigh, self.seen);
         } else if self.outage {
             self.join_in_outage(index, now);

@@ -82,7 +82,7 @@ impl Session {
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
             if joins && !between { self.next_acquire(ids, &mut terms) } else { Op::Release { ids } }
-        } else if let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
+        } else if between && let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
             self.renewing += 1;
             op
         } else if joins {
@@ -222,8 +222,10 @@ impl Session {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
             let asked = (place.limit, AcquireOptions { claim: None, ..place.options });
-            if *common.get_or_insert(asked) != asked {
-                break;
+            match &common {
+                None => common = Some(asked),
+                Some(common) if *common != asked => break,
+                Some(_) => {}
             }
             if let State::Joining { sent, .. } = &mut place.state {
                 *sent = true;
