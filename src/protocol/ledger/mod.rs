@@ -23,36 +23,25 @@
 //!
 //! [`MemoryBackend`]: crate::backend::MemoryBackend
 
+mod fair;
 mod promote;
+mod reply;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
-use smallvec::SmallVec;
 
+pub use self::fair::LINE_MAX;
+use self::fair::{FairPlaces, next_in_line, ticket_of};
+pub use self::reply::{Grant, Hint, PlaceStatus, Reply};
 use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
-use super::lines::{Lines, fits_each};
+use super::lines::fits_each;
 
 /// Scores from here on are tickets (µs since 1970, about 10¹⁵); those below are lease ends (ms,
 /// about 10¹²).
 pub const TICKET_MIN: u64 = 100_000_000_000_000;
-
-/// The ticket of a place in a tenant's line: so much above [`TICKET_MIN`] at the most. It is the time in ms, or
-/// one more than the last of the line, so that a line that comes back after a loss of data stands before those
-/// that come then. Past this, places are ordered by their ids.
-pub const LINE_MAX: u64 = (1 << 28) - 1;
-
-/// Half of them are for the time, which begins again every 37 hours; the others for a line that is not empty
-/// then.
-const LINE_TIMES: u64 = 1 << 27;
-
-/// The ticket of a place that joins a tenant's line behind this one.
-fn next_in_line(now: u64, last: Option<u64>) -> u64 {
-    let time = TICKET_MIN + 1 + now / 1000 % LINE_TIMES;
-    last.map_or(time, |last| time.max(last + 1)).min(TICKET_MIN + LINE_MAX)
-}
 
 /// The bound on the work of one operation. A place that is swept costs as much as it takes of permits, and
 /// so does a head of the queue that is granted; one that is passed over costs 1, and a hint to another node
@@ -61,76 +50,6 @@ pub const WORK_MAX: usize = 500;
 
 /// The cost of one hint to another node, out of [`WORK_MAX`].
 pub const HINT_WORK: usize = 4;
-
-/// What the ledger says of one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PlaceStatus {
-    /// It is not there, or not any more.
-    Gone,
-    /// It has a permit.
-    Held,
-    /// It waits, and this is its ticket.
-    Waiting(u64),
-    /// It was refused: no permit is free, and it may not wait.
-    NoPermit,
-    /// It was refused: as many wait as may, in all or in its tenant's line.
-    QueueFull,
-    /// It was refused: its tenant has as many permits in use as it may, and it may not wait.
-    TenantFull,
-    /// It was refused: it asks for more permits than it could ever have.
-    NeverFits,
-}
-
-/// A place that was promoted, with the lease end that it keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Grant {
-    /// The place.
-    pub id: PlaceId,
-    /// The end of its lease, ms by the ledger's clock.
-    pub lease_end: u64,
-}
-
-/// A grant, as the process of the place is told of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Hint {
-    /// The place's number.
-    pub n: u64,
-    /// Its claim.
-    pub claim: Option<Claim>,
-    /// The end of the lease that it keeps, ms by the ledger's clock.
-    pub lease_end: u64,
-}
-
-impl From<Grant> for Hint {
-    fn from(Grant { id, lease_end }: Grant) -> Self {
-        Self { n: id.n, claim: id.claim, lease_end }
-    }
-}
-
-/// What an operation answers; a release tells its grants alone. Redis leaves the counts out, too, where
-/// permits are free and nobody needs them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Reply {
-    /// The lease end that the operation gave, ms; 0 where it gives none.
-    pub lease_end: u64,
-    /// The earliest lease end among all places, ms, while anyone waits; else 0, and 0 if `more`.
-    /// Asking again just after it replaces a dead holder without delay.
-    pub earliest: u64,
-    /// How many permits are in use, after the operation.
-    pub in_use: u64,
-    /// How many places wait, after the operation.
-    pub waiting: u64,
-    /// One for each id of the operation, in its order; as they stood *before* the grants below,
-    /// but for `acquire`.
-    pub statuses: SmallVec<[PlaceStatus; 1]>,
-    /// Places of the calling node that this operation granted. Other nodes get a hint.
-    pub granted: Vec<Grant>,
-    /// The places of the calling node that an audit found.
-    pub found: Vec<PlaceId>,
-    /// The bound on work was reached while permits were free and places waited: call again. A
-    /// [`release`](Ledger::release) of no ids is enough.
-    pub more: bool,
-}
 
 /// What every operation brings along: who asks, when, and under which limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,16 +89,6 @@ pub struct Ledger {
     /// No lease ends before this, ms: until then there is nothing to sweep.
     quiet_until: u64,
     work_max: usize,
-}
-
-/// What there is of places with a claim.
-#[derive(Clone, Debug)]
-struct FairPlaces {
-    lines: Lines<PlaceId>,
-    /// Places that wait or hold.
-    count: usize,
-    /// Tenants whose turn is to be looked at.
-    touched: SmallVec<[Tenant; 4]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -549,9 +458,7 @@ impl Ledger {
     }
 
     fn fair(&mut self) -> &mut FairPlaces {
-        self.lines.get_or_insert_with(|| {
-            Box::new(FairPlaces { lines: Lines::new(), count: 0, touched: SmallVec::new() })
-        })
+        self.lines.get_or_insert_with(|| Box::new(FairPlaces::new()))
     }
 
     /// Puts the turns of the tenants right that were touched.
@@ -570,51 +477,6 @@ impl Ledger {
         if fair.count == 0 {
             self.lines = None;
         }
-    }
-}
-
-impl FairPlaces {
-    /// A place comes, or is there already with `before`.
-    fn put(&mut self, id: PlaceId, claim: Claim, before: Option<Place>, ticket: Option<u64>) {
-        let tenant = claim.tenant();
-        match (before, ticket) {
-            // Renewed: a line that was stopped is looked at once more.
-            (Some(_), Some(_)) if self.lines.is_stopped(tenant) => self.touched.push(tenant),
-            (Some(_), _) => {}
-            (None, Some(ticket)) => {
-                self.count += 1;
-                self.lines.join(tenant, ticket, id);
-                self.touched.push(tenant);
-            }
-            (None, None) => {
-                self.count += 1;
-                self.lines.hold(tenant, claim.cost());
-                self.touched.push(tenant);
-            }
-        }
-    }
-
-    fn take(&mut self, id: PlaceId, claim: Claim, place: Place) {
-        let tenant = claim.tenant();
-        self.count -= 1;
-        match place.ticket {
-            Some(ticket) => self.lines.leave(tenant, ticket, id),
-            None => self.lines.free(tenant, claim.cost()),
-        }
-        self.touched.push(tenant);
-    }
-
-    fn settle(&mut self, tenant: Tenant, now: u64) {
-        // Places without a claim stand in no line.
-        self.lines.settle(tenant, now, |id| id.claim.unwrap_or_else(|| Claim::new(tenant)));
-    }
-}
-
-/// The ticket that a proof gives a place back.
-fn ticket_of(id: PlaceId, proof: u64) -> u64 {
-    match id.claim {
-        Some(_) => proof.clamp(TICKET_MIN + 1, TICKET_MIN + LINE_MAX),
-        None => proof,
     }
 }
 
