@@ -6,6 +6,7 @@ mod body;
 mod cached;
 mod connection;
 mod fair;
+mod fair_builder;
 mod future;
 mod grpc;
 mod into_error;
