@@ -503,7 +503,9 @@ impl Node {
             let query = embedded.overrides(self.overrides.key(), self.overrides.version());
             let Some(Ok(answer)) = query.now_or_never() else { return };
             let news = self.overrides.answered(question, Ok(answer));
-            if !self.learn(&news, self.now()) {
+            let is_news = self.learn(&news, self.now());
+            self.overrides.told(question);
+            if !is_news {
                 return;
             }
         }

@@ -43,6 +43,8 @@ struct State {
     /// one.
     asked: u64,
     answered: u64,
+    /// The last of them whose answer the sessions go by.
+    told: u64,
     error: Option<BackendError>,
     /// When another server was named as the one that keeps it.
     moved_at: Option<Instant>,
@@ -143,7 +145,7 @@ impl OverrideCache {
     /// What came of a question, or of a later one.
     pub(super) fn outcome(&self, question: u64) -> Option<Result<(), BackendError>> {
         let state = lock(&self.state);
-        (state.answered >= question).then(|| state.error.clone().map_or(Ok(()), Err))
+        (state.told >= question).then(|| state.error.clone().map_or(Ok(()), Err))
     }
 
     /// Ready when a question is answered from here on.
@@ -199,7 +201,8 @@ impl OverrideCache {
         std::mem::take(&mut lock(&self.state).checking)
     }
 
-    /// Takes in the answer to a question, unless a later question was answered before.
+    /// Takes in the answer to a question, unless a later question was answered before. What it brings is for
+    /// the sessions; then comes [`told`](Self::told).
     pub(super) fn answered(
         &self,
         question: u64,
@@ -237,7 +240,14 @@ impl OverrideCache {
         if let Some(error) = failed {
             tracing::warn!(target: "tower_semaphore", %error, "what operators set cannot be read, so policies alone count");
         }
-        self.answered.notify_waiters();
         news
+    }
+
+    /// The sessions go by the answer to this question: its callers may go on.
+    pub(super) fn told(&self, question: u64) {
+        let mut state = lock(&self.state);
+        state.told = state.told.max(question);
+        drop(state);
+        self.answered.notify_waiters();
     }
 }

@@ -49,6 +49,7 @@ impl Refresh {
         let news = node.overrides.answered(question, answer);
         node.learn(&news, node.now());
         settle(node, checking);
+        node.overrides.told(question);
     }
 
     /// The connection broke.

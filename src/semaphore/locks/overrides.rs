@@ -65,6 +65,7 @@ impl Keeper {
         assert!(version >= needed);
         let new = Overrides { version, ..Overrides::default() };
         self.cache.answered(question, Ok(Some(new)));
+        self.cache.told(question);
     }
 
     /// Asks when it is due, as a driver does. A connection can break; the next one begins with the
