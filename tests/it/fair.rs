@@ -8,7 +8,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::limit::{CachedLimit, HeaderKey, KeyLabels, Refusal, RefusalReason};
+use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy,
     RejectReason, Semaphore,
@@ -200,10 +200,7 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
     let fair = || builder().fair_by(TENANT);
     let class = |_: &Name, _: &Parts| 1;
     let weight = |_: &Name, _: &Parts| 1;
-    let some = || KeyLabels::first(3);
     for (built, word) in [
-        (builder().tenant_labels(some()).build(), "tenant_labels"),
-        (fair().tenant_labels(some()).key_labels(some()).build(), "one of them"),
         (builder().cost_by(|_: &Parts| 1).limit(Limit::Unlimited).build(), "cost_by"),
         (builder().weight_by(weight).build(), "weight_by"),
         (builder().class_by(class).build(), "class_by"),

@@ -256,6 +256,18 @@ async fn a_grant_before_an_older_request_of_another_tenant_is_counted() {
     drop((older, later));
 }
 
+#[test]
+fn labels_of_tenants_need_tenants_and_stand_alone() {
+    let semaphore = Semaphore::in_memory();
+    let builder = || ConcurrencyLimitLayer::builder(&semaphore, "api").limit(5);
+    let some = || KeyLabels::first(3);
+    let alone = builder().tenant_labels(some()).build().unwrap_err().to_string();
+    assert!(alone.contains("fair_by"), "{alone}");
+    let both = builder().fair_by(HeaderKey::from_static("x-tenant")).key_labels(some());
+    let both = both.tenant_labels(some()).build().unwrap_err().to_string();
+    assert!(both.contains("one of them"), "{both}");
+}
+
 #[tokio::test]
 async fn tenants_are_told_apart_only_where_that_was_asked_for() {
     let recorded = Recorded::new();
