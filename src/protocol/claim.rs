@@ -212,7 +212,8 @@ fn write_base36(out: &mut [u8], mut number: u64) {
     }
 }
 
-fn read_base36(digits: &[u8]) -> Option<u64> {
+/// Reads up to eleven digits, with or without zeros in front.
+pub(super) fn read_base36(digits: &[u8]) -> Option<u64> {
     if digits.len() > 11 {
         return None;
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use smallvec::SmallVec;
 
-use super::claim::Claim;
+use super::claim::{Claim, read_base36};
 use crate::error::ConfigError;
 
 /// One process's semaphore, named by 64 random bits.
@@ -140,10 +140,7 @@ impl PlaceId {
     }
 
     fn parse_n(digits: &[u8]) -> Option<u64> {
-        if digits.is_empty() || digits.len() > 11 {
-            return None;
-        }
-        digits.iter().try_fold(0u64, |n, c| Some(n * 36 + u64::from((*c as char).to_digit(36)?)))
+        if digits.is_empty() { None } else { read_base36(digits) }
     }
 }
 

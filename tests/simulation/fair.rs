@@ -237,7 +237,7 @@ impl Judge {
             done.after.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
         let mut places = Places::default();
         done.before.iter().for_each(|(id, _, ticket)| places.put(*id, *ticket));
-        // Who leaves; whose lease has ended; and who was granted, and is known to be gone.
+        // The places that leave, those whose lease has ended, and those granted and known to be gone.
         let leaving: HashSet<PlaceId> = done.leaving.iter().copied().collect();
         let (mut dead, mut passed) = (Vec::new(), Vec::new());
         for (id, end, ticket) in done.before.iter().filter(|(id, ..)| !after.contains_key(id)) {

@@ -77,8 +77,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
         let (waits, holds): (Vec<&Place>, Vec<&Place>) =
             places.iter().partition(|(_, _, ticket)| ticket.is_some());
         waiting = waits.len() as u64;
-        let cost = |id: &PlaceId| id.claim.map_or(1, |claim| u64::from(claim.cost()));
-        in_use = holds.iter().map(|place| cost(&place.0)).sum();
+        in_use = holds.iter().map(|place| u64::from(place.0.cost())).sum();
     }
     // Those with a claim were listed on their own.
     places.sort_by_key(|(_, lease_end, _)| *lease_end);

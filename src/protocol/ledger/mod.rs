@@ -398,8 +398,7 @@ impl Ledger {
         if !has_lines {
             return first;
         }
-        let is_fair = |entry: &(bool, u64, PlaceId)| entry.0;
-        let behind = index.range((true, 0, PlaceId::FIRST)..).find(|entry| is_fair(entry));
+        let behind = index.range((true, 0, PlaceId::FIRST)..).next();
         first.min(behind.map_or(u64::MAX, |(_, end, _)| *end))
     }
 

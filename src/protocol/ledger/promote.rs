@@ -1,4 +1,6 @@
-//! Who is next: what has expired goes, and free permits are granted.
+//! Takes out what has expired, and grants free permits to the place whose turn it is.
+
+use std::collections::BTreeMap;
 
 use super::{Caller, Grant, HINT_WORK, Ledger, Post};
 use crate::protocol::claim::{Claim, Tenant};
@@ -31,7 +33,9 @@ impl Ledger {
 
     fn fit_in_lines(&self, caller: Caller, ids: &[PlaceId]) -> bool {
         let mut in_use = self.in_use();
-        for (i, id) in ids.iter().enumerate() {
+        // What each tenant asks for in this call.
+        let mut asked: BTreeMap<Tenant, u64> = BTreeMap::new();
+        for id in ids {
             let Some(claim) = id.claim else {
                 in_use += 1;
                 continue;
@@ -41,14 +45,11 @@ impl Ledger {
             if self.lines.as_ref().is_some_and(|fair| fair.lines.waiting_of(tenant) > 0) {
                 return false;
             }
-            if claim.each().is_some() {
-                let before = ids[..i].iter().filter_map(|id| id.claim);
-                let of_call = before.filter(|claim| claim.tenant() == tenant);
-                let units = of_call.map(|claim| u64::from(claim.cost())).sum::<u64>();
-                if !fits_each(self.in_use_by(tenant) + units, claim) {
-                    return false;
-                }
+            let before = asked.entry(tenant).or_default();
+            if !fits_each(self.in_use_by(tenant) + *before, claim) {
+                return false;
             }
+            *before += u64::from(claim.cost());
         }
         // The strictest of their classes counts for all of them.
         let is_first = |id: &PlaceId| id.claim.is_none_or(|claim| claim.class() == 0);

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
+use super::Session;
 use super::options::OnUnavailable;
 use super::place::{Place, Places, index_of, serial_of};
-use super::{Session, State};
 use crate::error::RejectReason;
 use crate::protocol::claim::{Claim, Tenant};
 use crate::protocol::lines::Lines;
@@ -144,7 +144,7 @@ impl Session {
     pub(super) fn open_local_queue(&mut self) {
         self.local_queue = LocalQueue::new();
         for (_, place) in self.places.iter() {
-            if matches!(place.state, State::Held | State::Admitted { .. }) {
+            if place.is_in_flight() {
                 self.local_queue.count(place.claim(), true);
             }
         }
