@@ -148,6 +148,20 @@ impl Done<'_> {
     fn fits(&self, places: &Places, id: PlaceId) -> bool {
         places.all + u64::from(id.cost()) <= self.room(id)
     }
+
+    /// The places that came again in this very call after their lease had ended: as newcomers, so a place
+    /// that waited lost its turn. A call that reached its bound may have kept a place past its lease.
+    fn again(&self, after: &HashMap<PlaceId, Option<u64>>) -> HashSet<PlaceId> {
+        let coming: HashSet<PlaceId> = self.coming.iter().map(|(id, _)| *id).collect();
+        let has_ended = |end: u64| end <= self.now / 1000;
+        let is_again = |(id, end, ticket): &&Stored| match after.get(id) {
+            Some(now) if coming.contains(id) && has_ended(*end) => {
+                now != ticket && !(self.more && now.is_none())
+            }
+            _ => false,
+        };
+        self.before.iter().filter(is_again).map(|(id, ..)| *id).collect()
+    }
 }
 
 impl Judge {
@@ -240,7 +254,9 @@ impl Judge {
         // The places that leave, those whose lease has ended, and those granted and known to be gone.
         let leaving: HashSet<PlaceId> = done.leaving.iter().copied().collect();
         let (mut dead, mut passed) = (Vec::new(), Vec::new());
-        for (id, end, ticket) in done.before.iter().filter(|(id, ..)| !after.contains_key(id)) {
+        let again = done.again(&after);
+        let gone = |id: &PlaceId| !after.contains_key(id) || again.contains(id);
+        for (id, end, ticket) in done.before.iter().filter(|(id, ..)| gone(id)) {
             match ticket {
                 _ if leaving.contains(id) => places.take(*id, *ticket),
                 Some(ticket) if *end > now / 1000 => passed.push((*ticket, *id)),
@@ -250,7 +266,8 @@ impl Judge {
         self.settle(&places, now);
         dead.into_iter().for_each(|(id, ticket)| places.take(id, ticket));
         self.settle(&places, now);
-        let known: HashSet<PlaceId> = done.before.iter().map(|(id, ..)| *id).collect();
+        let before = done.before.iter().map(|(id, ..)| *id);
+        let known: HashSet<PlaceId> = before.filter(|id| !again.contains(id)).collect();
         for (id, proof) in done.coming.iter().filter(|(id, _)| !known.contains(id)) {
             let Some(proof) = proof.filter(|_| after.contains_key(id)) else { continue };
             let is_ticket = proof >= TICKET_MIN;
