@@ -40,7 +40,6 @@ local first, last = 8 + ARGV[7], #ARGV
 --@clock
 --@queued
 local lease_end = now_ms + lease_ms
-local fair_score = string.format('%.0f', lease_end + 1e13)
 if first > 8 then
   local members, count = {}, 0
   for i = 8, first - 1 do
@@ -61,22 +60,27 @@ if first > 8 then
   if count > 0 then redis.call('ZREM', key, unpack(members, 1, count)) end
 end
 local units = redis.call('ZCOUNT', key, '0', '(10000000000000')
-local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+local is_quiet = redis.call('ZCOUNT', key, '100000000000000', '+inf') == 0
 
 -- The most frequent call: one place of a tenant that comes, of one permit and class 0, while nobody waits.
-if first == last and not turn[1] and string.sub(ARGV[last], -3) == '001' and string.byte(ARGV[last], -16) == 46 then
-  local id = ARGV[last]
-  local share, each = string.format('%d', tonumber(string.sub(id, -15, -11), 36)), string.sub(id, -8, -4)
-  if units < limit and (each == '00000' or redis.call('ZCOUNT', key, share, share) < tonumber(each, 36)) then
-    redis.call('ZADD', key, fair_score, id, share, queued .. id)
+local id = ARGV[last]
+if is_quiet and first == last and string.sub(id, -3) == '001' and string.byte(id, -16) == 46 then
+  local f, each = tonumber(string.sub(id, -15, -11), 36), string.sub(id, -8, -4)
+  if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
+    redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
     -- As in write.lua; but if nobody else is there, there is no expiry to be shortened.
     if units == 0 or redis.call('PTTL', key) < lease_ms + 1000 then
-      redis.call('PEXPIRE', key, string.format('%.0f', 3 * lease_ms + 1000))
+      redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
     end
     return lease_end
   end
 end
 
+local turn = {}
+if not is_quiet then
+  turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+end
+local fair_score = string.format('%.0f', lease_end + 1e13)
 local plain_score = string.format('%.0f', lease_end)
 local sub, byte = string.sub, string.byte
 local settle, remove
@@ -150,7 +154,7 @@ repeat
         redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, count)))
       end
       if units == 0 and not turn[1] or redis.call('PTTL', key) < lease_ms + 1000 then
-        redis.call('PEXPIRE', key, string.format('%.0f', 3 * lease_ms + 1000))
+        redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
       end
       return lease_end
     end
@@ -177,10 +181,17 @@ local scores = redis.call('ZMSCORE', key, unpack(members))
 -- Whether a lease that was there before is gone or longer: it may have been the earliest.
 local moved = gone
 local statuses, writes, ticket = {}, {}, 0
--- By tenant: its turn, what it has in use, how many wait and the last of them, each once it is known.
-local turns, has, lines, tails = {}, {}, {}, {}
+-- By tenant: its turn, what it has in use, how many wait and the last of them, each once it is known; and whether
+-- a line that is stopped was looked at in this call.
+local turns, has, lines, tails, seen = {}, {}, {}, {}, {}
 -- Granted in this call without a claim, and not written yet.
 local fresh = 0
+local function flush()
+  for i = 1, #writes, 4000 do
+    redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, #writes)))
+  end
+  writes, fresh = {}, 0
+end
 for i, id in ipairs(ids) do
   local status, stands = nil, scores[count + i]
   if string.byte(id, -16) ~= 46 then
@@ -224,25 +235,24 @@ for i, id in ipairs(ids) do
     local digits = string.sub(id, -15, -11)
     local f, cost, class = tonumber(digits, 36), tonumber(string.sub(id, -2), 36), tonumber(string.sub(id, -3, -3))
     if turns[digits] == nil then turns[digits] = tonumber(scores[2 * count + i]) or false end
-    local looked = false
+    local is_last = false
     if scores[i] then
       moved = true
       status = 1
       if tonumber(stands) < 0 then
         status = 1e14 + (stands + f) * 268435456
-        looked = turns[digits] == math.huge
       end
     else
-      local share, each = string.format('%d', f), tonumber(string.sub(id, -8, -4), 36)
+      local each = tonumber(string.sub(id, -8, -4), 36)
       local room = class > 0 and limit - headroom or limit
       if not turns[digits] then
         lines[digits] = 0
       elseif not lines[digits] then
-        lines[digits] = redis.call('ZCOUNT', key, string.format('(-%d', f), string.format('(-%d', f - 1))
+        lines[digits] = redis.call('ZCOUNT', key, -f, 1 - f)
       end
       local line = lines[digits]
       if not has[digits] and (each > 0 or line == 0) then
-        has[digits] = redis.call('ZCOUNT', key, share, share)
+        has[digits] = redis.call('ZCOUNT', key, f, f)
       end
       local units_of = has[digits] or 0
       local refused = -1
@@ -268,7 +278,7 @@ for i, id in ipairs(ids) do
         in_use = in_use + cost
         has[digits] = units_of + cost
         for j = 1, cost do
-          writes[#writes + 1] = share
+          writes[#writes + 1] = f
           writes[#writes + 1] = (j > 1 and j or '') .. queued .. id
         end
       elseif max_queue < 0 then
@@ -278,40 +288,45 @@ for i, id in ipairs(ids) do
       else
         local k = now_ms % 134217728 + 1
         if line == 0 then
-          turns[digits] = own_turn
-          writes[#writes + 1] = string.format('%.17g', own_turn)
+          turns[digits], seen[digits] = own_turn, true
+          writes[#writes + 1] = own_turn
           writes[#writes + 1] = 't' .. digits
           if is_first then next_turn, next_f, next_cost, next_class = own_turn, f, cost, class end
         else
           local tail = tails[digits]
           if not tail then
-            local from, to = string.format('(-%d', f - 1), string.format('(-%d', f)
-            tail = redis.call('ZRANGE', key, from, to, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+            tail = redis.call('ZRANGE', key, 1 - f, -f, 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
             tail = (tail[2] + f) * 268435456
           end
           k = math.min(math.max(k, tail + 1), 268435455)
-          looked = turns[digits] == math.huge or k == 268435455
+          -- The highest ticket may be another's, too: then their ids decide who is first.
+          is_last = k == 268435455
         end
         status = 1e14 + k
         lines[digits], tails[digits] = line + 1, k
-        writes[#writes + 1] = string.format('%.17g', k / 268435456 - f)
+        writes[#writes + 1] = k / 268435456 - f
         writes[#writes + 1] = queued .. id
       end
     end
+    local is_stopped = status >= 1e14 and turns[digits] == math.huge
+    local looked = is_last
+    if is_last then
+      flush()
+      turns[digits] = settle(digits, turns[digits])
+    elseif is_stopped and not seen[digits] then
+      -- It is looked at once more, as its places and the limit are now.
+      seen[digits] = true
+      turns[digits] = settle(digits, turns[digits])
+      looked = turns[digits] < math.huge
+    end
     if looked then
-      -- A line that was stopped is looked at once more, as its places are now.
-      for j = 1, #writes, 4000 do
-        redis.call('ZADD', key, unpack(writes, j, math.min(j + 3999, #writes)))
-      end
-      writes, fresh = {}, 0
-      turns[digits] = settle(digits)
-      -- Whose turn it is is looked up again.
+      -- The first of all lines may be another now.
+      flush()
       next_turn = nil
       local line = redis.call('ZRANGEBYSCORE', key, '4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
       if line[1] then
         next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
-        local from, to = string.format('(-%d', next_f), string.format('(-%d', next_f - 1)
-        local head = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', '1')[1]
+        local head = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '1')[1]
         next_cost, next_class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
       end
       if queue > 0 then

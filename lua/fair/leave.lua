@@ -25,10 +25,11 @@ if #members > 0 then
     -- No turn, no line: what it left was a permit, and nothing is to be settled.
     if turns[i] then
       local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])
-      if not own_turn or members[i] == turn[1] or own_turn == first then
-        unknown = true
-      elseif own_turn < first then
+      if own_turn and own_turn < first then
         turn = { members[i], own_turn }
+      elseif (members[i] == turn[1]) ~= (own_turn == first) then
+        -- It was the first and is not sure to be, or it is as soon as the first.
+        unknown = true
       end
     end
   end

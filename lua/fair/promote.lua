@@ -42,8 +42,7 @@ while again do
     end
     if not head then
       next_f = tonumber(string.sub(member, 2), 36)
-      local from, to = string.format('(-%d', next_f), string.format('(-%d', next_f - 1)
-      local heads = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', '2')
+      local heads = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '2')
       head, behind = heads[1], heads[2]
       next_cost, next_class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
     end
@@ -81,20 +80,19 @@ while again do
             end
           end
         end
-        local share = string.format('%d', next_f)
         if is_absent then
           redis.call('ZREM', key, id, head)
-          if behind then redis.call('ZADD', key, string.format('%.17g', score), member) end
+          if behind then redis.call('ZADD', key, score, member) end
         elseif behind then
-          redis.call('ZADD', key, share, head, string.format('%.17g', score), member)
+          redis.call('ZADD', key, next_f, head, score, member)
         else
-          redis.call('ZADD', key, share, head)
+          redis.call('ZADD', key, next_f, head)
         end
         if not behind then redis.call('ZREM', key, member) end
         if next_cost > 1 and not is_absent then
           local writes = {}
           for i = 2, next_cost do
-            writes[#writes + 1] = share
+            writes[#writes + 1] = next_f
             writes[#writes + 1] = i .. head
           end
           redis.call('ZADD', key, unpack(writes))

@@ -69,15 +69,14 @@ for i, id in ipairs(ids) do
     elseif proof >= 1e14 then
       local k = math.min(math.max(proof - 1e14, 1), 268435455)
       status = 1e14 + k
-      writes[#writes + 1] = string.format('%.17g', k / 268435456 - f)
+      writes[#writes + 1] = k / 268435456 - f
       writes[#writes + 1] = queued .. id
     elseif proof > now_ms then
       status = 1
-      local share = string.format('%d', f)
-      writes[#writes + 1] = share
+      writes[#writes + 1] = f
       writes[#writes + 1] = queued .. id
       for j = 2, tonumber(string.sub(id, -2), 36) do
-        writes[#writes + 1] = share
+        writes[#writes + 1] = f
         writes[#writes + 1] = j .. queued .. id
       end
     end

@@ -14,14 +14,12 @@
 
 function settle(digits, before)
   local f, member = tonumber(digits, 36), 't' .. digits
-  local from, to = string.format('(-%d', f), string.format('(-%d', f - 1)
-  local head = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', '0', '1')[1]
+  local head = redis.call('ZRANGEBYSCORE', key, -f, 1 - f, 'LIMIT', '0', '1')[1]
   if not head then
     redis.call('ZREM', key, member)
     return nil
   end
-  local share = string.format('%d', f)
-  local units = redis.call('ZCOUNT', key, share, share)
+  local units = redis.call('ZCOUNT', key, f, f)
   before = tonumber(before or redis.call('ZMSCORE', key, member)[1] or 0)
   local each, class = tonumber(string.sub(head, -8, -4), 36), tonumber(string.sub(head, -3, -3))
   local turn, factor = math.huge, 2 ^ (80 * class)
@@ -33,7 +31,7 @@ function settle(digits, before)
       turn = (start + now) * factor
     end
   end
-  if turn ~= before then redis.call('ZADD', key, string.format('%.17g', turn), member) end
+  if turn ~= before then redis.call('ZADD', key, turn, member) end
   return turn
 end
 

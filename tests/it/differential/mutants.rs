@@ -91,13 +91,13 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
-    ("fair/acquire", "share, share) < tonumber(each, 36)", "share, share) <= tonumber(each, 36)"),
+const FAIR_MUTANTS: [(&str, &str, &str); 52] = [
+    ("fair/acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
         "fair/acquire",
-        "ZADD', key, fair_score, id, share, queued .. id)",
-        "ZADD', key, fair_score, id)",
+        "ZADD', key, lease_end + 1e13, id, f, queued .. id)",
+        "ZADD', key, lease_end + 1e13, id)",
     ),
     ("fair/release", "'ZREM', key, ARGV[last], queued .. ARGV[last])", "'ZREM', key, ARGV[last])"),
     ("fair/release", "for share = 2, tonumber(sub(id, -2), 36) do", "for share = 2, 1 do"),
@@ -106,8 +106,8 @@ const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
     ("fair/settle", "    if before < start * factor or", "    if true or"),
     (
         "fair/settle",
-        "local units = redis.call('ZCOUNT', key, share, share)",
-        "local units = redis.call('ZCOUNT', key, from, to)",
+        "local units = redis.call('ZCOUNT', key, f, f)",
+        "local units = redis.call('ZCOUNT', key, -f, 1 - f)",
     ),
     (
         "fair/settle",
@@ -124,8 +124,8 @@ const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
         "local own_turn, first = tonumber(turns[i]), tonumber(turn[2])",
     ),
     ("fair/leave", "  if unknown then", "  if false then"),
-    ("fair/leave", "members[i] == turn[1] or own_turn == first", "own_turn == first"),
-    ("fair/leave", "elseif own_turn < first then", "elseif false then"),
+    ("fair/leave", "(members[i] == turn[1]) ~= (own_turn == first)", "own_turn == first"),
+    ("fair/leave", "if own_turn and own_turn < first then", "if false then"),
     ("fair/acquire", "if byte(terms, 6) ~= 48 then room", "if false then room"),
     (
         "fair/acquire",
@@ -161,7 +161,9 @@ const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
     ("fair/acquire", "line >= max_queue", "line > max_queue"),
     ("fair/acquire", "        lines[digits], tails[digits] = line + 1, k\n", ""),
     ("fair/acquire", "          if is_first then next_turn,", "          if false then next_turn,"),
-    ("fair/acquire", "looked = turns[digits] == math.huge\n", "looked = false\n"),
+    ("fair/acquire", "looked = turns[digits] < math.huge\n", "looked = false\n"),
+    ("fair/acquire", "elseif is_stopped and not seen[digits] then", "elseif false then"),
+    ("fair/acquire", "local looked = is_last\n", "local looked = false\n"),
     ("fair/acquire", "k = math.min(math.max(k, tail + 1), 268435455)", "k = k + 1"),
     ("fair/promote", "in_use + next_cost > room then break end", "in_use >= room then break end"),
     (
@@ -175,7 +177,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 50] = [
         "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if first[1] and",
         "'4503599627370496', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')\n      if false and",
     ),
-    ("fair/promote", "redis.call('ZADD', key, share, head)", "redis.call('ZREM', key, head)"),
+    ("fair/promote", "redis.call('ZADD', key, next_f, head)", "redis.call('ZREM', key, head)"),
     ("fair/promote", "if each ~= '00000' and", "if false and"),
     ("fair/promote", "if not behind then redis.call('ZREM', key, member) end", ""),
     ("fair/promote", "for i = 2, next_cost do", "for i = 3, next_cost do"),
