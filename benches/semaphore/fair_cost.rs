@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use mea::admission::FairShare;
 use serde::{Deserialize, Serialize};
-use tower_semaphore::{Ask, Policy, Semaphore};
+use tower_semaphore::{Ask, Permit, Policy, Semaphore};
 
 use super::child;
 use super::counts::{can_count, counted};
@@ -97,7 +98,7 @@ pub(crate) fn child(job: &Job) {
 
 fn ask(name: &str, limiter: Limiter, tenant: u32) -> Ask {
     let ask = Ask::of(name);
-    if limiter == Limiter::Plain { ask } else { ask.by(format!("tenant {tenant}")) }
+    if limiter == Limiter::Plain { ask } else { ask.by(self::tenant(tenant)) }
 }
 
 /// Each tenant in its turn, and to the end of the line with it.
@@ -129,29 +130,42 @@ async fn take_turns<F: Future>(job: &Job, acquire: impl Fn(u32) -> F) {
 
 // ===== Redis =====
 
+/// What is asked of a name by one of several.
+type Maker = fn(&str, u32) -> Ask;
+
+fn tenant(n: u32) -> String {
+    format!("tenant {n}")
+}
+
 /// µs of scripts for each of so many.
 fn each(usage: Usage, count: u32) -> f64 {
     usage.per_script() * usage.scripts / f64::from(count)
 }
 
 async fn uncontended(context: &mut Context, redis: &Redis, semaphore: &Semaphore) {
-    let pairs = context.either(600, 4000);
-    let pair = async |name: &str, ask: fn(&str) -> Ask| {
+    let rounds = context.either(600, 4000);
+    let policy = Policy::new(100);
+    // Beside ten that hold.
+    let pairs = async |name: &str, ask: Maker, together: u32| {
+        let acquire = |n| semaphore.acquire(ask(name, n), &policy);
+        let _held = try_join_all((0..10).map(acquire)).await.expect("permits");
         let before = redis.usage();
-        for _ in 0..pairs {
-            let permit = semaphore.acquire(ask(name), &Policy::new(10)).await.expect("a permit");
-            permit.release().await.expect("an answer");
+        for _ in 0..rounds / together {
+            let permits = try_join_all((0..together).map(acquire)).await.expect("permits");
+            let released = permits.into_iter().map(Permit::release);
+            try_join_all(released).await.expect("answers");
         }
-        each(redis.usage().since(before), pairs)
+        each(redis.usage().since(before), rounds / together)
     };
-    for (what, ask, most) in [
-        ("acquire and release: Redis' time", (|s| Ask::of(s).by("acme")) as fn(&str) -> Ask, 1.2),
-        ("the same, with a cap for each", |s| Ask::of(s).by("acme").each(4), 1.6),
+    for (what, ask, together, most) in [
+        ("acquire and release: Redis' time", (|s, n| Ask::of(s).by(tenant(n))) as Maker, 1, 1.2),
+        ("the same, with a cap for each", |s, n| Ask::of(s).by(tenant(n)).each(4), 1, 1.6),
+        ("the same, 16 in a call", |s, n| Ask::of(s).by(tenant(n)), 16, 1.8),
     ] {
         let (fair, plain) = alternate(
             context.rounds(),
-            async || pair("fair", ask).await,
-            async || pair("plain", |name| Ask::of(name)).await,
+            async || pairs("fair", ask, together).await,
+            async || pairs("plain", |name, _| Ask::of(name), together).await,
         )
         .await;
         let row = Row::new(ON_REDIS, what, "µs", &fair).against("plain", &fair, &plain);
