@@ -164,7 +164,7 @@ fn no_number_becomes_text_inaccurately() {
         "revoke: if take then redis.call('ZREM', key, id, queued .. id) end",
         "fair/acquire: members[count + 1], members[count + 2] = id, queued .. id",
         "fair/acquire: members[count] = share .. queued .. id",
-        "fair/acquire: redis.call('ZADD', key, fair_score, id, share, queued .. id)",
+        "fair/acquire: redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)",
         "fair/acquire: turns[#turns + 1] = 't' .. digits",
         "fair/acquire: writes[count + 1], writes[count + 2], writes[count + 3], writes[count + 4] = fair_score, id, share, queued .. id",
         "fair/acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",
