@@ -34,6 +34,8 @@ pub struct AcquireOptions {
     pub headroom: u32,
     /// Whose it is, where the semaphore is shared between tenants.
     pub claim: Option<Claim>,
+    /// For how long its permit stays taken if the request is broken off.
+    pub linger: Duration,
 }
 
 impl AcquireOptions {

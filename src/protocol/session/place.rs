@@ -47,6 +47,18 @@ pub(super) struct Place {
     /// A renewal found it gone, and it is being brought back: until that is answered, a renewal would only
     /// find it gone once more.
     pub(super) restoring: bool,
+    pub(super) linger: Linger,
+}
+
+/// Whether a permit outlives its request, because what it was for may still go on elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum Linger {
+    #[default]
+    No,
+    /// Its request was broken off, and has not left yet.
+    Due,
+    /// Its request has left.
+    Until(Time),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,6 +143,19 @@ impl Place {
 
     pub(super) const fn is_in_flight(&self) -> bool {
         matches!(self.state, State::Held | State::Admitted { .. })
+    }
+
+    /// Whether its permit outlives its request where that is broken off.
+    pub(super) fn may_linger(&self) -> bool {
+        self.is_in_flight() && self.taken && !self.options.linger.is_zero()
+    }
+
+    /// Until when it stays without a request.
+    pub(super) const fn lingers_until(&self) -> Option<Time> {
+        match self.linger {
+            Linger::Until(until) => Some(until),
+            Linger::No | Linger::Due => None,
+        }
     }
 
     /// Whether the backend may know it.
@@ -267,6 +292,7 @@ mod tests {
                     on_unavailable: OnUnavailable::Refuse,
                     headroom: 0,
                     claim: None,
+                    linger: Duration::ZERO,
                 },
                 state: State::Held,
                 lease_end: 0,
@@ -276,6 +302,7 @@ mod tests {
                 queued: false,
                 check: false,
                 restoring: false,
+                linger: Linger::No,
             });
         }
         places

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{PLACES_MAX, Place, State};
+use super::place::{Linger, PLACES_MAX, Place, State};
 use super::{Event, IDLE, Progress, Session};
 use crate::error::RejectReason;
 use crate::protocol::id::{NodeId, PlaceId};
@@ -47,6 +47,7 @@ impl Session {
             queued: false,
             check: false,
             restoring: false,
+            linger: Linger::No,
         });
         self.joining += 1;
         let n = self.places.get(index).map_or(0, |place| place.n);
@@ -107,8 +108,28 @@ impl Session {
         }
     }
 
-    /// The request leaves, whatever it had; its permit is released. Its index may be given to another.
+    /// What the request at `index` has its permit for was broken off: the permit lingers once the request
+    /// leaves, because the other side may notice later (rule 8).
+    pub fn handle_break_off(&mut self, index: usize) {
+        let place = self.places.get_mut(index).filter(|place| place.may_linger());
+        place.into_iter().for_each(|place| place.linger = Linger::Due);
+    }
+
+    /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
+    /// to another.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
+        match self.places.get_mut(index) {
+            Some(place) if place.linger == Linger::Due && place.is_in_flight() => {
+                let until = now + place.options.linger;
+                place.linger = Linger::Until(until);
+                self.want(until);
+            }
+            _ => self.take_out(index, now),
+        }
+    }
+
+    /// Takes a place out that no request has.
+    pub(super) fn take_out(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
         self.count(place.state, place.options.claim, false);
         if let Some(claim) = place.options.claim {
@@ -220,7 +241,16 @@ impl Session {
         self.local_queue = LocalQueue::new();
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
-            if place.is_in_flight() && place.taken {
+            if place.may_linger() {
+                // Not released: its lease ends it, as that of a process that dies.
+                let is_taken = place.lingers_until().is_none();
+                self.set(index, if is_taken { State::Lost } else { State::Closed });
+                if is_taken {
+                    self.events.push(Event::Lost(index));
+                } else {
+                    self.take_out(index, now);
+                }
+            } else if place.is_in_flight() && place.taken {
                 self.lose(index, now);
             } else if place.is_live() || place.is_joining() {
                 self.leave_server(index, now);
@@ -286,6 +316,10 @@ impl Session {
     }
 
     pub(super) fn lose(&mut self, index: usize, now: Time) {
+        if self.places.get(index).is_some_and(|place| place.lingers_until().is_some()) {
+            // There is no holder to be told.
+            return self.take_out(index, now);
+        }
         self.leave_server(index, now);
         self.set(index, State::Lost);
         self.events.push(Event::Lost(index));

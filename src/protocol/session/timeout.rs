@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::place::{State, WAITING_RENEWAL};
+use super::place::{Place, State, WAITING_RENEWAL};
 use super::{Event, IDLE, Session};
 use crate::protocol::time::Time;
 
@@ -27,7 +27,12 @@ impl Session {
             self.want(*until + lease);
         }
         for index in self.look_at_places(now) {
-            self.expire(index, now);
+            let lingers = self.places.get(index).and_then(Place::lingers_until);
+            if lingers.is_some_and(|until| now >= until) {
+                self.take_out(index, now);
+            } else {
+                self.expire(index, now);
+            }
         }
         let idle_until = self.idle_until(now);
         if now < idle_until {
@@ -57,12 +62,20 @@ impl Session {
         }
     }
 
-    /// Has renewed what is due. Gives the places that reached their deadline.
+    /// Has renewed what is due. Gives the places that reached their deadline, or have lingered long enough.
     fn look_at_places(&mut self, now: Time) -> SmallVec<[usize; 4]> {
         let mut expired = SmallVec::new();
         let (mut next, mut renew): (Option<Time>, bool) = (None, false);
         let mut want = |at: Time| next = Some(next.map_or(at, |next| next.min(at)));
         for (index, place) in self.places.iter() {
+            match place.lingers_until() {
+                Some(until) if now >= until => {
+                    expired.push(index);
+                    continue;
+                }
+                Some(until) => want(until),
+                None => {}
+            }
             match place.state {
                 State::Held if now >= place.deadline() => {
                     expired.push(index);

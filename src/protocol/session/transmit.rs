@@ -1,5 +1,7 @@
 //! What goes out.
 
+use std::time::Duration;
+
 use std::collections::VecDeque;
 
 use super::options::AcquireOptions;
@@ -221,7 +223,10 @@ impl Session {
         while permits < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
-            let asked = (place.limit, AcquireOptions { claim: None, ..place.options });
+            let asked = (
+                place.limit,
+                AcquireOptions { claim: None, linger: Duration::ZERO, ..place.options },
+            );
             match &common {
                 None => common = Some(asked),
                 Some(common) if *common != asked => break,

@@ -3,6 +3,7 @@
 
 mod connections;
 mod ending;
+mod linger;
 mod operators;
 mod outages;
 mod renewals;
@@ -32,6 +33,7 @@ const OPTIONS: AcquireOptions = AcquireOptions {
     on_unavailable: OnUnavailable::Refuse,
     headroom: 0,
     claim: None,
+    linger: Duration::ZERO,
 };
 
 /// Moments are ms, by the clocks of the process and the server alike.

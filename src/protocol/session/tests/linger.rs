@@ -1,0 +1,163 @@
+//! Permits whose requests were broken off (rule 8).
+
+use super::*;
+
+const LINGERS: AcquireOptions = AcquireOptions { linger: ms(400), ..OPTIONS };
+
+/// A permit whose request was broken off and has left at 0, of a semaphore of one permit.
+fn broken_off() -> Rig {
+    broken_off_with(LINGERS)
+}
+
+fn broken_off_with(options: AcquireOptions) -> Rig {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(options);
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+    rig.session.handle_break_off(index);
+    rig.leave(index);
+    rig
+}
+
+#[test]
+fn a_permit_that_was_broken_off_is_released_after_its_linger() {
+    let mut rig = broken_off();
+    rig.live(390);
+    assert_eq!(rig.places().len(), 1, "it lingers");
+    assert!(rig.session.is_in_use());
+    rig.live(20);
+    assert_eq!(rig.places(), []);
+    assert!(rig.session.is_idle());
+}
+
+#[test]
+fn a_waiter_is_granted_as_soon_as_a_permit_has_lingered() {
+    let mut rig = broken_off();
+    let waits = rig.request();
+    rig.live(390);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.live(20);
+    assert_eq!(rig.progress(waits), Progress::Held);
+}
+
+#[test]
+fn without_a_linger_it_is_released_at_once() {
+    let mut rig = broken_off_with(OPTIONS);
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_request_that_ends_well_does_not_linger() {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(LINGERS);
+    rig.settle();
+    rig.progress(index);
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn a_request_that_leaves_while_it_waits_does_not_linger() {
+    let mut rig = Rig::new(1);
+    let other = rig.other();
+    let index = rig.request_with(LINGERS);
+    rig.settle();
+    rig.session.handle_break_off(index);
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(rig.places(), [other]);
+}
+
+#[test]
+fn a_release_that_is_asked_for_does_not_linger() {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(LINGERS);
+    rig.settle();
+    rig.progress(index);
+    rig.session.handle_break_off(index);
+    let now = rig.now();
+    assert!(rig.session.handle_release(index, now));
+    rig.settle();
+    rig.leave(index);
+    assert_eq!(rig.places(), []);
+    assert!(rig.session.is_idle());
+}
+
+#[test]
+fn what_lingers_is_renewed_and_shown_as_proof_like_what_is_held() {
+    let long = AcquireOptions { linger: ms(1_400), ..OPTIONS };
+    let mut rig = broken_off_with(long);
+    rig.pass(1_000);
+    let renewal = rig.answer();
+    assert!(matches!(renewal.op, Op::Renew { .. }), "{renewal:?}");
+    let proof = rig.proof_after_a_loss();
+    let (reply, now) = (rig.carry_out(&proof), rig.now());
+    rig.reply(&proof.op, &reply, now);
+    assert_eq!(rig.places().len(), 1, "it is counted again");
+    rig.live(410);
+    assert_eq!(rig.places(), []);
+}
+
+#[test]
+fn what_lingers_and_is_lost_is_forgotten() {
+    let mut rig = broken_off_with(AcquireOptions { linger: ms(60_000), ..OPTIONS });
+    rig.session.take_events();
+    // Nothing is answered for a lease.
+    rig.pass(3_000);
+    assert_eq!(rig.session.take_events()[..], [], "nobody is there to be told");
+    assert!(!rig.session.is_in_use());
+    rig.check();
+    rig.settle();
+    assert_eq!(rig.places(), [], "and it is released, in case it still stands there");
+}
+
+#[test]
+fn what_lingers_can_be_revoked() {
+    let mut rig = broken_off();
+    let [id] = rig.places()[..] else { panic!("one place") };
+    let now = rig.now();
+    rig.session.handle_revoked(id, now);
+    rig.check();
+    assert!(!rig.session.is_in_use());
+}
+
+#[test]
+fn a_session_that_closes_leaves_to_their_leases_what_lingers_and_what_would() {
+    let mut rig = Rig::new(3);
+    let [lingers, held, plain] =
+        [LINGERS, LINGERS, OPTIONS].map(|options| rig.request_with(options));
+    rig.settle();
+    for index in [lingers, held, plain] {
+        rig.progress(index);
+    }
+    let mut kept = [lingers, held].map(|index| rig.id(index));
+    kept.sort_unstable();
+    rig.session.handle_break_off(lingers);
+    rig.leave(lingers);
+    rig.session.take_events();
+    let now = rig.now();
+    rig.session.handle_close(now);
+    assert_eq!(rig.session.take_events()[..], [Event::Lost(held), Event::Lost(plain)]);
+    rig.settle();
+    assert_eq!(rig.places(), kept);
+    rig.leave(held);
+    rig.leave(plain);
+    rig.settle();
+    assert_eq!(rig.places(), kept);
+    assert!(rig.session.is_idle());
+}
+
+#[test]
+fn in_an_outage_what_lingers_takes_its_part_of_the_share() {
+    let share = AcquireOptions { linger: ms(400), ..with(OnUnavailable::Local(1)) };
+    let mut rig = broken_off_with(share);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let waits = rig.request_with(with(OnUnavailable::Local(1)));
+    rig.pass(390);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.pass(10);
+    assert_eq!(rig.progress(waits), Progress::Admitted);
+}
