@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 
-use super::key::KeyExtractor;
+use super::key::{KeyExtractor, MissingKey};
 use crate::name::Name;
 use crate::semaphore::Permit;
 
@@ -16,12 +16,20 @@ use crate::semaphore::Permit;
 ///
 /// There is one in `Router::layer`, `Router::route_layer` and `MethodRouter::layer`; there is none
 /// in a fallback, nor in a layer around the whole router.
+///
+/// A request that no route matches passes without a permit, unless the layer
+/// [says otherwise](super::ConcurrencyLimitBuilder::on_missing_key): its answer is the router's 404, or what its
+/// fallback says. Where the fallback does the work, as in a proxy, take another key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchedPathKey;
 
 impl KeyExtractor for MatchedPathKey {
     fn extract(&self, parts: &Parts) -> Option<Name> {
         parts.extensions.get::<MatchedPath>().map(|path| Name::new(path.as_str()))
+    }
+
+    fn missing_key(&self, _: &Parts) -> MissingKey {
+        MissingKey::Bypass
     }
 }
 

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use super::held::HeldPermit;
 use super::refusal::RefusalBody;
 use super::{BoxError, grpc};
 use crate::error::LeaseLost;
@@ -19,7 +20,8 @@ pin_project! {
     /// The response body of [`ConcurrencyLimit`](super::ConcurrencyLimit).
     ///
     /// Gives the permit back at the last frame, at an error, or when it is dropped, whichever comes
-    /// first; before the end is passed on. Frames, trailers, size and end are those of the body
+    /// first; before the end is passed on. At an error, or when it is dropped before its end, the permit
+    /// [lingers](super::ConcurrencyLimitBuilder::linger), if the layer says so. Frames, trailers, size and end are those of the body
     /// inside. If the permit's lease is lost and the layer is set to abort, the body inside is dropped
     /// then and there, even if nobody asks for frames, and this one ends with [`LeaseLost`], or for
     /// gRPC with trailers that say `UNAVAILABLE`, before one more frame passes.
@@ -34,7 +36,7 @@ pin_project! {
     #[project = InnerProj]
     #[derive(Debug)]
     enum Inner<B> {
-        Passed { #[pin] body: B, permit: Option<Permit> },
+        Passed { #[pin] body: B, permit: HeldPermit },
         Leased { leased: Leased<B> },
         Refused { body: RefusalBody },
     }
@@ -75,7 +77,7 @@ struct Shared<B> {
 enum State<B> {
     Flows {
         body: Pin<Box<B>>,
-        permit: Permit,
+        permit: HeldPermit,
         reader: Option<Waker>,
     },
     /// The permit was given back; what is left of the body needs none.
@@ -91,7 +93,7 @@ impl<B> State<B> {
     /// Says that this was cut off.
     fn tell(&self) {
         if let Self::Flows { permit, .. } = self {
-            let semaphore = permit.name();
+            let semaphore = permit.get().map(Permit::name);
             tracing::debug!(target: "tower_semaphore", semaphore, "cut off in its body: the permit is lost");
         }
     }
@@ -99,11 +101,16 @@ impl<B> State<B> {
 
 impl<B: Body + Send + 'static> ResponseBody<B> {
     /// Holds the permit, if any, until the body ends. `cut`: not longer than its lease.
-    pub(super) fn passed(body: B, permit: Option<Permit>, cut: Option<Cut>) -> Self {
+    pub(super) fn passed(body: B, mut permit: HeldPermit, cut: Option<Cut>) -> Self {
         // Nobody need ask a body for frames that says beforehand that it has none.
-        let inner = match (permit.filter(|_| !body.is_end_stream()), cut) {
-            (Some(permit), Some(cut)) => Inner::Leased { leased: Leased::new(body, permit, cut) },
-            (permit, _) => Inner::Passed { body, permit },
+        if body.is_end_stream() {
+            permit.end();
+        }
+        let inner = match cut {
+            Some(cut) if permit.get().is_some() => {
+                Inner::Leased { leased: Leased::new(body, permit, cut) }
+            }
+            _ => Inner::Passed { body, permit },
         };
         Self { inner }
     }
@@ -112,7 +119,7 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
 /// The default body, and no permit: what other layers answer with on their own.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self { inner: Inner::Passed { body: B::default(), permit: None } }
+        Self { inner: Inner::Passed { body: B::default(), permit: HeldPermit::default() } }
     }
 }
 
@@ -137,8 +144,11 @@ where
         match self.project().inner.project() {
             InnerProj::Passed { mut body, permit } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
-                if is_last(&frame, &*body) {
-                    *permit = None;
+                match Passed::of(&frame, &*body) {
+                    Passed::Bytes(bytes) => permit.passed(bytes),
+                    Passed::End => permit.end(),
+                    // Not at its end.
+                    Passed::Error => drop(std::mem::take(permit)),
                 }
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
@@ -171,12 +181,14 @@ where
 }
 
 impl<B: Send + 'static> Leased<B> {
-    fn new(body: B, permit: Permit, cut: Cut) -> Self {
+    fn new(body: B, permit: HeldPermit, cut: Cut) -> Self {
         let flows = State::Flows { body: Box::pin(body), permit, reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
         let is_lost = match &*shared.lock() {
-            State::Flows { permit, .. } => !permit.on_lost(&alarm),
+            State::Flows { permit, .. } => {
+                permit.get().is_some_and(|permit| !permit.on_lost(&alarm))
+            }
             State::Ends { .. } | State::Lost { .. } => false,
         };
         if is_lost {
@@ -209,7 +221,8 @@ where
     fn poll_body(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut state = self.lock();
         // First the lease, then the frame: a process that slept past it sends nothing more.
-        if matches!(&*state, State::Flows { permit, .. } if permit.is_lost()) {
+        if matches!(&*state, State::Flows { permit, .. } if permit.get().is_some_and(Permit::is_lost))
+        {
             let flows = std::mem::replace(&mut *state, State::Lost { told: true });
             // The body's end may do whatever it likes: outside of the lock.
             drop(state);
@@ -217,7 +230,7 @@ where
             drop(flows);
             return Poll::Ready(Some(self.cut.frame()));
         }
-        let (frame, last) = match &mut *state {
+        let (frame, passed) = match &mut *state {
             State::Flows { body, reader, .. } => {
                 let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
                     if !reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) {
@@ -225,22 +238,29 @@ where
                     }
                     return Poll::Pending;
                 };
-                let last = is_last(&frame, &**body);
-                (frame, last)
+                let passed = Passed::of(&frame, &**body);
+                (frame, passed)
             }
-            State::Ends { body } => (ready!(body.as_mut().poll_frame(cx)), false),
+            State::Ends { body } => (ready!(body.as_mut().poll_frame(cx)), Passed::Bytes(0)),
             State::Lost { told: true } => return Poll::Ready(None),
             State::Lost { told } => {
                 *told = true;
                 return Poll::Ready(Some(self.cut.frame()));
             }
         };
-        if last {
+        if let Passed::Bytes(bytes) = passed {
+            if let State::Flows { permit, .. } = &mut *state {
+                permit.passed(bytes);
+            }
+        } else {
             let flows = std::mem::replace(&mut *state, State::Lost { told: true });
-            if let State::Flows { body, permit, .. } = flows {
+            if let State::Flows { body, mut permit, .. } = flows {
                 *state = State::Ends { body };
                 // Given back outside of the lock, before the end is passed on.
                 drop(state);
+                if let Passed::End = passed {
+                    permit.end();
+                }
                 drop(permit);
             }
         }
@@ -290,11 +310,25 @@ impl<B: Send + 'static> Wake for Shared<B> {
     }
 }
 
-/// Whether nothing comes after this frame. Nothing does after trailers, whether or not the body says
-/// so.
-fn is_last<B: Body>(frame: &Option<Result<Frame<B::Data>, B::Error>>, body: &B) -> bool {
-    let more = matches!(frame, Some(Ok(frame)) if !frame.is_trailers());
-    !more || body.is_end_stream()
+/// What a frame was of its body.
+enum Passed {
+    /// So many bytes; more frames may come.
+    Bytes(usize),
+    /// The last one. Nothing comes after trailers, whether or not the body says so.
+    End,
+    Error,
+}
+
+impl Passed {
+    fn of<B: Body<Data = Bytes>>(frame: &Option<Result<Frame<Bytes>, B::Error>>, body: &B) -> Self {
+        match frame {
+            Some(Err(_)) => Self::Error,
+            Some(Ok(frame)) if !frame.is_trailers() && !body.is_end_stream() => {
+                Self::Bytes(frame.data_ref().map_or(0, Bytes::len))
+            }
+            Some(Ok(_)) | None => Self::End,
+        }
+    }
 }
 
 impl<B> fmt::Debug for Leased<B> {

@@ -10,17 +10,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::request::Parts;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::BoxError;
 use super::body::{Cut, ResponseBody};
+use super::budget::WaitBudget;
 use super::cached::{Found, LookUp};
 use super::connection::Connection;
 use super::fair::{Asked, with_cap};
 use super::grpc::Dialect;
+use super::held::HeldPermit;
 use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
 use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings};
@@ -51,10 +54,12 @@ pin_project! {
     enum State<S, B, F> {
         /// What to do is being found out, or the permit is being waited for.
         Waiting { wait: Wait, call: Option<Call<S, B>> },
+        /// The service inside is made ready.
+        Readying { call: Option<Call<S, B>>, permit: Option<Permit>, would: Option<WouldRefuse> },
         Calling {
             #[pin]
             future: F,
-            permit: Option<Permit>,
+            permit: HeldPermit,
             origin: Origin,
             would: Option<WouldRefuse>,
         },
@@ -99,6 +104,7 @@ struct Call<S, B> {
 struct Origin {
     grpc: Option<Dialect>,
     connection: Option<Connection>,
+    is_head: bool,
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -127,18 +133,8 @@ impl Settings {
     }
 
     fn keyed(&self, key: Option<Name>, parts: &Parts) -> Wait {
-        let key = match (key, self.missing_key) {
-            (Some(key), _) => key,
-            (None, MissingKey::Shared) => Name::missing(),
-            (None, MissingKey::Bypass) => {
-                self.meter.of(None).count(Outcome::Bypassed);
-                return Wait::Done(Some(Verdict::Pass(None)));
-            }
-            (None, MissingKey::Reject(status)) => {
-                self.meter.of(None).count(Outcome::MissingKey);
-                let refusal = Refusal::new(&self.name, None, status);
-                return Wait::Done(Some(Verdict::Refuse(refusal.into())));
-            }
+        let Some(key) = key.or_else(|| self.shared_key(parts)) else {
+            return self.without_key(parts);
         };
         match &self.limit {
             LimitSource::Fixed(limit) => self.limited(key, *limit, parts),
@@ -155,6 +151,34 @@ impl Settings {
                 Found::Later(lookup) => Wait::CachedLimit(key, lookup),
             },
         }
+    }
+
+    /// What becomes of a request without a key: as it is set, or as its extractor says.
+    fn missing_key(&self, parts: &Parts) -> MissingKey {
+        self.missing_key.unwrap_or_else(|| match &self.key {
+            KeySource::Sync(extractor) => extractor.missing_key(parts),
+            KeySource::Async(_) => MissingKey::default(),
+        })
+    }
+
+    fn shared_key(&self, parts: &Parts) -> Option<Name> {
+        matches!(self.missing_key(parts), MissingKey::Shared).then(Name::missing)
+    }
+
+    fn without_key(&self, parts: &Parts) -> Wait {
+        let MissingKey::Reject(status) = self.missing_key(parts) else {
+            self.meter.of(None).count(Outcome::Bypassed);
+            return Wait::Done(Some(Verdict::Pass(None)));
+        };
+        tracing::debug!(
+            target: "tower_semaphore",
+            layer = &*self.name,
+            %status,
+            "the request has no key for this layer: see its `key` and `on_missing_key`"
+        );
+        self.meter.of(None).count(Outcome::MissingKey);
+        let refusal = Refusal::new(&self.name, None, status);
+        Wait::Done(Some(Verdict::Refuse(refusal.into())))
     }
 
     fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>, parts: &Parts) -> Wait {
@@ -176,9 +200,9 @@ impl Settings {
 
     fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
         let name = self.name_of(Some(&key));
-        let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None) };
+        let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None, parts) };
         match fair.ask(name, parts) {
-            Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask)),
+            Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask), parts),
             Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
             Asked::Later(ask, lookup) => {
                 let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
@@ -188,10 +212,18 @@ impl Settings {
     }
 
     /// `ask`: where the name is not all that is asked for.
-    fn asked(&self, key: Name, limit: Limit, name: &Name, ask: Option<&Ask>) -> Wait {
+    fn asked(
+        &self,
+        key: Name,
+        limit: Limit,
+        name: &Name,
+        ask: Option<&Ask>,
+        parts: &Parts,
+    ) -> Wait {
         let tenant = ask.and_then(Ask::tenant);
         let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
-        let policy = self.policy.with_limit(limit);
+        let mut policy = self.policy.with_limit(limit);
+        policy.wait_timeout = self.wait_timeout(&key, parts);
         let acquire = match self.shadow {
             None => self.semaphore.acquire_measured(name, ask, &policy, meter),
             Some(_) => {
@@ -201,6 +233,21 @@ impl Settings {
             }
         };
         Wait::Permit(key, tenant.cloned().map(Box::new), acquire)
+    }
+
+    /// How long a request may wait, by all that says so.
+    fn wait_timeout(&self, key: &Name, parts: &Parts) -> Duration {
+        let mut wait_timeout = match &self.wait_timeout {
+            None => self.policy.wait_timeout,
+            Some(by) => by(key, parts).min(Policy::MAX_WAIT_TIMEOUT),
+        };
+        if let Some(client) = self.client_timeout.as_ref().and_then(|of| of.read(&parts.headers)) {
+            wait_timeout = wait_timeout.min(client);
+        }
+        match parts.extensions.get::<WaitBudget>() {
+            Some(budget) => budget.left(wait_timeout, Instant::now),
+            None => wait_timeout,
+        }
     }
 
     /// The semaphore of this key.
@@ -221,10 +268,13 @@ impl Settings {
         refusal.retry_after(self.retry_after)
     }
 
-    fn lease_lost(&self) -> Refusal {
+    /// The response to a request whose permit was lost before there was one.
+    fn lost<B>(&self, permit: Option<&Permit>, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
+        let semaphore = permit.map(Permit::name);
+        tracing::debug!(target: "tower_semaphore", semaphore, "cut off before its head: the permit is lost");
         let mut refusal = Refusal::new(&self.name, None, StatusCode::SERVICE_UNAVAILABLE);
         refusal.reason = RefusalReason::LeaseLost;
-        refusal.retry_after(self.retry_after)
+        self.respond(refusal.retry_after(self.retry_after), grpc)
     }
 
     /// How the request says that it is gRPC, if that matters.
@@ -240,6 +290,13 @@ impl Settings {
         let mut response = response.map(ResponseBody::refused);
         response.extensions_mut().insert(refusal);
         response
+    }
+}
+
+impl<S, B, F> State<S, B, F> {
+    /// The request is answered.
+    const fn over() -> Self {
+        Self::Waiting { wait: Wait::Done(None), call: None }
     }
 }
 
@@ -272,7 +329,7 @@ impl Wait {
                     match cap {
                         Ok(cap) => {
                             let ask = with_cap(ask.clone(), cap);
-                            settings.asked(key, *limit, ask.name(), Some(&ask))
+                            settings.asked(key, *limit, ask.name(), Some(&ask), parts)
                         }
                         Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),
                     }
@@ -328,6 +385,33 @@ where
                             Some(Permit::uncounted(name.as_str()))
                         }
                     };
+                    let call = call.take();
+                    is_new = true;
+                    this.state.set(State::Readying { call, permit, would });
+                }
+                StateProj::Readying { call, permit, would } => {
+                    let Some(waiting) = call else { return Poll::Pending };
+                    let leased = permit.as_ref().filter(|_| settings.on_lost == OnLost::Abort);
+                    let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
+                    let mut ready = Poll::Pending;
+                    if !is_lost {
+                        ready = waiting.service.poll_ready(cx);
+                        is_lost = ready.is_pending()
+                            && leased.is_some_and(|permit| !permit.on_lost(cx.waker()));
+                    }
+                    if is_lost {
+                        let grpc = settings.grpc(&waiting.parts);
+                        let permit = permit.take();
+                        this.state.set(State::over());
+                        return Poll::Ready(Ok(settings.lost(permit.as_ref(), grpc)));
+                    }
+                    let (permit, would) = match ready!(ready) {
+                        Ok(()) => (permit.take(), would.take()),
+                        Err(error) => {
+                            this.state.set(State::over());
+                            return Poll::Ready(Err(error));
+                        }
+                    };
                     let Some(Call { mut service, mut parts, body }) = call.take() else {
                         return Poll::Pending;
                     };
@@ -335,18 +419,24 @@ where
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(&parts);
                         origin.connection = parts.extensions.get::<Connection>().cloned();
-                        parts.extensions.insert(permit.clone());
+                        origin.is_head = parts.method == Method::HEAD;
+                        let all = permit.clone().within(parts.extensions.remove::<Permit>());
+                        parts.extensions.insert(all);
                     }
+                    let waited = permit.as_ref().map_or(Duration::ZERO, Permit::waited);
+                    let client = settings.client_timeout.as_ref();
+                    let client = client.and_then(|timeout| timeout.read(&parts.headers));
+                    WaitBudget::pass_on(&mut parts, waited, client);
                     if let Some(would) = &would {
                         parts.extensions.insert(would.clone());
                     }
                     let future = service.call(Request::from_parts(parts, body));
-                    is_new = true;
+                    let permit = HeldPermit::new(permit, !settings.policy.linger.is_zero());
                     this.state.set(State::Calling { future, permit, origin, would });
                 }
                 StateProj::Calling { future, permit, origin, would } => {
                     let abort = settings.on_lost == OnLost::Abort;
-                    let leased = permit.as_ref().filter(|_| abort);
+                    let leased = permit.get().filter(|_| abort);
                     let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
                     let mut response = Poll::Pending;
                     if !is_lost {
@@ -355,28 +445,32 @@ where
                             && leased.is_some_and(|permit| !permit.on_lost(cx.waker()));
                     }
                     if is_lost {
-                        let semaphore = permit.as_ref().map(Permit::name);
-                        tracing::debug!(target: "tower_semaphore", semaphore, "cut off before its head: the permit is lost");
-                        let grpc = origin.grpc.take();
+                        let (permit, grpc) = (std::mem::take(permit), origin.grpc.take());
                         // Neither the handler nor a second answer comes after this.
-                        this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
-                        return Poll::Ready(Ok(settings.respond(settings.lease_lost(), grpc)));
+                        this.state.set(State::over());
+                        return Poll::Ready(Ok(settings.lost(permit.get(), grpc)));
                     }
                     let response = ready!(response);
-                    let permit = match settings.hold_until {
-                        HoldUntil::BodyEnd => permit.take(),
-                        HoldUntil::ResponseHead => None,
-                    };
-                    let Origin { grpc, connection } = std::mem::take(origin);
+                    let permit = std::mem::take(permit);
+                    let Origin { grpc, connection, is_head } = std::mem::take(origin);
                     let would = would.take();
-                    // Done: an error has given the permit back before it is passed on.
-                    this.state.set(State::Waiting { wait: Wait::Done(None), call: None });
-                    let response = response?;
+                    this.state.set(State::over());
+                    let response = match response {
+                        Ok(response) => response,
+                        // The permit is given back before the error is passed on.
+                        Err(error) => {
+                            drop(permit);
+                            return Poll::Ready(Err(error));
+                        }
+                    };
+                    let mut permit = permit.for_body(&response, is_head);
                     // One that a layer further in refused: its answer needs no permit.
                     let refused = response.extensions().get::<Refusal>().is_some();
-                    let permit = permit.filter(|_| !refused);
+                    if refused || settings.hold_until == HoldUntil::ResponseHead {
+                        permit.end();
+                    }
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS
-                        && let (Some(connection), Some(permit)) = (connection, &permit)
+                        && let (Some(connection), Some(permit)) = (connection, permit.get())
                     {
                         connection.keep(permit.clone(), abort);
                     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use http::request::Parts;
 use http::{HeaderName, StatusCode};
@@ -26,10 +27,42 @@ use crate::name::Name;
 /// is_extractor((PathKey, HeaderKey::from_static("x-tenant")));
 /// is_extractor(|parts: &Parts| Some(parts.method.as_str().to_owned()));
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say whose permits a request takes",
+    label = "not a `KeyExtractor`",
+    note = "a closure is one if it takes `&http::request::Parts`, is `Send + Sync + 'static`, and returns \
+            `Option<K>` with `K: Into<Name>`, such as `Option<String>`",
+    note = "the argument needs its type: `|parts: &Parts| ...`",
+    note = "`ExtensionKey<T>` is one if `T: AsRef<[u8]> + Send + Sync + 'static`"
+)]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// The key; `None` if the request has none: then [`MissingKey`] says what to do.
     fn extract(&self, parts: &Parts) -> Option<Name>;
+
+    /// What becomes of this request, which has no key, unless the layer
+    /// [says otherwise](super::ConcurrencyLimitBuilder::on_missing_key). It is rejected with 400, unless an
+    /// extractor knows better.
+    fn missing_key(&self, parts: &Parts) -> MissingKey {
+        let _ = parts;
+        MissingKey::default()
+    }
 }
+
+macro_rules! pointer {
+    ($($pointer:ty),*) => {$(
+        impl KeyExtractor for $pointer {
+            fn extract(&self, parts: &Parts) -> Option<Name> {
+                (**self).extract(parts)
+            }
+
+            fn missing_key(&self, parts: &Parts) -> MissingKey {
+                (**self).missing_key(parts)
+            }
+        }
+    )*};
+}
+
+pointer!(Arc<dyn KeyExtractor>, Box<dyn KeyExtractor>);
 
 impl<F, K> KeyExtractor for F
 where
@@ -51,6 +84,16 @@ macro_rules! tuple {
                 $(let name = name.join(&$name.extract(parts)?);)*
                 Some(name)
             }
+
+            /// As the first one says that finds none.
+            #[allow(non_snake_case, reason = "named as their types are")]
+            fn missing_key(&self, parts: &Parts) -> MissingKey {
+                let ($($name,)*) = self;
+                $(if $name.extract(parts).is_none() {
+                    return $name.missing_key(parts);
+                })*
+                MissingKey::default()
+            }
         }
     };
 }
@@ -59,8 +102,15 @@ tuple!(A B);
 tuple!(A B C);
 tuple!(A B C D);
 
+impl Default for MissingKey {
+    fn default() -> Self {
+        Self::Reject(StatusCode::BAD_REQUEST)
+    }
+}
+
 /// What becomes of a request without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MissingKey {
     /// It is refused with this status. The default, with 400.
     Reject(StatusCode),
@@ -129,7 +179,8 @@ impl KeyExtractor for PathKey {
 /// The address that the connection comes from: an IPv4 address, or the network of an IPv6 address.
 ///
 /// Found in the request's extensions: Axum's `ConnectInfo<SocketAddr>` (feature `axum`; serve with
-/// `into_make_service_with_connect_info::<SocketAddr>()`), or else a `SocketAddr` or `IpAddr`. Behind
+/// `into_make_service_with_connect_info::<SocketAddr>()`), tonic's `TcpConnectInfo` (feature
+/// `tonic`, and `tls` where tonic serves TLS; its server puts it there), or else a `SocketAddr` or `IpAddr`. Behind
 /// a proxy that is the proxy's address, one key for everyone: take a header that it sets instead.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIpKey {
@@ -156,6 +207,10 @@ impl PeerIpKey {
     }
 
     fn address(parts: &Parts) -> Option<IpAddr> {
+        #[cfg(feature = "tonic")]
+        if let Some(address) = tonic_address(parts) {
+            return Some(address);
+        }
         #[cfg(feature = "axum")]
         if let Some(info) = parts.extensions.get::<::axum::extract::ConnectInfo<SocketAddr>>() {
             return Some(info.0.ip());
@@ -163,6 +218,20 @@ impl PeerIpKey {
         let peer = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
         peer.or_else(|| parts.extensions.get::<IpAddr>().copied())
     }
+}
+
+#[cfg(feature = "tonic")]
+fn tonic_address(parts: &Parts) -> Option<IpAddr> {
+    use tonic::transport::server::TcpConnectInfo;
+
+    let info = parts.extensions.get::<TcpConnectInfo>();
+    // With TLS it stands inside of what is known of the session.
+    #[cfg(feature = "tls")]
+    let info = info.or_else(|| {
+        use tonic::transport::server::TlsConnectInfo;
+        parts.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref)
+    });
+    Some(info?.remote_addr()?.ip())
 }
 
 impl Default for PeerIpKey {

@@ -9,13 +9,14 @@ use http::StatusCode;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::budget::ClientTimeout;
 use super::cached::CachedLimit;
 use super::fair::Fair;
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
 use super::labels::KeyLabels;
 use super::refusal::{Problem, RefusalResponse};
 use super::service::ConcurrencyLimit;
-use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip};
+use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip, WaitTimeoutOf};
 use super::shadow::{Shadow, ShadowCounts};
 use crate::error::ConfigError;
 use crate::name::Name;
@@ -59,7 +60,9 @@ pub struct ConcurrencyLimitBuilder {
     pub(super) fair: Fair,
     pub(super) headroom: u32,
     key: KeySource,
-    missing_key: MissingKey,
+    missing_key: Option<MissingKey>,
+    wait_timeout: Option<Arc<WaitTimeoutOf>>,
+    client_timeout: Option<ClientTimeout>,
     limit: Option<LimitSource>,
     skip: Option<Skip>,
     hold_until: HoldUntil,
@@ -88,7 +91,9 @@ impl ConcurrencyLimitLayer {
             fair: Fair::default(),
             headroom: 0,
             key: KeySource::Sync(Arc::new(GlobalKey)),
-            missing_key: MissingKey::Reject(StatusCode::BAD_REQUEST),
+            missing_key: None,
+            wait_timeout: None,
+            client_timeout: None,
             limit: None,
             skip: None,
             hold_until: HoldUntil::default(),
@@ -120,6 +125,24 @@ impl<S> Layer<S> for ConcurrencyLimitLayer {
     }
 }
 
+/// Nothing implements it: it stands here so that the compiler can say what is missing where a builder is used
+/// as a layer.
+#[diagnostic::on_unimplemented(
+    message = "`ConcurrencyLimitBuilder` is not a layer yet: call `build()`",
+    label = "the layer is not built: `build()` checks what was set, and gives the layer"
+)]
+#[doc(hidden)]
+pub trait Built {}
+
+#[doc(hidden)]
+impl<S: Built> Layer<S> for ConcurrencyLimitBuilder {
+    type Service = S;
+
+    fn layer(&self, inner: S) -> S {
+        inner
+    }
+}
+
 impl ConcurrencyLimitBuilder {
     /// Whose permits a request takes. [`GlobalKey`] unless set.
     pub fn key(mut self, extractor: impl KeyExtractor) -> Self {
@@ -144,9 +167,10 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// What becomes of a request without a key. Unless set it is refused with 400.
+    /// What becomes of a request without a key. Unless set, its [extractor](KeyExtractor::missing_key) says so:
+    /// most reject it with 400.
     pub const fn on_missing_key(mut self, missing_key: MissingKey) -> Self {
-        self.missing_key = missing_key;
+        self.missing_key = Some(missing_key);
         self
     }
 
@@ -191,8 +215,81 @@ impl ConcurrencyLimitBuilder {
 
     /// How long a request may wait for a permit. Zero: it is refused at once. See
     /// [`PolicyBuilder::wait_timeout`].
+    ///
+    /// Of layers that are stacked, each counts what the request has waited in those outside it: see
+    /// [`WaitBudget`](super::WaitBudget).
     pub const fn wait_timeout(mut self, timeout: Duration) -> Self {
         self.policy = self.policy.wait_timeout(timeout);
+        self
+    }
+
+    /// How long a request of this key may wait for a permit, in place of [`wait_timeout`](Self::wait_timeout): by
+    /// its plan, say. Called for each request, so it should be quick. More than
+    /// [`Policy::MAX_WAIT_TIMEOUT`] is that.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::request::Parts;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
+    ///
+    /// /// What authentication put into the request's extensions.
+    /// #[derive(Clone, Copy)]
+    /// struct Plan { patience: Duration }
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .wait_timeout_by(|_: &Name, parts: &Parts| {
+    ///         parts.extensions.get::<Plan>().map_or(Duration::ZERO, |plan| plan.patience)
+    ///     })
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn wait_timeout_by<F>(mut self, wait_timeout: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> Duration + Send + Sync + 'static,
+    {
+        self.wait_timeout = Some(Arc::new(wait_timeout));
+        self
+    }
+
+    /// Where a request says how long its client waits for the answer: it waits for a permit no longer than
+    /// that, nor do layers further in let it. A field that is missing or cannot be read changes nothing.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::ClientTimeout;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "model").limit(10).client_timeout(ClientTimeout::grpc()).build()
+    /// # }
+    /// ```
+    pub fn client_timeout(mut self, timeout: ClientTimeout) -> Self {
+        self.client_timeout = Some(timeout);
+        self
+    }
+
+    /// How long a permit stays taken after its request was broken off: the client left, the response body
+    /// failed or was dropped before its end, the service inside returned an error, or it answered with 408
+    /// or 504. See [`PolicyBuilder::linger`].
+    ///
+    /// For quotas that somebody else counts: an LLM provider or another upstream notices only after a while that
+    /// a client is gone, and counts its request until then. Choose what it needs for that, measured, and some
+    /// more.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .linger(Duration::from_millis(200))
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn linger(mut self, linger: Duration) -> Self {
+        self.policy = self.policy.linger(linger);
         self
     }
 
@@ -339,7 +436,7 @@ impl ConcurrencyLimitBuilder {
                 "full status: {full_status} does not refuse anything; allowed: 400 to 599"
             )));
         }
-        if let MissingKey::Reject(status) = self.missing_key
+        if let Some(MissingKey::Reject(status)) = self.missing_key
             && !status.is_client_error()
             && !status.is_server_error()
         {
@@ -383,6 +480,8 @@ impl ConcurrencyLimitBuilder {
             name: self.name.into(),
             key: self.key,
             missing_key: self.missing_key,
+            wait_timeout: self.wait_timeout,
+            client_timeout: self.client_timeout,
             limit,
             fair: Some(self.fair).filter(Fair::is_set),
             skip: self.skip,

@@ -3,12 +3,14 @@
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
+mod budget;
 mod cached;
 mod connection;
 mod fair;
 mod fair_builder;
 mod future;
 mod grpc;
+mod held;
 mod into_error;
 mod key;
 #[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
@@ -24,6 +26,7 @@ mod shadow;
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
+pub use self::budget::{ClientTimeout, WaitBudget};
 pub use self::cached::{CachedLimit, CachedLimitBuilder, OnUnknownLimit};
 pub use self::connection::{Connection, ConnectionIo};
 pub use self::future::ResponseFuture;
@@ -34,7 +37,9 @@ pub use self::key::{
 #[cfg(feature = "metrics")]
 pub use self::labels::KeyLabels;
 pub use self::layer::{ConcurrencyLimitBuilder, ConcurrencyLimitLayer};
-pub use self::refusal::{Refusal, RefusalBody, RefusalReason, RefusalResponse};
+pub use self::refusal::{
+    IntoRefusalResponse, Refusal, RefusalBody, RefusalReason, RefusalResponse,
+};
 #[cfg(feature = "axum")]
 pub use self::serve::{ConnectionListener, MakeConnectionService, serve};
 pub use self::service::ConcurrencyLimit;

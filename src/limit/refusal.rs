@@ -158,7 +158,10 @@ impl RefusalReason {
     }
 }
 
-/// Makes the response to a refused request. Closures do.
+/// Makes the response to a refused request. Closures do, that return a [`Response`]; with the feature `axum`,
+/// anything that is `IntoResponse`.
+///
+/// A response with 200, which is what [`Response::new`] has, gets the [status](Refusal::status) of the refusal.
 ///
 /// ```
 /// use http::Response;
@@ -167,24 +170,62 @@ impl RefusalReason {
 /// fn is_response(_: impl RefusalResponse) {}
 ///
 /// is_response(|refusal: &Refusal| {
-///     let mut response = Response::new(format!("come back later: {}", refusal.reason.as_str()));
-///     *response.status_mut() = refusal.status;
-///     response
+///     Response::new(format!("come back later: {}", refusal.reason.as_str()))
 /// });
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not make the response to a refused request",
+    label = "not a `RefusalResponse`",
+    note = "a closure is one if it takes `&Refusal`, is `Send + Sync + 'static`, and returns `Response<B>` with a \
+            body of `Bytes` (with the feature `axum`, anything that is `IntoResponse`)",
+    note = "the argument needs its type: `|refusal: &Refusal| ...`"
+)]
 pub trait RefusalResponse: Send + Sync + 'static {
     /// The response.
     fn response(&self, refusal: &Refusal) -> Response<RefusalBody>;
 }
 
-impl<F, B> RefusalResponse for F
+impl<F, R> RefusalResponse for F
 where
-    F: Fn(&Refusal) -> Response<B> + Send + Sync + 'static,
+    F: Fn(&Refusal) -> R + Send + Sync + 'static,
+    R: IntoRefusalResponse,
+{
+    fn response(&self, refusal: &Refusal) -> Response<RefusalBody> {
+        let mut response = self(refusal).into_refusal_response();
+        if response.status() == StatusCode::OK {
+            *response.status_mut() = refusal.status;
+        }
+        response
+    }
+}
+
+/// What a closure that is a [`RefusalResponse`] can return: a [`Response`], or anything that is
+/// `IntoResponse` with the feature `axum`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no response to a refused request",
+    label = "not a `Response<B>` with a body of `Bytes`",
+    note = "with the feature `axum`, anything that is `axum::response::IntoResponse` is one"
+)]
+pub trait IntoRefusalResponse {
+    /// The response.
+    fn into_refusal_response(self) -> Response<RefusalBody>;
+}
+
+#[cfg(not(feature = "axum"))]
+impl<B> IntoRefusalResponse for Response<B>
+where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    fn response(&self, refusal: &Refusal) -> Response<RefusalBody> {
-        self(refusal).map(RefusalBody::new)
+    fn into_refusal_response(self) -> Response<RefusalBody> {
+        self.map(RefusalBody::new)
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<R: axum::response::IntoResponse> IntoRefusalResponse for R {
+    fn into_refusal_response(self) -> Response<RefusalBody> {
+        self.into_response().map(RefusalBody::new)
     }
 }
 
@@ -350,7 +391,19 @@ pub struct RefusalBody {
 
 enum Inner {
     Text(Full<Bytes>),
-    Other(SyncWrapper<UnsyncBoxBody<Bytes, BoxError>>),
+    Other(SyncWrapper<UnsyncBoxBody<Bytes, BoxError>>, Rest),
+}
+
+/// What a body said last of what is to come of it: the wrapper around it can only be asked by its owner.
+struct Rest {
+    size: SizeHint,
+    is_end: bool,
+}
+
+impl Rest {
+    fn of(body: &impl Body) -> Self {
+        Self { size: body.size_hint(), is_end: body.is_end_stream() }
+    }
 }
 
 impl RefusalBody {
@@ -361,7 +414,8 @@ impl RefusalBody {
         B::Error: Into<BoxError>,
     {
         let body = body.map_err(Into::into).boxed_unsync();
-        Self { inner: Inner::Other(SyncWrapper::new(body)) }
+        let rest = Rest::of(&body);
+        Self { inner: Inner::Other(SyncWrapper::new(body), rest) }
     }
 }
 
@@ -381,21 +435,25 @@ impl Body for RefusalBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut self.inner {
             Inner::Text(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
-            Inner::Other(body) => Pin::new(body.get_mut()).poll_frame(cx),
+            Inner::Other(body, rest) => {
+                let frame = Pin::new(body.get_mut()).poll_frame(cx);
+                *rest = Rest::of(body.get_mut());
+                frame
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Text(body) => body.is_end_stream(),
-            Inner::Other(_) => false,
+            Inner::Other(_, rest) => rest.is_end,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Text(body) => body.size_hint(),
-            Inner::Other(_) => SizeHint::default(),
+            Inner::Other(_, rest) => rest.size,
         }
     }
 }

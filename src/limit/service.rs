@@ -19,8 +19,10 @@ use super::settings::Settings;
 /// answered with a response, never with an error: `Error` is that of the service inside. A client may
 /// like errors better: see [`ConcurrencyLimitLayer::into_error`](super::ConcurrencyLimitLayer::into_error).
 ///
-/// `poll_ready` is that of the service inside: whose permit a request takes is only known when it is
-/// there.
+/// It is always ready, and makes the service inside ready for each request once that has its permit. A request
+/// that waits for a permit reserves nothing inside, such as a slot of a buffer or of another limit, so the
+/// waiting requests of one key keep no other key's request from it. What `poll_ready` of the service inside fails
+/// with is the error of the request.
 #[derive(Clone, Debug)]
 pub struct ConcurrencyLimit<S> {
     inner: S,
@@ -58,14 +60,11 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, ReqBody>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        // The service that was made ready goes into the future; its clone waits for the next call.
-        let clone = self.inner.clone();
-        let ready = std::mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(ready, request, Arc::clone(&self.settings))
+        ResponseFuture::new(self.inner.clone(), request, Arc::clone(&self.settings))
     }
 }

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use http::request::Parts;
 
+use super::budget::ClientTimeout;
 use super::cached::CachedLimit;
 use super::fair::Fair;
 use super::key::{KeyExtractor, MissingKey};
@@ -45,8 +46,12 @@ pub(super) struct Settings {
     pub(super) full_name: Name,
     pub(super) policy: Policy,
     pub(super) key: KeySource,
-    pub(super) missing_key: MissingKey,
+    /// `None`: as the extractor says.
+    pub(super) missing_key: Option<MissingKey>,
     pub(super) limit: LimitSource,
+    /// In place of the policy's.
+    pub(super) wait_timeout: Option<Arc<WaitTimeoutOf>>,
+    pub(super) client_timeout: Option<ClientTimeout>,
     /// By what requests of one key are compared, if they are.
     pub(super) fair: Option<Fair>,
     pub(super) skip: Option<Skip>,
@@ -78,6 +83,7 @@ pub(super) enum LimitSource {
 
 type KeyLookup = dyn Fn(&Parts) -> BoxFuture<'static, Option<Name>> + Send + Sync;
 type LimitOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
+pub(super) type WaitTimeoutOf = dyn Fn(&Name, &Parts) -> Duration + Send + Sync;
 type LimitLookup = dyn Fn(&Name, &Parts) -> BoxFuture<'static, Limit> + Send + Sync;
 pub(super) type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::place_handle::PlaceHandle;
 use super::policy::ANSWER_TIMEOUT;
 use crate::error::BackendError;
@@ -22,10 +24,14 @@ use crate::error::BackendError;
 /// this process stood still), another may hold it by now. Its holder is told by
 /// [`lost`](Self::lost), at a deadline that this process keeps by its own monotonic clock, counted
 /// from when it sent the last renewal that was acknowledged.
+///
+/// In a request's extensions it stands for the permits of all layers that the request has passed: the
+/// innermost one, with those further out behind it ([`outer`](Self::outer)). It keeps all of them.
 #[derive(Clone)]
 pub struct Permit {
     kind: Kind,
     waited: Duration,
+    outer: Option<Arc<Self>>,
 }
 
 #[derive(Clone)]
@@ -37,12 +43,27 @@ enum Kind {
 
 impl Permit {
     pub(super) const fn new(place: PlaceHandle, waited: Duration) -> Self {
-        Self { kind: Kind::Counted(place), waited }
+        Self { kind: Kind::Counted(place), waited, outer: None }
     }
 
     /// A permit where there is no limit, or none that is in force.
     pub(crate) fn uncounted(name: &str) -> Self {
-        Self { kind: Kind::Uncounted(name.into()), waited: Duration::ZERO }
+        Self { kind: Kind::Uncounted(name.into()), waited: Duration::ZERO, outer: None }
+    }
+
+    /// This permit with those of the layers outside behind it. One that is not counted takes no real one's place.
+    pub(crate) fn within(self, outer: Option<Self>) -> Self {
+        match (&self.kind, outer) {
+            (_, None) => self,
+            (Kind::Uncounted(_), Some(outer)) => outer,
+            (Kind::Counted(_), Some(outer)) => Self { outer: Some(Arc::new(outer)), ..self },
+        }
+    }
+
+    /// The permit of the next layer further out, where the request has passed several that count it.
+    #[must_use]
+    pub fn outer(&self) -> Option<&Self> {
+        self.outer.as_deref()
     }
 
     /// The name of the semaphore, [as it is stored](crate::Name::as_str).
@@ -67,29 +88,31 @@ impl Permit {
         self.waited
     }
 
-    /// Whether the permit is lost. Looks at the clock: true from the deadline on, even if this
+    /// Whether the permit is lost, or one [further out](Self::outer). Looks at the clock: true from the deadline on, even if this
     /// process stood still and nothing else has noticed yet.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.place().is_some_and(|place| place.is_lost())
+        self.places().any(PlaceHandle::is_lost)
     }
 
-    /// Waits until the permit is lost; never returns if it is released first.
+    /// Waits until the permit is lost, or one [further out](Self::outer); never returns if it is released
+    /// first.
     ///
     /// # Cancel safety
     ///
     /// Can be dropped and called again.
     pub async fn lost(&self) {
-        Lost { permit: self, listener: None }.await;
+        Lost { permit: self, listeners: SmallVec::new() }.await;
     }
 
     /// As [`lost`](Self::lost), for a future or a body written by hand. Wakes the task of the last call
     /// on this permit; clones have a task each.
     pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.place() {
-            Some(place) if place.is_lost() || !place.on_lost(cx.waker()) => Poll::Ready(()),
-            _ => Poll::Pending,
+        let mut is_lost = false;
+        for place in self.places() {
+            is_lost |= place.is_lost() || !place.on_lost(cx.waker());
         }
+        if is_lost { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Has `waker` woken when the permit is lost; `false`: it is lost already. Does not look at the
@@ -98,9 +121,9 @@ impl Permit {
         self.place().is_none_or(|place| place.on_lost(waker))
     }
 
-    /// Gives the permit back now, whatever clones of it there are, and waits until the backend has
-    /// acknowledged that: for one second at the most. If it was given back by way of a clone
-    /// already, or lost, there is nothing to wait for.
+    /// Releases the permit now, whatever clones of it there are, and those [further out](Self::outer), and waits
+    /// until the backend has acknowledged that: for one second at the most. If it was released by way of a
+    /// clone already, or lost, there is nothing to wait for.
     ///
     /// Other clones hold no permit after this, and [`is_lost`](Self::is_lost) does not tell them: in a
     /// handler below the layer, the response streams on without a permit.
@@ -114,13 +137,56 @@ impl Permit {
     ///
     /// The permit is given back even if this is dropped before it is done.
     pub async fn release(self) -> Result<(), BackendError> {
-        let Some(place) = self.place().filter(|place| place.release()) else {
-            return Ok(());
+        // All of them at once: what rides in one call is answered together.
+        let released: SmallVec<[_; 1]> = self.places().filter(|place| place.release()).collect();
+        let acknowledged = async {
+            for place in &released {
+                poll_fn(|cx| place.poll_released(cx)).await?;
+            }
+            Ok(())
         };
-        let acknowledged = poll_fn(|cx| place.poll_released(cx));
+        if released.is_empty() {
+            return Ok(());
+        }
         tokio::time::timeout(ANSWER_TIMEOUT, acknowledged).await.map_err(|_| {
             BackendError::call("the backend did not acknowledge the release in time")
         })?
+    }
+
+    /// Has the permit linger once its last clone is dropped, because what it was for was broken off: it stays
+    /// taken for as long as its [policy](crate::PolicyBuilder::linger) says. Without a linger, nothing changes.
+    ///
+    /// The other side of a connection that was closed may go on with the request until it notices. Where that
+    /// counts what is in flight, a permit that is free at once lets in one request too many.
+    ///
+    /// The permit is kept alive like any other meanwhile. A process that dies or
+    /// [shuts down](crate::Semaphore::shutdown) leaves it to its lease. [`release`](Self::release) does not wait
+    /// for the linger: it releases the permit at once.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # async fn call() -> Result<(), std::io::Error> { Err(std::io::ErrorKind::TimedOut.into()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let policy = Policy::builder(2).linger(Duration::from_millis(200)).build()?;
+    /// let permit = semaphore.acquire("openai", &policy).await?;
+    /// if call().await.is_err() {
+    ///     permit.break_off();
+    /// }
+    /// drop(permit);
+    /// assert_eq!(semaphore.inspect("openai").await?.in_use, 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn break_off(&self) {
+        self.places().for_each(PlaceHandle::break_off);
+    }
+
+    /// The places of this permit and of those further out.
+    fn places(&self) -> impl Iterator<Item = &PlaceHandle> {
+        std::iter::successors(Some(self), |permit| permit.outer()).filter_map(Self::place)
     }
 
     const fn place(&self) -> Option<&PlaceHandle> {
@@ -134,26 +200,31 @@ impl Permit {
 /// Waits for a loss; leaves nothing when it is dropped.
 struct Lost<'a> {
     permit: &'a Permit,
-    listener: Option<u32>,
+    /// One for each place, from the first look on.
+    listeners: SmallVec<[u32; 1]>,
 }
 
 impl Future for Lost<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(place) = self.permit.place() else { return Poll::Pending };
-        if place.is_lost() {
-            return Poll::Ready(());
+        let permit = self.permit;
+        if self.listeners.is_empty() {
+            self.listeners.extend(permit.places().map(PlaceHandle::listen));
         }
-        let listener = *self.listener.get_or_insert_with(|| place.listen());
-        if place.wait_for_loss(listener, cx.waker()) { Poll::Pending } else { Poll::Ready(()) }
+        for (place, listener) in permit.places().zip(&self.listeners) {
+            if place.is_lost() || !place.wait_for_loss(*listener, cx.waker()) {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
     }
 }
 
 impl Drop for Lost<'_> {
     fn drop(&mut self) {
-        if let (Some(place), Some(listener)) = (self.permit.place(), self.listener) {
-            place.unlisten(listener);
+        for (place, listener) in self.permit.places().zip(&self.listeners) {
+            place.unlisten(*listener);
         }
     }
 }

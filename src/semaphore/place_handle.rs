@@ -52,6 +52,7 @@ impl PlaceHandle {
             on_unavailable,
             headroom: policy.headroom,
             claim,
+            linger: policy.linger,
         };
         let now = node.clock.time(now);
         let mut same_number = None;
@@ -183,6 +184,11 @@ impl PlaceHandle {
             self.hold.ended(now);
         }
         awaited
+    }
+
+    /// The permit lingers once the last handle is gone.
+    pub(super) fn break_off(&self) {
+        self.shared.lock().session.handle_break_off(self.index);
     }
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {

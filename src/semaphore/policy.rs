@@ -46,6 +46,7 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
     pub(crate) headroom: u32,
+    pub(crate) linger: Duration,
     pub(crate) on_unavailable: OnUnavailable,
     /// Under which its requests are counted.
     pub(crate) name: &'static str,
@@ -81,6 +82,7 @@ impl Policy {
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
             headroom: 0,
+            linger: Duration::ZERO,
             on_unavailable: OnUnavailable::default(),
             name: "default",
         }
@@ -143,6 +145,28 @@ impl PolicyBuilder {
         self
     }
 
+    /// How long a permit stays taken after its request was broken off: see [`Permit::break_off`]. For quotas
+    /// that somebody else counts, such as an LLM provider, and which notices late that a client left.
+    ///
+    /// Zero unless set; at most half of the lease. That is what a lease has left at least whenever the process
+    /// dies, so a crash frees no permit sooner than a request that is broken off.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// // The provider needs some 50 ms to notice.
+    /// let policy = Policy::builder(10).linger(Duration::from_millis(200)).build()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`Permit::break_off`]: crate::Permit::break_off
+    pub const fn linger(mut self, linger: Duration) -> Self {
+        self.policy.linger = linger;
+        self
+    }
+
     /// What becomes of a request while the backend cannot be asked. It is refused, unless set.
     ///
     /// What passed by this is counted by the backend as soon as it is back, as far as it is still
@@ -175,6 +199,14 @@ impl PolicyBuilder {
                 "lease: {lease:?} is out of range; allowed: {:?} to {:?}",
                 Policy::MIN_LEASE,
                 Policy::MAX_LEASE
+            )));
+        }
+        let linger = self.policy.linger;
+        if linger > lease / 2 {
+            return Err(ConfigError::new(format!(
+                "linger: {linger:?} is more than half of the lease of {lease:?}; allowed: 0 to {:?}, or set \
+                 a longer lease",
+                lease / 2
             )));
         }
         if wait_timeout > Policy::MAX_WAIT_TIMEOUT {

@@ -12,7 +12,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::WebSocketUpgrade;
 use axum::response::Response;
-use axum::routing::{MethodRouter, any, get, post};
+use axum::routing::{MethodRouter, any, get, head, post};
 use futures_util::{SinkExt, StreamExt, stream};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -860,4 +860,39 @@ async fn while_redis_stands_still_requests_are_answered_and_then_served_again() 
         assert_eq!(text(response).await, "served");
     }
     eventually("nothing is stored", async || redis.keys() == 0).await;
+}
+
+// ===== HEAD =====
+
+/// What is said of the body in answer to HEAD.
+async fn fields_of_head(router: Router) -> [Option<String>; 2] {
+    let server = Server::start(router).await;
+    let reply = curl(&server.url("/"), &["--head"]).await;
+    assert_eq!(reply.status, 200);
+    ["content-length", "transfer-encoding"].map(|name| reply.header(name).map(ToOwned::to_owned))
+}
+
+#[tokio::test]
+async fn a_response_to_head_says_of_its_body_what_the_handler_said() {
+    let semaphore = Semaphore::in_memory();
+    let layers = [OnLost::Abort, OnLost::Continue].map(|on_lost| {
+        let builder = ConcurrencyLimitLayer::builder(&semaphore, "api").limit(1);
+        builder.on_lost(on_lost).build().unwrap()
+    });
+    let text = || Router::new().route("/", get(async || "text"));
+    let streams = || {
+        let handler = async || Body::from_stream(stream::iter([Ok::<_, Infallible>("data")]));
+        Router::new().route("/", get(handler))
+    };
+    let says_17 = || {
+        let handler = async || ([("content-length", "17")], Body::empty());
+        Router::new().route("/", head(handler))
+    };
+    let says_nothing = || Router::new().route("/", head(async || Body::empty()));
+    for router in [text as fn() -> Router, streams, says_17, says_nothing] {
+        let plain = fields_of_head(router()).await;
+        for layer in &layers {
+            assert_eq!(fields_of_head(router().layer(layer.clone())).await, plain);
+        }
+    }
 }

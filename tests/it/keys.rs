@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -238,10 +239,8 @@ async fn a_matched_route_is_the_one_written_in_the_router() {
     }
     assert_eq!(text(server.get("/v1/eu/users/7").await).await, route("/v1/{region}/users/{id}"));
     assert_eq!(text(server.get("/merged").await).await, route("/merged"));
-    // None in the fallback: a request without a key.
-    let response = server.get("/nowhere").await;
-    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
-    assert!(text(response).await.contains("\"missing_key\""));
+    // None in the fallback: the answer is the router's own.
+    assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
 
     let of_routes =
         Router::new().nest("/v1", inner().route_layer(layer.clone())).route("/free", named());
@@ -271,6 +270,31 @@ async fn what_no_route_matched_can_pass_or_share_one_key() {
     let refused = builder().on_missing_key(MissingKey::Reject(status)).build().unwrap();
     let server = Server::start(Router::new().fallback(named()).layer(refused)).await;
     assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
+}
+
+#[test]
+fn the_first_extractor_that_finds_no_key_says_what_becomes_of_the_request() {
+    let key = (MatchedPathKey, HeaderKey::from_static("x-tenant"));
+    let (parts, ()) = Request::new(()).into_parts();
+    assert_eq!(key.missing_key(&parts), MissingKey::Bypass);
+    let key = (HeaderKey::from_static("x-tenant"), MatchedPathKey);
+    assert_eq!(key.missing_key(&parts), MissingKey::Reject(StatusCode::BAD_REQUEST));
+    let key: Arc<dyn KeyExtractor> = Arc::new(MatchedPathKey);
+    assert_eq!(key.missing_key(&parts), MissingKey::Bypass);
+    let key: Box<dyn KeyExtractor> = Box::new((GlobalKey, key));
+    assert_eq!(key.missing_key(&parts), MissingKey::Bypass);
+    assert_eq!(key.extract(&parts), None);
+}
+
+#[cfg(feature = "tonic")]
+#[test]
+fn tonic_says_where_a_connection_comes_from() {
+    use tonic::transport::server::TcpConnectInfo;
+
+    let (mut parts, ()) = Request::new(()).into_parts();
+    let remote_addr = Some("198.51.100.7:4711".parse().unwrap());
+    parts.extensions.insert(TcpConnectInfo { local_addr: None, remote_addr });
+    assert_eq!(PeerIpKey::new().extract(&parts), Some(Name::new("198.51.100.7")));
 }
 
 // ===== names =====

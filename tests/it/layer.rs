@@ -31,6 +31,7 @@ use tower_semaphore::{
 use tower_test::mock::{self, Mock};
 
 const NAME: &str = "api";
+const LINGER: Duration = Duration::from_millis(400);
 
 type Inner = Mock<Request<()>, Response<Script>>;
 
@@ -161,21 +162,69 @@ fn trailers() -> HeaderMap {
 // ===== poll_ready and call =====
 
 #[tokio::test]
-async fn poll_ready_is_that_of_the_service_inside() {
+async fn the_service_inside_is_made_ready_once_there_is_a_permit() {
     let bench = Bench::new();
-    let layer = bench.layer(1);
-    let (mut service, mut handle) =
-        mock::spawn_with::<Request<()>, Response<Script>, _, _>(|inner| layer.layer(inner));
-
+    let (mut service, mut handle) = spawn(&bench.layer(1));
     handle.allow(0);
-    assert_pending!(service.poll_ready());
-    handle.allow(1);
-    assert!(service.is_woken());
-    assert_ready_ok!(service.poll_ready());
+    let mut one = ask(&mut service);
+    assert_pending!(one.poll());
+    assert_eq!(bench.places().await, (1, 0), "it has its permit");
+    let mut two = ask(&mut service);
+    assert_pending!(two.poll());
 
+    handle.allow(1);
+    assert!(one.is_woken());
+    assert!(!two.is_woken(), "it waits for a permit, and for nothing else");
+    assert_pending!(one.poll());
+    next(&mut handle).await.send_response(empty());
+    assert_ready_ok!(one.poll());
+}
+
+#[tokio::test]
+async fn a_service_that_cannot_be_made_ready_fails_its_request_and_gives_its_permit_back() {
+    let bench = Bench::new();
+    let (mut service, mut handle) = spawn(&bench.layer(1));
     handle.send_error("broken for good");
-    let error = assert_ready_err!(service.poll_ready());
+    let error = assert_ready_err!(ask(&mut service).poll());
     assert_eq!(error.to_string(), "broken for good");
+    assert_eq!(bench.places().await, (0, 0));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_service_is_ready_gives_its_permit_back() {
+    let bench = Bench::new();
+    let (mut service, mut handle) =
+        spawn(&bench.builder().limit(1).linger(LINGER).build().unwrap());
+    handle.allow(0);
+    let mut one = ask(&mut service);
+    assert_pending!(one.poll());
+    drop(one);
+    assert_eq!(bench.places().await, (0, 0), "nothing was begun, so nothing lingers");
+}
+
+#[tokio::test]
+async fn the_queue_of_one_key_reserves_nothing_of_the_service_inside() {
+    let bench = Bench::new();
+    let by_tenant = bench.builder().key(HeaderKey::from_static("x-tenant")).limit(1).build();
+    // As tower's own limit, a buffer or a channel of tonic: what is ready has taken a slot.
+    let service = tower::ServiceBuilder::new()
+        .layer(by_tenant.unwrap())
+        .layer(tower::limit::ConcurrencyLimitLayer::new(3))
+        .service(service_fn(|request: Request<()>| async move {
+            if request.uri().path() == "/hangs" {
+                pending::<()>().await;
+            }
+            Ok::<_, Infallible>(full("served"))
+        }));
+    let of = |tenant: &str, path: &str| {
+        let request = Request::get(path).header("x-tenant", tenant).body(()).unwrap();
+        task::spawn(service.clone().oneshot(request))
+    };
+    let mut backlog: Vec<_> = (0..10).map(|_| of("a", "/hangs")).collect();
+    for request in &mut backlog {
+        assert_pending!(request.poll());
+    }
+    assert_ready_ok!(of("b", "/").poll());
 }
 
 #[tokio::test]
@@ -244,16 +293,6 @@ async fn the_service_that_was_made_ready_is_the_one_called() {
         future.await.unwrap();
     }
     assert_eq!(calls.load(Ordering::Relaxed), 3);
-}
-
-#[tokio::test]
-async fn the_clone_that_is_left_must_be_made_ready_anew() {
-    let bench = Bench::new();
-    let mut service = bench.layer(1).layer(Strict::new());
-    service.ready().await.unwrap().call(request()).await.unwrap();
-    assert!(!service.get_ref().ready);
-    let unready = AssertUnwindSafe(service.call(request())).catch_unwind().await;
-    assert!(unready.is_err(), "the layer made the service ready by itself");
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ mod conformance;
 mod conformance_fair;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
+mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;
 mod fair;
@@ -48,6 +49,7 @@ mod keys;
 mod layer;
 mod ledger;
 mod ledger_fair;
+mod linger;
 #[cfg(feature = "redis")]
 mod lua;
 #[cfg(feature = "metrics")]

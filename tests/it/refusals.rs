@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use serde_json::json;
@@ -242,7 +243,7 @@ async fn a_closure_can_answer_in_its_own_words() {
             Response::builder()
                 .status(418)
                 .header("x-own", "yes")
-                .body(Full::<bytes::Bytes>::from(text))
+                .body(Full::<Bytes>::from(text))
                 .unwrap()
         })
     })
@@ -276,7 +277,7 @@ async fn layers_around_it_see_the_refusal() {
         .key(HeaderKey::from_static("x-tenant"))
         .limit(3)
         .wait_timeout(Duration::ZERO)
-        .refusal(|_: &Refusal| Response::new(Empty::<bytes::Bytes>::new()))
+        .refusal(|_: &Refusal| Response::new(Empty::<Bytes>::new()))
         .build()
         .unwrap();
     let seen: Arc<Mutex<Vec<Refusal>>> = Arc::default();
@@ -597,4 +598,45 @@ async fn a_refusal_is_no_reason_to_close_the_connection() {
         assert_eq!(response.headers().get("connection"), None::<&HeaderValue>);
         crate::support::http::text(response).await;
     }
+}
+
+// ===== responses of one's own =====
+
+#[tokio::test]
+async fn a_body_of_ones_own_keeps_its_length() {
+    let bench = Bench::new(|layer| {
+        layer
+            .limit(0)
+            .refusal(|_: &Refusal| Response::new(Full::new(Bytes::from("come back later"))))
+    })
+    .await;
+    let reply = bench.curl(&[]).await;
+    assert_eq!(reply.header("content-length"), Some("15"));
+    assert_eq!(reply.header("transfer-encoding"), None);
+    assert_eq!(reply.body, "come back later");
+}
+
+#[tokio::test]
+async fn a_status_that_was_not_set_is_that_of_the_refusal() {
+    let bench =
+        Bench::new(|layer| layer.limit(0).refusal(|_: &Refusal| Response::new(Empty::new()))).await;
+    assert_eq!(bench.curl(&[]).await.status, 429);
+    let bench = Bench::new(|layer| layer.limit(0).refusal(|_: &Refusal| "come back later")).await;
+    let reply = bench.curl(&[]).await;
+    assert_eq!((reply.status, &*reply.body), (429, "come back later"));
+}
+
+#[tokio::test]
+async fn a_refusal_can_be_anything_that_axum_takes() {
+    let bench = Bench::new(|layer| {
+        layer.limit(0).refusal(|refusal: &Refusal| {
+            let said = json!({ "error": refusal.reason.as_str() });
+            (StatusCode::SERVICE_UNAVAILABLE, [("x-reason", "busy")], axum::Json(said))
+        })
+    })
+    .await;
+    let reply = bench.curl(&[]).await;
+    assert_eq!((reply.status, reply.header("x-reason")), (503, Some("busy")));
+    assert_eq!(reply.json(), json!({ "error": "limit" }));
+    assert_eq!(reply.header("content-length"), Some("17"));
 }

@@ -3,15 +3,16 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use tower::{Layer, ServiceExt, service_fn};
-use tower_semaphore::limit::{HeaderKey, PathKey, Refusal};
-use tower_semaphore::{ConcurrencyLimitLayer, Name, Policy, Semaphore};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_semaphore::limit::{ClientTimeout, HeaderKey, PathKey, Refusal, WaitBudget};
+use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Permit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
@@ -214,4 +215,210 @@ async fn two_routes_with_opposite_orders_can_stand_in_a_circle_until_the_wait_ti
     assert!(statuses.contains(&StatusCode::TOO_MANY_REQUESTS), "{statuses:?}");
     assert!(took >= Duration::from_millis(700) && took < Duration::from_secs(3), "{took:?}");
     empty(&redis).await;
+}
+
+// ===== what a handler keeps =====
+
+fn limited(semaphore: &Semaphore, name: &str) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::builder(semaphore, name).limit(2).build().unwrap()
+}
+
+/// The permit that a handler below these layers takes from the request's extensions.
+async fn kept<S>(make: impl FnOnce(Taker) -> S) -> Permit
+where
+    S: Service<Request<()>, Error = Infallible>,
+{
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let response = make(Taker { sender }).oneshot(Request::new(())).await;
+    assert!(response.is_ok());
+    drop(response);
+    receiver.recv().await.expect("a permit")
+}
+
+#[derive(Clone)]
+struct Taker {
+    sender: tokio::sync::mpsc::UnboundedSender<Permit>,
+}
+
+impl Service<Request<()>> for Taker {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        self.sender.send(request.extensions().get::<Permit>().expect("a permit").clone()).unwrap();
+        std::future::ready(Ok(Response::default()))
+    }
+}
+
+async fn in_use(semaphore: &Semaphore) -> [u64; 3] {
+    let mut counts = [0; 3];
+    for (count, name) in counts.iter_mut().zip(["tenant", "route", "all"]) {
+        *count = semaphore.inspect(name).await.unwrap().in_use;
+    }
+    counts
+}
+
+#[tokio::test]
+async fn a_handler_that_keeps_the_permit_keeps_those_of_all_layers() {
+    let semaphore = Semaphore::in_memory();
+    let [tenant, route, all] = ["tenant", "route", "all"].map(|name| limited(&semaphore, name));
+    let permit = kept(|taker| tenant.layer(route.layer(all.layer(taker)))).await;
+    assert_eq!(in_use(&semaphore).await, [1, 1, 1]);
+    let names: Vec<_> =
+        std::iter::successors(Some(&permit), |permit| permit.outer()).map(Permit::name).collect();
+    assert_eq!(names, ["all", "route", "tenant"]);
+    let clone = permit.clone();
+    drop(permit);
+    assert_eq!(in_use(&semaphore).await, [1, 1, 1]);
+    drop(clone);
+    assert_eq!(in_use(&semaphore).await, [0, 0, 0]);
+
+    let permit = kept(|taker| tenant.layer(route.layer(all.layer(taker)))).await;
+    permit.release().await.unwrap();
+    assert_eq!(in_use(&semaphore).await, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_layer_that_counts_nothing_takes_no_real_permits_place() {
+    let semaphore = Semaphore::in_memory();
+    let tenant = limited(&semaphore, "tenant");
+    let unlimited = ConcurrencyLimitLayer::builder(&semaphore, "route").limit(Limit::Unlimited);
+    let unlimited = unlimited.build().unwrap();
+    let permit = kept(|taker| tenant.layer(unlimited.layer(taker))).await;
+    assert_eq!((permit.name(), permit.cost()), ("tenant", 1));
+    assert_eq!(in_use(&semaphore).await, [1, 0, 0]);
+    drop(permit);
+
+    // In shadow, and none is free.
+    let shadow = ConcurrencyLimitLayer::builder(&semaphore, "route").limit(0).shadow(true);
+    let shadow = shadow.build().unwrap();
+    let permit = kept(|taker| tenant.layer(shadow.layer(taker))).await;
+    assert_eq!((permit.name(), permit.cost()), ("tenant", 1));
+    let permit = kept(|taker| shadow.layer(tenant.layer(taker))).await;
+    assert_eq!((permit.name(), permit.cost()), ("tenant", 1));
+}
+
+#[tokio::test]
+async fn a_permit_is_lost_with_any_of_those_that_stand_behind_it() {
+    let semaphore = Semaphore::in_memory();
+    let [tenant, route] = ["tenant", "route"].map(|name| limited(&semaphore, name));
+    let permit = kept(|taker| tenant.layer(route.layer(taker))).await;
+    let mut lost = tokio_test::task::spawn(permit.lost());
+    tokio_test::assert_pending!(lost.poll());
+    let seen = semaphore.inspect("tenant").await.unwrap();
+    let [holder] = &seen.holders[..] else { panic!("one holder") };
+    assert!(semaphore.revoke("tenant", holder.id).await.unwrap());
+    eventually("the loss is told", async || lost.is_woken()).await;
+    tokio_test::assert_ready!(lost.poll());
+    assert!(permit.is_lost());
+    let mut polled = tokio_test::task::spawn(std::future::poll_fn(|cx| permit.poll_lost(cx)));
+    tokio_test::assert_ready!(polled.poll());
+}
+
+// ===== one budget for all waiting =====
+
+/// Passes requests on, and takes a while for that.
+async fn elapsed<F: Future>(future: F) -> (Duration, F::Output) {
+    let began = tokio::time::Instant::now();
+    let output = future.await;
+    (began.elapsed(), output)
+}
+
+fn waits(semaphore: &Semaphore, name: &str, wait: Duration) -> ConcurrencyLimitLayer {
+    let builder = ConcurrencyLimitLayer::builder(semaphore, name).limit(1);
+    builder.wait_timeout(wait).build().unwrap()
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Two layers, the outer of which has a permit free after `first` and the inner never.
+async fn waited_for_both(
+    outer: Duration,
+    inner: Duration,
+    first: Duration,
+    request: Request<()>,
+) -> Duration {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::new(1);
+    let outer_held = semaphore.acquire("outer", &policy).await.unwrap();
+    let _inner_held = semaphore.acquire("inner", &policy).await.unwrap();
+    tokio::spawn(async move {
+        tokio::time::sleep(first).await;
+        drop(outer_held);
+    });
+    let service = waits(&semaphore, "outer", outer)
+        .layer(waits(&semaphore, "inner", inner).layer(service_fn(served)));
+    let (waited, response) = elapsed(service.oneshot(request)).await;
+    assert_eq!(response.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+    waited
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_waits_of_stacked_layers_do_not_add_up() {
+    let request = || Request::new(());
+    let waited = waited_for_both(5 * SECOND, 5 * SECOND, 4 * SECOND, request()).await;
+    assert_eq!(waited, 5 * SECOND);
+    // The inner one may wait longer, and what the outer one waited counts.
+    let waited = waited_for_both(5 * SECOND, 8 * SECOND, 4 * SECOND, request()).await;
+    assert_eq!(waited, 8 * SECOND);
+    // It may not wait for so long as the outer one has.
+    let waited = waited_for_both(5 * SECOND, 2 * SECOND, 4 * SECOND, request()).await;
+    assert_eq!(waited, 4 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_stands_in_the_request_ends_all_waiting() {
+    let mut request = Request::new(());
+    request.extensions_mut().insert(WaitBudget::of(3 * SECOND));
+    let waited = waited_for_both(5 * SECOND, 5 * SECOND, 2 * SECOND, request).await;
+    assert_eq!(waited, 3 * SECOND);
+    let mut request = Request::new(());
+    request.extensions_mut().insert(WaitBudget::of(Duration::ZERO));
+    let waited = waited_for_both(5 * SECOND, 5 * SECOND, 2 * SECOND, request).await;
+    assert_eq!(waited, Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_no_longer_than_its_client() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::new(1);
+    let _held = semaphore.acquire("inner", &policy).await.unwrap();
+    let outer_held = semaphore.acquire("outer", &policy).await.unwrap();
+    tokio::spawn(async move {
+        tokio::time::sleep(SECOND).await;
+        drop(outer_held);
+    });
+    let outer = ConcurrencyLimitLayer::builder(&semaphore, "outer").limit(1);
+    let outer = outer.wait_timeout(10 * SECOND).client_timeout(ClientTimeout::grpc());
+    let inner = waits(&semaphore, "inner", 10 * SECOND).layer(service_fn(served));
+    let service = outer.build().unwrap().layer(inner);
+    let request =
+        |timeout: &str| Request::get("/").header("grpc-timeout", timeout).body(()).unwrap();
+    // Two seconds from its arrival: one in the outer layer, one in the inner.
+    let (waited, _) = elapsed(service.clone().oneshot(request("2S"))).await;
+    assert_eq!(waited, 2 * SECOND);
+    // It does not make the layer wait for longer than that does by itself.
+    let (waited, _) = elapsed(service.oneshot(request("2H"))).await;
+    assert_eq!(waited, 10 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_timeout_can_go_by_the_request() {
+    let semaphore = Semaphore::in_memory();
+    let _held = semaphore.acquire("quota", &Policy::new(1)).await.unwrap();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "quota").limit(1);
+    let layer = layer.wait_timeout_by(|_, parts| {
+        if parts.headers.contains_key("x-patient") { 7 * SECOND } else { Duration::ZERO }
+    });
+    let service = layer.build().unwrap().layer(service_fn(served));
+    let patient = Request::get("/").header("x-patient", "1").body(()).unwrap();
+    let (waited, _) = elapsed(service.clone().oneshot(patient)).await;
+    assert_eq!(waited, 7 * SECOND);
+    let (waited, _) = elapsed(service.oneshot(Request::new(()))).await;
+    assert_eq!(waited, Duration::ZERO);
 }

@@ -1,0 +1,257 @@
+//! Permits that stay taken after their request was broken off.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_semaphore::limit::{BoxError, HoldUntil};
+use tower_semaphore::{ConcurrencyLimitLayer, Permit, Policy, Semaphore};
+
+const NAME: &str = "quota";
+const LINGER: Duration = Duration::from_millis(400);
+
+fn layer(semaphore: &Semaphore) -> ConcurrencyLimitLayer {
+    let builder = ConcurrencyLimitLayer::builder(semaphore, NAME).limit(1);
+    builder.linger(LINGER).wait_timeout(Duration::from_secs(5)).build().unwrap()
+}
+
+async fn in_use(semaphore: &Semaphore) -> u64 {
+    semaphore.inspect(NAME).await.unwrap().in_use
+}
+
+/// How long it takes until the next one has a permit.
+async fn until_free(semaphore: &Semaphore) -> Duration {
+    let began = Instant::now();
+    let policy = Policy::builder(1).wait_timeout(Duration::from_secs(30)).build().unwrap();
+    semaphore.acquire(NAME, &policy).await.unwrap();
+    began.elapsed()
+}
+
+/// Two frames, and then no end.
+fn endless() -> StreamBody<impl futures_util::Stream<Item = Result<Frame<Bytes>, BoxError>>> {
+    let frames = ["one", "two"].map(|text| Ok(Frame::data(Bytes::from(text))));
+    let stream = futures_util::stream::iter(frames);
+    StreamBody::new(futures_util::StreamExt::chain(stream, futures_util::stream::pending()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_before_the_response_leaves_its_permit_taken_for_a_while() {
+    let semaphore = Semaphore::in_memory();
+    let hangs = service_fn(|_: Request<()>| pending::<Result<Response<Full<Bytes>>, Infallible>>());
+    let mut call = Box::pin(layer(&semaphore).layer(hangs).oneshot(Request::new(())));
+    assert!(call.as_mut().now_or_never().is_none());
+    drop(call);
+    assert_eq!(in_use(&semaphore).await, 1);
+    assert_eq!(until_free(&semaphore).await, LINGER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_dropped_before_its_end_leaves_its_permit_taken_for_a_while() {
+    for on_lost in [tower_semaphore::limit::OnLost::Abort, tower_semaphore::limit::OnLost::Continue]
+    {
+        let semaphore = Semaphore::in_memory();
+        let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).linger(LINGER);
+        let layer = builder.on_lost(on_lost).build().unwrap();
+        let streams =
+            service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(endless())) });
+        let response = layer.layer(streams).oneshot(Request::new(())).await.unwrap();
+        let mut body = response.into_body();
+        body.frame().await.unwrap().unwrap();
+        drop(body);
+        assert_eq!(until_free(&semaphore).await, LINGER);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_fails_leaves_its_permit_taken_for_a_while() {
+    for on_lost in [tower_semaphore::limit::OnLost::Abort, tower_semaphore::limit::OnLost::Continue]
+    {
+        let semaphore = Semaphore::in_memory();
+        let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).linger(LINGER);
+        let layer = builder.on_lost(on_lost).build().unwrap();
+        let fails = service_fn(|_: Request<()>| async {
+            let frames = [Ok(Frame::data(Bytes::from("one"))), Err(BoxError::from("reset"))];
+            let body = StreamBody::new(futures_util::stream::iter(frames));
+            Ok::<_, Infallible>(Response::new(body))
+        });
+        let response = layer.layer(fails).oneshot(Request::new(())).await.unwrap();
+        response.into_body().collect().await.unwrap_err();
+        assert_eq!(until_free(&semaphore).await, LINGER);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_fails_leaves_its_permit_taken_for_a_while() {
+    let semaphore = Semaphore::in_memory();
+    let fails = service_fn(|_: Request<()>| async {
+        Err::<Response<Full<Bytes>>, _>(BoxError::from("timed out"))
+    });
+    layer(&semaphore).layer(fails).oneshot(Request::new(())).await.unwrap_err();
+    assert_eq!(until_free(&semaphore).await, LINGER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_further_in_leaves_the_permit_taken_for_a_while() {
+    let hangs =
+        || service_fn(|_: Request<()>| pending::<Result<Response<Full<Bytes>>, Infallible>>());
+    let second = Duration::from_secs(1);
+    for status in [StatusCode::REQUEST_TIMEOUT, StatusCode::GATEWAY_TIMEOUT] {
+        let semaphore = Semaphore::in_memory();
+        let timeout = tower_http::timeout::TimeoutLayer::with_status_code(status, second);
+        let service = layer(&semaphore).layer(timeout.layer(hangs()));
+        let response = service.oneshot(Request::new(())).await.unwrap();
+        assert_eq!(response.status(), status);
+        drop(response);
+        assert_eq!(until_free(&semaphore).await, LINGER, "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_well_gives_its_permit_back_at_once() {
+    let semaphore = Semaphore::in_memory();
+    let layer = layer(&semaphore);
+    let full = service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(Response::new(Full::from("served")))
+    });
+    let response = layer.layer(full).oneshot(Request::new(())).await.unwrap();
+    response.into_body().collect().await.unwrap();
+    assert_eq!(in_use(&semaphore).await, 0);
+
+    // Of a body with a known length, a server does not ask for the end.
+    let sized = service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(
+            Response::builder().header("content-length", 6).body(endless()).unwrap(),
+        )
+    });
+    let response = layer.layer(sized).oneshot(Request::new(())).await.unwrap();
+    let mut body = response.into_body();
+    body.frame().await.unwrap().unwrap();
+    body.frame().await.unwrap().unwrap();
+    drop(body);
+    assert_eq!(in_use(&semaphore).await, 0);
+
+    // Nor for any of it in answer to HEAD, or with these statuses.
+    for (method, status) in [(Method::HEAD, 200), (Method::GET, 204), (Method::GET, 304)] {
+        let none = service_fn(move |_: Request<()>| async move {
+            Ok::<_, Infallible>(Response::builder().status(status).body(endless()).unwrap())
+        });
+        let request = Request::builder().method(method).body(()).unwrap();
+        drop(layer.layer(none).oneshot(request).await.unwrap());
+        assert_eq!(in_use(&semaphore).await, 0, "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_is_held_until_the_head_lingers_only_before_that() {
+    let semaphore = Semaphore::in_memory();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).linger(LINGER);
+    let layer = builder.hold_until(HoldUntil::ResponseHead).build().unwrap();
+    let streams =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(endless())) });
+    drop(layer.layer(streams).oneshot(Request::new(())).await.unwrap());
+    assert_eq!(in_use(&semaphore).await, 0);
+    let hangs = service_fn(|_: Request<()>| pending::<Result<Response<Full<Bytes>>, Infallible>>());
+    let mut call = Box::pin(layer.layer(hangs).oneshot(Request::new(())));
+    assert!(call.as_mut().now_or_never().is_none());
+    drop(call);
+    assert_eq!(until_free(&semaphore).await, LINGER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_somebody_keeps_lingers_from_when_that_one_drops_it() {
+    let semaphore = Semaphore::in_memory();
+    let (sender, mut kept) = tokio::sync::mpsc::unbounded_channel();
+    let hangs = service_fn(move |request: Request<()>| {
+        sender.send(request.extensions().get::<Permit>().unwrap().clone()).unwrap();
+        pending::<Result<Response<Full<Bytes>>, Infallible>>()
+    });
+    let mut call = Box::pin(layer(&semaphore).layer(hangs).oneshot(Request::new(())));
+    assert!(call.as_mut().now_or_never().is_none());
+    drop(call);
+    let permit = kept.recv().await.unwrap();
+    sleep(2 * LINGER).await;
+    assert_eq!(in_use(&semaphore).await, 1);
+    drop(permit);
+    assert_eq!(until_free(&semaphore).await, LINGER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_lingers_where_its_holder_says_so() {
+    let semaphore = Semaphore::in_memory();
+    let policy = Policy::builder(1).linger(LINGER).build().unwrap();
+    drop(semaphore.acquire(NAME, &policy).await.unwrap());
+    assert_eq!(in_use(&semaphore).await, 0);
+    let permit = semaphore.acquire(NAME, &policy).await.unwrap();
+    permit.break_off();
+    drop(permit);
+    assert_eq!(until_free(&semaphore).await, LINGER);
+    let permit = semaphore.acquire(NAME, &policy).await.unwrap();
+    permit.break_off();
+    permit.release().await.unwrap();
+    assert_eq!(in_use(&semaphore).await, 0, "a release is one");
+}
+
+#[test]
+fn a_linger_fits_into_half_a_lease() {
+    let lease = Duration::from_secs(2);
+    let build = |linger| Policy::builder(1).lease(lease).linger(linger).build();
+    build(lease / 2).unwrap();
+    let error = build(Duration::from_millis(1001)).unwrap_err();
+    let said = "linger: 1.001s is more than half of the lease of 2s; allowed: 0 to 1s, or set a longer lease";
+    assert_eq!(error.to_string(), said);
+    let semaphore = Semaphore::in_memory();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1);
+    builder.linger(Duration::from_secs(6)).build().unwrap_err();
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use super::*;
+    use crate::support::eventually;
+    use crate::support::redis::TestRedis;
+
+    #[tokio::test]
+    async fn what_lingers_stands_in_redis_and_is_handed_over_at_its_end() {
+        let redis = TestRedis::start();
+        let [one, other] = [redis.semaphore(), redis.semaphore()];
+        let policy = Policy::builder(1).linger(LINGER).build().unwrap();
+        let permit = one.acquire(NAME, &policy).await.unwrap();
+        permit.break_off();
+        let began = Instant::now();
+        drop(permit);
+        assert_eq!(in_use(&other).await, 1);
+        other.acquire(NAME, &policy).await.unwrap();
+        let waited = began.elapsed();
+        assert!(waited >= LINGER, "{waited:?}");
+        eventually("nothing is left", async || redis.keys() == 0).await;
+    }
+
+    #[tokio::test]
+    async fn a_process_that_shuts_down_leaves_what_lingers_to_its_lease() {
+        let redis = TestRedis::start();
+        let [one, other] = [redis.semaphore(), redis.semaphore()];
+        let lease = Duration::from_millis(1000);
+        let builder = Policy::builder(1).linger(LINGER).lease(lease);
+        let policy = builder.wait_timeout(Duration::from_secs(5)).build().unwrap();
+        let permit = one.acquire(NAME, &policy).await.unwrap();
+        let waits = tokio::spawn({
+            let other = other.clone();
+            async move { other.acquire(NAME, &policy).await }
+        });
+        eventually("it waits", async || other.inspect(NAME).await.unwrap().waiting == 1).await;
+        permit.break_off();
+        let began = Instant::now();
+        drop(permit);
+        one.shutdown().await;
+        waits.await.unwrap().unwrap();
+        let waited = began.elapsed();
+        assert!(waited >= LINGER, "{waited:?}");
+    }
+}
