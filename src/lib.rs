@@ -227,3 +227,13 @@ struct Comparison;
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../docs/security.md")]
 struct Security;
+
+/// And those of the recipes.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/recipes.md")]
+struct Recipes;
+
+/// And the proof of the page on locks.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/locks.md")]
+struct Locks;

@@ -9,6 +9,8 @@
 
 #![allow(clippy::print_stdout, reason = "says what to try")]
 
+#[path = "../shared/prometheus.rs"]
+mod prometheus;
 #[path = "../shared/signals.rs"]
 mod signals;
 
@@ -18,10 +20,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::Query;
 use axum::routing::get;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tokio::time::{interval, sleep};
+use tokio::time::sleep;
 use tower_semaphore::limit::{HeaderKey, KeyLabels};
 use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
 use tracing_subscriber::EnvFilter;
@@ -31,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Quiet, unless something changes: RUST_LOG=tower_semaphore=debug tells of every request.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).init();
-    let prometheus = prometheus()?;
+    let prometheus = prometheus::install()?;
 
     let semaphore = match env::var("REDIS_URL") {
         Ok(url) => Semaphore::redis(&url)?,
@@ -58,25 +59,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     axum::serve(listener, app).with_graceful_shutdown(signals::stopped()).await?;
     semaphore.shutdown().await;
     Ok(())
-}
-
-/// A recorder with buckets that suit streams, for all that is counted in this process.
-fn prometheus() -> Result<PrometheusHandle, Box<dyn std::error::Error>> {
-    let mut exporter = PrometheusBuilder::new().with_recommended_naming(true);
-    for (name, buckets) in tower_semaphore::metrics::BUCKETS {
-        exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
-    }
-    let prometheus = exporter.install_recorder()?;
-    // Puts what was recorded into its buckets, even if nobody asks for them.
-    let upkeep = prometheus.clone();
-    tokio::spawn(async move {
-        let mut ticks = interval(Duration::from_secs(5));
-        loop {
-            ticks.tick().await;
-            upkeep.run_upkeep();
-        }
-    });
-    Ok(prometheus)
 }
 
 #[derive(Deserialize)]

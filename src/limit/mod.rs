@@ -1,4 +1,82 @@
-//! All that speaks HTTP; nothing below knows of requests.
+//! A limit on requests in flight, shared by all replicas of a service.
+//!
+//! A concurrency limit in each process multiplies the cap by the number of replicas, and frees its permit when
+//! the response's head is there, while a stream still runs. This middleware takes a permit of a
+//! [`Semaphore`](crate::Semaphore) for each request, so that all processes count together, and holds it until
+//! the response body ends.
+//!
+//! For each request, in this order:
+//!
+//! 1. [`skip`](ConcurrencyLimitBuilder::skip) lets it pass without a permit.
+//! 2. A [`KeyExtractor`] names the key: a tenant, a route, or one key for all. A request without a key is
+//!    rejected with `400 Bad Request`, unless [`MissingKey`] says otherwise.
+//! 3. The limit of that key is looked up: a number, a closure, or a [`CachedLimit`].
+//! 4. It takes a permit, or waits for one behind the requests that came before it, on whichever replica. With
+//!    [`fair_by`](ConcurrencyLimitBuilder::fair_by) the tenant with the fewest permits in use is next.
+//! 5. The service inside is called, with the [`Permit`](crate::Permit) in the request's extensions.
+//! 6. The permit is released when the response body ends or is dropped, at whatever point; or at its head, with
+//!    [`HoldUntil::ResponseHead`]. A connection that is upgraded needs [`ConnectionIo`], or a handler that keeps
+//!    the permit.
+//!
+//! A request that gets no permit in time is rejected with `429 Too Many Requests`, and one that comes while the
+//! backend cannot be asked with `503 Service Unavailable`. The originating [`Refusal`] is in the response's
+//! extensions. Use [`refusal`](ConcurrencyLimitBuilder::refusal) to build the response, or
+//! [`into_error`](ConcurrencyLimitLayer::into_error) for a client that wants an error. gRPC calls end with a gRPC
+//! status.
+//!
+//! # Deployment caveat
+//!
+//! The limit is only as good as the key. A client that can choose its key has a queue of its own with each
+//! request, or joins that of another tenant: take the key from authentication ([`ExtensionKey`]), or from a
+//! header that a proxy of yours replaces, and put the layer inside of authentication.
+//!
+//! A permit has a lease. A process that stands still for longer, or cannot reach Redis for that long, loses its
+//! permits, and their requests are aborted, unless [`OnLost::Continue`] is set.
+//!
+//! # Example
+//!
+//! ```
+//! use std::convert::Infallible;
+//! use std::time::Duration;
+//!
+//! use http::{Request, Response, StatusCode};
+//! use tower::{Service, ServiceBuilder, ServiceExt};
+//! use tower_semaphore::limit::HeaderKey;
+//! use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+//!
+//! async fn handle(_: Request<String>) -> Result<Response<String>, Infallible> {
+//!     Ok(Response::new("hello".to_owned()))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // In production: Semaphore::redis("redis://redis.internal/")?
+//! let semaphore = Semaphore::in_memory();
+//! let layer = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
+//!     .key(HeaderKey::from_static("x-tenant"))
+//!     .limit(1)
+//!     .wait_timeout(Duration::ZERO)
+//!     .build()?;
+//!
+//! let mut service = ServiceBuilder::new().layer(layer).service_fn(handle);
+//! let request = |tenant| Request::builder().header("x-tenant", tenant).body(String::new());
+//!
+//! // Takes the tenant's only permit. The response's body holds it.
+//! let first = service.ready().await?.call(request("acme")?).await?;
+//! assert_eq!(first.status(), StatusCode::OK);
+//!
+//! // The same tenant is rejected, another one is not.
+//! let second = service.ready().await?.call(request("acme")?).await?;
+//! assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+//! let other = service.ready().await?.call(request("globex")?).await?;
+//! assert_eq!(other.status(), StatusCode::OK);
+//!
+//! // Dropping the body releases the permit.
+//! drop(first);
+//! let third = service.ready().await?.call(request("acme")?).await?;
+//! assert_eq!(third.status(), StatusCode::OK);
+//! # Ok(()) }
+//! ```
 
 #[cfg(feature = "axum")]
 mod axum;
