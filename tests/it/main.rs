@@ -48,6 +48,7 @@ mod keys;
 mod layer;
 mod ledger;
 mod ledger_fair;
+mod long_names;
 #[cfg(feature = "redis")]
 mod lua;
 #[cfg(feature = "metrics")]
