@@ -75,4 +75,6 @@ mod stacks;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod streams;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod traces;

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionInfo};
-use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, Timeouts};
+use deadpool_redis::redis::AsyncConnectionConfig;
+use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, TimeoutType, Timeouts};
+use tokio::time::timeout;
 
+use super::endpoint::Endpoint;
 use super::error;
+use super::multiplexed::Multiplexed;
 use crate::error::BackendError;
 
 /// How long opening a connection, and an answer, may take.
@@ -18,30 +20,50 @@ pub(super) struct Patience {
 
 /// A connection of our own to one server.
 pub(super) async fn dial(
-    info: &ConnectionInfo,
+    to: &Endpoint,
     config: AsyncConnectionConfig,
     patience: Patience,
-) -> Result<MultiplexedConnection, BackendError> {
+) -> Result<Multiplexed, BackendError> {
     let config = config
         .set_connection_timeout(Some(patience.connect))
         // The caller bounds the answers: it knows what to do about it.
         .set_response_timeout(None)
         .set_pipeline_buffer_size(1024);
-    let manager = Manager::new_with_config(info.clone(), config)
-        .map_err(|error| unreachable(PoolError::Backend(error)))?;
-    let limit = Some(patience.connect);
+    let limit = patience.connect;
+    let opened = match to.tls() {
+        Some(tls) => match timeout(limit, tls.open(to.info(), config)).await {
+            Ok(opened) => opened.map_err(PoolError::Backend),
+            Err(_) => Err(PoolError::Timeout(TimeoutType::Create)),
+        },
+        None => plain(to, config, limit).await,
+    };
+    opened.map_err(unreachable)
+}
+
+async fn plain(
+    to: &Endpoint,
+    config: AsyncConnectionConfig,
+    limit: Duration,
+) -> Result<Multiplexed, PoolError> {
+    let manager = Manager::new_with_config(to.info().clone(), config)?;
+    let limit = Some(limit);
     let pool = Pool::builder(manager)
         .max_size(1)
         .timeouts(Timeouts { wait: limit, create: limit, recycle: limit })
         .runtime(Runtime::Tokio1)
         .build()
-        .map_err(|error| BackendError::connection(format!("connection pool: {error}")))?;
-    from(&pool).await
+        .map_err(|_| PoolError::NoRuntimeSpecified)?;
+    take(&pool).await
 }
 
-/// A connection out of a pool, for good: going back would cost a round trip each time.
-pub(super) async fn from(pool: &Pool) -> Result<MultiplexedConnection, BackendError> {
-    pool.get().await.map(Connection::take).map_err(unreachable)
+/// A connection out of a pool of the user's.
+pub(super) async fn from(pool: &Pool) -> Result<Multiplexed, BackendError> {
+    take(pool).await.map_err(unreachable)
+}
+
+/// For good: going back would cost a round trip each time.
+async fn take(pool: &Pool) -> Result<Multiplexed, PoolError> {
+    pool.get().await.map(|connection| Connection::take(connection).into())
 }
 
 fn unreachable(error: PoolError) -> BackendError {
