@@ -304,7 +304,8 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// The backend. Does not connect yet.
+    /// The backend. Does not connect yet. Over TLS the system's certificate authorities are read here, unless
+    /// others are set.
     ///
     /// # Errors
     ///
@@ -360,19 +361,16 @@ impl RedisBackendBuilder {
         tls: bool,
         sentinel_tls: bool,
     ) -> Result<(Option<Tls>, Option<Tls>), ConfigError> {
-        for (settings, is_used, name, how) in [
-            (&self.tls, tls, "TLS settings", "a URL that begins with rediss"),
-            (
-                &self.sentinel_tls,
-                sentinel_tls,
-                "TLS settings of sentinels",
-                "a URL that begins with rediss-sentinel, or has sentinel_tls=true",
-            ),
-        ] {
-            if settings.is_some() && !is_used {
-                let text = format!("{name}: no connection is made over TLS; expected {how}");
-                return Err(ConfigError::new(text));
-            }
+        if self.tls.is_some() && !tls {
+            return Err(ConfigError::new(
+                "TLS settings: no server is reached over TLS; expected a URL that begins with rediss",
+            ));
+        }
+        if self.sentinel_tls.is_some() && !sentinel_tls {
+            return Err(ConfigError::new(
+                "TLS settings of sentinels: no sentinel is reached over TLS; expected a URL that begins \
+                 with rediss-sentinel, or has sentinel_tls=true",
+            ));
         }
         let servers = tls.then(|| self.tls.clone().unwrap_or_default().build("TLS settings"));
         let servers = servers.transpose()?;

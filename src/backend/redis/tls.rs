@@ -26,8 +26,9 @@ use crate::error::ConfigError;
 ///
 /// The defaults are the system's certificate authorities (or those of `SSL_CERT_FILE` and
 /// `SSL_CERT_DIR`), no client certificate, TLS 1.2 and 1.3, and the crypto provider that is installed for
-/// the process, or `ring` if none is. Nothing is installed for the process. Certificates are always
-/// verified, except by a verifier in a [configuration of your own](Self::from_config).
+/// the process, or `ring` if none is. Certificates are read once, when the backend is built, and nothing is
+/// installed for the process. The certificates of servers are always verified, except by a verifier in a
+/// [configuration of your own](Self::from_config).
 ///
 /// The certificate of a server must be valid for the host by which it is reached. That is the host of the
 /// URL, or the host that Sentinel and the nodes of a cluster announce, which is an address by default

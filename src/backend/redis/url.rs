@@ -88,7 +88,7 @@ impl Url {
 type Named = (Servers, Option<bool>);
 
 fn one(rest: &str) -> Result<Named, ConfigError> {
-    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT)?;
+    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT, "")?;
     let [host] = &*hosts else {
         return Err(bad(
             "it has several hosts; a cluster begins with redis-cluster://, and sentinels with \
@@ -121,7 +121,7 @@ fn unix(rest: &str) -> Result<Named, ConfigError> {
 }
 
 fn sentinel(rest: &str) -> Result<Named, ConfigError> {
-    let Parts { user, hosts, path, query } = parts(rest, SENTINEL_PORT)?;
+    let Parts { user, hosts, path, query } = parts(rest, SENTINEL_PORT, ",@")?;
     let mut path = path.split('/');
     let master = path.next().unwrap_or_default();
     if master.is_empty()
@@ -170,7 +170,7 @@ fn sentinel(rest: &str) -> Result<Named, ConfigError> {
 }
 
 fn cluster(rest: &str) -> Result<Named, ConfigError> {
-    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT)?;
+    let Parts { user, hosts, path, query } = parts(rest, REDIS_PORT, ",@")?;
     if !matches!(path, "" | "0") {
         check_db(path)?;
         return Err(bad(format!("a cluster has no database but 0{}", said(path))));
@@ -192,11 +192,13 @@ struct Parts<'a> {
     query: &'a str,
 }
 
-fn parts(rest: &str, port: u16) -> Result<Parts<'_>, ConfigError> {
+/// `cut` are the characters, of those that may stand between hosts, that no user or password may have.
+fn parts<'a>(rest: &'a str, port: u16, cut: &str) -> Result<Parts<'a>, ConfigError> {
     check_fragment(rest)?;
     let (user, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
     // Else a piece of a password would be the host that is connected to.
-    if user.trim_end_matches('@').contains(['/', '?', ',', '@']) {
+    let name = user.strip_suffix('@').unwrap_or(user);
+    if name.contains(|c| matches!(c, '/' | '?') || cut.contains(c)) {
         return Err(bad(
             "user and password must be percent-encoded where they have one of / ? # , @",
         ));
@@ -380,6 +382,7 @@ mod tests {
             ("redis+unix://socket", "not absolute"),
             ("redis+unix:///socket?db=x", "the database is not"),
             ("redis+unix:///socket?pass=a&b", "option 2 is not known; known here: db, user, pass"),
+            ("redis-cluster://u:a@h1,u:a@h2", "must be percent-encoded where"),
             ("redis-sentinel://h1:26379", "name of a master"),
             ("redis-sentinel://h1/a b", "name of a master"),
             ("redis-sentinel://h1:x/m", "host 1: its port is not"),
@@ -406,6 +409,7 @@ mod tests {
     fn what_can_be_used_is() {
         for url in [
             "redis://user:pa:ss@host",
+            "redis://user:p@s,s@host",
             "redis://localhost/0?protocol=resp3\n",
             "redis://host:65535/2147483647",
             "valkey://[::1]",
