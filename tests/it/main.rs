@@ -67,6 +67,8 @@ mod redis_shapes;
 #[cfg(feature = "axum")]
 mod refusals;
 #[cfg(feature = "redis")]
+mod secrets;
+#[cfg(feature = "redis")]
 mod shadow;
 #[cfg(feature = "redis")]
 mod stacked;

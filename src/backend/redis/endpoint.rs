@@ -1,6 +1,6 @@
 //! A server, and how it is spoken to.
 
-use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo};
+use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 
 use super::tls::Tls;
 
@@ -32,5 +32,11 @@ impl Endpoint {
 
     pub(super) const fn tls(&self) -> Option<&Tls> {
         self.tls.as_ref()
+    }
+
+    /// What no error may show: the password, or the user where that is all there is, which is a token then.
+    pub(super) fn secret(&self) -> Option<&str> {
+        let settings: &RedisConnectionInfo = self.info.redis_settings();
+        settings.password().or_else(|| settings.username()).filter(|secret| !secret.is_empty())
     }
 }
