@@ -166,8 +166,8 @@
 //!
 //! | name    | what                                                        | default |
 //! |---------|-------------------------------------------------------------|---------|
-//! | `redis` | permits shared through Redis, over `deadpool-redis`          | yes     |
-//! | `tls`   | `rediss://` URLs, with rustls                                | no      |
+//! | `redis` | permits shared through Redis, over `deadpool-redis` 0.23     | yes     |
+//! | `tls`   | `rediss://` URLs, with rustls 0.23                           | no      |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
 //! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
 //! | `admin` | a window for operators: JSON and a page, as an Axum router           | no |

@@ -1,6 +1,7 @@
 //! Names of semaphores, safe to stand in a key.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
@@ -9,6 +10,8 @@ use smallvec::SmallVec;
 const PART_MAX: usize = 64;
 /// A name longer than this is replaced by its hash as a whole.
 const NAME_MAX: usize = 128;
+/// A SHA-256 in hex.
+const HASH_LEN: usize = 64;
 
 /// The name of a semaphore: one part or several, of any bytes.
 ///
@@ -16,7 +19,8 @@ const NAME_MAX: usize = 128;
 /// of keys; a part that is longer than 64 bytes when written so is replaced by `#` and its SHA-256
 /// in hex, and a whole name of more than 128 by `##` and its own. Two names are equal only if their parts are:
 /// different values never share a permit (short of a collision of SHA-256). How a name was put
-/// together does not matter.
+/// together does not matter. Names are compared by what is [stored](Self::as_str), so a name that
+/// comes back from the backend, [read](Self::from_stored) again, equals the one that was used.
 ///
 /// ```
 /// use tower_semaphore::Name;
@@ -24,11 +28,10 @@ const NAME_MAX: usize = 128;
 /// let name = Name::new("tenant").part("acme/eu");
 /// assert_eq!(name.as_str(), "tenant:acme%2Feu");
 /// ```
-#[derive(PartialEq, Eq, Hash)]
 pub struct Name {
     // Encoded, so ASCII. Inline as long as it is of usual length.
     text: SmallVec<[u8; 56]>,
-    // What stands for it if it is too long.
+    // What is stored instead if it is too long. The text is kept, because more parts may follow.
     short: Option<Box<str>>,
 }
 
@@ -71,7 +74,11 @@ impl Name {
         Self { text: SmallVec::from_slice(b"!"), short: None }
     }
 
-    /// The name that is [stored](Self::as_str) so; `None` for a text that is none.
+    /// The name that is [stored](Self::as_str) as this text; `None` for a text that no name is stored as.
+    ///
+    /// The result equals the name that was stored, however long that was. The parts of a name that was
+    /// replaced by its hash cannot be restored: another part behind it makes another name than the same
+    /// part behind the original.
     ///
     /// ```
     /// use tower_semaphore::Name;
@@ -79,11 +86,13 @@ impl Name {
     /// let name = Name::new("tenant").part("acme/eu");
     /// assert_eq!(Name::from_stored("tenant:acme%2Feu"), Some(name));
     /// assert_eq!(Name::from_stored("acme/eu"), None);
+    ///
+    /// let long = Name::new("a".repeat(64)).part("b".repeat(64));
+    /// assert_eq!(Name::from_stored(long.as_str()), Some(long));
     /// ```
     #[must_use]
     pub fn from_stored(text: &str) -> Option<Self> {
-        let known = |c: u8| c.is_ascii_alphanumeric() || b"._-%:#!".contains(&c);
-        let fits = !text.is_empty() && text.len() <= NAME_MAX && text.bytes().all(known);
+        let fits = text.len() <= NAME_MAX && text.split(':').all(is_part);
         fits.then(|| Self { text: SmallVec::from_slice(text.as_bytes()), short: None })
     }
 
@@ -91,6 +100,10 @@ impl Name {
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.short.as_deref().unwrap_or_else(|| std::str::from_utf8(&self.text).unwrap_or_default())
+    }
+
+    fn stored(&self) -> &[u8] {
+        self.short.as_deref().map_or(&self.text, str::as_bytes)
     }
 
     fn bounded(mut self) -> Self {
@@ -109,6 +122,20 @@ impl Name {
 impl Clone for Name {
     fn clone(&self) -> Self {
         Self { text: SmallVec::from_slice(&self.text), short: self.short.clone() }
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        self.stored() == other.stored()
+    }
+}
+
+impl Eq for Name {}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.stored().hash(state);
     }
 }
 
@@ -138,7 +165,7 @@ fn encode(part: &[u8], out: &mut SmallVec<[u8; 56]>) {
         out.push(b'%');
     }
     for byte in part {
-        if byte.is_ascii_alphanumeric() || b"._-".contains(byte) {
+        if is_plain(*byte) {
             out.push(*byte);
         } else {
             out.extend_from_slice(&[
@@ -152,6 +179,40 @@ fn encode(part: &[u8], out: &mut SmallVec<[u8; 56]>) {
             hash(part, out);
             return;
         }
+    }
+}
+
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+/// Whether a part is written so: as [`encode`] writes it, as the mark of a missing one, or as the hash of
+/// a whole name.
+fn is_part(text: &str) -> bool {
+    if let Some(hash) = text.strip_prefix('#') {
+        let hash = hash.strip_prefix('#').unwrap_or(hash);
+        let is_hex = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
+        return hash.len() == HASH_LEN && hash.bytes().all(is_hex);
+    }
+    matches!(text, "%" | "!") || (1..=PART_MAX).contains(&text.len()) && is_encoded(text.as_bytes())
+}
+
+fn is_encoded(mut text: &[u8]) -> bool {
+    let digit = |c: u8| match c {
+        b'0'..=b'9' => Some(c - b'0'),
+        b'A'..=b'F' => Some(c - b'A' + 10),
+        _ => None,
+    };
+    loop {
+        text = match text {
+            [] => return true,
+            [b'%', high, low, rest @ ..] => match (digit(*high), digit(*low)) {
+                (Some(high), Some(low)) if !is_plain(high << 4 | low) => rest,
+                _ => return false,
+            },
+            [plain, rest @ ..] if is_plain(*plain) => rest,
+            _ => return false,
+        };
     }
 }
 

@@ -20,10 +20,19 @@ use futures_util::future::BoxFuture;
 pub use self::memory::MemoryBackend;
 pub use self::overrides::{Change, Overrides};
 pub use self::peer_message::PeerMessage;
+#[cfg(feature = "tls")]
+pub use self::redis::TlsSettings;
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
+/// The version whose pools [`RedisBackend::from_pool`] takes: 0.23, with `redis` 1 as
+/// `deadpool_redis::redis`.
+#[cfg(feature = "redis")]
+pub use deadpool_redis;
+/// The version whose configurations [`TlsSettings`] takes: 0.23.
+#[cfg(feature = "tls")]
+pub use rustls;
 
 use tokio::time::Instant;
 

@@ -154,6 +154,18 @@ impl CachedLimit {
 
     /// Makes the next request with this key ask the source: for when a plan has changed. In this
     /// process only; a call that is on its way still tells its answer to those who wait for it.
+    ///
+    /// The key is that of the request, without the layer's name. One that was written down is read with
+    /// [`Name::from_stored`], however long it was.
+    ///
+    /// ```
+    /// # use tower_semaphore::{Name, limit::CachedLimit};
+    /// # fn example(plans: &CachedLimit) {
+    /// plans.forget(&Name::new("acme/eu"));
+    /// // The same, by what the source was given, as text.
+    /// plans.forget(&Name::from_stored("acme%2Feu").expect("the text of a name"));
+    /// # }
+    /// ```
     pub fn forget(&self, key: &Name) {
         self.inner.entries.remove(key);
     }

@@ -174,6 +174,12 @@ fn a_redis_backend_can_be_sent_and_shared() {
     is_free::<RedisBackend>();
     is_free::<RedisBackendBuilder>();
     is_clone::<RedisBackendBuilder>();
+    #[cfg(feature = "tls")]
+    {
+        use tower_semaphore::backend::TlsSettings;
+        is_free::<TlsSettings>();
+        is_clone::<TlsSettings>();
+    }
 }
 
 #[cfg(feature = "axum")]

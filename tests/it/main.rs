@@ -50,6 +50,7 @@ mod layer;
 mod ledger;
 mod ledger_fair;
 mod linger;
+mod long_names;
 #[cfg(feature = "redis")]
 mod lua;
 #[cfg(feature = "metrics")]
@@ -68,6 +69,8 @@ mod redis_shapes;
 #[cfg(feature = "axum")]
 mod refusals;
 #[cfg(feature = "redis")]
+mod secrets;
+#[cfg(feature = "redis")]
 mod shadow;
 #[cfg(feature = "redis")]
 mod stacked;
@@ -76,4 +79,6 @@ mod stacks;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod streams;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod traces;

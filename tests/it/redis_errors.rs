@@ -876,46 +876,12 @@ async fn tls_to_a_port_without_it_is_answered_for() {
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_named() {
-    use std::process::{Command, Stdio};
+    use crate::support::tls::{self, Tls};
 
-    use crate::support::redis::server_binary;
-
-    let dir = tempfile::TempDir::new().unwrap();
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"])
-        .args(["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost"])
-        .args(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    let port = free_port();
-    // Without a certificate a server that can speak TLS asks for one, and ends; another ends too.
-    let asked = Command::new(server_binary())
-        .args(["--port", "0", "--tls-port", &port.to_string()])
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let speaks_tls = String::from_utf8_lossy(&asked.stdout).contains("tls-cert-file");
-    if !speaks_tls || !made.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no openssl here, or a server without TLS");
-        return;
-    }
-    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let redis = TestRedis::start_with(&[
-        "--tls-port",
-        &port.to_string(),
-        "--tls-cert-file",
-        &file("cert.pem"),
-        "--tls-key-file",
-        &file("key.pem"),
-        "--tls-ca-cert-file",
-        &file("cert.pem"),
-        "--tls-auth-clients",
-        "no",
-    ]);
+    let Some(tls) = Tls::new() else { return };
+    let args = tls.args();
+    let redis = TestRedis::start_with(&args.iter().map(|arg| &**arg).collect::<Vec<_>>());
+    let port = tls::port(&redis);
     let policy = policy(1, 5000);
     let with_tls = semaphore(format!("rediss://127.0.0.1:{port}/"));
     let text = told(&with_tls, "x", &policy, SOON).await;

@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, Value, cmd};
+use deadpool_redis::redis::{AsyncConnectionConfig, Cmd, Pipeline, Value, cmd};
 use tokio::time::{Instant, timeout};
 
 use super::dial::{Patience, dial};
+use super::endpoint::Endpoint;
+use super::error;
+use super::multiplexed::Multiplexed;
 use super::slots::{self, Slots, address, shard};
-use super::{error, sentinel};
 use crate::backend::Shard;
 use crate::error::BackendError;
 
@@ -28,17 +29,17 @@ const NAMES_MAX: u32 = 50_000;
 
 pub(super) struct Cluster {
     /// The nodes that the user named.
-    seeds: Vec<ConnectionInfo>,
+    seeds: Vec<Endpoint>,
     slots: Mutex<Slots>,
     /// Counts the changes of the map.
     version: AtomicU64,
     refreshed: tokio::sync::Mutex<Option<(Instant, Result<(), BackendError>)>>,
     /// To nodes that slots are on their way to.
-    asking: tokio::sync::Mutex<HashMap<Shard, MultiplexedConnection>>,
+    asking: tokio::sync::Mutex<HashMap<Shard, Multiplexed>>,
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<ConnectionInfo>) -> Self {
+    pub(super) fn new(seeds: Vec<Endpoint>) -> Self {
         Self {
             seeds,
             slots: Mutex::new(Slots::unknown()),
@@ -69,9 +70,9 @@ impl Cluster {
     }
 
     /// How to connect to a node.
-    pub(super) fn info(&self, node: &Shard) -> Option<ConnectionInfo> {
+    pub(super) fn endpoint(&self, node: &Shard) -> Option<Endpoint> {
         let (host, port) = address(node)?;
-        Some(sentinel::at(&self.seeds[0], host.to_owned(), port))
+        Some(self.seeds[0].at(host.to_owned(), port))
     }
 
     /// A name in a slot that this master has.
@@ -119,15 +120,13 @@ impl Cluster {
         // Another order each time, so that not all ask the same one, nor the same ones again.
         fastrand::shuffle(&mut nodes);
         nodes.sort_by_key(|(host, port)| shard(host, *port) == *suspect);
-        let known = nodes
-            .into_iter()
-            .take(ASKED_MAX - 1)
-            .map(|(host, port)| sentinel::at(&self.seeds[0], host, port));
+        let known =
+            nodes.into_iter().take(ASKED_MAX - 1).map(|(host, port)| self.seeds[0].at(host, port));
         let mut seeds = self.seeds.clone();
         fastrand::shuffle(&mut seeds);
         let mut why = String::new();
-        for info in known.chain(seeds).take(ASKED_MAX) {
-            match ask_node(&info, patience).await {
+        for node in known.chain(seeds).take(ASKED_MAX) {
+            match ask_node(&node, patience).await {
                 Ok(slots) => {
                     let nodes: Vec<_> = slots.nodes.iter().map(|(h, p)| shard(h, *p)).collect();
                     {
@@ -139,7 +138,7 @@ impl Cluster {
                     self.asking.lock().await.retain(|node, _| nodes.contains(node));
                     return Ok(());
                 }
-                Err(error) => why += &format!("; {}: {error}", info.addr()),
+                Err(error) => why += &format!("; {}: {error}", node.address()),
             }
         }
         Err(BackendError::connection(format!(
@@ -179,8 +178,9 @@ impl Cluster {
         let mut connection = match asking.get(node) {
             Some(connection) => connection.clone(),
             None => {
-                let info = self.info(node).ok_or_else(|| BackendError::call("no such node"))?;
-                let connection = dial(&info, AsyncConnectionConfig::new(), patience).await?;
+                let server =
+                    self.endpoint(node).ok_or_else(|| BackendError::call("no such node"))?;
+                let connection = dial(&server, AsyncConnectionConfig::new(), patience).await?;
                 asking.insert(node.clone(), connection.clone());
                 connection
             }
@@ -214,15 +214,15 @@ impl Cluster {
     }
 }
 
-async fn ask_node(info: &ConnectionInfo, patience: Patience) -> Result<Slots, BackendError> {
-    let mut connection = dial(info, AsyncConnectionConfig::new(), patience).await?;
+async fn ask_node(node: &Endpoint, patience: Patience) -> Result<Slots, BackendError> {
+    let mut connection = dial(node, AsyncConnectionConfig::new(), patience).await?;
     let mut question = cmd("CLUSTER");
-    let answer = question.arg("SLOTS").query_async::<Value>(&mut connection);
+    let answer = question.arg("SLOTS").query_async::<Value>(&mut *connection);
     let answer = match timeout(patience.answer, answer).await {
         Ok(answer) => answer.map_err(error::broken)?,
         Err(_) => return Err(BackendError::connection("no answer in time")),
     };
-    let address = info.addr().to_string();
+    let address = node.address().to_string();
     let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
     Slots::read(&answer, host)
         .ok_or_else(|| BackendError::connection("it answered what no cluster does"))

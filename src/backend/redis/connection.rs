@@ -6,8 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{Cmd, ConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value};
+use deadpool_redis::redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
@@ -15,7 +14,9 @@ use tokio::sync::watch;
 use super::calls::{self, For};
 use super::cluster::Cluster;
 use super::dial::Patience;
+use super::endpoint::Endpoint;
 use super::error::broken;
+use super::multiplexed::Multiplexed;
 use super::queries::QueryCommand;
 use super::scripts::By;
 use super::sentinel::Sentinel;
@@ -30,7 +31,7 @@ use crate::protocol::id::{NodeId, PlaceId};
 /// A connection to Redis.
 #[derive(Debug)]
 pub(super) struct RedisConnection {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) connection: Multiplexed,
     pub(super) server: ServerInfo,
     /// Whether the connection was closed, where that shows.
     pub(super) closed: Option<watch::Receiver<bool>>,
@@ -44,7 +45,7 @@ pub(super) struct RedisConnection {
 #[derive(Clone)]
 pub(super) struct Named {
     pub(super) by: Arc<Sentinel>,
-    pub(super) info: ConnectionInfo,
+    pub(super) server: Endpoint,
     pub(super) patience: Patience,
 }
 
@@ -67,8 +68,8 @@ impl Connection for RedisConnection {
             // An error says that nothing is left of the connection.
             let _ = closed.clone().wait_for(|closed| *closed).await;
         };
-        let Some(Named { by, info, patience }) = &self.named else { return closed.boxed() };
-        let replaced = by.replaced(info, *patience);
+        let Some(Named { by, server, patience }) = &self.named else { return closed.boxed() };
+        let replaced = by.replaced(server, *patience);
         async move {
             tokio::select! {
                 biased;
@@ -167,7 +168,7 @@ impl RedisConnection {
 /// Sends commands together, and again what has to be; gives a value for each, errors of the server among
 /// them, and which of them may have been carried out after commands that were sent later.
 async fn run(
-    connection: &mut MultiplexedConnection,
+    connection: &mut Multiplexed,
     member: Option<&Member>,
     count: usize,
     command: impl Fn(usize, By) -> Cmd,
@@ -263,7 +264,7 @@ impl Member {
 
 impl fmt::Debug for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Named").field("address", self.info.addr()).finish_non_exhaustive()
+        f.debug_struct("Named").field("address", self.server.address()).finish_non_exhaustive()
     }
 }
 
@@ -275,7 +276,7 @@ impl fmt::Debug for Member {
 
 /// One write; one value for each command, errors of the server among them.
 async fn send(
-    connection: &mut MultiplexedConnection,
+    connection: &mut Multiplexed,
     commands: impl ExactSizeIterator<Item = Cmd>,
 ) -> Result<Vec<Value>, BackendError> {
     let count = commands.len();

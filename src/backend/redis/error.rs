@@ -64,6 +64,12 @@ pub(super) fn advice(error: &RedisError) -> &'static str {
         "; see RedisBackend for what its user must be allowed to do"
     } else if error.code() == Some("MOVED") {
         "; this is a node of a cluster: say redis-cluster:// in its URL"
+    } else if text.contains("UnknownIssuer") || text.contains("BadSignature") {
+        "; name the authority that signed its certificate with TlsSettings::root_certificates"
+    } else if text.contains("not valid for name") {
+        "; its certificate is for another name: see TlsSettings::server_name"
+    } else if text.contains("CertificateRequired") {
+        "; it asks for a client certificate: see TlsSettings::client_certificate"
     } else if error.is_connection_dropped() {
         "; has it as many clients as it may (maxclients), or does it speak TLS on this port?"
     } else if error.is_timeout() {

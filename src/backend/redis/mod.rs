@@ -4,14 +4,18 @@ mod calls;
 mod cluster;
 mod connection;
 mod dial;
+mod endpoint;
 mod error;
 mod info;
 mod keys;
 mod messages;
+mod multiplexed;
 mod queries;
 mod scripts;
 mod sentinel;
 mod slots;
+#[cfg_attr(not(feature = "tls"), path = "tls_disabled.rs")]
+mod tls;
 mod url;
 mod values;
 
@@ -20,10 +24,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use deadpool_redis::Pool;
-use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{
-    AsyncConnectionConfig, ConnectionInfo, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
-    cmd,
+    AsyncConnectionConfig, PushInfo, PushKind, RedisError, ServerErrorKind, Value, cmd,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -32,8 +34,14 @@ use tokio::sync::watch;
 use self::cluster::Cluster;
 use self::connection::{Member, Named, RedisConnection};
 use self::dial::{Patience, dial};
+use self::endpoint::Endpoint;
 use self::keys::Keys;
+use self::multiplexed::Multiplexed;
 use self::sentinel::Sentinel;
+use self::tls::Tls;
+#[cfg(feature = "tls")]
+pub use self::tls::TlsSettings;
+use self::url::Url;
 use super::{AddressedCall, Answer, Backend, Connection, Mailbox, OVERRIDES, Shard};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
@@ -87,7 +95,7 @@ pub struct RedisBackend {
 
 /// Where connections lead.
 enum Servers {
-    One(Box<ConnectionInfo>),
+    One(Box<Endpoint>),
     Sentinel(Arc<Sentinel>),
     Cluster(Arc<Cluster>),
     /// Connections are made elsewhere.
@@ -119,6 +127,10 @@ pub struct RedisBackendBuilder {
     connect_timeout: Duration,
     response_timeout: Duration,
     after_loss: AfterLoss,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsSettings>,
+    #[cfg(feature = "tls")]
+    sentinel_tls: Option<TlsSettings>,
 }
 
 #[derive(Clone)]
@@ -144,8 +156,33 @@ impl RedisBackend {
     /// | a cluster | `redis-cluster://[user:password@]host[:port][,host[:port]...]` |
     ///
     /// The hosts are those of the sentinels (port 26379 unless named), or some nodes of the cluster
-    /// (6379); user and password are those of the servers. Sentinels that ask for their own get them
-    /// from `?sentinel_username=...&sentinel_password=...`.
+    /// (6379); user and password are those of the servers, percent-encoded where they have one of
+    /// `/ ? # , @ %`. Sentinels that ask for their own get them from
+    /// `?sentinel_username=...&sentinel_password=...`. They are spoken to over TLS if the servers are, or as
+    /// `?sentinel_tls=true` or `false` says.
+    ///
+    /// `valkey://` and `valkeys://` are the same as `redis://` and `rediss://`. Over TLS the system's
+    /// certificate authorities are trusted; [`tls`](RedisBackendBuilder::tls) and
+    /// [`sentinel_tls`](RedisBackendBuilder::sentinel_tls) set others, and a client certificate.
+    ///
+    /// No error of the URL and no `Debug` output shows a piece of the URL, except a number of up to five
+    /// digits where a port or a database belongs.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Semaphore;
+    /// use tower_semaphore::backend::RedisBackend;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let backend = RedisBackend::builder("redis://app:secret@redis.internal/")
+    ///     .prefix("shop")
+    ///     .response_timeout(Duration::from_millis(250))
+    ///     .build()?;
+    /// let semaphore = Semaphore::new(backend);
+    /// # let _ = semaphore; Ok(()) }
+    /// ```
     pub fn builder(url: impl Into<String>) -> RedisBackendBuilder {
         RedisBackendBuilder::new(To::Url(url.into()))
     }
@@ -158,6 +195,21 @@ impl RedisBackend {
     /// each can be passed over once by another process's request. A closed connection is noticed only
     /// with the next call. TCP_NODELAY is off in such a
     /// pool unless you turn it on. [`builder`](Self::builder) costs none of that.
+    ///
+    /// The pool is one of [`deadpool_redis`](crate::backend::deadpool_redis) 0.23. The feature `tls` of this
+    /// crate does not give TLS to pools: depend on `deadpool-redis` with its own feature for that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::backend::RedisBackend;
+    /// use tower_semaphore::backend::deadpool_redis::{Config, Runtime};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = Config::from_url("redis://redis.internal/").create_pool(Some(Runtime::Tokio1))?;
+    /// let backend = RedisBackend::from_pool(pool).build()?;
+    /// # let _ = backend; Ok(()) }
+    /// ```
     pub fn from_pool(pool: Pool) -> RedisBackendBuilder {
         RedisBackendBuilder::new(To::Pool(pool))
     }
@@ -171,6 +223,10 @@ impl RedisBackendBuilder {
             connect_timeout: RedisBackend::DEFAULT_CONNECT_TIMEOUT,
             response_timeout: RedisBackend::DEFAULT_RESPONSE_TIMEOUT,
             after_loss: AfterLoss::default(),
+            #[cfg(feature = "tls")]
+            tls: None,
+            #[cfg(feature = "tls")]
+            sentinel_tls: None,
         }
     }
 
@@ -200,11 +256,61 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// The backend. Does not connect yet.
+    /// Sets which certificate authorities are trusted and which client certificate is presented on
+    /// connections to the servers, if the URL begins with `rediss`. The [default](TlsSettings::new) unless
+    /// set. Takes a [`rustls::ClientConfig`] as well.
+    ///
+    /// # Examples
+    ///
+    /// A private certificate authority:
+    ///
+    /// ```
+    /// use tower_semaphore::backend::{RedisBackend, TlsSettings};
+    ///
+    /// # fn example(authority: &str) -> Result<(), tower_semaphore::ConfigError> {
+    /// let tls = TlsSettings::new().root_certificates(authority);
+    /// let backend = RedisBackend::builder("rediss-cluster://a.internal,b.internal").tls(tls).build()?;
+    /// # let _ = backend; Ok(()) }
+    /// ```
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub fn tls(mut self, settings: impl Into<TlsSettings>) -> Self {
+        self.tls = Some(settings.into());
+        self
+    }
+
+    /// Sets the same for connections to sentinels. They use the settings of [`tls`](Self::tls) unless set, with
+    /// the client certificate and the server name that are set there.
+    ///
+    /// # Examples
+    ///
+    /// Sentinels with a certificate authority of their own, and servers that are announced by address but
+    /// have certificates for a name:
+    ///
+    /// ```
+    /// use tower_semaphore::backend::{RedisBackend, TlsSettings};
+    ///
+    /// # fn example(of_sentinels: &str, of_servers: &str) -> Result<(), tower_semaphore::ConfigError> {
+    /// let backend = RedisBackend::builder("rediss-sentinel://a.internal,b.internal/mymaster")
+    ///     .tls(TlsSettings::new().root_certificates(of_servers).server_name("redis.internal"))
+    ///     .sentinel_tls(TlsSettings::new().root_certificates(of_sentinels))
+    ///     .build()?;
+    /// # let _ = backend; Ok(()) }
+    /// ```
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub fn sentinel_tls(mut self, settings: impl Into<TlsSettings>) -> Self {
+        self.sentinel_tls = Some(settings.into());
+        self
+    }
+
+    /// The backend. Does not connect yet. Over TLS the system's certificate authorities are read here, unless
+    /// others are set.
     ///
     /// # Errors
     ///
-    /// If the URL or the prefix cannot be used, or a timeout is zero.
+    /// If the URL, the prefix or a certificate cannot be used, if a timeout is zero, or if there are settings
+    /// for TLS where the URL says none.
     pub fn build(self) -> Result<RedisBackend, ConfigError> {
         let keys = Keys::new(&self.prefix)?;
         for (name, timeout) in
@@ -214,15 +320,30 @@ impl RedisBackendBuilder {
                 return Err(ConfigError::new(format!("{name}: 0 cannot be used; allowed: more")));
             }
         }
-        let servers = match self.to {
-            To::Pool(pool) => Servers::Pool(pool),
-            To::Url(url) => match url::Servers::parse(&url)? {
-                url::Servers::One(info) => Servers::One(Box::new(info)),
-                url::Servers::Sentinel { sentinels, master, server } => {
-                    Servers::Sentinel(Arc::new(Sentinel::new(sentinels, master, server)))
+        let servers = match &self.to {
+            To::Pool(pool) => {
+                self.connectors(false, false)?;
+                Servers::Pool(pool.clone())
+            }
+            To::Url(url) => {
+                let Url { servers, tls, sentinel_tls } = Url::parse(url)?;
+                let (tls, sentinel_tls) = self.connectors(tls, sentinel_tls)?;
+                let server = |info| Endpoint::new(info, tls.clone());
+                match servers {
+                    url::Servers::One(info) => Servers::One(Box::new(server(info))),
+                    url::Servers::Sentinel { sentinels, master, server: info } => {
+                        let sentinels = sentinels.into_iter();
+                        let sentinels =
+                            sentinels.map(|info| Endpoint::new(info, sentinel_tls.clone()));
+                        let sentinel = Sentinel::new(sentinels.collect(), master, server(info));
+                        Servers::Sentinel(Arc::new(sentinel))
+                    }
+                    url::Servers::Cluster(seeds) => {
+                        let seeds = seeds.into_iter().map(server).collect();
+                        Servers::Cluster(Arc::new(Cluster::new(seeds)))
+                    }
                 }
-                url::Servers::Cluster(seeds) => Servers::Cluster(Arc::new(Cluster::new(seeds))),
-            },
+            }
         };
         Ok(RedisBackend {
             servers,
@@ -231,6 +352,45 @@ impl RedisBackendBuilder {
             after_loss: self.after_loss,
             caller: Arc::default(),
         })
+    }
+
+    /// What connections to servers and to sentinels go by.
+    #[cfg(feature = "tls")]
+    fn connectors(
+        &self,
+        tls: bool,
+        sentinel_tls: bool,
+    ) -> Result<(Option<Tls>, Option<Tls>), ConfigError> {
+        if self.tls.is_some() && !tls {
+            return Err(ConfigError::new(
+                "TLS settings: no server is reached over TLS; expected a URL that begins with rediss",
+            ));
+        }
+        if self.sentinel_tls.is_some() && !sentinel_tls {
+            return Err(ConfigError::new(
+                "TLS settings of sentinels: no sentinel is reached over TLS; expected a URL that begins \
+                 with rediss-sentinel, or has sentinel_tls=true",
+            ));
+        }
+        let servers = tls.then(|| self.tls.clone().unwrap_or_default().build("TLS settings"));
+        let servers = servers.transpose()?;
+        let sentinels = match (&self.sentinel_tls, &servers) {
+            _ if !sentinel_tls => None,
+            (Some(settings), _) => Some(settings.clone().build("TLS settings of sentinels")?),
+            (None, Some(servers)) => Some(servers.clone()),
+            (None, None) => Some(TlsSettings::new().build("TLS settings of sentinels")?),
+        };
+        Ok((servers, sentinels))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with the feature")]
+    const fn connectors(
+        &self,
+        _: bool,
+        _: bool,
+    ) -> Result<(Option<Tls>, Option<Tls>), ConfigError> {
+        Ok((None, None))
     }
 }
 
@@ -284,19 +444,19 @@ impl Backend for RedisBackend {
 impl RedisBackend {
     async fn open_to(&self, shard: &Shard) -> Result<Option<RedisConnection>, BackendError> {
         match &self.servers {
-            Servers::One(info) => self.open(info, None).await.map(Some),
+            Servers::One(server) => self.open(server, None).await.map(Some),
             Servers::Pool(pool) => {
                 let connection = tokio::time::timeout(self.patience.connect, dial::from(pool));
                 let connection = connection.await.map_err(|_| no_answer())??;
                 self.prepare(connection, None, None).await.map(Some)
             }
             Servers::Sentinel(sentinel) => {
-                let info = sentinel.master(self.patience).await?;
-                let mut opened = self.open(&info, None).await;
+                let server = sentinel.master(self.patience).await?;
+                let mut opened = self.open(&server, None).await;
                 match &mut opened {
                     Ok(opened) => {
                         let (by, patience) = (Arc::clone(sentinel), self.patience);
-                        opened.named = Some(Named { by, info, patience });
+                        opened.named = Some(Named { by, server, patience });
                     }
                     // It may be a master no more, or not be there: another one may know better.
                     Err(_) => sentinel.distrust(),
@@ -305,7 +465,7 @@ impl RedisBackend {
             }
             Servers::Cluster(cluster) => {
                 let told = cluster.refresh(shard, self.patience).await;
-                let Some(info) = cluster.info(shard) else {
+                let Some(server) = cluster.endpoint(shard) else {
                     told?;
                     return if cluster.is_complete() { Ok(None) } else { Err(no_master()) };
                 };
@@ -314,14 +474,14 @@ impl RedisBackend {
                 }
                 let (cluster, node) = (Arc::clone(cluster), shard.clone());
                 let member = Member { cluster, node, patience: self.patience };
-                self.open(&info, Some(member)).await.map(Some)
+                self.open(&server, Some(member)).await.map(Some)
             }
         }
     }
 
     async fn open(
         &self,
-        info: &ConnectionInfo,
+        to: &Endpoint,
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
         let (closed, closings) = watch::channel(false);
@@ -332,14 +492,14 @@ impl RedisBackend {
             member.clone(),
             closed,
         ));
-        let connection = dial(info, config, self.patience).await?;
+        let connection = dial(to, config, self.patience).await?;
         self.prepare(connection, Some(closings), member).await
     }
 
     /// Makes a connection ready for calls, and tries it. Without `closed` it can get no hints.
     async fn prepare(
         &self,
-        mut connection: MultiplexedConnection,
+        mut connection: Multiplexed,
         closed: Option<watch::Receiver<bool>>,
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
@@ -402,7 +562,7 @@ impl RedisBackend {
         // Goes to nobody: there is no such node.
         let channel = self.keys.mailbox(NodeId::new(0));
         let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
-        if let Err(error) = published.query_async::<()>(&mut opened.connection).await {
+        if let Err(error) = published.query_async::<()>(&mut *opened.connection).await {
             if !is_forbidden(&error) {
                 return Err(error::broken(error));
             }

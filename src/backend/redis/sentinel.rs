@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, cmd};
+use deadpool_redis::redis::{AsyncConnectionConfig, cmd};
 use tokio::time::{sleep, timeout};
 
 use super::dial::{Patience, dial};
+use super::endpoint::Endpoint;
 use super::error;
+use super::multiplexed::Multiplexed;
 use crate::error::BackendError;
 
 /// How often a sentinel is asked, while there is a connection to the master, whether it is that still.
@@ -16,25 +17,21 @@ const ASKED_AGAIN: Duration = Duration::from_millis(250);
 
 /// Several sentinels, and what they call the master.
 pub(super) struct Sentinel {
-    sentinels: Vec<ConnectionInfo>,
+    sentinels: Vec<Endpoint>,
     master: String,
     /// The servers': all but the address.
-    server: ConnectionInfo,
+    server: Endpoint,
     /// Which one to ask first.
     first: AtomicUsize,
 }
 
 impl Sentinel {
-    pub(super) const fn new(
-        sentinels: Vec<ConnectionInfo>,
-        master: String,
-        server: ConnectionInfo,
-    ) -> Self {
+    pub(super) const fn new(sentinels: Vec<Endpoint>, master: String, server: Endpoint) -> Self {
         Self { sentinels, master, server, first: AtomicUsize::new(0) }
     }
 
     /// The master now, by the first sentinel that knows. Asks each in turn.
-    pub(super) async fn master(&self, patience: Patience) -> Result<ConnectionInfo, BackendError> {
+    pub(super) async fn master(&self, patience: Patience) -> Result<Endpoint, BackendError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut why = String::new();
         for i in first..first + self.sentinels.len() {
@@ -43,12 +40,13 @@ impl Sentinel {
             match self.ask(sentinel, patience).await {
                 Ok(Some((host, port))) => {
                     self.first.store(i, Ordering::Relaxed);
-                    return Ok(at(&self.server, host, port));
+                    return Ok(self.server.at(host, port));
                 }
                 Ok(None) => {
-                    why += &format!("; {}: it knows no master {:?}", sentinel.addr(), self.master);
+                    why +=
+                        &format!("; {}: it knows no master {:?}", sentinel.address(), self.master);
                 }
-                Err(error) => why += &format!("; {}: {error}", sentinel.addr()),
+                Err(error) => why += &format!("; {}: {error}", sentinel.address()),
             }
         }
         Err(BackendError::connection(format!("no sentinel told where the master is{why}")))
@@ -63,8 +61,8 @@ impl Sentinel {
     /// Ready when a sentinel names another server than this one. An old master that lives is told
     /// by its sentinels some ten seconds after the new one that it is none any more, and grants
     /// until then. Goes on over one connection to the sentinel that named the master.
-    pub(super) async fn replaced(&self, master: &ConnectionInfo, patience: Patience) {
-        let mut kept: Option<(usize, MultiplexedConnection)> = None;
+    pub(super) async fn replaced(&self, master: &Endpoint, patience: Patience) {
+        let mut kept: Option<(usize, Multiplexed)> = None;
         loop {
             sleep(ASKED_AGAIN).await;
             let first = self.first.load(Ordering::Relaxed) % self.sentinels.len();
@@ -80,7 +78,7 @@ impl Sentinel {
             };
             match asked.await {
                 Ok((Some((host, port)), _))
-                    if at(master, host.clone(), port).addr() != master.addr() =>
+                    if master.at(host.clone(), port).address() != master.address() =>
                 {
                     tracing::debug!(target: "tower_semaphore", host, port, "another master is named");
                     return;
@@ -93,7 +91,7 @@ impl Sentinel {
 
     async fn ask(
         &self,
-        sentinel: &ConnectionInfo,
+        sentinel: &Endpoint,
         patience: Patience,
     ) -> Result<Option<(String, u16)>, BackendError> {
         let mut connection = dial(sentinel, AsyncConnectionConfig::new(), patience).await?;
@@ -102,28 +100,14 @@ impl Sentinel {
 
     async fn named_by(
         &self,
-        connection: &mut MultiplexedConnection,
+        connection: &mut Multiplexed,
         patience: Patience,
     ) -> Result<Option<(String, u16)>, BackendError> {
         let mut question = cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
-        match timeout(patience.answer, question.query_async(connection)).await {
+        match timeout(patience.answer, question.query_async(&mut **connection)).await {
             Ok(answer) => answer.map_err(error::broken),
             Err(_) => Err(BackendError::connection("no answer in time")),
         }
     }
-}
-
-/// Another server, spoken to in the same way.
-pub(super) fn at(like: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
-    let address = match like.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-            host,
-            port,
-            insecure: *insecure,
-            tls_params: tls_params.clone(),
-        },
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    like.clone().set_addr(address)
 }

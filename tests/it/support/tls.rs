@@ -2,55 +2,76 @@
 
 use std::process::{Command, Stdio};
 
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
 use super::redis::{TestRedis, free_port, server_binary};
 
-/// An authority, and a certificate of it for this machine.
+/// An authority, and a certificate of it for a server.
 pub(crate) struct Tls {
     dir: TempDir,
+    authority: Issuer<'static, KeyPair>,
+    asks_clients: bool,
 }
 
 impl Tls {
-    /// `None`: there is no openssl here, or the server was built without TLS. Says so.
+    /// For servers on this machine. `None`: the server was built without TLS. Says so.
     pub(crate) fn new() -> Option<Self> {
-        // Without a certificate a server that can speak TLS asks for one, and ends; another ends too.
-        let port = free_port().to_string();
-        let dir = TempDir::new().unwrap();
-        let asked = Command::new(server_binary())
-            .args(["--port", "0", "--tls-port", &port])
-            .current_dir(dir.path())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let speaks_tls = String::from_utf8_lossy(&asked.stdout).contains("tls-cert-file");
-        let tls = Self { dir };
-        if speaks_tls && tls.is_made() {
-            return Some(tls);
-        }
-        eprintln!("skipped: no openssl here, or a server without TLS");
-        None
+        Self::for_names(&["127.0.0.1", "localhost"])
     }
 
-    fn is_made(&self) -> bool {
-        let names = "subjectAltName=IP:127.0.0.1,DNS:localhost\n";
-        std::fs::write(self.dir.path().join("names"), names).unwrap();
-        let steps = [
-            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem",
-            "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out request.pem",
-            "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names \
-             -out cert.pem",
-        ];
-        steps.iter().all(|step| {
-            let made = Command::new("openssl")
-                .args(step.split_whitespace())
-                .current_dir(self.dir.path())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
-            made.is_ok_and(|status| status.success())
-        })
+    /// For servers that have these names and addresses alone.
+    pub(crate) fn for_names(names: &[&str]) -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        if !speaks_tls(&dir) {
+            eprintln!("skipped: a server without TLS");
+            return None;
+        }
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        // An issuer is looked for by its name.
+        let name = format!("authority {}", dir.path().display());
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let own = params.self_signed(&key).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), own.pem()).unwrap();
+        let tls = Self { dir, authority: Issuer::new(params, key), asks_clients: false };
+        let (certificate, key) = tls.signed("a server", names);
+        std::fs::write(tls.file("cert.pem"), certificate).unwrap();
+        std::fs::write(tls.file("key.pem"), key).unwrap();
+        Some(tls)
+    }
+
+    /// The same for servers that serve only those with a certificate of this authority.
+    pub(crate) fn asking_clients(mut self) -> Self {
+        self.asks_clients = true;
+        self
+    }
+
+    /// The servers trust another authority, too.
+    pub(crate) fn trusting(self, other: &Self) -> Self {
+        let both = [self.authority_pem(), other.authority_pem()].concat();
+        std::fs::write(self.file("ca.pem"), both).unwrap();
+        self
+    }
+
+    /// A certificate of the authority, and its key, in PEM.
+    fn signed(&self, who: &str, names: &[&str]) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name.push(DnType::CommonName, who);
+        (params.signed_by(&key, &self.authority).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// A client's certificate and key, in PEM.
+    pub(crate) fn client(&self) -> (String, String) {
+        self.signed("a client", &[])
+    }
+
+    /// What the authority is known by, in PEM.
+    pub(crate) fn authority_pem(&self) -> String {
+        std::fs::read_to_string(self.authority()).unwrap()
     }
 
     fn file(&self, name: &str) -> String {
@@ -70,7 +91,7 @@ impl Tls {
             ("tls-cert-file", self.file("cert.pem")),
             ("tls-key-file", self.file("key.pem")),
             ("tls-ca-cert-file", self.authority()),
-            ("tls-auth-clients", "no".to_owned()),
+            ("tls-auth-clients", if self.asks_clients { "yes" } else { "no" }.to_owned()),
             ("tls-replication", "yes".to_owned()),
         ]
     }
@@ -80,6 +101,17 @@ impl Tls {
         let settings = self.settings().into_iter();
         settings.flat_map(|(name, value)| [format!("--{name}"), value]).collect()
     }
+}
+
+/// Without a certificate a server that can speak TLS asks for one, and ends; another ends too.
+fn speaks_tls(dir: &TempDir) -> bool {
+    let asked = Command::new(server_binary())
+        .args(["--port", "0", "--tls-port", &free_port().to_string()])
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&asked.stdout).contains("tls-cert-file")
 }
 
 /// The port at which a server speaks TLS.

@@ -1,0 +1,42 @@
+//! A server, and how it is spoken to.
+
+use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
+
+use super::tls::Tls;
+
+/// Has no `Debug`: a password is in it.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    info: ConnectionInfo,
+    tls: Option<Tls>,
+}
+
+impl Endpoint {
+    pub(super) const fn new(info: ConnectionInfo, tls: Option<Tls>) -> Self {
+        Self { info, tls }
+    }
+
+    /// Another server, spoken to in the same way.
+    pub(super) fn at(&self, host: String, port: u16) -> Self {
+        let info = self.info.clone().set_addr(ConnectionAddr::Tcp(host, port));
+        Self { info, tls: self.tls.clone() }
+    }
+
+    pub(super) const fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
+    pub(super) fn address(&self) -> &ConnectionAddr {
+        self.info.addr()
+    }
+
+    pub(super) const fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
+    }
+
+    /// What no error may show: the password, or the user where that is all there is, which is a token then.
+    pub(super) fn secret(&self) -> Option<&str> {
+        let settings: &RedisConnectionInfo = self.info.redis_settings();
+        settings.password().or_else(|| settings.username()).filter(|secret| !secret.is_empty())
+    }
+}
