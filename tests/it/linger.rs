@@ -213,8 +213,12 @@ fn a_linger_fits_into_half_a_lease() {
 
 #[cfg(feature = "redis")]
 mod redis {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::support::eventually;
+    use crate::support::http::Server;
     use crate::support::redis::TestRedis;
 
     #[tokio::test]
@@ -231,6 +235,97 @@ mod redis {
         let waited = began.elapsed();
         assert!(waited >= LINGER, "{waited:?}");
         eventually("nothing is left", async || redis.keys() == 0).await;
+    }
+
+    /// An upstream that allows so many at a time, and notices after a while that a client left.
+    struct Upstream {
+        in_flight: AtomicUsize,
+        most: AtomicUsize,
+        calls: AtomicUsize,
+    }
+
+    const NOTICES_AFTER: Duration = Duration::from_millis(50);
+
+    /// A call that the upstream has noticed the end of, or will.
+    struct Call(Arc<Upstream>);
+
+    impl Upstream {
+        fn call(self: &Arc<Self>) -> Call {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            let in_flight = self.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(in_flight, Ordering::SeqCst);
+            Call(Arc::clone(self))
+        }
+    }
+
+    impl Call {
+        fn ends_well(self) {
+            self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+            std::mem::forget(self);
+        }
+    }
+
+    impl Drop for Call {
+        fn drop(&mut self) {
+            let upstream = Arc::clone(&self.0);
+            tokio::spawn(async move {
+                sleep(NOTICES_AFTER).await;
+                upstream.in_flight.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+    }
+
+    /// A stream of the upstream: ten frames, 2 ms apart.
+    fn stream(call: Call) -> axum::body::Body {
+        let frames =
+            futures_util::stream::unfold((0, Some(call)), |(frame, mut call)| async move {
+                if frame == 10 {
+                    call.take().into_iter().for_each(Call::ends_well);
+                    return None;
+                }
+                sleep(Duration::from_millis(2)).await;
+                Some((Ok::<_, Infallible>("frame"), (frame + 1, call)))
+            });
+        axum::body::Body::from_stream(frames)
+    }
+
+    /// The most that were in flight at the upstream, while 30 clients made 400 calls through two processes and
+    /// two of three left in mid-stream.
+    async fn most_in_flight(linger: Duration) -> usize {
+        let redis = TestRedis::start();
+        let upstream = Arc::new(Upstream { in_flight: 0.into(), most: 0.into(), calls: 0.into() });
+        let mut servers = Vec::new();
+        for semaphore in [redis.semaphore(), redis.semaphore()] {
+            let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(10);
+            let builder = builder.wait_timeout(Duration::from_secs(20)).linger(linger);
+            let upstream = Arc::clone(&upstream);
+            let handler = axum::routing::get(async move || stream(upstream.call()));
+            let router = axum::Router::new().route("/", handler);
+            servers.push(Server::start(router.layer(builder.build().unwrap())).await);
+        }
+        let calls = AtomicUsize::new(0);
+        let client = async |client: usize| {
+            while calls.fetch_add(1, Ordering::SeqCst) < 400 {
+                let mut response = servers[client % 2].get("/").await;
+                assert_eq!(response.status(), StatusCode::OK);
+                response.body_mut().frame().await.unwrap().unwrap();
+                if client % 3 == 0 {
+                    while response.body_mut().frame().await.is_some() {}
+                }
+                // Else the connection is closed here.
+            }
+        };
+        futures_util::future::join_all((0..30).map(client)).await;
+        assert_eq!(upstream.calls.load(Ordering::SeqCst), 400);
+        upstream.most.load(Ordering::SeqCst)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_quota_of_somebody_elses_is_not_passed_when_clients_leave() {
+        assert_eq!(most_in_flight(Duration::from_millis(100)).await, 10);
+        // That is what the linger is for.
+        let most = most_in_flight(Duration::ZERO).await;
+        assert!(most > 10, "{most}");
     }
 
     #[tokio::test]
