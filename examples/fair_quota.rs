@@ -70,7 +70,7 @@ async fn run(ask: fn(&'static str) -> Ask) -> Result<Vec<Got>, Box<dyn Error>> {
     let mut clients = JoinSet::new();
     for (n, load) in LOADS.into_iter().enumerate() {
         for _ in 0..load.clients {
-            let semaphore = semaphore.clone();
+            let (semaphore, policy) = (semaphore.clone(), policy.clone());
             clients.spawn(async move {
                 let mut got = Got::default();
                 while Instant::now() < end {

@@ -85,6 +85,7 @@ pub struct CachedLimitBuilder {
 
 /// What becomes of a request whose limit is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnUnknownLimit {
     /// It is refused with 503. The default.
     #[default]

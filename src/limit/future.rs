@@ -38,7 +38,8 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it at any time leaves nothing: neither a place in the queue nor a permit.
+    /// Dropping it removes the request from the queue, and its turn is lost; a permit that it has is released,
+    /// after its [linger](super::ConcurrencyLimitBuilder::linger) if the request was passed on.
     pub struct ResponseFuture<S, B>
     where
         S: Service<Request<B>>,
@@ -222,7 +223,7 @@ impl Settings {
     ) -> Wait {
         let tenant = ask.and_then(Ask::tenant);
         let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
-        let mut policy = self.policy.with_limit(limit);
+        let mut policy = self.policy.clone().with_limit(limit);
         policy.wait_timeout = self.wait_timeout(&key, parts);
         let acquire = match self.shadow {
             None => self.semaphore.acquire_measured(name, ask, &policy, meter),

@@ -124,7 +124,8 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it at any time leaves nothing: neither a place in the queue nor a permit.
+    /// Dropping it removes the request from the queue, and its turn is lost; a permit that it has is released,
+    /// after its [linger](super::ConcurrencyLimitBuilder::linger) if the request was passed on.
     #[derive(Debug)]
     pub struct IntoErrorFuture<F> {
         #[pin]

@@ -52,7 +52,7 @@ pub struct ConcurrencyLimitLayer {
 }
 
 /// Builds a [`ConcurrencyLimitLayer`].
-#[must_use]
+#[must_use = "`build` gives the layer"]
 pub struct ConcurrencyLimitBuilder {
     semaphore: Semaphore,
     name: String,

@@ -20,6 +20,7 @@ use crate::semaphore::{Limit, Policy, Semaphore};
 
 /// How long a permit is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HoldUntil {
     /// Until the response body ends, fails or is dropped: a stream counts as long as it flows.
     #[default]
@@ -30,6 +31,7 @@ pub enum HoldUntil {
 
 /// What becomes of a request whose permit was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnLost {
     /// It is cut off: before the head of the response with a refusal, after it with an error of the
     /// body. So the cap holds even then.

@@ -182,7 +182,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing: see [`Acquire`].
+    /// Dropping the future removes the request from the queue, and its turn is lost; a permit that was
+    /// already granted is released. See [`Acquire`].
     pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
         let ask = ask.into();
@@ -210,9 +211,10 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing: see [`Acquire`].
+    /// Dropping the future removes the request from the queue, and its turn is lost; a permit that was
+    /// already granted is released. See [`Acquire`].
     pub fn try_acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
-        let policy = Policy { wait_timeout: Duration::ZERO, ..*policy };
+        let policy = Policy { wait_timeout: Duration::ZERO, ..policy.clone() };
         self.acquire(ask, &policy)
     }
 

@@ -39,7 +39,7 @@ impl From<u32> for Limit {
 ///     .build()?;
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub(crate) limit: Limit,
     pub(crate) wait_timeout: Duration,
@@ -53,8 +53,8 @@ pub struct Policy {
 }
 
 /// Builds a [`Policy`].
-#[derive(Clone, Copy, Debug)]
-#[must_use]
+#[derive(Clone, Debug)]
+#[must_use = "`build` gives the policy"]
 pub struct PolicyBuilder {
     policy: Policy,
 }

@@ -56,8 +56,8 @@ fn handles_can_be_sent_shared_and_cloned() {
 #[test]
 fn values_can_be_copied_or_cloned() {
     is_free::<Policy>();
-    is_copy::<Policy>();
-    is_copy::<PolicyBuilder>();
+    is_clone::<Policy>();
+    is_clone::<PolicyBuilder>();
     is_copy::<Limit>();
     is_copy::<Mode>();
     is_copy::<Override>();

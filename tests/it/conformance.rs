@@ -396,7 +396,7 @@ async fn a_waiter_outlives_its_lease_while_its_process_lives(fleet: &impl Fleet)
 
 async fn a_dead_process_loses_its_permits_with_their_lease(fleet: &impl Fleet) {
     let policy = short_lease(2);
-    die_holding(fleet.node(), "x", policy, 2, 0);
+    die_holding(fleet.node(), "x", policy.clone(), 2, 0);
     let began = Instant::now();
     let node = fleet.node();
     let waiters: Vec<_> = (0..2).map(|_| tokio::spawn(node.acquire("x", &policy))).collect();
@@ -414,7 +414,7 @@ async fn a_dead_waiter_is_passed_over(fleet: &impl Fleet) {
     let policy = short_lease(1);
     let node = fleet.node();
     let held = node.acquire("x", &policy).await.unwrap();
-    die_holding(fleet.node(), "x", policy, 0, 5);
+    die_holding(fleet.node(), "x", policy.clone(), 0, 5);
     let last = tokio::spawn(node.acquire("x", &policy));
     eventually("it waits", async || node.inspect("x").await.unwrap().waiting > 0).await;
     let began = Instant::now();
@@ -532,6 +532,7 @@ async fn cancelling_at_random_leaves_nothing(fleet: &impl Fleet) {
     let mut tasks = Vec::new();
     for task in 0..40u64 {
         let node = nodes[(task % 2) as usize].clone();
+        let policy = policy.clone();
         tasks.push(tokio::spawn(async move {
             for round in 0..25u64 {
                 // Between not at all and long enough to be granted.

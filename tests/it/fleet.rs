@@ -291,7 +291,7 @@ async fn leases_are_renewed_beside_more_requests_than_the_server_can_take() {
     let held = join_all(held).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
     let until = Instant::now() + Duration::from_secs(6);
     let busy = (0..NAMES).map(|n| {
-        let semaphore = semaphore.clone();
+        let (semaphore, policy) = (semaphore.clone(), policy.clone());
         tokio::spawn(async move {
             while Instant::now() < until {
                 drop(semaphore.acquire(format!("busy{n}"), &policy).await);

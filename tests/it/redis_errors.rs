@@ -128,7 +128,7 @@ async fn forgotten_scripts_are_not_noticed_under_load() {
     let done = Arc::new(AtomicBool::new(false));
     let mut load = Vec::new();
     for worker in 0..24 {
-        let node = nodes[worker % 2].clone();
+        let (node, policy) = (nodes[worker % 2].clone(), policy.clone());
         let (in_flight, done) = (Arc::clone(&in_flight), Arc::clone(&done));
         load.push(tokio::spawn(async move {
             let mut served = 0;

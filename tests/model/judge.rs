@@ -305,9 +305,9 @@ impl World {
         let works = |slot: &Slot| p.works(slot, now, None);
         let mut asking = p.slots.iter().filter(|slot| slot.is_asking() && !slot.napping);
         asking.any(|slot| match slot.options.on_unavailable {
-            OnUnavailable::Refuse => false,
-            OnUnavailable::Admit => !is_paused,
             OnUnavailable::Local(_) => !is_paused && !p.slots.iter().any(works),
+            OnUnavailable::Admit => !is_paused,
+            _ => false,
         })
     }
 

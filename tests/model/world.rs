@@ -970,7 +970,6 @@ impl World {
         let Some(session) = &p.session else { return };
         let set = config.set(p.set).in_place();
         match p.slots[at].options.on_unavailable {
-            OnUnavailable::Refuse => s.breaks(Rule::Policy),
             OnUnavailable::Admit if set == Some(0) => s.breaks(Rule::Policy),
             OnUnavailable::Admit => {}
             OnUnavailable::Local(share) => {
@@ -994,6 +993,7 @@ impl World {
                     s.breaks(Rule::LocalOrder);
                 }
             }
+            _ => s.breaks(Rule::Policy),
         }
     }
 

@@ -108,6 +108,7 @@ type Caller = (NodeId, Weak<dyn Mailbox>);
 ///
 /// What is in flight is counted again in any case, as soon as its process has noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AfterLoss {
     /// Permits are granted at once. Until all processes have renewed what they hold, within a third
     /// of a lease, there can be up to twice as many in flight as may.

@@ -6,6 +6,7 @@ use crate::protocol::claim::Claim;
 
 /// What becomes of a request while the backend cannot be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnUnavailable {
     /// It is refused. The default: the cap holds.
     #[default]

@@ -44,6 +44,7 @@ impl Crowd {
             for node in nodes.iter().flat_map(|node| [node; ASKERS]) {
                 let (node, name, holders) = (node.clone(), name.clone(), Arc::clone(&holders));
                 let (stop, outcomes) = (Arc::clone(&stop), Arc::clone(&outcomes));
+                let policy = policy.clone();
                 tasks.push(tokio::spawn(async move {
                     while !stop.load(Ordering::SeqCst) {
                         let asked = Instant::now();
