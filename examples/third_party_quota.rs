@@ -40,6 +40,8 @@ async fn main() -> Result<(), BoxError> {
     let quota = ConcurrencyLimitLayer::builder(&semaphore, "third-party")
         .limit(QUOTA)
         .wait_timeout(Duration::from_secs(30))
+        // The API notices later than this client that a call was broken off.
+        .linger(Duration::from_millis(200))
         .build()?;
     let client = quota.layer(Client::builder(TokioExecutor::new()).build_http());
 
