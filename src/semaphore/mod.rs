@@ -224,6 +224,36 @@ impl Semaphore {
         self.handle.node.health()
     }
 
+    /// Answers all requests that wait with [`Closed`](AcquireError::Closed), at once, and lets none wait from
+    /// here on: a request that finds no permit free is rejected. Permits in use are not touched.
+    ///
+    /// For the begin of a graceful shutdown: a server that lets its requests end would else wait for those that
+    /// wait. A layer answers them with 503.
+    ///
+    /// ```
+    /// use tower_semaphore::{AcquireError, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("api", &Policy::new(1)).await?;
+    /// let waits = tokio::spawn(semaphore.acquire("api", &Policy::new(1)));
+    /// # tokio::task::yield_now().await;
+    ///
+    /// // SIGTERM:
+    /// semaphore.stop_waiting();
+    /// assert!(matches!(waits.await?, Err(AcquireError::Closed)));
+    /// assert!(!permit.is_lost());
+    ///
+    /// // Once the server has ended:
+    /// drop(permit);
+    /// semaphore.shutdown().await;
+    /// # Ok(()) }
+    /// ```
+    pub fn stop_waiting(&self) {
+        self.handle.node.stop_waiting();
+    }
+
     /// Gives everything back and ends the background tasks. Waiting requests are answered with
     /// [`Closed`](AcquireError::Closed), and so are all that come later; permits that are still held
     /// are lost to their holders.

@@ -52,6 +52,8 @@ pub(crate) struct Node {
     /// Places in use, over all sessions.
     live: AtomicUsize,
     closed: AtomicBool,
+    /// No request may wait.
+    is_queue_closed: AtomicBool,
 }
 
 impl Node {
@@ -70,6 +72,7 @@ impl Node {
             random: Mutex::new(fastrand::Rng::with_seed(!seed)),
             live: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            is_queue_closed: AtomicBool::new(false),
             backend,
         });
         let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
@@ -521,6 +524,18 @@ impl Node {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.wake_tasks();
+    }
+
+    /// Lets no request wait from here on; those that do are answered.
+    pub(super) fn stop_waiting(&self) {
+        self.is_queue_closed.store(true, Ordering::Release);
+        for shared in self.sessions.all() {
+            self.act(&shared, self.now(), Session::handle_stop_waiting);
+        }
+    }
+
+    pub(super) fn is_queue_closed(&self) -> bool {
+        self.is_queue_closed.load(Ordering::Acquire)
     }
 
     /// Releases all places.

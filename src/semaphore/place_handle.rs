@@ -46,7 +46,7 @@ impl PlaceHandle {
         let PlaceOf { name, tenant, claim } = of;
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
-        let options = AcquireOptions {
+        let mut options = AcquireOptions {
             lease: policy.lease,
             max_queue,
             on_unavailable,
@@ -60,6 +60,10 @@ impl PlaceHandle {
             // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
             if node.is_closed() {
                 return Err(AcquireError::Closed);
+            }
+            if node.is_queue_closed() {
+                // The same holds for `stop_waiting`.
+                options.max_queue = None;
             }
             let Some(index) = state.session.handle_request(limit, options, time) else {
                 return Err(AcquireError::Unavailable(BackendError::call(format!(

@@ -296,6 +296,30 @@ async fn the_service_that_was_made_ready_is_the_one_called() {
 }
 
 #[tokio::test]
+async fn requests_that_wait_are_answered_at_once_on_a_shutdown_and_those_in_flight_go_on() {
+    let bench = Bench::new();
+    let (mut service, mut handle) = spawn(&bench.layer(1));
+    let (mut one, mut two) = (ask(&mut service), ask(&mut service));
+    assert_pending!(one.poll());
+    assert_pending!(two.poll());
+    bench.semaphore.stop_waiting();
+    assert!(two.is_woken());
+    let response = assert_ready_ok!(two.poll());
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
+    // No other may wait.
+    let response = assert_ready_ok!(ask(&mut service).poll());
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+
+    next(&mut handle).await.send_response(empty());
+    assert_ready_ok!(one.poll());
+    // What is free is still taken.
+    let mut three = ask(&mut service);
+    assert_pending!(three.poll());
+    assert_eq!(bench.places().await, (1, 0));
+}
+
+#[tokio::test]
 async fn a_request_that_is_refused_does_not_reach_the_service() {
     let bench = Bench::new();
     let inner = Strict::new();

@@ -309,7 +309,7 @@ mod redis {
                 let mut response = servers[client % 2].get("/").await;
                 assert_eq!(response.status(), StatusCode::OK);
                 response.body_mut().frame().await.unwrap().unwrap();
-                if client % 3 == 0 {
+                if client.is_multiple_of(3) {
                     while response.body_mut().frame().await.is_some() {}
                 }
                 // Else the connection is closed here.

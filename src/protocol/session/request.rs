@@ -260,6 +260,18 @@ impl Session {
         }
     }
 
+    /// Answers the requests that have no permit: they are told that it is over.
+    pub fn handle_stop_waiting(&mut self, now: Time) {
+        for index in self.indexes() {
+            let place = self.places.get(index);
+            if place.is_some_and(|place| place.is_joining() || place.is_waiting()) {
+                self.leave_server(index, now);
+                self.set(index, State::Closed);
+                self.events.push(Event::Progress(index));
+            }
+        }
+    }
+
     /// The place is not wanted on the server any more. The state that it gets now must say so too.
     pub(super) fn leave_server(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
