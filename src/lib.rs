@@ -170,7 +170,7 @@
 //! | `tls`   | `rediss://` URLs, with rustls 0.23                           | no      |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
 //! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
-//! | `admin` | a window for operators: JSON and a page, as an Axum router           | no |
+//! | `admin` | the operator's page and its JSON, as an Axum router                    | no |
 //!
 //! Without `redis` there is the embedded backend alone.
 
@@ -197,8 +197,8 @@ pub use self::protocol::PlaceId;
 pub use self::protocol::overrides::{Mode, Override};
 pub use self::semaphore::{
     Acquire, Ask, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed,
-    OnUnavailable, Page, Permit, Policy, PolicyBuilder, Semaphore, TenantOverride, TenantUse,
-    Waiter,
+    OnUnavailable, Page, Permit, Policy, PolicyBuilder, ProcessUse, Semaphore, TenantOverride,
+    TenantUse, Waiter,
 };
 
 /// For `fuzz/`. No part of the API; not there otherwise.

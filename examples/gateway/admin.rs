@@ -1,42 +1,100 @@
-//! The operator's window, on an address of its own.
+//! The operator's page, on an address of its own.
 
+use std::convert::Infallible;
+use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::str::FromStr;
 
-use axum::extract::Request;
-use axum::http::header::HOST;
-use axum::http::{StatusCode, Uri};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::Router;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tower_semaphore::{Semaphore, admin};
+use tower_semaphore::{ConfigError, Semaphore, admin};
 
-/// Serves it until the task is aborted.
-pub(crate) async fn serve(address: SocketAddr, semaphore: Semaphore) -> io::Result<JoinHandle<()>> {
-    let listener = TcpListener::bind(address).await?;
-    tracing::info!("admin on http://{}", listener.local_addr()?);
-    let mut app = admin::router(semaphore);
-    if address.ip().is_loopback() {
-        app = app.layer(middleware::from_fn(only_by_address));
-    } else {
-        tracing::warn!("whoever reaches {address} can pause, drain and revoke");
-    }
-    Ok(tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            tracing::error!(%error, "the admin page is gone");
-        }
-    }))
+use super::args;
+
+/// Where the page is served, and to whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct AdminArgs {
+    /// Where to serve the operator's page: a port, on loopback, or ADDR:PORT, which needs --admin-token
+    #[arg(long = "admin", value_name = "[ADDR:]PORT", value_parser = args::admin_address)]
+    pub(crate) address: Option<SocketAddr>,
+
+    /// The token of the operator's page: 16 characters or more. A browser takes it as the password of any user. In a
+    /// file (--config) no other user of this machine can read it
+    #[arg(long = "admin-token", value_name = "TOKEN")]
+    pub(crate) token: Option<Secret>,
+
+    /// A host name by which the operator's page may be asked, beside localhost and the address where it listens; can
+    /// be repeated
+    #[arg(long = "admin-host", value_name = "NAME")]
+    pub(crate) hosts: Vec<String>,
 }
 
-/// A site may have its name lead to this machine, so that its pages could speak to us as their own.
-async fn only_by_address(request: Request, next: Next) -> Response {
-    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    let host = host.and_then(|host| host.parse::<Uri>().ok());
-    let host = host.as_ref().and_then(Uri::host).unwrap_or_default();
-    let plain = host.trim_start_matches('[').trim_end_matches(']');
-    if host == "localhost" || plain.parse::<IpAddr>().is_ok() {
-        return next.run(request).await;
+/// A value that no error and no log shows.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(String);
+
+impl From<String> for Secret {
+    fn from(secret: String) -> Self {
+        Self(secret)
     }
-    (StatusCode::FORBIDDEN, "host: allowed: localhost, or an IP address\n").into_response()
+}
+
+impl FromStr for Secret {
+    type Err = Infallible;
+
+    fn from_str(secret: &str) -> Result<Self, Infallible> {
+        Ok(Self(secret.to_owned()))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl AdminArgs {
+    /// What is said here, and the rest as said there.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            address: self.address.or(other.address),
+            token: self.token.or(other.token),
+            hosts: if self.hosts.is_empty() { other.hosts } else { self.hosts },
+        }
+    }
+
+    fn router(&self, address: SocketAddr, semaphore: Semaphore) -> Result<Router, ConfigError> {
+        let mut builder = admin::builder(semaphore).bound_to(address);
+        for host in &self.hosts {
+            builder = builder.allow_host(host);
+        }
+        if let Some(Secret(token)) = &self.token {
+            builder = builder.token(token);
+        }
+        builder.build()
+    }
+}
+
+/// Serves it until the task is aborted, if there is an address. What cannot be used ends this process.
+pub(crate) async fn serve(
+    settings: &AdminArgs,
+    semaphore: Semaphore,
+) -> io::Result<Option<JoinHandle<()>>> {
+    let Some(address) = settings.address else { return Ok(None) };
+    if !address.ip().is_loopback() && settings.token.is_none() {
+        args::refuse(format!("--admin: {address}; allowed: loopback, or with --admin-token"));
+    }
+    let app = settings.router(address, semaphore);
+    let app = app.unwrap_or_else(|error| args::refuse(format!("--admin: {error}")));
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| io::Error::new(error.kind(), format!("--admin: {address}: {error}")))?;
+    tracing::info!("admin on http://{}", listener.local_addr()?);
+    Ok(Some(tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            tracing::error!(%error, "the operator's page is no longer served");
+        }
+    })))
 }

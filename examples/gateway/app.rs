@@ -56,8 +56,8 @@ impl Current {
     }
 
     #[cfg(feature = "admin")]
-    pub(crate) const fn admin(&self) -> Option<SocketAddr> {
-        self.site.admin
+    pub(crate) const fn admin(&self) -> &super::admin::AdminArgs {
+        &self.site.admin
     }
 
     pub(crate) async fn serve(self: Arc<Self>, request: Request) -> Response {

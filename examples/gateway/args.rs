@@ -64,10 +64,9 @@ pub(crate) struct Site {
     #[arg(long, value_name = "PATH")]
     pub(crate) tenant_salt_file: Option<PathBuf>,
 
-    /// Where to serve the operator's page: a port, on loopback, or ADDR:PORT, for all who reach that
     #[cfg(feature = "admin")]
-    #[arg(long, value_name = "[ADDR:]PORT", value_parser = admin_address)]
-    pub(crate) admin: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) admin: super::admin::AdminArgs,
 }
 
 /// One limit, and whose requests it is for.

@@ -29,6 +29,11 @@ struct Contents {
     #[cfg(feature = "admin")]
     #[serde(default, deserialize_with = "admin")]
     admin: Option<SocketAddr>,
+    #[cfg(feature = "admin")]
+    admin_token: Option<String>,
+    #[cfg(feature = "admin")]
+    #[serde(default)]
+    admin_host: Vec<String>,
     #[serde(default, rename = "rule")]
     rules: Vec<Rule>,
 }
@@ -79,7 +84,11 @@ impl File {
             after_loss: contents.after_loss,
             tenant_salt_file: contents.tenant_salt_file,
             #[cfg(feature = "admin")]
-            admin: contents.admin,
+            admin: super::admin::AdminArgs {
+                address: contents.admin,
+                token: contents.admin_token.map(Into::into),
+                hosts: contents.admin_host,
+            },
         };
         let file = Self { name, text, site, rules: contents.rules };
         file.check()?;

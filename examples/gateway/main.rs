@@ -55,10 +55,7 @@ async fn serve(args: &Args) -> io::Result<()> {
     let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
     let listen = current.listen();
     #[cfg(feature = "admin")]
-    let window = match current.admin() {
-        Some(address) => Some(admin::serve(address, current.semaphore().clone()).await?),
-        None => None,
-    };
+    let window = admin::serve(current.admin(), current.semaphore().clone()).await?;
     let app = Router::new()
         .fallback({
             let current = Arc::clone(&current);

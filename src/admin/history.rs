@@ -1,25 +1,31 @@
 //! What was seen of use and waiting, for as long as someone looked.
 
 use std::collections::VecDeque;
-use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Names of which something is kept: those that were looked at last.
 const NAMES_MAX: usize = 64;
-/// Samples of a name. The page asks every two seconds.
-const SAMPLES_MAX: usize = 120;
+/// For how long a sample is kept.
+pub(super) const KEPT: Duration = Duration::from_secs(240);
+/// What is seen within this time is one sample, however many look. The page asks every two seconds.
+const STEP: Duration = Duration::from_secs(1);
 
-/// Rings of samples by name.
+/// Samples by name, the name that was looked at last in front.
 #[derive(Default)]
 pub(super) struct History {
     rings: Mutex<VecDeque<(Arc<str>, VecDeque<Sample>)>>,
 }
 
 /// What was seen at one time.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
+    pub(super) at: Instant,
     pub(super) in_use: u64,
     pub(super) waiting: u64,
+    pub(super) limit: Option<u32>,
 }
 
 impl History {
@@ -27,70 +33,53 @@ impl History {
     pub(super) fn keep(&self, name: &str, sample: Sample) -> Vec<Sample> {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let at = rings.iter().position(|(known, _)| **known == *name);
-        let mut ring = at.and_then(|at| rings.remove(at)).unwrap_or_else(|| {
+        let (name, mut ring) = at.and_then(|at| rings.remove(at)).unwrap_or_else(|| {
             rings.truncate(NAMES_MAX - 1);
-            (name.into(), VecDeque::with_capacity(SAMPLES_MAX))
+            (name.into(), VecDeque::new())
         });
-        if ring.1.len() == SAMPLES_MAX {
-            ring.1.pop_front();
+        while ring.front().is_some_and(|first| sample.at.duration_since(first.at) > KEPT) {
+            ring.pop_front();
         }
-        ring.1.push_back(sample);
-        let samples = ring.1.iter().copied().collect();
-        rings.push_front(ring);
+        match ring.back_mut() {
+            Some(last) if sample.at.duration_since(last.at) < STEP => {
+                *last = Sample { at: last.at, ..sample };
+            }
+            _ => ring.push_back(sample),
+        }
+        let samples = ring.iter().copied().collect();
+        rings.push_front((name, ring));
         samples
     }
 }
 
-/// A plot of samples, the newest at the right, as SVG.
-pub(super) fn plot(title: &str, samples: &[u64]) -> String {
-    let most = samples.iter().copied().max().unwrap_or(0).max(1);
-    let mut points = String::new();
-    let gap = SAMPLES_MAX - samples.len().min(SAMPLES_MAX);
-    for (i, sample) in samples.iter().enumerate() {
-        // In tenths of a unit, which are whole numbers.
-        let height = u128::from(*sample) * 400 / u128::from(most);
-        let y = 420 - height;
-        let _ = write!(points, "{},{}.{} ", 2 * (gap + i), y / 10, y % 10);
-    }
-    format!(
-        "<figure><figcaption>{title}: {} now, {most} at the top</figcaption>\
-         <svg viewBox=\"0 0 240 44\" role=\"img\" aria-label=\"{title}\">\
-         <polyline points=\"{}\"/></svg></figure>",
-        samples.last().copied().unwrap_or(0),
-        points.trim_end(),
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{History, NAMES_MAX, SAMPLES_MAX, Sample, plot};
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    use super::{History, KEPT, NAMES_MAX, Sample};
 
     #[test]
     fn it_is_bounded_in_names_and_in_samples() {
-        let history = History::default();
-        for i in 0..1000 {
-            let seen = history.keep("x", Sample { in_use: i, waiting: 0 });
-            assert_eq!(seen.len(), SAMPLES_MAX.min(usize::try_from(i).unwrap() + 1));
+        let (history, start) = (History::default(), Instant::now());
+        let sample = |i: u64| Sample {
+            at: start + Duration::from_millis(100 * i),
+            in_use: i,
+            waiting: 0,
+            limit: None,
+        };
+        for i in 0..5000 {
+            let seen = history.keep("x", sample(i));
+            assert!(seen.len() as u64 <= KEPT.as_secs() + 1, "{}", seen.len());
             assert_eq!(seen.last().unwrap().in_use, i);
         }
+        assert_eq!(history.keep("x", sample(9000)).len(), 1, "the others are too old");
         for i in 0..1000 {
-            assert_eq!(history.keep(&i.to_string(), Sample { in_use: i, waiting: 0 }).len(), 1);
+            assert_eq!(history.keep(&i.to_string(), sample(i)).len(), 1);
         }
         assert_eq!(history.rings.lock().unwrap().len(), NAMES_MAX);
-        assert_eq!(history.keep("999", Sample { in_use: 0, waiting: 0 }).len(), 2, "kept");
-        assert_eq!(history.keep("x", Sample { in_use: 0, waiting: 0 }).len(), 1, "forgotten");
-    }
-
-    #[test]
-    fn a_plot_stays_within_its_frame() {
-        for samples in [vec![], vec![0], vec![u64::MAX, 0, 1], vec![7; SAMPLES_MAX]] {
-            let svg = plot("in use", &samples);
-            let points = svg.split("points=\"").nth(1).unwrap().split('"').next().unwrap();
-            for point in points.split_whitespace() {
-                let (x, y) = point.split_once(',').unwrap();
-                assert!((0.0..=240.0).contains(&x.parse::<f64>().unwrap()), "{point}");
-                assert!((0.0..=44.0).contains(&y.parse::<f64>().unwrap()), "{point}");
-            }
-        }
+        assert_eq!(history.keep("999", sample(1100)).len(), 2, "kept");
+        assert_eq!(history.keep("x", sample(9001)).len(), 1, "forgotten");
     }
 }

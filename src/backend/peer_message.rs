@@ -35,6 +35,17 @@ pub enum PeerMessage {
         /// Its places that wait, by number, and for how long they have been waiting, ms.
         waiting: Vec<(u64, u64)>,
     },
+    /// Sent ahead of [`Held`](Self::Held), too: the limit of a process's policy, and what it counted.
+    Counted {
+        /// The process that answers.
+        by: NodeId,
+        /// Its limit; `None`: it has not used the semaphore lately.
+        limit: Option<u32>,
+        /// How many of its requests were refused.
+        refused: u64,
+        /// How many permits were lost to their holders in it.
+        lost: u64,
+    },
 }
 
 impl PeerMessage {
@@ -59,6 +70,12 @@ impl fmt::Display for PeerMessage {
                 write!(f, "& {by} {}", names.len())?;
                 names.iter().try_for_each(|(tenant, name)| write!(f, " {tenant} {name}"))?;
                 waiting.iter().try_for_each(|(n, ms)| write!(f, " {n} {ms}"))
+            }
+            Self::Counted { by, limit: Some(limit), refused, lost } => {
+                write!(f, "# {by} {limit} {refused} {lost}")
+            }
+            Self::Counted { by, limit: None, refused, lost } => {
+                write!(f, "# {by} - {refused} {lost}")
             }
         }
     }
@@ -98,6 +115,14 @@ impl FromStr for PeerMessage {
                 }
                 Ok(Self::Tenants { by, names, waiting })
             }
+            "#" => {
+                let limit = match words.next().ok_or(())? {
+                    "-" => None,
+                    limit => Some(limit.parse().map_err(|_| ())?),
+                };
+                let mut count = || words.next().ok_or(())?.parse().map_err(|_| ());
+                Ok(Self::Counted { by, limit, refused: count()?, lost: count()? })
+            }
             _ => Err(()),
         }
     }
@@ -129,6 +154,8 @@ mod tests {
                 names: vec![(Tenant::of_hash(7), "acme%2Feu".into())],
                 waiting: held,
             },
+            PeerMessage::Counted { by, limit: None, refused: 0, lost: u64::MAX },
+            PeerMessage::Counted { by, limit: Some(u32::MAX), refused: 1, lost: 0 },
         ];
         for message in messages {
             assert_eq!(message.to_string().parse(), Ok(message));
@@ -149,6 +176,10 @@ mod tests {
             "& 00000000007 1 zzzzz x",
             "& 00000000007 1 00001 <b>",
             "& 00000000007 0 1",
+            "# 00000000007",
+            "# 00000000007 - 1",
+            "# 00000000007 -1 1 1",
+            "# 00000000007 4294967296 1 1",
         ] {
             assert_eq!(other.parse::<PeerMessage>(), Err(()), "{other}");
         }

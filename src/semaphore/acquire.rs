@@ -83,6 +83,9 @@ impl Acquire {
                     }
                 }
             };
+        if let State::Answered(Some(Err(AcquireError::Rejected(_)))) = &state {
+            node.counts.tallies.refused(name);
+        }
         let wait_timeout = policy.wait_timeout;
         let answer_timeout = ANSWER_TIMEOUT;
         Self { state, began, wait_timeout, answer_timeout, limit, claim, attempt, alarm: None }
@@ -149,6 +152,7 @@ impl Future for Acquire {
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
                 Progress::Refused { reason, in_use, waiting, limit, is_tenant_full } => {
+                    place.count_refusal();
                     this.limit = limit.unwrap_or(this.limit);
                     let mut rejected = this.rejected(reason, in_use, waiting);
                     rejected.is_tenant_full = is_tenant_full;
@@ -158,6 +162,7 @@ impl Future for Acquire {
                 }
                 Progress::Failed => {
                     let error = place.error();
+                    place.count_refusal();
                     this.state = State::Answered(Some(Err(AcquireError::Unavailable(error))));
                     continue;
                 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::tallies::Tallies;
 use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,6 +65,8 @@ pub(super) struct Counts {
     has_unlogged: AtomicBool,
     /// When the last refused call was logged.
     refusal_logged: Mutex<Option<Instant>>,
+    /// Of each semaphore, what its requests were refused and its holders lost.
+    pub(super) tallies: Tallies,
     pub(super) meter: BackendMeter,
 }
 

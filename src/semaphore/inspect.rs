@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use super::Semaphore;
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
+use super::tallies::Tally;
 use super::tenants::{TenantNumbers, TenantOverride};
 use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
@@ -18,6 +19,7 @@ use crate::name::Name;
 use crate::protocol::claim::{Claim, Tenant};
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::overrides::Override;
+use crate::protocol::session::Session;
 use crate::protocol::time::Time;
 
 /// How many holders and waiters an inspection lists.
@@ -43,6 +45,12 @@ impl Node {
         let names: Vec<_> = names.map(|(tenant, name)| (tenant, Arc::clone(name))).collect();
         let waiting = state.session.waiting_since(now, MOST);
         (!names.is_empty() || !waiting.is_empty()).then_some((names, waiting))
+    }
+
+    /// The limit that is set for a semaphore, or by which this process goes.
+    fn limit_in_force(&self, name: &str) -> Option<u32> {
+        let set = self.overrides.of(name).in_place();
+        set.or_else(|| self.read_session(name, Session::policy_limit).flatten())
     }
 
     /// The holders and waiters of a semaphore.
@@ -154,7 +162,8 @@ impl Semaphore {
             let set = node.overrides.of(name.as_str());
             // One that is gone meanwhile is left out.
             if in_use > 0 || waiting > 0 {
-                semaphores.push(Listed { name, in_use, waiting, set });
+                let limit = node.limit_in_force(name.as_str());
+                semaphores.push(Listed { name, in_use, waiting, limit, set });
             }
         }
         let next = (next.server < servers.len()).then_some(next);
@@ -254,6 +263,9 @@ pub struct Listed {
     pub in_use: u64,
     /// How many requests wait; those of dead processes count until they are swept.
     pub waiting: u64,
+    /// The limit that an operator set, or by which this process goes; `None`: nothing is set, and this process has
+    /// not used the semaphore for some seconds. [`Semaphore::inspect_fleet`] asks the others.
+    pub limit: Option<u32>,
     /// What is set in place of its policy, as this process knows it: a second old at the most.
     pub set: Override,
 }
@@ -277,9 +289,38 @@ pub struct Inspection {
     pub is_cut: bool,
     /// The tenants that hold or wait, the one with the most in use in front; none where requests name none.
     pub tenants: Vec<TenantUse>,
-    /// The limit by which this process goes; `None`, if it has not used the semaphore for some seconds
-    /// and nothing is set, because nobody else knows the policy.
+    /// The limit in force: the one that an operator set; else the one by which this process goes; else the highest
+    /// that another process [told](Semaphore::inspect_fleet). `None`: nothing is set, and no process that uses the
+    /// semaphore was asked or answered.
     pub limit: Option<u32>,
+    /// The limit of the last policy by which this process went, some seconds after its last request: the best guess
+    /// where nobody uses the semaphore. Known of the 1024 semaphores that it counted last.
+    pub last_limit: Option<u32>,
+    /// The processes that hold permits or wait for them, and this one, by id.
+    pub processes: Vec<ProcessUse>,
+}
+
+/// A process that uses a semaphore, among the places that were listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessUse {
+    /// The process, by a random id.
+    pub node: String,
+    /// What it is called: see [`Holder::process`].
+    pub process: Option<String>,
+    /// Whether it is this process.
+    pub is_own: bool,
+    /// How many permits it has in use.
+    pub in_use: u64,
+    /// How many of its requests wait.
+    pub waiting: u64,
+    /// The limit of its policy, as its last request brought it, if that is known; what operators set goes before it.
+    pub limit: Option<u32>,
+    /// How many of its requests were refused, if that is known: since its start, while the semaphore is among the
+    /// 1024 that it counted last. Requests that gave up are not among them.
+    pub refused: Option<u64>,
+    /// How many permits were lost to their holders in it, likewise.
+    pub lost: Option<u64>,
 }
 
 /// A tenant that holds permits or waits for them, among the places that were listed.
@@ -366,6 +407,7 @@ impl Inspection {
         let (mut holders, mut queue) = (Vec::new(), Vec::new());
         let mut tenants: BTreeMap<Tenant, TenantUse> = BTreeMap::new();
         let is_cut = listing.places.len() >= INSPECTED_MAX as usize;
+        let mut processes = BTreeMap::from([(own.id(), ProcessUse::own(name, own))]);
         for (place, lease_end, ticket) in listing.places {
             let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
             let is_own = place.node == own.id();
@@ -373,6 +415,9 @@ impl Inspection {
             let told = told.get(&place.node);
             let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
             let process = named.filter(|named| !named.is_empty()).map(ToOwned::to_owned);
+            let user = processes
+                .entry(place.node)
+                .or_insert_with(|| ProcessUse::other(place.node, process.clone(), told));
             let tenant = place.claim.map(Claim::tenant);
             let mut in_line = place.claim.map(|claim| {
                 let seen = tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::new(claim));
@@ -385,6 +430,7 @@ impl Inspection {
                         own.read_session(name, |session| session.held_for(place, local)).flatten();
                     let told = told.and_then(|told| told.held.get(&place.n).copied());
                     let held = held.filter(|_| is_own).or(told);
+                    user.in_use += u64::from(cost);
                     if let Some(seen) = &mut in_line {
                         seen.in_use += u64::from(cost);
                     }
@@ -403,6 +449,7 @@ impl Inspection {
                         None => Some(Duration::from_micros(now.saturating_sub(ticket))),
                         Some(_) => known().or(told),
                     };
+                    user.waiting += 1;
                     if let Some(seen) = &mut in_line {
                         seen.waiting += 1;
                         seen.longest_wait = seen.longest_wait.max(waited);
@@ -437,8 +484,39 @@ impl Inspection {
             is_cut,
             tenants,
             limit: own
-                .read_session(name, |session| session.limit_in_force())
-                .or_else(|| set.in_place()),
+                .limit_in_force(name)
+                .or_else(|| processes.values().filter_map(|process| process.limit).max()),
+            last_limit: own.counts.tallies.of(name).limit,
+            processes: processes.into_values().collect(),
+        }
+    }
+}
+
+impl ProcessUse {
+    fn own(name: &str, own: &Node) -> Self {
+        let Tally { refused, lost, .. } = own.counts.tallies.of(name);
+        Self {
+            node: own.id().to_string(),
+            process: Some(process().to_string()),
+            is_own: true,
+            in_use: 0,
+            waiting: 0,
+            limit: own.read_session(name, Session::policy_limit).flatten(),
+            refused: Some(refused),
+            lost: Some(lost),
+        }
+    }
+
+    fn other(node: NodeId, process: Option<String>, told: Option<&PeerAnswer>) -> Self {
+        Self {
+            node: node.to_string(),
+            process,
+            is_own: false,
+            in_use: 0,
+            waiting: 0,
+            limit: told.and_then(|told| told.limit),
+            refused: told.and_then(|told| told.tally).map(|tally| tally.refused),
+            lost: told.and_then(|told| told.tally).map(|tally| tally.lost),
         }
     }
 }

@@ -7,8 +7,10 @@ use tokio::time::Instant;
 
 use super::node::Node;
 use super::peers::{PeerAnswer, process};
+use super::tallies::Tally;
 use crate::backend::{Mailbox, PeerMessage};
 use crate::protocol::ledger::Hint;
+use crate::protocol::session::Session;
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {
@@ -40,6 +42,10 @@ impl Mailbox for Node {
                     let tenants = PeerMessage::Tenants { by: self.id(), names, waiting };
                     self.send_message(name, by, tenants);
                 }
+                let limit = self.read_session(name, Session::policy_limit).flatten();
+                let Tally { refused, lost, .. } = self.counts.tallies.of(name);
+                let counted = PeerMessage::Counted { by: self.id(), limit, refused, lost };
+                self.send_message(name, by, counted);
                 let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
                 self.send_message(name, by, PeerMessage::Held { by: self.id(), process, held });
             }
@@ -51,6 +57,10 @@ impl Mailbox for Node {
             PeerMessage::Tenants { by, names, waiting } => {
                 let waiting = waiting.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
                 self.questions.told_of_tenants(name, by, &names, &waiting.collect());
+            }
+            PeerMessage::Counted { by, limit, refused, lost } => {
+                let tally = Tally { refused, lost, limit: None };
+                self.questions.told_of_limit(name, by, limit, tally);
             }
         }
     }

@@ -24,6 +24,7 @@ mod server;
 mod servers;
 mod sessions;
 mod shared_session;
+mod tallies;
 mod tasks;
 mod tenants;
 #[cfg(all(test, not(shuttle)))]
@@ -38,7 +39,7 @@ use std::time::Duration;
 pub use self::acquire::Acquire;
 pub use self::ask::Ask;
 pub use self::health::{ConnectionState, Health};
-pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, TenantUse, Waiter};
+pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};

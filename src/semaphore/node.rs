@@ -229,7 +229,7 @@ impl Node {
     ) {
         if state.is_retired {
             // Nobody looks after it any more.
-            let woken = state.take_events(error, &self.counts);
+            let woken = state.take_events(shared.name(), error, &self.counts);
             drop(state);
             return woken.wake();
         }
@@ -237,7 +237,7 @@ impl Node {
             Some(embedded) => state = self.call_embedded(embedded, shared, state, now),
             None => self.post(shared, &mut state, now),
         }
-        let woken = state.take_events(error, &self.counts);
+        let woken = state.take_events(shared.name(), error, &self.counts);
         let timeout = state.session.poll_timeout();
         let is_over = state.session.is_over(now);
         let mut replaced = None;
@@ -318,6 +318,9 @@ impl Node {
     /// Forgets a session that is unused.
     fn retire(&self, shared: &Arc<SharedSession>, now: Time) {
         if let Some(server) = self.sessions.retire(shared, now) {
+            if let Some(limit) = shared.lock().session.policy_limit() {
+                self.counts.tallies.retired(shared.name(), limit);
+            }
             self.servers.detach(&server);
         }
     }

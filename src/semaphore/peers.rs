@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::tallies::Tally;
 use crate::protocol::claim::Tenant;
 use crate::protocol::id::NodeId;
 use crate::sync::{Mutex, lock};
@@ -42,6 +43,9 @@ pub(super) struct PeerAnswer {
     pub(super) waiting: HashMap<u64, Duration>,
     /// What it calls tenants.
     pub(super) tenants: Vec<(Tenant, Arc<str>)>,
+    /// By which limit it goes, and what it counted.
+    pub(super) limit: Option<u32>,
+    pub(super) tally: Option<Tally>,
 }
 
 impl Questions {
@@ -95,6 +99,19 @@ impl Questions {
                 let answer = answers.entry(by).or_default();
                 answer.tenants = tenants.to_vec();
                 answer.waiting.clone_from(waiting);
+            }
+        }
+    }
+}
+
+impl Questions {
+    /// A process told of its limit and counts, ahead of its answer.
+    pub(super) fn told_of_limit(&self, name: &str, by: NodeId, limit: Option<u32>, tally: Tally) {
+        for question in &*lock(&self.open) {
+            if *question.name == *name && lock(&question.missing).contains(&by) {
+                let mut answers = lock(&question.answers);
+                let answer = answers.entry(by).or_default();
+                (answer.limit, answer.tally) = (limit, Some(tally));
             }
         }
     }

@@ -127,6 +127,10 @@ impl PlaceHandle {
         self.shared.lock().error(self.index)
     }
 
+    pub(super) fn count_refusal(&self) {
+        self.node.counts.tallies.refused(self.shared.name());
+    }
+
     pub(super) fn wait_timed_out(&self, now: Instant) {
         let (now, index) = (self.node.clock.time(now), self.index);
         self.node.act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));

@@ -214,7 +214,12 @@ impl SessionState {
 
     /// Takes the session's events; what came of an error is told with it, or else with why its server
     /// is down.
-    pub(super) fn take_events(&mut self, error: Option<&BackendError>, counts: &Counts) -> Woken {
+    pub(super) fn take_events(
+        &mut self,
+        name: &str,
+        error: Option<&BackendError>,
+        counts: &Counts,
+    ) -> Woken {
         let (events, mut woken) = (self.session.take_events(), Woken::default());
         let lines = self.session.lines();
         if lines != self.lines {
@@ -246,6 +251,7 @@ impl SessionState {
                 Event::Failed(_) | Event::Refused(_) => counts.refused(),
                 Event::Lost(_) => {
                     counts.lost();
+                    counts.tallies.lost(name);
                     woken.0.extend(request.lost_wakers.drain(..).map(|(_, waker)| waker));
                 }
                 Event::Progress(_) | Event::Released(_) => {}

@@ -1,72 +1,15 @@
-//! The operator's window, over real sockets.
+//! The operator's page and its JSON, over real sockets.
 
-use std::time::Duration;
-
-use axum::Router;
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
-use serde_json::{Value, json};
-use tower_semaphore::{Ask, Mode, Name, Policy, Semaphore, admin};
+use serde_json::json;
+use tower_semaphore::{Ask, Mode, Name, Semaphore};
 
-use crate::support::browser::Browser;
+use crate::support::admin::{HOSTILE, ask, page, policy, segment, window};
 use crate::support::eventually;
-use crate::support::gateway::{Client, Gateway, Upstream};
-use crate::support::http::{Server, text};
-use crate::support::redis::{TestRedis, free_port};
-
-const HOSTILE: [&str; 7] = [
-    "<script>alert(1)</script>",
-    "\"><img src=x onerror=alert(1)>",
-    "../../x",
-    "a/b?c#d",
-    "é&amp;",
-    "%2F",
-    "a'b",
-];
-
-/// One process, with the window mounted below a path.
-async fn window(semaphore: &Semaphore) -> Server {
-    Server::start(Router::new().nest("/ops", admin::router(semaphore.clone()))).await
-}
-
-fn policy(limit: u32) -> Policy {
-    // What was revoked is remembered for a lease.
-    let lease = Duration::from_secs(2);
-    Policy::builder(limit).wait_timeout(Duration::from_secs(20)).lease(lease).build().unwrap()
-}
-
-/// As a URL has it: percent-encoded once more.
-fn segment(name: &Name) -> String {
-    let encoded = name.as_str().bytes().map(|byte| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    });
-    encoded.collect()
-}
-
-/// Asks as an operator does.
-async fn ask(server: &Server, method: Method, path: &str, body: &str) -> (StatusCode, Value) {
-    let request = Request::builder()
-        .method(method)
-        .uri(format!("/ops{path}"))
-        .header("host", "localhost")
-        .header("x-semaphore-admin", "1")
-        .body(Full::from(body.to_owned()))
-        .unwrap();
-    let response = server.send(request).await;
-    let status = response.status();
-    (status, serde_json::from_str(&text(response).await).unwrap_or(Value::Null))
-}
-
-async fn page(server: &Server, path: &str) -> String {
-    let response = server.get(&format!("/ops{path}")).await;
-    assert_eq!(response.status(), StatusCode::OK, "{path}");
-    let policy = response.headers()["content-security-policy"].to_str().unwrap().to_owned();
-    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
-    assert_eq!(response.headers()["cache-control"], "no-store");
-    text(response).await
-}
+use crate::support::http::text;
+use crate::support::redis::TestRedis;
 
 #[tokio::test]
 async fn an_operator_sees_and_steers_another_process() {
@@ -81,7 +24,7 @@ async fn an_operator_sees_and_steers_another_process() {
 
     let (status, list) = ask(&server, Method::GET, "/semaphores?most=10", "").await;
     assert_eq!(status, StatusCode::OK);
-    let one = json!({ "name": "tenant:acme%2Feu", "in_use": 1, "waiting": 1,
+    let one = json!({ "name": "tenant:acme%2Feu", "in_use": 1, "waiting": 1, "limit": null,
                       "set": { "limit": null, "mode": "open" } });
     assert_eq!(list, json!({ "semaphores": [one], "away": [], "next": null }));
 
@@ -198,9 +141,19 @@ async fn what_cannot_be_used_is_named() {
         (Method::GET, "/semaphores?most=0", "", "1 to 1000"),
         (Method::GET, "/semaphores?from=x", "", "cursor: \"x\""),
         (Method::GET, "/semaphores/a%2Fb", "", "name: \"a/b\""),
-        (Method::GET, "/page/%3Cscript%3E", "", "name: \"<script>\""),
+        (Method::GET, "/semaphores?most=x", "", "most: "),
+        (Method::GET, "/semaphores?most=1&most=2", "", "duplicate field `most`"),
         (Method::PUT, "/semaphores/x/limit", "", "\"limit\": N"),
-        (Method::PUT, "/semaphores/x/limit", "{", "no JSON"),
+        (Method::PUT, "/semaphores/x/limit", "{", "\"limit\": N"),
+        (Method::PUT, "/semaphores/x/limit", "{}", "missing field `limit`"),
+        (Method::PUT, "/semaphores/x/limit", r#"{"limit":null}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/limit", r#"{"limit":""}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/limit", r#"{"limit":"5"}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/limit", r#"{"limit":1.5}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/limit", r#"{"limit":1,"weight":1}"#, "unknown field `weight`"),
+        (Method::PUT, "/semaphores/x/tenants/t/limit", r#"{"limit":null}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/tenants/t/weight", r#"{"weight":null}"#, "1 to 64"),
+        (Method::PUT, "/semaphores/x/tenants/t/weight", r#"{"weight":""}"#, "1 to 64"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":-1}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":4294967296}"#, "0 to 4294967295"),
         (Method::POST, "/semaphores/x/drain", r#"{"timeout_ms":60001}"#, "0 to 60000"),
@@ -211,6 +164,12 @@ async fn what_cannot_be_used_is_named() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {body}");
         assert!(problem["detail"].as_str().unwrap().contains(detail), "{path}: {problem}");
     }
+    assert_eq!(semaphore.overrides().await.unwrap(), []);
+    assert_eq!(semaphore.tenant_overrides().await.unwrap(), []);
+    let response = server.get("/ops/page/%3Cscript%3E").await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    let html = text(response).await;
+    assert!(html.contains("name: &quot;&lt;script&gt;&quot;"), "{html}");
     let long = " ".repeat(5000);
     let (status, _) = ask(&server, Method::PUT, "/semaphores/x/limit", &long).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
@@ -231,13 +190,10 @@ async fn a_hostile_name_is_text() {
     assert!(all.contains("<bdi>&lt;script&gt;alert(1)&lt;/script&gt;</bdi>"), "{all}");
     assert!(all.contains("<bdi>&quot;&gt;&lt;img src=x onerror=alert(1)&gt;</bdi>"), "{all}");
     for name in HOSTILE.map(Name::from) {
-        let url = format!("/ops/page/{}", segment(&name));
-        assert!(all.contains(&format!("href=\"{url}\"")), "{name}: {all}");
-        let one = page(&server, url.strip_prefix("/ops").unwrap()).await;
-        assert!(
-            one.contains(&format!("<code>{name}</code>").replace('\'', "&#39;")),
-            "{name}: {one}"
-        );
+        let url = segment(&name);
+        assert!(all.contains(&format!("href=\"ops/page/{url}\"")), "{name}: {all}");
+        let one = page(&server, &format!("/page/{url}")).await;
+        assert!(one.contains(&format!("data-url=\"../semaphores/{url}/pause\"")), "{name}: {one}");
         for html in [&all, &one] {
             assert!(!html.contains("<script>") && !html.contains("<img"), "{html}");
             assert!(!html.contains("style="), "nothing inline: {html}");
@@ -246,110 +202,85 @@ async fn a_hostile_name_is_text() {
 }
 
 #[tokio::test]
-async fn while_redis_is_away_the_window_says_so() {
+async fn while_redis_is_away_the_page_says_so() {
     let mut redis = TestRedis::start();
     let semaphore = redis.semaphore();
     let server = window(&semaphore).await;
     redis.kill();
-    for path in ["", "/page/x", "/semaphores", "/semaphores/x", "/overrides"] {
+    for path in ["/semaphores", "/semaphores/x", "/overrides"] {
         let response = server.get(&format!("/ops{path}")).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
         assert!(text(response).await.contains("Redis"), "{path}");
+    }
+    for path in ["", "/page/", "/page/x"] {
+        let response = server.get(&format!("/ops{path}")).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        let html = text(response).await;
+        let (_, problem) =
+            html.split_once("<p id=\"problem\" role=\"alert\">").expect("the reason");
+        assert!(problem.contains("Redis") && html.contains("admin.js"), "{path}: {html}");
     }
 }
 
 #[tokio::test]
-async fn the_gateway_serves_it_on_loopback_and_by_address_alone() {
-    let upstream = Upstream::start().await;
-    let port = free_port().to_string();
-    let _gateway = Gateway::start(&upstream.url(), &["--limit", "1", "--admin", &port]);
-    let client = Client::new();
-    let url = format!("http://127.0.0.1:{port}/");
-    eventually("it is there", async || client.try_get(&url).await.is_some()).await;
-    assert_eq!(client.get(&url).await, StatusCode::OK);
-    let (status, body) =
-        client.send(Request::get(&url).header("host", format!("evil.example:{port}"))).await;
-    assert_eq!(status, StatusCode::FORBIDDEN, "{body:?}");
-    let local = Request::get(&url).header("host", format!("localhost:{port}"));
-    assert_eq!(client.send(local).await.0, StatusCode::OK);
-}
-
-// --- in a browser -------------------------------------------------------------------------------
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_browser_shows_it_keeps_it_up_to_date_and_runs_no_name() {
-    let Some(mut browser) = Browser::start().await else { return };
-    let semaphore = Semaphore::in_memory();
-    let server = window(&semaphore).await;
-    let one = policy(1);
-    let held = semaphore.acquire(HOSTILE[0], &one).await.unwrap();
-    let wait = tokio::spawn(semaphore.acquire(HOSTILE[0], &one));
-    eventually("one waits", async || semaphore.inspect(HOSTILE[0]).await.unwrap().waiting == 1)
-        .await;
-    browser.open(&server.url("/ops")).await;
-    browser.click(HOSTILE[0]).await;
-    let name = Value::from(HOSTILE[0]);
-    browser.wait_for(&format!("document.querySelector('h1')?.textContent === {name}")).await;
-    numbers(&mut browser, 1, 1).await;
-    drop(held);
-    numbers(&mut browser, 1, 0).await;
-    drop(wait.await.unwrap().unwrap());
-    numbers(&mut browser, 0, 0).await;
-    // A point came with the page, and one more each time that it kept itself up to date.
-    let points = "document.querySelector('polyline').getAttribute('points').split(' ').length > 2";
-    browser.wait_for(points).await;
-    assert_eq!(browser.eval("document.getElementById('told').textContent").await, "");
-    assert_eq!(browser.dialogs, [""; 0], "a name was run");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn its_buttons_do_what_they_say() {
-    let Some(mut browser) = Browser::start().await else { return };
+async fn the_limit_in_force_is_told_where_nobody_waits() {
     let redis = TestRedis::start();
     let (own, other) = (redis.semaphore(), redis.semaphore());
     let server = window(&own).await;
-    let name = "é'\"<b>";
-    let held = other.acquire(name, &policy(1)).await.unwrap();
-    let wait = tokio::spawn(other.acquire(name, &policy(1)));
-    browser.open(&server.url(&format!("/ops/page/{}", segment(&Name::from(name))))).await;
-    numbers(&mut browser, 1, 1).await;
+    let held = other.acquire("x", &policy(3)).await.unwrap();
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!(seen["waiting"], 0);
+    assert_eq!((&seen["limit"], &seen["set"]["limit"]), (&json!(3), &json!(null)), "{seen}");
 
-    let set = async |mode, limit| {
-        eventually("it is set", async || {
-            let set = other.limit_of(name).await.unwrap();
-            (set.mode, set.limit) == (mode, limit)
-        })
-        .await;
-    };
-    browser.click("pause").await;
-    set(Mode::Paused, None).await;
-    browser.click("drain").await;
-    set(Mode::Draining, None).await;
-    browser.click("resume").await;
-    set(Mode::Open, None).await;
-    assert_eq!(browser.dialogs, ["confirm"; 3]);
+    own.set_limit("x", 7).await.unwrap();
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!((&seen["limit"], &seen["set"]["limit"]), (&json!(7), &json!(7)));
+    own.pause("x").await.unwrap();
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!((&seen["limit"], &seen["set"]["mode"]), (&json!(0), &json!("paused")));
+    own.resume("x").await.unwrap();
+    own.clear_limit("x").await.unwrap();
 
-    "many".clone_into(&mut browser.says);
-    browser.click("set limit").await;
-    browser.wait_for("document.getElementById('told').textContent.includes('limit')").await;
-    set(Mode::Open, None).await;
-    "2".clone_into(&mut browser.says);
-    browser.click("set limit").await;
-    set(Mode::Open, Some(2)).await;
-    let second = wait.await.unwrap().unwrap();
-    numbers(&mut browser, 2, 0).await;
-    browser.click("clear limit").await;
-    set(Mode::Open, None).await;
-
-    drop(second);
-    numbers(&mut browser, 1, 0).await;
-    browser.click("revoke").await;
-    held.lost().await;
-    numbers(&mut browser, 0, 0).await;
+    // And where nobody holds, either, the last one that this process knew.
+    drop(held);
+    drop(own.acquire("x", &policy(4)).await.unwrap());
+    eventually("its record is gone", async || own.health().semaphores == 0).await;
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    let limits = [&seen["in_use"], &seen["limit"], &seen["last_limit"]];
+    assert_eq!(limits, [&json!(0), &json!(null), &json!(4)], "{seen}");
+    let html = page(&server, "/page/x").await;
+    assert!(
+        html.contains("id=\"limit\">4<") && html.contains("of the last request here"),
+        "{html}"
+    );
 }
 
-/// The page shows that so many hold, and so many wait.
-async fn numbers(browser: &mut Browser, in_use: u64, waiting: u64) {
-    let shown = "[...document.querySelectorAll('main b')].map(one => one.textContent).join()";
-    browser.wait_for(&format!("{shown} === '{in_use},{waiting}'")).await;
+#[tokio::test]
+async fn each_process_tells_what_it_refused_and_lost() {
+    let redis = TestRedis::start();
+    let (own, other) = (redis.semaphore(), redis.semaphore());
+    let server = window(&own).await;
+    let held = other.acquire("x", &policy(2)).await.unwrap();
+    let second = other.acquire("x", &policy(2)).await.unwrap();
+    for _ in 0..3 {
+        other.try_acquire("x", &policy(2)).await.unwrap_err();
+    }
+    own.try_acquire("x", &policy(0)).await.unwrap_err();
+    own.revoke("x", own.inspect("x").await.unwrap().holders[0].id).await.unwrap();
+    tokio::select! {
+        () = held.lost() => {}
+        () = second.lost() => {}
+    }
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    let mut processes = seen["processes"].as_array().unwrap().clone();
+    processes.sort_by_key(|process| process["is_own"].as_bool());
+    let numbers = |process: &serde_json::Value| {
+        ["in_use", "waiting", "limit", "refused", "lost"].map(|field| process[field].clone())
+    };
+    let [told, here] = &processes[..] else { panic!("{seen}") };
+    assert_eq!(numbers(told), [json!(1), json!(0), json!(2), json!(3), json!(1)], "{seen}");
+    assert_eq!(numbers(here), [json!(0), json!(0), json!(null), json!(1), json!(0)], "{seen}");
+    let html = page(&server, "/page/x").await;
+    assert!(html.contains("id=\"refused\">4<") && html.contains("id=\"lost\">1<"), "{html}");
 }

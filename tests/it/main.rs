@@ -6,6 +6,10 @@
 
 #[cfg(all(feature = "admin", feature = "redis"))]
 mod admin;
+#[cfg(all(feature = "admin", feature = "redis"))]
+mod admin_access;
+#[cfg(all(feature = "admin", feature = "redis"))]
+mod admin_browser;
 mod auto_traits;
 mod cached_limits;
 mod cancellation;

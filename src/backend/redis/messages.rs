@@ -18,5 +18,5 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)
 /// A message of another process: `<key> <message>`.
 pub(super) fn peer_message(message: &[u8]) -> Option<PeerMessage> {
     let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
-    text.starts_with(['?', '=', '&']).then(|| text.parse().ok())?
+    text.starts_with(['?', '=', '&', '#']).then(|| text.parse().ok())?
 }

@@ -55,6 +55,13 @@ impl Session {
         self.overrides.in_place().unwrap_or(self.limit)
     }
 
+    /// The limit that the last request brought, whatever operators set; `None`: none has come, because a hint made
+    /// this session.
+    #[must_use]
+    pub fn policy_limit(&self) -> Option<u32> {
+        (self.limit > 0).then_some(self.limit)
+    }
+
     /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
     /// ask for what that freed: only their process knows the limit.
     pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {

@@ -24,15 +24,18 @@ pub(crate) struct Browser {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     session: String,
     calls: u64,
-    /// What is said to a `prompt`; a `confirm` is agreed to.
-    pub(crate) says: String,
-    /// The kinds of all dialogs that there were.
+    /// The kinds of all dialogs of the browser's own that there were: `alert`, `confirm`, `prompt`.
     pub(crate) dialogs: Vec<String>,
 }
 
 impl Browser {
     /// `None`, and a word about it, where there is none in the PATH.
     pub(crate) async fn start() -> Option<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// The same, with more on its command line.
+    pub(crate) async fn start_with(args: &[&str]) -> Option<Self> {
         let Some(program) = program() else {
             println!(
                 "skipped: there is no chromium, chromium-browser or google-chrome in the PATH"
@@ -43,6 +46,7 @@ impl Browser {
         let mut process = Command::new(program)
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
             .args(["--no-first-run", "--disable-background-networking", "--disable-sync"])
+            .args(args)
             .args(["--remote-debugging-port=0", "about:blank"])
             .arg(format!("--user-data-dir={}", home.path().display()))
             .env("HOME", home.path())
@@ -65,10 +69,8 @@ impl Browser {
         // Nobody may be kept from writing there.
         tokio::spawn(async move { while let Ok(Some(_)) = told.next_line().await {} });
         let (socket, _) = connect_async(url).await.unwrap();
-        let (session, says) = (String::new(), String::new());
-        let (calls, dialogs) = (0, Vec::new());
-        let mut browser =
-            Self { _process: process, _home: home, socket, session, calls, says, dialogs };
+        let (session, calls, dialogs) = (String::new(), 0, Vec::new());
+        let mut browser = Self { _process: process, _home: home, socket, session, calls, dialogs };
         let target = browser.call("Target.createTarget", json!({ "url": "about:blank" })).await;
         let target = json!({ "targetId": target["targetId"], "flatten": true });
         let session = browser.call("Target.attachToTarget", target).await;
@@ -99,14 +101,31 @@ impl Browser {
         }
     }
 
-    /// Clicks on the first link or button of this text.
+    /// Clicks on the first link or button whose text begins with this node.
     pub(crate) async fn click(&mut self, text: &str) {
         let text = Value::from(text);
         let found = format!(
-            "[...document.querySelectorAll('a, button')].find(one => one.textContent === {text})"
+            "[...document.querySelectorAll('a, button')].find(one => one.firstChild?.textContent === {text})"
         );
         self.wait_for(&format!("Boolean({found})")).await;
         self.eval(&format!("{found}.click()")).await;
+    }
+
+    /// Presses a key, as a keyboard does: `Tab`, `Enter` or `Escape`.
+    pub(crate) async fn press(&mut self, key: &str) {
+        let code = match key {
+            "Tab" => 9,
+            "Enter" => 13,
+            "Escape" => 27,
+            other => panic!("no such key: {other}"),
+        };
+        let text = if key == "Enter" { "\r" } else { "" };
+        for kind in ["keyDown", "keyUp"] {
+            let event = json!({
+                "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text
+            });
+            self.call("Input.dispatchKeyEvent", event).await;
+        }
     }
 
     async fn call(&mut self, method: &str, params: Value) -> Value {
@@ -120,7 +139,7 @@ impl Browser {
                 if message["method"] == "Page.javascriptDialogOpening" {
                     let kind = message["params"]["type"].as_str().unwrap().to_owned();
                     self.dialogs.push(kind);
-                    let answer = json!({ "accept": true, "promptText": self.says });
+                    let answer = json!({ "accept": true });
                     self.send("Page.handleJavaScriptDialog", answer).await;
                 } else if message["id"] == id {
                     return message["result"].clone();

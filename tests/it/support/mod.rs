@@ -1,6 +1,8 @@
 //! What the tests share.
 
 #[cfg(all(feature = "admin", feature = "redis"))]
+pub(crate) mod admin;
+#[cfg(all(feature = "admin", feature = "redis"))]
 pub(crate) mod browser;
 #[cfg(feature = "redis")]
 pub(crate) mod cluster;

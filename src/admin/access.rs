@@ -1,0 +1,251 @@
+//! Who reaches the page: the hosts by which it may be asked, the token, and the header that changes need.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use headers::authorization::{Authorization, Basic, Bearer};
+use headers::{HeaderMap, HeaderMapExt};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, REFERRER_POLICY, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use http::uri::Authority;
+use http::{HeaderName, HeaderValue, StatusCode};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::problem::Problem;
+use crate::error::ConfigError;
+
+/// What a request that changes something must have.
+const MARK: HeaderName = HeaderName::from_static("x-semaphore-admin");
+
+/// What a browser may do with these pages: load our script and style, and speak to us.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
+     form-action 'none'; frame-ancestors 'none'",
+);
+
+/// What browsers and others are asked for where a token is missing.
+const CHALLENGES: [HeaderValue; 2] = [
+    HeaderValue::from_static("Basic realm=\"semaphores\", charset=\"UTF-8\""),
+    HeaderValue::from_static("Bearer realm=\"semaphores\""),
+];
+
+#[derive(Debug, Default)]
+pub(super) struct Access {
+    pub(super) hosts: Hosts,
+    pub(super) token: Option<Token>,
+}
+
+/// By which hosts the page may be asked, beside those of loopback. A site can have its own name lead to any address,
+/// and its pages then speak to that address as to their own site; it cannot do so with a name that is not its own.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    names: Vec<String>,
+    addresses: Vec<IpAddr>,
+    every_address: bool,
+}
+
+impl Hosts {
+    pub(super) fn allow(&mut self, host: &str) -> Result<(), ConfigError> {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        if let Ok(address) = bare.parse() {
+            self.allow_address(address);
+            return Ok(());
+        }
+        let authority = host.parse::<Authority>().ok().filter(|parsed| parsed.host() == host);
+        if authority.is_none() || host.starts_with('[') {
+            return Err(ConfigError::new(format!(
+                "host: {host:?}; allowed: a name or an IP address, without a port"
+            )));
+        }
+        self.names.push(plain(host).to_ascii_lowercase());
+        Ok(())
+    }
+
+    /// A page that listens on all addresses may be asked by all: none of them is a name.
+    pub(super) fn allow_address(&mut self, address: IpAddr) {
+        self.every_address |= address.is_unspecified();
+        self.addresses.push(address.to_canonical());
+    }
+
+    fn allows(&self, host: &str) -> bool {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        if let Ok(address) = bare.parse::<IpAddr>() {
+            let address = address.to_canonical();
+            return self.every_address
+                || address.is_loopback()
+                || self.addresses.contains(&address);
+        }
+        let name = plain(host).to_ascii_lowercase();
+        name == "localhost" || name.ends_with(".localhost") || self.names.contains(&name)
+    }
+
+    /// All hosts that a request names: in its target, in its header.
+    fn check(&self, request: &Request) -> Result<(), Problem> {
+        let target = request.uri().authority().map(Authority::host).map(ToOwned::to_owned);
+        let named = request.headers().get_all(HOST).iter().map(|value| {
+            let authority = value.to_str().ok()?.parse::<Authority>().ok()?;
+            Some(authority.host().to_owned())
+        });
+        let mut hosts = target.map(Some).into_iter().chain(named).peekable();
+        let refused = match hosts.peek() {
+            None => Some(None),
+            Some(_) => hosts.find(|host| !host.as_deref().is_some_and(|host| self.allows(host))),
+        };
+        let Some(host) = refused else { return Ok(()) };
+        let host =
+            host.map_or_else(|| "missing or malformed".to_owned(), |host| format!("{host:?}"));
+        let mut allowed = String::from("localhost, addresses of loopback");
+        for name in &self.names {
+            allowed.push_str(", ");
+            allowed.push_str(name);
+        }
+        for address in self.addresses.iter().filter(|address| !address.is_unspecified()) {
+            allowed.push_str(", ");
+            allowed.push_str(&address.to_string());
+        }
+        if self.every_address {
+            allowed.push_str(", any IP address");
+        }
+        Err(Problem::new(StatusCode::FORBIDDEN, format!("host: {host}; allowed: {allowed}")))
+    }
+}
+
+/// Without the dot that a full name may end with.
+fn plain(host: &str) -> &str {
+    host.strip_suffix('.').unwrap_or(host)
+}
+
+/// A secret, as its hash: comparing hashes tells nothing of the length.
+pub(super) struct Token([u8; 32]);
+
+impl Token {
+    const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
+
+    pub(super) fn new(token: &str) -> Result<Self, ConfigError> {
+        // A bearer token is these characters (RFC 6750).
+        let known = |c: u8| c.is_ascii_alphanumeric() || b"-._~+/=".contains(&c);
+        if !Self::LENGTH.contains(&token.len()) || !token.bytes().all(known) {
+            // The value is a secret, even one that cannot be used.
+            return Err(ConfigError::new(format!(
+                "token: {} bytes; allowed: 16 to 256 of A-Z a-z 0-9 - . _ ~ + / =",
+                token.len()
+            )));
+        }
+        Ok(Self(Sha256::digest(token).into()))
+    }
+
+    fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let bearer = headers.typed_get::<Authorization<Bearer>>();
+        let basic = headers.typed_get::<Authorization<Basic>>();
+        let shown = bearer.as_ref().map(|it| it.token());
+        let shown = shown.or_else(|| basic.as_ref().map(|it| it.password()));
+        if shown.is_some_and(|shown| self.is(shown)) {
+            return Ok(());
+        }
+        let detail =
+            "a token is needed: as `Authorization: Bearer TOKEN`, or as the password of any user";
+        Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
+    }
+
+    fn is(&self, shown: &str) -> bool {
+        Sha256::digest(shown).as_slice().ct_eq(&self.0).into()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token").finish_non_exhaustive()
+    }
+}
+
+/// Lets nothing pass that another site can make a browser send, and tells browsers what not to do.
+pub(super) async fn guard(
+    State(access): State<Arc<Access>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut response = match access.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    };
+    let is_unauthorized = response.status() == StatusCode::UNAUTHORIZED;
+    let headers = response.headers_mut();
+    if is_unauthorized {
+        CHALLENGES.into_iter().for_each(|challenge| {
+            headers.append(WWW_AUTHENTICATE, challenge);
+        });
+    }
+    headers.insert(CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
+}
+
+impl Access {
+    fn check(&self, request: &Request) -> Result<(), Problem> {
+        self.hosts.check(request)?;
+        if let Some(token) = &self.token {
+            token.check(request.headers())?;
+        }
+        if request.method().is_safe() || request.headers().contains_key(&MARK) {
+            return Ok(());
+        }
+        let detail = format!("a request that changes something needs a header {MARK}");
+        Err(Problem::new(StatusCode::FORBIDDEN, detail))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::{Hosts, Token};
+
+    #[test]
+    fn hosts_of_loopback_and_those_that_are_named_are_allowed() {
+        let mut hosts = Hosts::default();
+        for host in ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "[::1]"] {
+            assert!(hosts.allows(host), "{host}");
+        }
+        for host in ["", "localhost.evil.example", "evil.example", "10.0.0.1", "[::2]", "0.0.0.0"] {
+            assert!(!hosts.allows(host), "{host}");
+        }
+        hosts.allow("Ops.Example").unwrap();
+        hosts.allow("[fd00::1]").unwrap();
+        hosts.allow_address(IpAddr::from([10, 0, 0, 1]));
+        for host in ["ops.example", "OPS.example.", "[fd00::1]", "10.0.0.1", "[::ffff:10.0.0.1]"] {
+            assert!(hosts.allows(host), "{host}");
+        }
+        assert!(!hosts.allows("x.ops.example") && !hosts.allows("10.0.0.2"));
+        hosts.allow_address(IpAddr::from([0, 0, 0, 0]));
+        assert!(hosts.allows("10.0.0.2") && !hosts.allows("evil.example"));
+    }
+
+    #[test]
+    fn what_is_no_host_is_named() {
+        for host in ["", "a b", "ops.example:80", "http://ops.example", "u@ops.example", "[x]"] {
+            let error = Hosts::default().allow(host).unwrap_err().to_string();
+            assert!(error.contains(&format!("{host:?}")) && error.contains("allowed"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_not_shown() {
+        let token = Token::new("0123456789abcdef").unwrap();
+        assert_eq!(format!("{token:?}"), "Token { .. }");
+        assert!(token.is("0123456789abcdef") && !token.is("0123456789abcdeg") && !token.is(""));
+        for wrong in ["", "short", "with a space in it", &"x".repeat(257)] {
+            let error = Token::new(wrong).unwrap_err().to_string();
+            assert!(error.contains("16 to 256"), "{error}");
+            assert!(wrong.is_empty() || !error.contains(wrong), "{error}");
+        }
+    }
+}

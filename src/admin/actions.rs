@@ -1,0 +1,127 @@
+//! What operators do.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use http::StatusCode;
+use serde::Serialize;
+
+use super::Window;
+use super::extract::{Body, NewLimit, NewWeight, OfPlace, OfSemaphore, OfTenant, Patience, Target};
+use super::problem::Problem;
+use super::view::{SetView, TenantSetView};
+use crate::name::Name;
+
+type Answer<T> = Result<Json<T>, Problem>;
+
+#[derive(Serialize)]
+pub(super) struct Drained {
+    empty: bool,
+}
+
+#[derive(Serialize)]
+pub(super) struct Revoked {
+    revoked: bool,
+}
+
+/// Tells what is set now.
+async fn set_of(window: &Window, name: Name) -> Answer<SetView> {
+    Ok(Json(window.semaphore.limit_of(name).await?.into()))
+}
+
+async fn set_of_tenant(window: &Window, target: OfTenant) -> Answer<TenantSetView> {
+    let OfTenant { name, tenant } = target;
+    Ok(Json(window.semaphore.tenant_override_of(name, tenant).await?.into()))
+}
+
+pub(super) async fn set_limit(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+    Body(NewLimit { limit }): Body<NewLimit>,
+) -> Answer<SetView> {
+    window.semaphore.set_limit(name.clone(), limit).await?;
+    set_of(&window, name).await
+}
+
+pub(super) async fn clear_limit(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+) -> Answer<SetView> {
+    window.semaphore.clear_limit(name.clone()).await?;
+    set_of(&window, name).await
+}
+
+pub(super) async fn set_tenant_limit(
+    State(window): State<Window>,
+    Target(target): Target<OfTenant>,
+    Body(NewLimit { limit }): Body<NewLimit>,
+) -> Answer<TenantSetView> {
+    let OfTenant { name, tenant } = &target;
+    window.semaphore.set_tenant_limit(name.clone(), tenant.clone(), limit).await?;
+    set_of_tenant(&window, target).await
+}
+
+pub(super) async fn clear_tenant_limit(
+    State(window): State<Window>,
+    Target(target): Target<OfTenant>,
+) -> Answer<TenantSetView> {
+    let OfTenant { name, tenant } = &target;
+    window.semaphore.clear_tenant_limit(name.clone(), tenant.clone()).await?;
+    set_of_tenant(&window, target).await
+}
+
+pub(super) async fn set_tenant_weight(
+    State(window): State<Window>,
+    Target(target): Target<OfTenant>,
+    Body(NewWeight { weight }): Body<NewWeight>,
+) -> Answer<TenantSetView> {
+    let OfTenant { name, tenant } = &target;
+    window.semaphore.set_tenant_weight(name.clone(), tenant.clone(), weight).await?;
+    set_of_tenant(&window, target).await
+}
+
+pub(super) async fn clear_tenant_weight(
+    State(window): State<Window>,
+    Target(target): Target<OfTenant>,
+) -> Answer<TenantSetView> {
+    let OfTenant { name, tenant } = &target;
+    window.semaphore.clear_tenant_weight(name.clone(), tenant.clone()).await?;
+    set_of_tenant(&window, target).await
+}
+
+pub(super) async fn pause(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+) -> Answer<SetView> {
+    window.semaphore.pause(name.clone()).await?;
+    set_of(&window, name).await
+}
+
+pub(super) async fn resume(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+) -> Answer<SetView> {
+    window.semaphore.resume(name.clone()).await?;
+    set_of(&window, name).await
+}
+
+pub(super) async fn drain(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+    Body(Patience { timeout_ms }): Body<Patience>,
+) -> Answer<Drained> {
+    let empty = window.semaphore.drain(name, Duration::from_millis(timeout_ms)).await?;
+    Ok(Json(Drained { empty }))
+}
+
+pub(super) async fn revoke(
+    State(window): State<Window>,
+    Target(OfPlace { name, id }): Target<OfPlace>,
+) -> Answer<Revoked> {
+    if window.semaphore.revoke(name, id).await? {
+        Ok(Json(Revoked { revoked: true }))
+    } else {
+        Err(Problem::new(StatusCode::NOT_FOUND, format!("there is no place {id} any more")))
+    }
+}

@@ -1,0 +1,192 @@
+//! What requests say: names and places in their paths, queries and bodies.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use http::request::Parts;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
+
+use super::problem::Problem;
+use crate::name::Name;
+use crate::protocol::id::PlaceId;
+use crate::semaphore::{Ask, Cursor};
+
+/// How long a drain may be waited for.
+const DRAIN_MAX_MS: u64 = 60_000;
+/// Semaphores on a page, and how many at the most.
+const LISTED: u32 = 100;
+const LISTED_MAX: u32 = 1000;
+
+/// A path's parameters. A struct by name: a router around this one may have parameters of its own.
+pub(super) struct Target<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Target<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path: Result<_, PathRejection> = Path::from_request_parts(parts, state).await;
+        let Path(target) = path?;
+        Ok(Self(target))
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct OfSemaphore {
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) name: Name,
+}
+
+#[derive(Deserialize)]
+pub(super) struct OfTenant {
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) name: Name,
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) tenant: Name,
+}
+
+#[derive(Deserialize)]
+pub(super) struct OfPlace {
+    #[serde(deserialize_with = "stored_name")]
+    pub(super) name: Name,
+    #[serde(deserialize_with = "place")]
+    pub(super) id: PlaceId,
+}
+
+fn stored_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Name::from_stored(&text).ok_or_else(|| {
+        D::Error::custom(format!(
+            "name: {text:?}; allowed: a name as it is stored, percent-encoded"
+        ))
+    })
+}
+
+fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PlaceId, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|_| {
+        D::Error::custom(format!("id: {text:?}; allowed: an id that an inspection tells"))
+    })
+}
+
+/// Which part of the semaphores.
+#[derive(Deserialize)]
+pub(super) struct Listing {
+    #[serde(default, deserialize_with = "parsed")]
+    pub(super) from: Cursor,
+    #[serde(default = "listed")]
+    pub(super) most: u32,
+}
+
+const fn listed() -> u32 {
+    LISTED
+}
+
+fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(d: D) -> Result<T, D::Error> {
+    String::deserialize(d)?.parse().map_err(D::Error::custom)
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Listing {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let query: Result<_, QueryRejection> = Query::from_request_parts(parts, state).await;
+        let Query(Self { from, most }) = query?;
+        if !(1..=LISTED_MAX).contains(&most) {
+            return Err(Problem::bad(format!("most: {most}; allowed: 1 to {LISTED_MAX}")));
+        }
+        Ok(Self { from, most })
+    }
+}
+
+/// A document that a request brings. Read whatever its content type says: the header that such requests need keeps
+/// other sites out.
+pub(super) struct Body<T>(pub(super) T);
+
+pub(super) trait Document: DeserializeOwned {
+    fn is_allowed(&self) -> bool;
+
+    fn allowed() -> String;
+
+    /// What no body at all stands for, if anything.
+    fn empty() -> Option<Self> {
+        None
+    }
+}
+
+impl<S: Send + Sync, T: Document> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = Bytes::from_request(request, state).await?;
+        if let Some(document) = T::empty().filter(|_| bytes.is_empty()) {
+            return Ok(Self(document));
+        }
+        let Json(document): Json<T> = Json::from_bytes(&bytes).map_err(|rejection| {
+            let Problem { status, detail } = Problem::from(rejection);
+            Problem::new(status, format!("{detail}; allowed: {}", T::allowed()))
+        })?;
+        if !document.is_allowed() {
+            return Err(Problem::bad(format!("body: out of range; allowed: {}", T::allowed())));
+        }
+        Ok(Self(document))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewLimit {
+    pub(super) limit: u32,
+}
+
+impl Document for NewLimit {
+    fn is_allowed(&self) -> bool {
+        true
+    }
+
+    fn allowed() -> String {
+        format!("{{\"limit\": N}}, with N from 0 to {}", u32::MAX)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewWeight {
+    pub(super) weight: u32,
+}
+
+impl Document for NewWeight {
+    fn is_allowed(&self) -> bool {
+        (1..=Ask::MAX_WEIGHT).contains(&self.weight)
+    }
+
+    fn allowed() -> String {
+        format!("{{\"weight\": N}}, with N from 1 to {}", Ask::MAX_WEIGHT)
+    }
+}
+
+/// How long a drain is waited for.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Patience {
+    #[serde(default)]
+    pub(super) timeout_ms: u64,
+}
+
+impl Document for Patience {
+    fn is_allowed(&self) -> bool {
+        self.timeout_ms <= DRAIN_MAX_MS
+    }
+
+    fn allowed() -> String {
+        format!("{{\"timeout_ms\": N}}, with N from 0 to {DRAIN_MAX_MS}")
+    }
+
+    fn empty() -> Option<Self> {
+        Some(Self::default())
+    }
+}

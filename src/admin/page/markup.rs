@@ -1,0 +1,178 @@
+//! What the pages are made of: buttons, tables, names, numbers.
+
+use std::time::Duration;
+
+use maud::{Markup, html};
+use percent_encoding::percent_decode_str;
+
+use super::links::Root;
+use crate::name::Name;
+use crate::protocol::overrides::{Mode, Override};
+use crate::semaphore::{Ask, TenantOverride, TenantUse};
+
+/// A button: what it asks before it acts, and the request that it then sends.
+pub(super) struct Action<'a> {
+    label: &'a str,
+    method: &'static str,
+    url: String,
+    title: String,
+    text: String,
+    /// The number that goes along, by name, with its range and what it is now.
+    field: Option<(&'static str, &'static str, u32, u32, Option<u32>)>,
+    is_grave: bool,
+}
+
+impl<'a> Action<'a> {
+    pub(super) fn new(
+        label: &'a str,
+        method: &'static str,
+        url: String,
+        title: String,
+        text: String,
+    ) -> Self {
+        Self { label, method, url, title, text, field: None, is_grave: false }
+    }
+
+    pub(super) fn limit(mut self, label: &'static str, now: Option<u32>) -> Self {
+        self.field = Some(("limit", label, 0, u32::MAX, now));
+        self
+    }
+
+    pub(super) fn weight(mut self, now: u32) -> Self {
+        let label = "Weight, from 1 to 64";
+        self.field = Some(("weight", label, 1, Ask::MAX_WEIGHT, Some(now)));
+        self
+    }
+
+    pub(super) const fn grave(mut self) -> Self {
+        self.is_grave = true;
+        self
+    }
+
+    /// `of`: what it is for, where that stands elsewhere in the row.
+    pub(super) fn render(&self, of: Option<&str>) -> Markup {
+        let (name, label, least, most, now) = match self.field {
+            Some((name, label, least, most, now)) => {
+                (Some(name), Some(label), Some(least), Some(most), now)
+            }
+            None => (None, None, None, None, None),
+        };
+        html! {
+            button type="button" class=[self.is_grave.then_some("grave")]
+                data-method=(self.method) data-url=(self.url)
+                data-title=(self.title) data-text=(self.text)
+                data-field=[name] data-label=[label] data-min=[least] data-max=[most] data-now=[now] {
+                (self.label)
+                @if let Some(of) = of { span.unseen { " " (of) } }
+            }
+        }
+    }
+}
+
+/// The name as it was chosen, as far as that can be shown.
+pub(super) fn readable(name: &Name) -> String {
+    let bytes: Vec<u8> = percent_decode_str(name.as_str()).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+pub(super) fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+pub(super) fn or_unknown<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "unknown".to_owned(), |value| value.to_string())
+}
+
+pub(super) fn badge(mode: Mode) -> Markup {
+    html! { span.badge.(mode.as_str()) { (mode.as_str()) } }
+}
+
+pub(super) fn set(set: Override) -> Markup {
+    html! {
+        @if let Some(limit) = set.limit { "limit " (limit) @if set.mode != Mode::Open { ", " } }
+        @if set.mode != Mode::Open { (set.mode.as_str()) }
+        @if set.limit.is_none() && set.mode == Mode::Open { "–" }
+    }
+}
+
+pub(super) fn set_of_tenant(set: TenantOverride) -> String {
+    let limit = set.limit.map(|limit| format!("cap {limit}"));
+    let weight = set.weight.map(|weight| format!("weight {weight}"));
+    match (limit, weight) {
+        (Some(limit), Some(weight)) => format!("{limit}, {weight}"),
+        (one, other) => one.or(other).unwrap_or_else(|| "–".to_owned()),
+    }
+}
+
+/// So much of so many, as a bar.
+pub(super) fn bar(value: u64, of: Option<u32>, what: &str) -> Markup {
+    html! {
+        @if let Some(of) = of.filter(|of| *of > 0) {
+            // Full is not what it should be at.
+            meter min="0" max=(of) high=(of - 1) optimum="0" value=(value.min(of.into()))
+                aria-label={ (what) ": " (value) " of " (of) } {}
+        }
+    }
+}
+
+/// A table that a narrow window can scroll.
+pub(super) fn table(id: &str, caption: &str, head: &[&str], rows: &Markup) -> Markup {
+    html! {
+        section #(id) {
+            h2 #{ (id) "-title" } { (caption) }
+            div.scroll role="region" aria-labelledby={ (id) "-title" } tabindex="0" {
+                table aria-labelledby={ (id) "-title" } {
+                    thead { tr { @for one in head { th scope="col" { (one) } } } }
+                    tbody { (rows) }
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn link(root: &Root, name: &Name) -> Markup {
+    html! { a href=(root.page(name)) { bdi { (readable(name)) } } }
+}
+
+pub(super) fn process_name(name: &str, is_own: bool) -> Markup {
+    html! { (name) @if is_own { " (this one)" } }
+}
+
+pub(super) fn tenant_name(one: &TenantUse) -> Markup {
+    html! {
+        @if let Some(name) = &one.name { bdi { (readable(name)) } } @else { code { "#" (one.id) } }
+    }
+}
+
+pub(super) fn clear_of_tenant(
+    root: &Root,
+    name: &Name,
+    tenant: &Name,
+    set: TenantOverride,
+) -> Markup {
+    let (url, of, shown) = (root.tenant(name, tenant), readable(name), readable(tenant));
+    let clear = |label, what: &str, end| {
+        let title = format!("Clear the {what} of tenant {shown} at {of}?");
+        let text = "What its requests say counts again.".to_owned();
+        Action::new(label, "DELETE", format!("{url}/{end}"), title, text).render(Some(&shown))
+    };
+    html! {
+        @if set.limit.is_some() { (clear("Clear cap", "cap", "limit")) }
+        @if set.weight.is_some() { (clear("Clear weight", "weight", "weight")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::readable;
+    use crate::name::Name;
+
+    #[test]
+    fn a_name_is_shown_as_it_was_written() {
+        let name = Name::new("tenant").part("acme/eu é%<b>\r\n");
+        assert_eq!(readable(&name), "tenant:acme/eu é%<b>\u{fffd}\u{fffd}");
+        assert_eq!(readable(&Name::new("")), "%");
+        assert_eq!(readable(&Name::new([0xff])), "\u{fffd}");
+    }
+}

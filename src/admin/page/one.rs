@@ -1,0 +1,327 @@
+//! The page of one semaphore.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use maud::{Markup, html};
+use tokio::time::Instant;
+
+use super::links::Root;
+use super::markup::{
+    Action, badge, bar, clear_of_tenant, or_unknown, process_name, readable, seconds,
+    set_of_tenant, table, tenant_name,
+};
+use super::{document, failed};
+use crate::admin::Window;
+use crate::admin::extract::{OfSemaphore, Target};
+use crate::admin::history::Sample;
+use crate::admin::plot::Plot;
+use crate::admin::problem::Problem;
+use crate::name::Name;
+use crate::protocol::PlaceId;
+use crate::protocol::claim::Tenant;
+use crate::protocol::overrides::Mode;
+use crate::semaphore::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
+
+pub(in crate::admin) async fn one(
+    State(window): State<Window>,
+    target: Result<Target<OfSemaphore>, Problem>,
+) -> Response {
+    let root = Root::above();
+    let Target(OfSemaphore { name }) = match target {
+        Ok(target) => target,
+        Err(problem) => return failed(&root, &problem),
+    };
+    match window.semaphore.inspect_fleet(name.clone()).await {
+        Ok(seen) => {
+            let main = One { root: &root, name: &name, seen: &seen }.render(&window);
+            document(&root, &readable(&name), &main).into_response()
+        }
+        Err(error) => failed(&root, &error.into()),
+    }
+}
+
+/// The page of one semaphore.
+struct One<'a> {
+    root: &'a Root,
+    name: &'a Name,
+    seen: &'a Inspection,
+}
+
+impl One<'_> {
+    fn render(&self, window: &Window) -> Markup {
+        let Self { name, seen, .. } = self;
+        let shown = readable(name);
+        html! {
+            h1 { bdi { (shown) } }
+            @if shown != name.as_str() { p.note { "stored as " code { (name) } } }
+            (self.card())
+            (self.plots(window))
+            @if seen.is_cut {
+                p.alert role="alert" { "More hold or wait than are listed here: tables and sums are of the first 1000." }
+            }
+            @if !seen.tenants.is_empty() { (self.tenants()) }
+            (self.holders())
+            (self.queue())
+            (self.processes())
+        }
+    }
+
+    /// The limit but for a pause, during which 0 is in force.
+    fn limit(&self) -> Option<u32> {
+        self.seen.set.limit.or_else(|| self.policy()).or(self.seen.last_limit)
+    }
+
+    /// The limit of policies.
+    fn policy(&self) -> Option<u32> {
+        self.seen.processes.iter().filter_map(|process| process.limit).max()
+    }
+
+    fn card(&self) -> Markup {
+        let seen = self.seen;
+        let limit = self.limit();
+        let longest = seen.waiters.iter().filter_map(|one| one.waited).max();
+        let sum = |count: fn(&ProcessUse) -> Option<u64>| {
+            seen.processes.iter().filter_map(count).fold(0, u64::saturating_add)
+        };
+        let silent = seen.processes.iter().filter(|process| process.refused.is_none()).count();
+        let mut limits: Vec<u32> =
+            seen.processes.iter().filter_map(|process| process.limit).collect();
+        limits.sort_unstable();
+        html! {
+            section.card aria-label="State and limit" {
+                dl {
+                    div { dt { "State" } dd #state { (badge(seen.set.mode)) } }
+                    div {
+                        dt { "Limit" }
+                        dd #limit { (or_unknown(limit)) }
+                        dd.note {
+                            @if seen.set.limit.is_some() { "set here, in place of policies" }
+                            @else if self.policy().is_some() { "of the policy" }
+                            @else if limit.is_some() { "of the last request here" }
+                            @else { "no process that uses it answered" }
+                        }
+                    }
+                    div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
+                    div { dt { "Waiting" } dd #waiting { (seen.waiting) } }
+                    div {
+                        dt { "Longest wait" }
+                        dd #longest-wait { @match longest {
+                            Some(longest) => (seconds(longest)),
+                            None if seen.waiting == 0 => "–",
+                            None => "unknown",
+                        } }
+                    }
+                    div { dt { "Refused" } dd #refused { (sum(|process| process.refused)) } }
+                    div { dt { "Leases lost" } dd #lost { (sum(|process| process.lost)) } }
+                }
+                p.note {
+                    "Refused and lost: counted by the processes below since their start"
+                    @if silent > 0 { ", without " (silent) " that did not answer" }
+                    "."
+                }
+                @if let (None, [least, .., most]) = (seen.set.limit, &limits[..]) {
+                    @if least != most {
+                        p.alert role="alert" { "Processes go by different limits: " (least) " to " (most) "." }
+                    }
+                }
+                p.do { (self.actions()) }
+            }
+        }
+    }
+
+    fn actions(&self) -> Markup {
+        let (shown, url) = (readable(self.name), self.root.semaphore(self.name));
+        let set = self.seen.set;
+        let post = |label, title: &str, text: &str| {
+            let url = format!("{url}/{}", str::to_lowercase(label));
+            Action::new(label, "POST", url, format!("{title} {shown}?"), text.to_owned())
+        };
+        let limit = Action::new(
+            "Set limit",
+            "PUT",
+            format!("{url}/limit"),
+            format!("Set the limit of {shown}"),
+            "Counts in the whole fleet, in place of every policy, until it is cleared.".to_owned(),
+        );
+        let clear = Action::new(
+            "Clear limit",
+            "DELETE",
+            format!("{url}/limit"),
+            format!("Clear the limit of {shown}?"),
+            "Each request is judged by the limit of its own policy again.".to_owned(),
+        );
+        html! {
+            @if set.mode != Mode::Paused {
+                (post("Pause", "Pause", "No permit is granted in the whole fleet until it is resumed. Requests keep their turn.").grave().render(None))
+            }
+            @if set.mode != Mode::Draining {
+                (post("Drain", "Drain", "New requests are refused in the whole fleet until it is resumed. Those that wait are still served.").grave().render(None))
+            }
+            @if set.mode != Mode::Open {
+                (post("Resume", "Resume", "Permits are granted again in the whole fleet.").render(None))
+            }
+            (limit.limit("Permits, from 0 (none is granted) to 4294967295", self.limit()).render(None))
+            @if set.limit.is_some() { (clear.render(None)) }
+        }
+    }
+
+    fn plots(&self, window: &Window) -> Markup {
+        let now = Instant::now();
+        let Inspection { in_use, waiting, .. } = *self.seen;
+        let sample = Sample { at: now, in_use, waiting, limit: self.limit() };
+        let samples = &window.history.keep(self.name.as_str(), sample)[..];
+        let in_use = Plot {
+            title: "In use",
+            unit: "permits",
+            samples,
+            value: |sample| sample.in_use,
+            limit: |sample| sample.limit.map(u64::from),
+            now,
+        };
+        let waiting = Plot {
+            title: "Waiting",
+            unit: "requests",
+            value: |sample| sample.waiting,
+            limit: |_| None,
+            ..in_use
+        };
+        html! { div.plots { (in_use.render()) (waiting.render()) } }
+    }
+
+    fn tenants(&self) -> Markup {
+        let head =
+            ["Tenant", "In use", "Waiting", "Longest wait", "Weight", "Cap", "Set", "Change"];
+        table(
+            "tenants",
+            "Tenants",
+            &head,
+            &html! {
+                @for one in &self.seen.tenants {
+                    tr id={ "tenant-" (one.id) } {
+                        th scope="row" { (tenant_name(one)) }
+                        td.n {
+                        (one.in_use) " "
+                        (bar(one.in_use, one.set.limit.or(one.each).or_else(|| self.limit()), "in use"))
+                    }
+                        td.n { (one.waiting) }
+                        td.n { (one.longest_wait.map_or_else(|| "–".to_owned(), seconds)) }
+                        td.n { (one.weight) }
+                        td.n { (one.each.map_or_else(|| "–".to_owned(), |each| each.to_string())) }
+                        td { (set_of_tenant(one.set)) }
+                        td.do {
+                            @if let Some(name) = &one.name { (self.change_of_tenant(one, name)) }
+                            @else { "its name is unknown" }
+                        }
+                    }
+                }
+            },
+        )
+    }
+
+    fn change_of_tenant(&self, one: &TenantUse, tenant: &Name) -> Markup {
+        let (shown, of) = (readable(tenant), readable(self.name));
+        let url = self.root.tenant(self.name, tenant);
+        let text = "Counts for requests that come from then on, in the whole fleet.";
+        let put = |label, what: &str, end| {
+            let title = format!("Set the {what} of tenant {shown} at {of}");
+            Action::new(label, "PUT", format!("{url}/{end}"), title, text.to_owned())
+        };
+        let cap = put("Set cap", "cap", "limit")
+            .limit("Permits, from 0 (all are refused) to 4294967295", one.set.limit.or(one.each));
+        let weight = put("Set weight", "weight", "weight").weight(one.weight);
+        html! {
+            (cap.render(Some(&shown)))
+            (weight.render(Some(&shown)))
+            (clear_of_tenant(self.root, self.name, tenant, one.set))
+        }
+    }
+
+    fn tenant(&self, tenant: Option<Tenant>) -> Markup {
+        let known = self.seen.tenants.iter().find(|one| Some(one.id) == tenant);
+        html! {
+            @if let Some(known) = known { (tenant_name(known)) } @else { "–" }
+        }
+    }
+
+    fn revoke(&self, id: PlaceId, process: &str, waits: bool) -> Markup {
+        let text = if waits {
+            format!(
+                "The request at place {id} of process {process} is refused, and leaves the queue."
+            )
+        } else {
+            format!(
+                "Process {process} loses the permit of place {id}: its request is aborted, unless the layer lets it \
+                 go on. The permit goes to the head of the queue."
+            )
+        };
+        let title = format!("Revoke place {id} of process {process}?");
+        let action = Action::new("Revoke", "DELETE", self.root.permit(self.name, id), title, text);
+        action.grave().render(Some(&format!("place {id} of {process}")))
+    }
+
+    fn holders(&self) -> Markup {
+        let head = ["Place", "Process", "Tenant", "Permits", "Held", "Lease left", "Revoke"];
+        let rows = html! {
+            @for one in &self.seen.holders {
+                @let Holder { id, tenant, cost, .. } = one;
+                @let process = one.process.as_ref().unwrap_or(&one.node);
+                tr id={ "place-" (id) } {
+                    th scope="row" { code { (id) } }
+                    td { (process_name(process, one.is_own)) }
+                    td { (self.tenant(*tenant)) }
+                    td.n { (cost) }
+                    td.n { (or_unknown(one.held.map(seconds))) }
+                    td.n { (seconds(one.lease_left)) }
+                    td.do { (self.revoke(*id, process, false)) }
+                }
+            }
+        };
+        if self.seen.holders.is_empty() {
+            return html! { section #holders { h2 { "Holders" } p { "No request holds a permit." } } };
+        }
+        table("holders", "Holders", &head, &rows)
+    }
+
+    fn queue(&self) -> Markup {
+        let head = ["Place", "Process", "Tenant", "Permits", "Waits", "Revoke"];
+        let rows = html! {
+            @for one in &self.seen.waiters {
+                @let Waiter { id, tenant, cost, .. } = one;
+                @let process = one.process.as_ref().unwrap_or(&one.node);
+                tr id={ "place-" (id) } {
+                    th scope="row" { code { (id) } }
+                    td { (process_name(process, one.is_own)) }
+                    td { (self.tenant(*tenant)) }
+                    td.n { (cost) }
+                    td.n { (or_unknown(one.waited.map(seconds))) }
+                    td.do { (self.revoke(*id, process, true)) }
+                }
+            }
+        };
+        if self.seen.waiters.is_empty() {
+            return html! { section #queue { h2 { "Queue" } p { "No request waits." } } };
+        }
+        table("queue", "Queue", &head, &rows)
+    }
+
+    fn processes(&self) -> Markup {
+        let head = ["Process", "In use", "Waiting", "Limit", "Refused", "Leases lost"];
+        table(
+            "processes",
+            "Processes",
+            &head,
+            &html! {
+                @for one in &self.seen.processes {
+                    tr id={ "process-" (one.node) } {
+                        th scope="row" { (process_name(one.process.as_ref().unwrap_or(&one.node), one.is_own)) }
+                        td.n { (one.in_use) }
+                        td.n { (one.waiting) }
+                        td.n { (or_unknown(one.limit)) }
+                        td.n { (or_unknown(one.refused)) }
+                        td.n { (or_unknown(one.lost)) }
+                    }
+                }
+            },
+        )
+    }
+}

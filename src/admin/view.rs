@@ -1,0 +1,262 @@
+//! What goes on, as JSON.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+
+use super::Window;
+use super::extract::{Listing, OfSemaphore, Target};
+use super::problem::Problem;
+use crate::name::Name;
+use crate::protocol::overrides::Override;
+use crate::semaphore::{
+    Holder, Inspection, Listed, Page, ProcessUse, TenantOverride, TenantUse, Waiter,
+};
+
+type Answer<T> = Result<Json<T>, Problem>;
+
+/// What is set for a semaphore.
+#[derive(Serialize)]
+pub(super) struct SetView {
+    limit: Option<u32>,
+    mode: &'static str,
+}
+
+impl From<Override> for SetView {
+    fn from(set: Override) -> Self {
+        Self { limit: set.limit, mode: set.mode.as_str() }
+    }
+}
+
+/// What is set for a tenant.
+#[derive(Serialize)]
+pub(super) struct TenantSetView {
+    limit: Option<u32>,
+    weight: Option<u32>,
+}
+
+impl From<TenantOverride> for TenantSetView {
+    fn from(set: TenantOverride) -> Self {
+        Self { limit: set.limit, weight: set.weight }
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct PageView {
+    semaphores: Vec<ListedView>,
+    away: Vec<String>,
+    next: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ListedView {
+    name: String,
+    in_use: u64,
+    waiting: u64,
+    limit: Option<u32>,
+    set: SetView,
+}
+
+impl From<Page> for PageView {
+    fn from(page: Page) -> Self {
+        let semaphores = page.semaphores.into_iter().map(|one| {
+            let Listed { name, in_use, waiting, limit, set } = one;
+            ListedView { name: name.to_string(), in_use, waiting, limit, set: set.into() }
+        });
+        Self {
+            semaphores: semaphores.collect(),
+            away: page.away.iter().map(ToString::to_string).collect(),
+            next: page.next.map(|next| next.to_string()),
+        }
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct OverridesView {
+    overrides: Vec<OverrideView>,
+    tenants: Vec<TenantOverrideView>,
+}
+
+#[derive(Serialize)]
+struct OverrideView {
+    name: String,
+    set: SetView,
+}
+
+#[derive(Serialize)]
+struct TenantOverrideView {
+    name: String,
+    tenant: String,
+    set: TenantSetView,
+}
+
+#[derive(Serialize)]
+pub(super) struct InspectionView {
+    name: String,
+    in_use: u64,
+    waiting: u64,
+    longest_wait_ms: Option<u64>,
+    limit: Option<u32>,
+    last_limit: Option<u32>,
+    set: SetView,
+    is_cut: bool,
+    tenants: Vec<TenantView>,
+    processes: Vec<ProcessView>,
+    holders: Vec<HolderView>,
+    waiters: Vec<WaiterView>,
+}
+
+#[derive(Serialize)]
+struct TenantView {
+    id: String,
+    name: Option<String>,
+    in_use: u64,
+    waiting: u64,
+    weight: u32,
+    each: Option<u32>,
+    longest_wait_ms: Option<u64>,
+    set: TenantSetView,
+}
+
+#[derive(Serialize)]
+struct ProcessView {
+    node: String,
+    process: Option<String>,
+    is_own: bool,
+    in_use: u64,
+    waiting: u64,
+    limit: Option<u32>,
+    refused: Option<u64>,
+    lost: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct HolderView {
+    id: String,
+    node: String,
+    process: Option<String>,
+    is_own: bool,
+    tenant: Option<String>,
+    cost: u32,
+    held_ms: Option<u64>,
+    lease_left_ms: u64,
+}
+
+#[derive(Serialize)]
+struct WaiterView {
+    id: String,
+    node: String,
+    process: Option<String>,
+    is_own: bool,
+    tenant: Option<String>,
+    cost: u32,
+    waited_ms: Option<u64>,
+    lease_left_ms: u64,
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl From<TenantUse> for TenantView {
+    fn from(one: TenantUse) -> Self {
+        Self {
+            id: one.id.to_string(),
+            name: one.name.map(|name| name.to_string()),
+            in_use: one.in_use,
+            waiting: one.waiting,
+            weight: one.weight,
+            each: one.each,
+            longest_wait_ms: one.longest_wait.map(ms),
+            set: one.set.into(),
+        }
+    }
+}
+
+impl From<ProcessUse> for ProcessView {
+    fn from(one: ProcessUse) -> Self {
+        let ProcessUse { node, process, is_own, in_use, waiting, limit, refused, lost } = one;
+        Self { node, process, is_own, in_use, waiting, limit, refused, lost }
+    }
+}
+
+impl From<Holder> for HolderView {
+    fn from(one: Holder) -> Self {
+        Self {
+            id: one.id.to_string(),
+            node: one.node,
+            process: one.process,
+            is_own: one.is_own,
+            tenant: one.tenant.map(|tenant| tenant.to_string()),
+            cost: one.cost,
+            held_ms: one.held.map(ms),
+            lease_left_ms: ms(one.lease_left),
+        }
+    }
+}
+
+impl From<Waiter> for WaiterView {
+    fn from(one: Waiter) -> Self {
+        Self {
+            id: one.id.to_string(),
+            node: one.node,
+            process: one.process,
+            is_own: one.is_own,
+            tenant: one.tenant.map(|tenant| tenant.to_string()),
+            cost: one.cost,
+            waited_ms: one.waited.map(ms),
+            lease_left_ms: ms(one.lease_left),
+        }
+    }
+}
+
+impl InspectionView {
+    fn new(name: &Name, seen: Inspection) -> Self {
+        Self {
+            name: name.to_string(),
+            in_use: seen.in_use,
+            waiting: seen.waiting,
+            longest_wait_ms: seen.waiters.iter().filter_map(|one| one.waited).max().map(ms),
+            limit: seen.limit,
+            last_limit: seen.last_limit,
+            set: seen.set.into(),
+            is_cut: seen.is_cut,
+            tenants: seen.tenants.into_iter().map(Into::into).collect(),
+            processes: seen.processes.into_iter().map(Into::into).collect(),
+            holders: seen.holders.into_iter().map(Into::into).collect(),
+            waiters: seen.waiters.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+pub(super) async fn list(State(window): State<Window>, listing: Listing) -> Answer<PageView> {
+    let page = window.semaphore.list(listing.from, listing.most).await?;
+    Ok(Json(page.into()))
+}
+
+pub(super) async fn overrides(State(window): State<Window>) -> Answer<OverridesView> {
+    let overrides = window.semaphore.overrides().await?.into_iter();
+    let tenants = window.semaphore.tenant_overrides().await?.into_iter();
+    Ok(Json(OverridesView {
+        overrides: overrides
+            .map(|(name, set)| OverrideView { name: name.to_string(), set: set.into() })
+            .collect(),
+        tenants: tenants
+            .map(|(name, tenant, set)| TenantOverrideView {
+                name: name.to_string(),
+                tenant: tenant.to_string(),
+                set: set.into(),
+            })
+            .collect(),
+    }))
+}
+
+pub(super) async fn inspect(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+) -> Answer<InspectionView> {
+    let seen = window.semaphore.inspect_fleet(name.clone()).await?;
+    Ok(Json(InspectionView::new(&name, seen)))
+}

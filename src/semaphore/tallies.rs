@@ -1,0 +1,84 @@
+//! What operators want to know of each semaphore, and no record that goes with its last request can tell.
+
+use std::fmt;
+use std::sync::Arc;
+
+use quick_cache::unsync::Cache;
+
+use crate::sync::{Mutex, lock};
+
+/// Semaphores that are told apart: those that were counted last.
+const NAMES_MAX: usize = 1024;
+
+/// Counts by name. They outlive the record of a name that nobody uses.
+pub(super) struct Tallies {
+    by_name: Mutex<Cache<Arc<str>, Tally>>,
+}
+
+/// What a process counted of one semaphore.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) refused: u64,
+    pub(super) lost: u64,
+    /// The limit of its last request, once that is over for some seconds.
+    pub(super) limit: Option<u32>,
+}
+
+impl Tallies {
+    pub(super) fn refused(&self, name: &str) {
+        self.change(name, |tally| tally.refused = tally.refused.saturating_add(1));
+    }
+
+    pub(super) fn lost(&self, name: &str) {
+        self.change(name, |tally| tally.lost = tally.lost.saturating_add(1));
+    }
+
+    /// The record of a name goes.
+    pub(super) fn retired(&self, name: &str, limit: u32) {
+        self.change(name, |tally| tally.limit = Some(limit));
+    }
+
+    pub(super) fn of(&self, name: &str) -> Tally {
+        lock(&self.by_name).get(name).copied().unwrap_or_default()
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Tally)) {
+        let mut by_name = lock(&self.by_name);
+        let mut tally = by_name.get(name).copied().unwrap_or_default();
+        change(&mut tally);
+        by_name.insert(name.into(), tally);
+    }
+}
+
+impl Default for Tallies {
+    fn default() -> Self {
+        Self { by_name: Mutex::new(Cache::new(NAMES_MAX)) }
+    }
+}
+
+impl fmt::Debug for Tallies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tallies").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NAMES_MAX, Tallies, Tally};
+
+    #[test]
+    fn names_are_counted_apart_and_bounded() {
+        let tallies = Tallies::default();
+        tallies.refused("a");
+        tallies.refused("a");
+        tallies.lost("b");
+        assert_eq!(tallies.of("a"), Tally { refused: 2, ..Tally::default() });
+        tallies.retired("b", 5);
+        assert_eq!(tallies.of("b"), Tally { refused: 0, lost: 1, limit: Some(5) });
+        assert_eq!(tallies.of("c"), Tally::default());
+        for i in 0..3 * NAMES_MAX {
+            tallies.refused(&i.to_string());
+        }
+        assert!(tallies.by_name.lock().unwrap().len() <= NAMES_MAX);
+    }
+}
