@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use axum::Router;
 use axum::extract::Request;
 use axum::http::header::HOST;
 use axum::http::{StatusCode, Uri};
@@ -12,11 +13,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tower_semaphore::{Semaphore, admin};
 
-/// Serves it until the task is aborted.
-pub(crate) async fn serve(address: SocketAddr, semaphore: Semaphore) -> io::Result<JoinHandle<()>> {
+/// Serves it, and what `status` has, until the task is aborted.
+pub(crate) async fn serve(
+    address: SocketAddr,
+    semaphore: Semaphore,
+    status: Router,
+) -> io::Result<JoinHandle<()>> {
     let listener = TcpListener::bind(address).await?;
     tracing::info!("admin on http://{}", listener.local_addr()?);
-    let mut app = admin::router(semaphore);
+    let mut app = admin::router(semaphore).merge(status);
     if address.ip().is_loopback() {
         app = app.layer(middleware::from_fn(only_by_address));
     } else {
