@@ -293,6 +293,11 @@ impl Failure {
                 tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
                 problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
             }
+            // Its body broke off, or is none.
+            Self::Send(error) if error.is_user() => {
+                tracing::debug!(error = &error as &dyn Error, "a request's body broke");
+                problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
+            }
             Self::Send(error) => {
                 tracing::warn!(error = &error as &dyn Error, "no response");
                 problem(StatusCode::BAD_GATEWAY, "the upstream gave no valid response")

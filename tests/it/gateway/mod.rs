@@ -47,6 +47,7 @@ impl Stage {
         client.send("GET /free HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
         tokio::select! {
             mut server = self.upstream.accept() => {
+                server.head().await;
                 server.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await;
                 client.status().await.0 == 200
             }
