@@ -80,13 +80,13 @@ async fn serve(args: &Args) -> io::Result<()> {
         Some(path) => Some(Arc::new(access_log(path, site.access_log_keys)?)),
         None => None,
     };
-    let status = Status::new(&current)?;
+    let status = if site.is_watched() { Some(Status::new(&current)?) } else { None };
     let mut windows = Vec::new();
-    if let Some(address) = site.status {
+    if let (Some(address), Some(status)) = (site.status, &status) {
         windows.push(status.serve(address).await?);
     }
     #[cfg(feature = "admin")]
-    if let Some(address) = site.admin {
+    if let (Some(address), Some(status)) = (site.admin, &status) {
         windows.push(admin::serve(address, current.semaphore().clone(), status.router()).await?);
     }
     let intake = Arc::new(Intake {
@@ -106,7 +106,9 @@ async fn serve(args: &Args) -> io::Result<()> {
 
     let drain = async {
         stopped.await;
-        status.drain();
+        if let Some(status) = &status {
+            status.drain();
+        }
     };
     tokio::select! {
         () = server::run(listener, &intake, bounds, drain) => {}

@@ -161,6 +161,15 @@ impl Site {
         self.listen.unwrap_or(LISTEN)
     }
 
+    /// Whether somebody may ask how it is.
+    pub(crate) const fn is_watched(&self) -> bool {
+        #[cfg(feature = "admin")]
+        if self.admin.is_some() {
+            return true;
+        }
+        self.status.is_some()
+    }
+
     pub(crate) fn bounds(&self) -> Bounds {
         let of = |said: Option<Bound>, default| said.map_or(Some(default), |bound| bound.0);
         Bounds {

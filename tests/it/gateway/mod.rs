@@ -1,5 +1,6 @@
 //! The example gateway, byte by byte: what it takes, what it passes on, and when it gives up.
 
+mod config;
 mod paths;
 mod peers;
 mod protocols;
