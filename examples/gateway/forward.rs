@@ -142,11 +142,10 @@ impl Forward {
         body: Body,
         upgrade: bool,
     ) -> Result<Response<UpstreamBody>, Failure> {
-        // What has no body and changes nothing can be sent again, if a connection that was kept
-        // turns out to be closed.
-        let again = (head.method.is_idempotent() && body.is_end_stream()).then(|| head.clone());
+        // What has no body can be sent again, if a connection that was kept turns out to be closed.
+        let again = body.is_end_stream().then(|| head.clone());
         let lease = self.pool.lease(false, upgrade).await.map_err(Failure::Connect)?;
-        let is_reused = lease.is_reused();
+        let (is_reused, shared) = (lease.is_reused(), lease.shared());
         let request = self.request(head, body, &lease, upgrade)?;
         let mut failed = match lease.send(&self.pool, request).await {
             Ok(response) => return Ok(response),
@@ -158,11 +157,19 @@ impl Forward {
         let unsent = failed.take_message().map(|request| self.unbuilt(request));
         let (head, body) = match (unsent, again) {
             (Some((head, body)), _) => (head, body),
-            (None, Some(head)) if is_closed(failed.error()) => (head, Body::empty()),
+            (None, Some(head))
+                if is_unprocessed(failed.error())
+                    || head.method.is_idempotent() && is_closed(failed.error()) =>
+            {
+                (head, Body::empty())
+            }
             (None, _) => return Err(Failure::Send(failed.into_error())),
         };
         tracing::debug!("a connection that was kept is closed; the request is sent on a new one");
-        let lease = self.pool.lease(true, upgrade).await.map_err(Failure::Connect)?;
+        if let Some(shared) = &shared {
+            self.pool.retire(shared);
+        }
+        let lease = self.pool.lease(shared.is_none(), upgrade).await.map_err(Failure::Connect)?;
         let request = self.request(head, body, &lease, upgrade)?;
         let response = lease.send(&self.pool, request).await;
         response.map_err(|failed| Failure::Send(failed.into_error()))
@@ -272,6 +279,17 @@ async fn late(progress: &Progress, began: Instant, bounds: &Bounds) -> Failure {
         let look = look.map(|look| Instant::now() + look);
         until(deadline.into_iter().chain(look).min()).await;
     }
+}
+
+/// Whether the upstream says that it did nothing with the request (RFC 9113, 8.7): then any method
+/// may be sent again.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let error = error.source().and_then(|error| error.downcast_ref::<h2::Error>());
+    error.is_some_and(|error| {
+        let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        let closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        error.is_remote() && (refused || closing)
+    })
 }
 
 /// Whether the connection was closed before a response came.

@@ -83,7 +83,8 @@ impl Pool {
             if !fresh && let Some(lease) = self.reuse(upgrade) {
                 return Ok(lease);
             }
-            turn
+            // Meanwhile it may have turned out that connections to this upstream cannot be shared.
+            turn.filter(|_| self.is_shared.load(Ordering::Relaxed))
         } else {
             None
         };
@@ -112,6 +113,12 @@ impl Pool {
         let shared = Shared { sender, streams: Arc::default() };
         lock(&self.shared).push(shared.clone());
         Ok(shared.lease(false))
+    }
+
+    /// Gives no more requests to a shared connection.
+    pub(crate) fn retire(&self, streams: &Weak<()>) {
+        let gone = Weak::as_ptr(streams);
+        lock(&self.shared).retain(|shared| !std::ptr::eq(Arc::as_ptr(&shared.streams), gone));
     }
 
     fn reuse(&self, upgrade: bool) -> Option<Lease> {
@@ -173,6 +180,14 @@ impl Lease {
     pub(crate) const fn is_reused(&self) -> bool {
         match self {
             Self::Http1 { is_reused, .. } | Self::Http2 { is_reused, .. } => *is_reused,
+        }
+    }
+
+    /// Which connection it is, if others may use it, too.
+    pub(crate) fn shared(&self) -> Option<Weak<()>> {
+        match self {
+            Self::Http1 { .. } => None,
+            Self::Http2 { stream, .. } => Some(Arc::downgrade(stream)),
         }
     }
 

@@ -64,7 +64,7 @@ impl Progress {
     }
 }
 
-/// Waits until then; for ever, if there is no such time.
+/// Waits until the deadline; without one, never resolves.
 pub(crate) async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,

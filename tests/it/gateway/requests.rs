@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{Stage, echoing, seen};
 use crate::support::gateway::Gateway;
+use crate::support::wire::{Wire, WireServer};
 
 /// What the upstream saw of a request by HTTP/2, and the status.
 async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
@@ -165,4 +166,59 @@ async fn a_request_on_a_kept_connection_that_was_closed_is_sent_again() {
     assert_eq!(client.status().await.0, 502);
     assert!(stage.upstream.is_left_alone().await);
     tokio::time::timeout(Duration::from_secs(1), stage.is_free()).await.unwrap();
+}
+
+/// One frame of HTTP/2: its kind and its stream.
+async fn frame(wire: &mut Wire) -> (u8, u32) {
+    let head = wire.raw(9).await;
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+    wire.raw(length as usize).await;
+    (head[3], u32::from_be_bytes([head[5], head[6], head[7], head[8]]))
+}
+
+/// Takes a connection of HTTP/2.
+async fn accept_http2(upstream: &WireServer) -> Wire {
+    let mut server = upstream.accept().await;
+    assert_eq!(server.raw(24).await, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    server.send([0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+    server
+}
+
+/// Waits for the head of a request; its stream.
+async fn head_of_http2(server: &mut Wire) -> u32 {
+    loop {
+        if let (1, stream) = frame(server).await {
+            return stream;
+        }
+    }
+}
+
+/// 200, without a body.
+async fn answer_http2(server: &mut Wire, stream: u32) {
+    let [a, b, c, d] = stream.to_be_bytes();
+    server.send([0, 0, 1, 1, 5, a, b, c, d, 0x88]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_the_upstream_did_not_look_at_is_sent_again() {
+    let upstream = WireServer::start().await;
+    let url = upstream.url().replace("http://", "h2c://");
+    let gateway = Gateway::start(&url, &["--limit", "1", "--wait", "0s"]);
+    let mut client = Wire::connect(gateway.url()).await;
+    let request = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
+    client.send(request).await;
+    let mut server = accept_http2(&upstream).await;
+    let stream = head_of_http2(&mut server).await;
+    answer_http2(&mut server, stream).await;
+    assert_eq!(client.status().await.0, 200);
+
+    // As nginx does after some requests: GOAWAY without an error, of which the stream before is the last.
+    client.send(request).await;
+    assert_eq!(head_of_http2(&mut server).await, stream + 2);
+    let [a, b, c, d] = stream.to_be_bytes();
+    server.send([0, 0, 8, 7, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 0]).await;
+    let mut server = accept_http2(&upstream).await;
+    let stream = head_of_http2(&mut server).await;
+    answer_http2(&mut server, stream).await;
+    assert_eq!(client.status().await.0, 200);
 }

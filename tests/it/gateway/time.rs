@@ -1,4 +1,4 @@
-//! Nothing takes for ever: each bound, and that the permit is free after it.
+//! Each bound on time, and that the permit is free after it.
 
 use std::time::{Duration, Instant};
 

@@ -129,8 +129,13 @@ impl Wire {
         (status.unwrap_or_else(|| panic!("{head}")), head)
     }
 
-    /// The next so many bytes.
+    /// The next so many bytes, which are text.
     pub(crate) async fn bytes(&mut self, count: usize) -> String {
+        String::from_utf8(self.raw(count).await).unwrap()
+    }
+
+    /// The next so many bytes.
+    pub(crate) async fn raw(&mut self, count: usize) -> Vec<u8> {
         let all = async {
             while self.read.len() < count {
                 assert_ne!(self.read_some().await, 0, "only {} bytes", self.read.len());
@@ -138,7 +143,7 @@ impl Wire {
         };
         tokio::time::timeout(PATIENCE, all).await.expect("all come in time");
         let rest = self.read.split_off(count);
-        String::from_utf8(std::mem::replace(&mut self.read, rest)).unwrap()
+        std::mem::replace(&mut self.read, rest)
     }
 
     /// All that comes until the other end closes, or breaks, the connection.
