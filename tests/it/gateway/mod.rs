@@ -42,6 +42,22 @@ impl Stage {
         (client, server, head)
     }
 
+    /// Sends requests until one comes by the connection that the gateway keeps; its head. When it has
+    /// that back after a response, cannot be seen from outside.
+    async fn ask_on(&self, server: &mut Wire, client: &mut Wire, request: &str) -> String {
+        for _ in 0..100 {
+            client.send(request).await;
+            let mut other = tokio::select! {
+                head = server.head() => return head,
+                other = self.upstream.accept() => other,
+            };
+            other.head().await;
+            other.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await;
+            assert_eq!(client.status().await.0, 200);
+        }
+        panic!("the connection is not used again");
+    }
+
     /// Whether all permits are free: the next request reaches the upstream.
     async fn is_free(&self) -> bool {
         let mut client = self.client().await;

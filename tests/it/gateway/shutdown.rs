@@ -119,16 +119,12 @@ async fn connections_without_a_request_end_at_once() {
     assert_eq!(client.status().await.0, 200);
     let _silent = stage.client().await;
     // What is in flight ends as it should; then nothing is waited for.
-    let (mut last, mut last_server, _) = {
-        let mut last = stage.client().await;
-        last.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        let head = server.head().await;
-        (last, server, head)
-    };
+    let mut last = stage.client().await;
+    stage.ask_on(&mut server, &mut last, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let began = Instant::now();
     stage.gateway.signal("TERM");
     assert_eq!(client.rest().await, "");
-    last_server.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    server.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     assert_eq!(last.status().await.0, 200);
     assert_eq!(last.bytes(2).await, "ok");
     assert_eq!(stage.gateway.exit().await, Some(0));

@@ -88,7 +88,9 @@ async fn the_access_log_has_a_line_for_each_request() {
     assert_eq!((&entry["rule"], &entry["held_ms"]), (&"gateway".into(), &Value::Null), "{entry}");
 
     tokio::time::sleep(Duration::from_millis(100)).await;
-    server.send("HTTP/1.1 201 Created\r\ncontent-length: 5\r\n\r\nhello").await;
+    server
+        .send("HTTP/1.1 201 Created\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello")
+        .await;
     assert_eq!(client.status().await.0, 201);
     let entry = line(2).await;
     for (field, value) in [
@@ -107,11 +109,7 @@ async fn the_access_log_has_a_line_for_each_request() {
     assert!(entry.get("refused").is_none(), "{entry}");
 
     // A client that leaves has no status.
-    let (client, server, _) = {
-        client.send(request).await;
-        let head = server.head().await;
-        (client, server, head)
-    };
+    let (client, server, _) = stage.ask(request).await;
     drop(client);
     let entry = line(3).await;
     assert_eq!(entry["status"], Value::Null, "{entry}");

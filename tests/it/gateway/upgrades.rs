@@ -51,8 +51,8 @@ async fn an_upgrade_that_is_not_taken_is_a_request_like_any_other() {
     server.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno").await;
     assert_eq!(client.status().await.0, 200);
     assert_eq!(client.bytes(2).await, "no");
-    client.send("GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    assert!(server.head().await.starts_with("get /next"));
+    let next = "GET /next HTTP/1.1\r\nhost: a\r\n\r\n";
+    assert!(stage.ask_on(&mut server, &mut client, next).await.starts_with("get /next"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

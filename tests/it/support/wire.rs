@@ -87,15 +87,15 @@ impl Wire {
         let _ = self.stream.write_all(bytes.as_ref()).await;
     }
 
-    /// Sends until the other end takes no more; how much that was.
+    /// Sends until the other end takes no more, or is gone; how much that was.
     pub(crate) async fn fill(&mut self) -> usize {
         let chunk = vec![b'x'; 64 * 1024];
         let mut sent = 0;
         loop {
             let write = self.stream.write(&chunk);
             match tokio::time::timeout(Duration::from_millis(500), write).await {
-                Ok(written) => sent += written.unwrap(),
-                Err(_) => return sent,
+                Ok(Ok(written)) => sent += written,
+                Ok(Err(_)) | Err(_) => return sent,
             }
         }
     }
