@@ -11,13 +11,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tower_semaphore::{ConfigError, Semaphore, admin};
 
-use super::args;
+use super::{args, site};
 
 /// Where the page is served, and to whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct AdminArgs {
     /// Where to serve the operator's page: a port, on loopback, or ADDR:PORT, which needs --admin-token
-    #[arg(long = "admin", value_name = "[ADDR:]PORT", value_parser = args::admin_address)]
+    #[arg(long = "admin", value_name = "[ADDR:]PORT", value_parser = site::own_address)]
     pub(crate) address: Option<SocketAddr>,
 
     /// The token of the operator's page: 16 characters or more. A browser takes it as the password of any user. In a
@@ -77,17 +77,18 @@ impl AdminArgs {
     }
 }
 
-/// Serves it until the task is aborted, if there is an address. What cannot be used ends this process.
+/// Serves it, and what `status` has, until the task is aborted, if there is an address. What cannot be used ends this process.
 pub(crate) async fn serve(
     settings: &AdminArgs,
     semaphore: Semaphore,
+    status: Router,
 ) -> io::Result<Option<JoinHandle<()>>> {
     let Some(address) = settings.address else { return Ok(None) };
     if !address.ip().is_loopback() && settings.token.is_none() {
         args::refuse(format!("--admin: {address}; allowed: loopback, or with --admin-token"));
     }
     let app = settings.router(address, semaphore);
-    let app = app.unwrap_or_else(|error| args::refuse(format!("--admin: {error}")));
+    let app = app.unwrap_or_else(|error| args::refuse(format!("--admin: {error}"))).merge(status);
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("--admin: {address}: {error}")))?;

@@ -1,25 +1,27 @@
 //! What is in force: the layers in front of the upstream, and how others take their place.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use tower::ServiceExt;
 use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Limit, Name, Semaphore};
 
-use super::args::{Args, Rule, Site};
+use super::access_log::Journey;
+use super::args::{Args, Rule};
 use super::file::{File, FileError};
-use super::proxy::{Proxy, Upstream, problem};
+use super::forward::Forward;
+use super::problem::problem;
+use super::site::{HostSent, Site};
+use super::upstream::Upstream;
 
-const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Keys that are remembered before those that came too long ago are forgotten.
 const KEYS_KEPT: usize = 1024;
 
@@ -32,9 +34,11 @@ pub(crate) struct Current {
 
 struct App {
     router: Router,
-    proxy: Arc<Proxy>,
+    forward: Arc<Forward>,
     upstream: Upstream,
     rules: Vec<(Rule, Arc<Lately>)>,
+    /// The fields of requests that rules read.
+    read: Arc<[HeaderName]>,
 }
 
 impl Current {
@@ -51,16 +55,22 @@ impl Current {
         &self.semaphore
     }
 
-    pub(crate) fn listen(&self) -> SocketAddr {
-        self.site.listen.unwrap_or(LISTEN)
+    /// Where the gateway stands.
+    pub(crate) const fn site(&self) -> &Site {
+        &self.site
     }
 
-    #[cfg(feature = "admin")]
-    pub(crate) const fn admin(&self) -> &super::admin::AdminArgs {
-        &self.site.admin
+    /// Whether requests are refused while permits cannot be had.
+    pub(crate) fn needs_backend(&self) -> bool {
+        self.app().rules.iter().any(|(rule, _)| rule.needs_backend())
     }
 
-    pub(crate) async fn serve(self: Arc<Self>, request: Request) -> Response {
+    /// The fields of requests that rules read.
+    pub(crate) fn fields_read(&self) -> Arc<[HeaderName]> {
+        Arc::clone(&self.app().read)
+    }
+
+    pub(crate) async fn serve(&self, request: Request) -> Response {
         let router = self.app().router.clone();
         router.oneshot(request).await.into_response()
     }
@@ -70,15 +80,7 @@ impl Current {
     pub(crate) async fn reload(&self, args: &Args) -> Result<(), FileError> {
         let said = Said::read(args)?;
         let (old, new) = (&self.site, &said.site);
-        let fixed = [
-            ("listen", old.listen == new.listen),
-            ("redis", old.redis == new.redis),
-            ("after-loss", old.after_loss == new.after_loss),
-            ("tenant-salt-file", old.tenant_salt_file == new.tenant_salt_file),
-            #[cfg(feature = "admin")]
-            ("admin", old.admin == new.admin),
-        ];
-        if let Some((field, _)) = fixed.iter().find(|(_, is_same)| !is_same) {
+        if let Some(field) = old.differs(new) {
             return Err(said.site_error(field, "changed; allowed: with a restart"));
         }
         let before = self.app();
@@ -143,20 +145,24 @@ impl Said {
 
     fn app(&self, semaphore: &Semaphore, before: Option<&App>) -> Result<App, FileError> {
         let Some(upstream) = self.site.upstream.clone() else {
-            return Err(self.site_error("upstream", "not set; allowed: http://host[:port][/base]"));
+            return Err(self.site_error("upstream", format!("not set; {}", Upstream::ALLOWED)));
         };
         // Its connections stay open, if it may.
         let same = before.filter(|before| before.upstream == upstream);
-        let via = self.rules.first().map_or("gateway", |rule| &rule.name);
-        let proxy = same.map_or_else(
-            || Arc::new(Proxy::new(upstream.clone(), via)),
-            |before| Arc::clone(&before.proxy),
-        );
-        let forward = {
-            let proxy = Arc::clone(&proxy);
-            move |request| async move { proxy.forward(request).await }
+        let forward = match same {
+            Some(before) => Arc::clone(&before.forward),
+            None => {
+                let via = self.rules.first().map_or("gateway", |rule| &rule.name);
+                let by_own_name = self.site.host == Some(HostSent::Upstream);
+                let bounds = self.site.bounds();
+                let forward = Forward::new(upstream.clone(), via, by_own_name, bounds);
+                Arc::new(forward.map_err(|what| self.site_error("upstream", what))?)
+            }
         };
-        let mut router = Router::new().fallback(forward);
+        let mut router = Router::new().fallback({
+            let forward = Arc::clone(&forward);
+            move |request| async move { forward.forward(request).await }
+        });
         let mut rules = Vec::new();
         // What is put on last is outermost.
         for (i, rule) in self.rules.iter().enumerate().rev() {
@@ -172,7 +178,8 @@ impl Said {
             }
             rules.push((rule.clone(), lately));
         }
-        Ok(App { router, proxy, upstream, rules })
+        let read = self.rules.iter().flat_map(Rule::fields_read).collect();
+        Ok(App { router, forward, upstream, rules, read })
     }
 
     fn refused(&self, rule: usize, error: &ConfigError) -> FileError {
@@ -197,8 +204,9 @@ fn layer(
 ) -> Result<ConcurrencyLimitLayer, ConfigError> {
     let builder = rule.apply(ConcurrencyLimitLayer::builder(semaphore, &rule.name));
     let (limits, paths, lately) = (rule.clone(), rule.clone(), Arc::clone(lately));
-    let limit = move |key: &Name, _: &Parts| {
+    let limit = move |key: &Name, parts: &Parts| {
         lately.came(key);
+        Journey::note_key(&parts.extensions, key);
         limits.limit_of(key)
     };
     builder.limit_by(limit).skip(move |parts| !paths.is_for(parts.uri.path())).build()

@@ -2,8 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -13,14 +12,13 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use serde::Deserialize;
-use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{Ask, ConfigError, Limit, Name, OnUnavailable, Policy, Semaphore};
+use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy};
 
-use super::file;
-use super::proxy::Upstream;
+use super::site::Site;
+use super::{file, path};
 
 /// A reverse proxy that lets no more than so many requests at a time through to an upstream,
 /// counted together by all gateways that share a Redis.
@@ -39,41 +37,13 @@ pub(crate) struct Args {
     pub(crate) rule: Rule,
 }
 
-/// Where a gateway stands.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Site {
-    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDR", value_parser = address)]
-    pub(crate) listen: Option<SocketAddr>,
-
-    /// Where requests go: http://host[:port][/base]
-    #[arg(long, value_name = "URL")]
-    pub(crate) upstream: Option<Upstream>,
-
-    /// Where permits are counted; in this process, unless given
-    #[arg(long, value_name = "URL")]
-    pub(crate) redis: Option<String>,
-
-    /// What happens after Redis may have lost data: grants go on, or are held back for one lease
-    /// [default: continue]
-    #[arg(long, value_enum, value_name = "WHAT")]
-    pub(crate) after_loss: Option<Loss>,
-
-    /// A file with a secret, the same for all gateways, for --fair-by where clients choose the names
-    /// of tenants. Whitespace around the secret does not count
-    #[arg(long, value_name = "PATH")]
-    pub(crate) tenant_salt_file: Option<PathBuf>,
-
-    #[cfg(feature = "admin")]
-    #[command(flatten)]
-    pub(crate) admin: super::admin::AdminArgs,
-}
-
 /// One limit, and whose requests it is for.
 #[derive(Clone, Debug, clap::Args, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub(crate) struct Rule {
-    /// Requests whose path is this, or goes on with `/` behind it; others pass
+    /// Requests whose path is this, or goes on with `/` behind it; others pass. Paths are compared, and
+    /// passed on, in their normal form: /%63hat, //chat and /x/../chat are /chat. Upper and lower case,
+    /// %2F and what stands behind a `;` stay as they are
     #[arg(long, value_name = "PATH", default_value = "/", value_parser = prefix)]
     #[serde(deserialize_with = "file::prefix")]
     prefix: String,
@@ -144,6 +114,13 @@ pub(crate) struct Rule {
     #[arg(allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::duration")]
     lease: Duration,
+
+    /// How long a permit stays taken after its request was broken off: the client left, or a body failed.
+    /// For an upstream that counts requests itself and notices later; at most half of --lease
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    #[arg(allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::duration")]
+    linger: Duration,
 
     /// How many may wait for one key, in the whole fleet; with --fair-by, of each tenant
     #[arg(long, value_name = "N", default_value_t = Policy::DEFAULT_MAX_QUEUE)]
@@ -219,13 +196,6 @@ enum Unavailable {
     Local,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Loss {
-    Continue,
-    Quarantine,
-}
-
 impl Args {
     /// The command line of this process. One that cannot be used ends it.
     pub(crate) fn read() -> Self {
@@ -257,40 +227,6 @@ struct RuleFlags {
 impl Default for Rule {
     fn default() -> Self {
         RuleFlags::parse_from(None::<&str>).rule
-    }
-}
-
-impl Site {
-    /// What is said here, and the rest as said there.
-    pub(crate) fn or(self, other: Self) -> Self {
-        Self {
-            listen: self.listen.or(other.listen),
-            upstream: self.upstream.or(other.upstream),
-            redis: self.redis.or(other.redis),
-            after_loss: self.after_loss.or(other.after_loss),
-            tenant_salt_file: self.tenant_salt_file.or(other.tenant_salt_file),
-            #[cfg(feature = "admin")]
-            admin: self.admin.or(other.admin),
-        }
-    }
-
-    /// Where permits are counted; else the field that cannot be used, and why.
-    pub(crate) fn semaphore(&self) -> Result<Semaphore, (&'static str, String)> {
-        let semaphore = match &self.redis {
-            None => Semaphore::in_memory(),
-            Some(url) => Semaphore::new(self.backend(url).map_err(|e| ("redis", e.to_string()))?),
-        };
-        let Some(path) = &self.tenant_salt_file else { return Ok(semaphore) };
-        let salt = salt(path).map_err(|what| ("tenant-salt-file", what))?;
-        Ok(semaphore.tenant_salt(salt))
-    }
-
-    fn backend(&self, url: &str) -> Result<RedisBackend, ConfigError> {
-        let after_loss = match self.after_loss {
-            None | Some(Loss::Continue) => AfterLoss::Continue,
-            Some(Loss::Quarantine) => AfterLoss::Quarantine,
-        };
-        RedisBackend::builder(url).after_loss(after_loss).build()
     }
 }
 
@@ -401,6 +337,21 @@ impl Rule {
         ))
     }
 
+    /// The fields of a request that decide whose permits it takes, and how many.
+    pub(crate) fn fields_read(&self) -> impl Iterator<Item = HeaderName> {
+        let key = [Some(&self.key), self.fair_by.as_ref()].into_iter().flatten();
+        let named = key.filter_map(|key| match key {
+            Key::Header(name) => Some(name.clone()),
+            Key::Global | Key::Path | Key::PeerIp => None,
+        });
+        named.chain(self.cost.clone())
+    }
+
+    /// Whether its requests are refused while permits cannot be had.
+    pub(crate) fn needs_backend(&self) -> bool {
+        self.on_unavailable == Unavailable::Reject && !self.shadow
+    }
+
     /// Whether the rule is for requests to this path.
     pub(crate) fn is_for(&self, path: &str) -> bool {
         let rest = path.strip_prefix(self.prefix.trim_end_matches('/'));
@@ -418,6 +369,7 @@ impl Rule {
         self.apply_tenants(builder)
             .wait_timeout(self.wait)
             .lease(self.lease)
+            .linger(self.linger)
             .max_queue(self.max_queue)
             .shadow(self.shadow)
             .hold_until(match self.hold {
@@ -499,28 +451,9 @@ fn cost_of(headers: &HeaderMap, name: &HeaderName) -> Result<u32, String> {
     in_range(text, 1, Ask::MAX_COST).map_err(|_| format!("{text:?}"))
 }
 
-/// The secret in a file.
-fn salt(path: &Path) -> Result<String, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    match text.trim() {
-        "" => Err(format!("{} is empty; allowed: a secret of one byte or more", path.display())),
-        salt => Ok(salt.to_owned()),
-    }
-}
-
 /// Says what is wrong with the command line, and exits with 2.
 pub(crate) fn refuse(what: impl Display) -> ! {
     Args::command().error(ErrorKind::ValueValidation, what).exit()
-}
-
-pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
-    text.parse().map_err(|_| "allowed: an IP address and a port, such as 127.0.0.1:8080")
-}
-
-#[cfg(feature = "admin")]
-pub(crate) fn admin_address(text: &str) -> Result<SocketAddr, &'static str> {
-    let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
-    port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")
 }
 
 pub(crate) fn key(text: &str) -> Result<Key, &'static str> {
@@ -577,7 +510,8 @@ pub(crate) fn prefix(text: &str) -> Result<String, &'static str> {
     if text != "/" && (!text.starts_with('/') || text.ends_with('/')) {
         return Err("allowed: a path, such as /v1/chat, without a / at its end");
     }
-    Ok(text.to_owned())
+    let normal = path::normalize(text).map_err(|_| "allowed: % with two hex digits behind it")?;
+    Ok(normal.into_owned())
 }
 
 fn limit_for(text: &str) -> Result<(Name, Limit), String> {

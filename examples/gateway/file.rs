@@ -12,8 +12,10 @@ use serde::{Deserialize, Deserializer};
 use toml::de::{DeTable, DeValue};
 use tower_semaphore::{ConfigError, Limit, Name};
 
-use super::args::{self, Key, Rule, Site};
-use super::proxy::Upstream;
+use super::args::{self, Key, Rule};
+use super::peer::TrustedProxies;
+use super::site::{self, Bound, HostSent, Loss, Site};
+use super::upstream::Upstream;
 
 /// Where the gateway stands, and a `[[rule]]` for each limit: outermost first.
 #[derive(Deserialize)]
@@ -24,10 +26,26 @@ struct Contents {
     #[serde(default, deserialize_with = "upstream")]
     upstream: Option<Upstream>,
     redis: Option<String>,
-    after_loss: Option<args::Loss>,
+    after_loss: Option<Loss>,
     tenant_salt_file: Option<PathBuf>,
+    host: Option<HostSent>,
+    #[serde(default, deserialize_with = "trusted_proxies")]
+    trusted_proxies: Option<TrustedProxies>,
+    #[serde(default, deserialize_with = "bound")]
+    header_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "bound")]
+    upstream_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "bound")]
+    idle_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "some_duration")]
+    drain: Option<Duration>,
+    #[serde(default, deserialize_with = "own_address")]
+    status: Option<SocketAddr>,
+    access_log: Option<PathBuf>,
+    #[serde(default)]
+    access_log_keys: bool,
     #[cfg(feature = "admin")]
-    #[serde(default, deserialize_with = "admin")]
+    #[serde(default, deserialize_with = "own_address")]
     admin: Option<SocketAddr>,
     #[cfg(feature = "admin")]
     admin_token: Option<String>,
@@ -83,6 +101,15 @@ impl File {
             redis: contents.redis,
             after_loss: contents.after_loss,
             tenant_salt_file: contents.tenant_salt_file,
+            host: contents.host,
+            trusted_proxies: contents.trusted_proxies,
+            header_timeout: contents.header_timeout,
+            upstream_timeout: contents.upstream_timeout,
+            idle_timeout: contents.idle_timeout,
+            drain: contents.drain,
+            status: contents.status,
+            access_log: contents.access_log,
+            access_log_keys: contents.access_log_keys,
             #[cfg(feature = "admin")]
             admin: super::admin::AdminArgs {
                 address: contents.admin,
@@ -181,16 +208,27 @@ fn words(value: &toml::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
 }
 
-pub(crate) fn address<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
-    parsed(d, args::address).map(Some)
+fn address<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
+    parsed(d, site::address).map(Some)
 }
 
-#[cfg(feature = "admin")]
-pub(crate) fn admin<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
-    parsed(d, args::admin_address).map(Some)
+fn own_address<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
+    parsed(d, site::own_address).map(Some)
 }
 
-pub(crate) fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {
+fn trusted_proxies<'de, D: Deserializer<'de>>(d: D) -> Result<Option<TrustedProxies>, D::Error> {
+    parsed(d, str::parse).map(Some)
+}
+
+fn bound<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bound>, D::Error> {
+    parsed(d, site::bound).map(Some)
+}
+
+fn some_duration<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
+    parsed(d, args::duration).map(Some)
+}
+
+fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {
     parsed(d, str::parse).map(Some)
 }
 

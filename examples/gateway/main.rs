@@ -7,7 +7,10 @@
 //!     --redis redis://127.0.0.1/ --key header:x-tenant --limit 5 --limit-for acme=20
 //! ```
 //!
-//! With the feature `admin`, `--admin 9090` serves a page for operators, on loopback.
+//! It takes HTTP/1.1 and HTTP/2 without TLS, and speaks HTTP/1.1, HTTP/2 (`h2c://`) or, with the
+//! feature `tls`, `https://` to the upstream. With the feature `admin`, `--admin 9090` serves a page
+//! for operators, on loopback; with `metrics`, `--status 9091` shows metrics beside probes.
+//! docs/gateway.md tells all of it.
 //!
 //! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
 //! With `--config FILE` there can be several limits, for parts of the paths if need be; the file is
@@ -17,30 +20,48 @@
 
 #![allow(clippy::print_stdout, reason = "says where it listens")]
 
+mod access_log;
 #[cfg(feature = "admin")]
 mod admin;
 mod app;
 mod args;
+mod body;
+mod connect;
+mod connection;
 mod file;
-mod proxy;
+mod forward;
+mod headers;
+mod host;
+mod intake;
+mod path;
+mod peer;
+mod pool;
+mod problem;
+mod progress;
+mod server;
+mod site;
+mod status;
+mod upgrade;
+mod upstream;
 
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request};
-use axum::serve::ListenerExt;
-use axum::{Router, middleware};
 use tokio::net::TcpListener;
+use tracing_subscriber::EnvFilter;
 
+use self::access_log::AccessLog;
 use self::app::Current;
 use self::args::Args;
+use self::intake::Intake;
+use self::status::Status;
 
 fn main() -> ExitCode {
     let args = Args::read();
-    tracing_subscriber::fmt().with_writer(io::stderr).init();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     match serve(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -50,43 +71,64 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main(worker_threads = 2)]
+#[tokio::main]
 async fn serve(args: &Args) -> io::Result<()> {
     let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
-    let listen = current.listen();
+    let site = current.site();
+    let bounds = site.bounds();
+    let log = match &site.access_log {
+        Some(path) => Some(Arc::new(access_log(path, site.access_log_keys)?)),
+        None => None,
+    };
+    let status = if site.is_watched() { Some(Status::new(&current)?) } else { None };
+    let mut windows = Vec::new();
+    if let (Some(address), Some(status)) = (site.status, &status) {
+        windows.push(status.serve(address).await?);
+    }
     #[cfg(feature = "admin")]
-    let window = admin::serve(current.admin(), current.semaphore().clone()).await?;
-    let app = Router::new()
-        .fallback({
-            let current = Arc::clone(&current);
-            move |request| current.serve(request)
-        })
-        .layer(middleware::map_request(with_peer))
-        .into_make_service_with_connect_info::<SocketAddr>();
+    if let Some(status) = &status {
+        let semaphore = current.semaphore().clone();
+        windows.extend(admin::serve(&site.admin, semaphore, status.router()).await?);
+    }
+    let intake = Arc::new(Intake {
+        current: Arc::clone(&current),
+        trusted: site.trusted_proxies.clone().unwrap_or_default(),
+        log: log.clone(),
+    });
 
+    let listen = site.listen();
     let listener = TcpListener::bind(listen)
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("{listen}: {error}")))?;
-    let drain = first_signal()?;
+    let stopped = first_signal()?;
     let reloads = reloads(Arc::clone(&current), args)?;
     println!("listening on http://{}", listener.local_addr()?);
     io::stdout().flush()?;
 
-    let listener = listener.tap_io(|socket| {
-        // Without it, small frames of a stream are kept back. Fails on a dead socket only.
-        let _ = socket.set_nodelay(true);
-    });
+    let drain = async {
+        stopped.await;
+        if let Some(status) = &status {
+            status.drain();
+        }
+    };
     tokio::select! {
-        end = axum::serve(listener, app).with_graceful_shutdown(drain).into_future() => end?,
+        () = server::run(listener, &intake, bounds, drain) => {}
         () = reloads => {}
     }
-    #[cfg(feature = "admin")]
-    if let Some(window) = window {
+    for window in windows {
         window.abort();
         let _ = window.await;
     }
     current.semaphore().shutdown().await;
+    if let Some(log) = log {
+        log.finish();
+    }
     Ok(())
+}
+
+fn access_log(path: &std::path::Path, with_keys: bool) -> io::Result<AccessLog> {
+    AccessLog::open(path, with_keys)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
 /// Reads the file again at each SIGHUP, if there is one. Never ends.
@@ -112,12 +154,6 @@ fn reloads(current: Arc<Current>, args: &Args) -> io::Result<impl Future<Output 
 #[cfg(not(unix))]
 fn reloads(_: Arc<Current>, _: &Args) -> io::Result<impl Future<Output = ()>> {
     Ok(std::future::pending())
-}
-
-/// Puts the client's address where `PeerIpKey` looks for it.
-async fn with_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, mut request: Request) -> Request {
-    request.extensions_mut().insert(peer);
-    request
 }
 
 /// Ready at the first signal to stop; a second one then ends the process.

@@ -218,6 +218,7 @@ mod redis {
 
     use super::*;
     use crate::support::eventually;
+    use crate::support::gateway::{Client, Gateway};
     use crate::support::http::Server;
     use crate::support::redis::TestRedis;
 
@@ -289,43 +290,74 @@ mod redis {
         axum::body::Body::from_stream(frames)
     }
 
-    /// The most that were in flight at the upstream, while 30 clients made 400 calls through two processes and
-    /// two of three left in mid-stream.
-    async fn most_in_flight(linger: Duration) -> usize {
-        let redis = TestRedis::start();
-        let upstream = Arc::new(Upstream { in_flight: 0.into(), most: 0.into(), calls: 0.into() });
+    impl Upstream {
+        fn new() -> Arc<Self> {
+            Arc::new(Self { in_flight: 0.into(), most: 0.into(), calls: 0.into() })
+        }
+
+        fn router(self: &Arc<Self>) -> axum::Router {
+            let upstream = Arc::clone(self);
+            let handler = axum::routing::get(async move || stream(upstream.call()));
+            axum::Router::new().route("/", handler)
+        }
+
+        /// The most that were in flight, while 30 clients made 400 calls through two processes and two of three
+        /// left in mid-stream.
+        async fn most_in_flight(&self, urls: [String; 2]) -> usize {
+            let calls = AtomicUsize::new(0);
+            let client = async |n: usize| {
+                while calls.fetch_add(1, Ordering::SeqCst) < 400 {
+                    let mut response = Client::new().open(&urls[n % 2]).await;
+                    assert_eq!(response.status(), StatusCode::OK);
+                    response.body_mut().frame().await.unwrap().unwrap();
+                    if n.is_multiple_of(3) {
+                        while response.body_mut().frame().await.is_some() {}
+                    }
+                    // Else the connection is closed here.
+                }
+            };
+            futures_util::future::join_all((0..30).map(client)).await;
+            assert_eq!(self.calls.load(Ordering::SeqCst), 400);
+            self.most.load(Ordering::SeqCst)
+        }
+    }
+
+    async fn through_layers(linger: Duration) -> usize {
+        let (redis, upstream) = (TestRedis::start(), Upstream::new());
         let mut servers = Vec::new();
         for semaphore in [redis.semaphore(), redis.semaphore()] {
             let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(10);
             let builder = builder.wait_timeout(Duration::from_secs(20)).linger(linger);
-            let upstream = Arc::clone(&upstream);
-            let handler = axum::routing::get(async move || stream(upstream.call()));
-            let router = axum::Router::new().route("/", handler);
-            servers.push(Server::start(router.layer(builder.build().unwrap())).await);
+            servers.push(Server::start(upstream.router().layer(builder.build().unwrap())).await);
         }
-        let calls = AtomicUsize::new(0);
-        let client = async |client: usize| {
-            while calls.fetch_add(1, Ordering::SeqCst) < 400 {
-                let mut response = servers[client % 2].get("/").await;
-                assert_eq!(response.status(), StatusCode::OK);
-                response.body_mut().frame().await.unwrap().unwrap();
-                if client.is_multiple_of(3) {
-                    while response.body_mut().frame().await.is_some() {}
-                }
-                // Else the connection is closed here.
-            }
+        upstream.most_in_flight([servers[0].url("/"), servers[1].url("/")]).await
+    }
+
+    async fn through_gateways(linger: &str) -> usize {
+        let (redis, upstream) = (TestRedis::start(), Upstream::new());
+        let server = Server::start(upstream.router()).await;
+        let url = redis.url();
+        let gateway = || {
+            let args = ["--redis", &url, "--limit", "10", "--wait", "20s", "--linger", linger];
+            Gateway::start(server.url("").trim_end_matches('/'), &args)
         };
-        futures_util::future::join_all((0..30).map(client)).await;
-        assert_eq!(upstream.calls.load(Ordering::SeqCst), 400);
-        upstream.most.load(Ordering::SeqCst)
+        let gateways = [gateway(), gateway()];
+        let urls = gateways.each_ref().map(|gateway| format!("{}/", gateway.url()));
+        upstream.most_in_flight(urls).await
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_quota_of_somebody_elses_is_not_passed_when_clients_leave() {
-        assert_eq!(most_in_flight(Duration::from_millis(100)).await, 10);
+        assert_eq!(through_layers(Duration::from_millis(100)).await, 10);
         // That is what the linger is for.
-        let most = most_in_flight(Duration::ZERO).await;
-        println!("without a linger: {most} of 10");
+        let most = through_layers(Duration::ZERO).await;
+        assert!(most > 10, "{most}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nor_is_it_through_gateways() {
+        assert_eq!(through_gateways("100ms").await, 10);
+        let most = through_gateways("0s").await;
         assert!(most > 10, "{most}");
     }
 

@@ -45,6 +45,8 @@ mod fleet_sentinel;
 #[cfg(feature = "tls")]
 mod fleet_tls;
 #[cfg(feature = "redis")]
+mod gateway;
+#[cfg(feature = "redis")]
 mod grpc;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod http;

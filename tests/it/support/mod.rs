@@ -36,6 +36,8 @@ pub(crate) mod tenants;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod told;
+#[cfg(feature = "redis")]
+pub(crate) mod wire;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

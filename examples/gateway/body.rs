@@ -1,0 +1,169 @@
+//! Bodies that are watched as they pass.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use axum::BoxError;
+use axum::body::{Body, Bytes};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Instant;
+
+use super::connection::Exchange;
+use super::progress::{Progress, Upload};
+
+/// A request's body, which notes when it moves.
+pub(crate) struct RequestBody<B> {
+    inner: B,
+    progress: Arc<Progress>,
+}
+
+impl<B: HttpBody> RequestBody<B> {
+    pub(crate) fn new(inner: B, progress: Arc<Progress>) -> Self {
+        if inner.is_end_stream() {
+            progress.set_upload(Upload::Ended);
+        }
+        Self { inner, progress }
+    }
+}
+
+impl<B> HttpBody for RequestBody<B>
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let frame = Pin::new(&mut self.inner).poll_frame(cx);
+        let upload = match &frame {
+            Poll::Pending => Upload::Client,
+            Poll::Ready(Some(Ok(_))) if !self.inner.is_end_stream() => Upload::Upstream,
+            Poll::Ready(_) => Upload::Ended,
+        };
+        if frame.is_ready() {
+            self.progress.moved();
+        }
+        self.progress.set_upload(upload);
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// A response's body, which can be cut off while nobody reads it: then the permits that it holds
+/// come free at once.
+pub(crate) struct ResponseBody {
+    shared: Arc<Shared>,
+    exchange: Exchange,
+}
+
+/// What the watch over a connection sees of a response.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    progress: Arc<Progress>,
+}
+
+enum State {
+    Flows { body: Body, reader: Option<Waker> },
+    Cut { told: bool },
+}
+
+impl ResponseBody {
+    pub(crate) fn new(body: Body, exchange: Exchange) -> Self {
+        let progress = Arc::clone(exchange.progress());
+        progress.moved();
+        let state = Mutex::new(State::Flows { body, reader: None });
+        let shared = Arc::new(Shared { state, progress });
+        exchange.responds(&shared);
+        Self { shared, exchange }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When something last passed.
+    pub(crate) fn last(&self) -> Instant {
+        self.progress.last()
+    }
+
+    pub(crate) fn is_of(&self, progress: &Arc<Progress>) -> bool {
+        Arc::ptr_eq(&self.progress, progress)
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        matches!(&*self.lock(), State::Cut { .. })
+    }
+
+    /// Drops the body inside, and has the reader see an error, if it asks again.
+    pub(crate) fn cut(&self) {
+        let mut state = self.lock();
+        if matches!(&*state, State::Cut { .. }) {
+            return;
+        }
+        let flows = std::mem::replace(&mut *state, State::Cut { told: false });
+        // Permits are given back outside of the lock.
+        drop(state);
+        if let State::Flows { reader: Some(reader), .. } = flows {
+            reader.wake();
+        }
+    }
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = match &mut *self.shared.lock() {
+            State::Flows { body, reader } => {
+                let frame = Pin::new(body).poll_frame(cx);
+                if frame.is_pending() {
+                    *reader = Some(cx.waker().clone());
+                }
+                ready!(frame).map(|frame| frame.map_err(Into::into))
+            }
+            State::Cut { told: true } => None,
+            State::Cut { told } => {
+                *told = true;
+                Some(Err("the response stood still for too long".into()))
+            }
+        };
+        self.shared.progress.moved();
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            self.exchange.passed(data.len());
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &*self.shared.lock() {
+            State::Flows { body, .. } => body.is_end_stream(),
+            State::Cut { told } => *told,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &*self.shared.lock() {
+            State::Flows { body, .. } => body.size_hint(),
+            State::Cut { .. } => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Opens connections to the upstream.
+
+use std::time::Duration;
+
+use axum::BoxError;
+use axum::http::Uri;
+use hyper::rt::{Read, Write};
+use hyper_util::client::legacy::connect::HttpConnector;
+use tower::ServiceExt;
+
+use super::upstream::{Protocol, Upstream};
+
+/// After this, an upstream that does not take the connection counts as unreachable.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection may be silent before TCP asks whether the peer is still there.
+pub(crate) const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// A connection, with or without TLS.
+pub(crate) type Io = Box<dyn ReadWrite>;
+
+pub(crate) trait ReadWrite: Read + Write + Send + Unpin {}
+
+impl<T: Read + Write + Send + Unpin> ReadWrite for T {}
+
+/// How to reach one upstream.
+pub(crate) struct Connector {
+    address: Uri,
+    protocol: Protocol,
+    tcp: HttpConnector,
+    #[cfg(feature = "tls")]
+    tls: Option<tls::Connectors>,
+}
+
+/// A connection, and whether HTTP/2 is spoken on it.
+pub(crate) struct Connected {
+    pub(crate) io: Io,
+    pub(crate) is_http2: bool,
+}
+
+impl Connector {
+    /// # Errors
+    ///
+    /// If TLS cannot be set up: there are no certificates to trust.
+    pub(crate) fn new(upstream: &Upstream) -> Result<Self, String> {
+        let address = upstream.address().ok_or(Upstream::ALLOWED)?;
+        let mut tcp = HttpConnector::new();
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(TCP_KEEPALIVE));
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        tcp.enforce_http(false);
+        Ok(Self {
+            address,
+            protocol: upstream.protocol,
+            #[cfg(feature = "tls")]
+            tls: match upstream.protocol {
+                Protocol::Https => Some(tls::Connectors::new(&tcp)?),
+                Protocol::Http | Protocol::H2c => None,
+            },
+            tcp,
+        })
+    }
+
+    /// `http1_only`: for a request that is to be upgraded.
+    pub(crate) async fn connect(&self, http1_only: bool) -> Result<Connected, BoxError> {
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            let connecting = tls.connect(self.address.clone(), http1_only);
+            return tokio::time::timeout(CONNECT_TIMEOUT * 2, connecting).await?;
+        }
+        #[cfg(not(feature = "tls"))]
+        let _ = http1_only;
+        let io = self.tcp.clone().oneshot(self.address.clone()).await?;
+        Ok(Connected { io: Box::new(io), is_http2: self.protocol == Protocol::H2c })
+    }
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::sync::Arc;
+
+    use axum::BoxError;
+    use axum::http::Uri;
+    use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+    use hyper_util::client::legacy::connect::{Connection, HttpConnector};
+    use rustls::{ClientConfig, RootCertStore};
+    use tower::ServiceExt;
+
+    use super::Connected;
+
+    /// With the system's certificates, or those of `SSL_CERT_FILE`.
+    pub(super) struct Connectors {
+        any: HttpsConnector<HttpConnector>,
+        http1: HttpsConnector<HttpConnector>,
+    }
+
+    impl Connectors {
+        pub(super) fn new(tcp: &HttpConnector) -> Result<Self, String> {
+            let found = rustls_native_certs::load_native_certs();
+            let mut roots = RootCertStore::empty();
+            let (usable, _) = roots.add_parsable_certificates(found.certs);
+            if usable == 0 {
+                let why = found.errors.first().map_or(String::new(), |error| format!(": {error}"));
+                return Err(format!("https:// needs certificates to trust; there are none{why}"));
+            }
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let config = ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .map_err(|error| error.to_string())?
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            let builder = || HttpsConnectorBuilder::new().with_tls_config(config.clone());
+            Ok(Self {
+                any: builder().https_only().enable_all_versions().wrap_connector(tcp.clone()),
+                http1: builder().https_only().enable_http1().wrap_connector(tcp.clone()),
+            })
+        }
+
+        pub(super) async fn connect(
+            &self,
+            address: Uri,
+            http1_only: bool,
+        ) -> Result<Connected, BoxError> {
+            let connector = if http1_only { &self.http1 } else { &self.any };
+            let io = connector.clone().oneshot(address).await?;
+            let is_http2 = io.connected().is_negotiated_h2();
+            Ok(Connected { io: Box::new(io), is_http2 })
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What goes on on one connection of a client, and when it has stood still for too long.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, ready};
+
+use axum::http::{Extensions, StatusCode, Version};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use super::access_log::Entry;
+use super::body::Shared;
+use super::progress::{Bounds, Progress, until};
+use super::upgrade::Tunnel;
+
+/// The state of one connection.
+pub(crate) struct Activity {
+    bounds: Bounds,
+    state: Mutex<State>,
+    tunnel: Mutex<Option<Tunnel>>,
+    /// Bytes from one request are one request's: HTTP/1.
+    is_http1: AtomicBool,
+    read: Progress,
+    written: Progress,
+}
+
+struct State {
+    in_flight: usize,
+    /// Since when nothing is in flight.
+    idle: Instant,
+    /// When the first byte of the next head came.
+    head: Option<Instant>,
+    had_request: bool,
+    responses: Vec<Weak<Shared>>,
+}
+
+/// What is to be done at once.
+enum Overdue {
+    /// Nothing until then.
+    No(Option<Instant>),
+    /// These stood still.
+    Responses(Vec<Arc<Shared>>),
+    /// The connection.
+    Connection,
+}
+
+impl Activity {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        let state = State {
+            in_flight: 0,
+            idle: Instant::now(),
+            head: None,
+            had_request: false,
+            responses: Vec::new(),
+        };
+        Self {
+            bounds,
+            state: Mutex::new(state),
+            tunnel: Mutex::default(),
+            is_http1: AtomicBool::new(false),
+            read: Progress::new(),
+            written: Progress::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request came, of which this is the head.
+    pub(crate) fn begin(self: &Arc<Self>, version: Version, entry: Option<Entry>) -> Exchange {
+        self.is_http1.store(version != Version::HTTP_2, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.in_flight += 1;
+        state.head = None;
+        state.had_request = true;
+        drop(state);
+        Exchange { activity: Arc::clone(self), progress: Arc::new(Progress::new()), entry }
+    }
+
+    /// What the connection carries once it is no longer HTTP.
+    pub(crate) fn set_tunnel(&self, tunnel: Tunnel) {
+        *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+    }
+
+    pub(crate) fn take_tunnel(&self) -> Option<Tunnel> {
+        self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// When the socket last carried something, either way.
+    pub(crate) fn last(&self) -> Instant {
+        self.read.last().max(self.written.last())
+    }
+
+    pub(crate) const fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    /// Cuts off what stands still; ready when the connection has to end.
+    ///
+    /// Cancel safe: what it knows stands in the connection's state.
+    pub(crate) async fn watch(&self) {
+        // Whatever begins after a look has at least this long.
+        let shortest = self.bounds.header.into_iter().chain(self.bounds.idle).min();
+        loop {
+            let next = match self.overdue(Instant::now()) {
+                Overdue::Connection => return,
+                Overdue::Responses(responses) => {
+                    tracing::info!("a response stood still for too long");
+                    responses.iter().for_each(|response| response.cut());
+                    continue;
+                }
+                Overdue::No(next) => next,
+            };
+            let look = shortest.map(|shortest| Instant::now() + shortest);
+            until(next.into_iter().chain(look).min()).await;
+        }
+    }
+
+    fn overdue(&self, now: Instant) -> Overdue {
+        let is_http1 = self.is_http1.load(Ordering::Relaxed);
+        let state = self.lock();
+        if state.in_flight == 0 {
+            let starts = state.head.filter(|_| is_http1 || !state.had_request);
+            let deadline = match (starts, state.had_request) {
+                (Some(head), _) => self.bounds.header.map(|bound| head + bound),
+                (None, false) => self.bounds.header.map(|bound| state.idle + bound),
+                (None, true) => self.bounds.idle.map(|bound| state.idle + bound),
+            };
+            return match deadline {
+                Some(deadline) if deadline <= now => Overdue::Connection,
+                deadline => Overdue::No(deadline),
+            };
+        }
+        let Some(bound) = self.bounds.idle else { return Overdue::No(None) };
+        let responses: Vec<_> = state.responses.iter().filter_map(Weak::upgrade).collect();
+        let in_flight = state.in_flight;
+        drop(state);
+        let (cut, flowing): (Vec<_>, Vec<_>) =
+            responses.into_iter().partition(|response| response.is_cut());
+        if cut.len() == in_flight {
+            return Overdue::Connection;
+        }
+        let deadline = |response: &Arc<Shared>| {
+            // What was written is of this response, where there is but one at a time.
+            let written = Some(self.written.last()).filter(|_| is_http1);
+            written.max(Some(response.last())).unwrap_or(now) + bound
+        };
+        let next = flowing.iter().map(deadline).min();
+        if next.is_some_and(|next| next <= now) {
+            let late = flowing.into_iter().filter(|response| deadline(response) <= now);
+            return Overdue::Responses(late.collect());
+        }
+        Overdue::No(next)
+    }
+}
+
+/// A request in flight: from its head to the end of its response. Whatever ends it, dropping this
+/// does the books.
+pub(crate) struct Exchange {
+    activity: Arc<Activity>,
+    progress: Arc<Progress>,
+    entry: Option<Entry>,
+}
+
+impl Exchange {
+    pub(crate) const fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    pub(crate) const fn entry(&self) -> Option<&Entry> {
+        self.entry.as_ref()
+    }
+
+    /// There is a response, which can be cut off.
+    pub(crate) fn responds(&self, response: &Arc<Shared>) {
+        self.activity.lock().responses.push(Arc::downgrade(response));
+    }
+
+    pub(crate) fn answered(&mut self, status: StatusCode, extensions: &Extensions) {
+        if let Some(entry) = &mut self.entry {
+            entry.answered(status, extensions);
+        }
+    }
+
+    /// So many bytes of the response passed.
+    pub(crate) fn passed(&mut self, bytes: usize) {
+        if let Some(entry) = &mut self.entry {
+            entry.passed(bytes);
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        let mut state = self.activity.lock();
+        state.in_flight -= 1;
+        state.idle = Instant::now();
+        let progress = &self.progress;
+        state.responses.retain(|response| {
+            response.upgrade().is_some_and(|response| !response.is_of(progress))
+        });
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A socket that tells its [`Activity`] what passes.
+    pub(crate) struct WatchedIo<I> {
+        #[pin]
+        io: I,
+        activity: Arc<Activity>,
+    }
+}
+
+impl<I> WatchedIo<I> {
+    pub(crate) const fn new(io: I, activity: Arc<Activity>) -> Self {
+        Self { io, activity }
+    }
+}
+
+impl<I: AsyncRead> AsyncRead for WatchedIo<I> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.project();
+        let before = buffer.filled().len();
+        ready!(this.io.poll_read(cx, buffer))?;
+        if buffer.filled().len() > before {
+            this.activity.read.moved();
+            let mut state = this.activity.lock();
+            if state.in_flight == 0 && state.head.is_none() {
+                state.head = Some(Instant::now());
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<I: AsyncWrite> AsyncWrite for WatchedIo<I> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        let written = ready!(this.io.poll_write(cx, bytes));
+        this.activity.written.moved();
+        Poll::Ready(written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        let written = ready!(this.io.poll_write_vectored(cx, slices));
+        this.activity.written.moved();
+        Poll::Ready(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().io.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().io.poll_shutdown(cx)
+    }
+}

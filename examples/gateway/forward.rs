@@ -1,0 +1,327 @@
+//! Passes a request on, and the response back: frame by frame, trailers too.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+
+use axum::BoxError;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use axum::http::request::Parts;
+use axum::http::uri::{Authority, PathAndQuery, Scheme, Uri};
+use axum::http::{Method, StatusCode, Version};
+use axum::response::Response;
+use http_body::Body as _;
+use hyper::upgrade::OnUpgrade;
+use tokio::time::Instant;
+
+use super::access_log::Journey;
+use super::connection::Activity;
+use super::headers;
+use super::peer::Origin;
+use super::pool::{Lease, Pool, UpstreamBody};
+use super::problem::problem;
+use super::progress::{Bounds, Progress, Upload, until};
+use super::upgrade::Tunnel;
+use super::upstream::{Protocol, Upstream};
+
+/// The upstream, and how requests go to it.
+pub(crate) struct Forward {
+    pool: Arc<Pool>,
+    upstream: Upstream,
+    /// What it calls itself in `Via`.
+    name: Box<str>,
+    /// Whether the upstream is asked by its own name, instead of the one that the client used.
+    by_own_name: bool,
+    bounds: Bounds,
+}
+
+/// What is known of a request beside itself: an extension of it.
+#[derive(Clone)]
+pub(crate) struct Arrival {
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) origin: Origin,
+    pub(crate) authority: Option<Authority>,
+    /// `OPTIONS *`.
+    pub(crate) is_asterisk: bool,
+    /// Fields that rules read.
+    pub(crate) read: Arc<[HeaderName]>,
+}
+
+/// A request's head, as it goes on; it may have to be sent twice.
+#[derive(Clone)]
+struct Head {
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    authority: Option<Authority>,
+}
+
+/// Why there is no response.
+enum Failure {
+    Connect(BoxError),
+    Send(hyper::Error),
+    Late(&'static str, StatusCode),
+    BadPath,
+}
+
+impl Forward {
+    /// # Errors
+    ///
+    /// If TLS is needed and cannot be set up.
+    pub(crate) fn new(
+        upstream: Upstream,
+        name: &str,
+        by_own_name: bool,
+        bounds: Bounds,
+    ) -> Result<Self, String> {
+        let pool = Pool::new(&upstream)?;
+        Ok(Self { pool, upstream, name: name.into(), by_own_name, bounds })
+    }
+
+    pub(crate) async fn forward(&self, mut request: Request) -> Response {
+        let Some(arrival) = request.extensions().get::<Arrival>().cloned() else {
+            return problem(StatusCode::INTERNAL_SERVER_ERROR, "the request came by no connection");
+        };
+        Journey::note_forwarded(request.extensions());
+        let protocol = self.upgrade(&request);
+        let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
+        // A request of its own, without the extensions of the one that came: the permit among them
+        // must not live on in a pooled connection.
+        let (parts, body) = request.into_parts();
+        let head = self.head(parts, &arrival, protocol.as_ref());
+
+        let progress = &arrival.progress;
+        let began = Instant::now();
+        let response = tokio::select! {
+            biased;
+            response = self.send(head, body, protocol.is_some()) => response,
+            failure = late(progress, began, &self.bounds) => Err(failure),
+        };
+        match response {
+            Ok(response) => back(response, client, protocol, &arrival),
+            Err(failure) => failure.response(),
+        }
+    }
+
+    /// The protocol that the connection is to change to. Without HTTP/1.1 on both sides there is no
+    /// such thing.
+    fn upgrade(&self, request: &Request) -> Option<HeaderValue> {
+        let can = request.version() == Version::HTTP_11 && self.upstream.protocol != Protocol::H2c;
+        headers::upgrade(request.headers()).filter(|_| can)
+    }
+
+    fn head(&self, parts: Parts, arrival: &Arrival, upgrade: Option<&HeaderValue>) -> Head {
+        let takes_trailers = headers::takes_trailers(&parts.headers);
+        let mut headers = headers::end_to_end(parts.headers, &arrival.read);
+        headers::join_cookies(&mut headers);
+        if takes_trailers {
+            headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        }
+        if let Some(protocol) = upgrade {
+            headers.insert(header::UPGRADE, protocol.clone());
+        }
+        headers::add_via(&mut headers, parts.version, &self.name);
+        let host = arrival.authority.as_ref().map(Authority::as_str);
+        arrival.origin.add_to(&mut headers, host, self.by_own_name);
+        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        let path = match arrival.is_asterisk {
+            true if self.upstream.base.is_empty() => "*".to_owned(),
+            true => self.upstream.base.clone(),
+            false => format!("{}{path}", self.upstream.base),
+        };
+        let authority = arrival.authority.clone().filter(|_| !self.by_own_name);
+        Head { method: parts.method, path, headers, authority }
+    }
+
+    async fn send(
+        &self,
+        head: Head,
+        body: Body,
+        upgrade: bool,
+    ) -> Result<Response<UpstreamBody>, Failure> {
+        // What has no body can be sent again, if a connection that was kept turns out to be closed.
+        let again = body.is_end_stream().then(|| head.clone());
+        let lease = self.pool.lease(false, upgrade).await.map_err(Failure::Connect)?;
+        let (is_reused, shared) = (lease.is_reused(), lease.shared());
+        let request = self.request(head, body, &lease, upgrade)?;
+        let mut failed = match lease.send(&self.pool, request).await {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        if !is_reused {
+            return Err(Failure::Send(failed.into_error()));
+        }
+        let unsent = failed.take_message().map(|request| self.unbuilt(request));
+        let (head, body) = match (unsent, again) {
+            (Some((head, body)), _) => (head, body),
+            (None, Some(head))
+                if is_unprocessed(failed.error())
+                    || head.method.is_idempotent() && is_closed(failed.error()) =>
+            {
+                (head, Body::empty())
+            }
+            (None, _) => return Err(Failure::Send(failed.into_error())),
+        };
+        tracing::debug!("a connection that was kept is closed; the request is sent on a new one");
+        if let Some(shared) = &shared {
+            self.pool.retire(shared);
+        }
+        let lease = self.pool.lease(shared.is_none(), upgrade).await.map_err(Failure::Connect)?;
+        let request = self.request(head, body, &lease, upgrade)?;
+        let response = lease.send(&self.pool, request).await;
+        response.map_err(|failed| Failure::Send(failed.into_error()))
+    }
+
+    /// The request as this connection needs it.
+    fn request(
+        &self,
+        head: Head,
+        body: Body,
+        lease: &Lease,
+        upgrade: bool,
+    ) -> Result<Request, Failure> {
+        let Head { method, path, mut headers, authority } = head;
+        let authority = authority.unwrap_or_else(|| self.upstream.authority.clone());
+        let uri = if lease.is_http2() {
+            headers.remove(header::HOST);
+            let is_tls = self.upstream.protocol == Protocol::Https;
+            let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
+            Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build().ok()
+        } else {
+            if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
+                headers.insert(header::HOST, host);
+            }
+            let options = match (upgrade, headers.contains_key(header::TE)) {
+                (true, true) => Some("upgrade, te"),
+                (true, false) => Some("upgrade"),
+                (false, true) => Some("te"),
+                (false, false) => None,
+            };
+            if let Some(options) = options {
+                headers.insert(header::CONNECTION, HeaderValue::from_static(options));
+            }
+            // Unless told so, hyper takes it that a GET has no body.
+            if !body.is_end_stream() && body.size_hint().exact().is_none() {
+                headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+            path.parse().ok()
+        };
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = uri.ok_or(Failure::BadPath)?;
+        *request.headers_mut() = headers;
+        if lease.is_http2() {
+            *request.version_mut() = Version::HTTP_2;
+        }
+        Ok(request)
+    }
+
+    /// The head of a request that was not sent.
+    fn unbuilt(&self, request: Request) -> (Head, Body) {
+        let (mut parts, body) = request.into_parts();
+        let host = parts.headers.remove(header::HOST);
+        let host = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+        let authority = host.or_else(|| parts.uri.authority().cloned());
+        parts.headers.remove(header::CONNECTION);
+        parts.headers.remove(header::TRANSFER_ENCODING);
+        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str).to_owned();
+        (Head { method: parts.method, path, headers: parts.headers, authority }, body)
+    }
+}
+
+/// The response as the client gets it.
+fn back(
+    mut response: Response<UpstreamBody>,
+    client: Option<OnUpgrade>,
+    protocol: Option<HeaderValue>,
+    arrival: &Arrival,
+) -> Response {
+    let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let upgraded = is_upgrade.then(|| response.headers().get(header::UPGRADE).cloned());
+    let upstream = is_upgrade.then(|| hyper::upgrade::on(&mut response));
+    let (parts, body) = response.into_parts();
+    let mut back = Response::new(Body::new(body));
+    *back.status_mut() = parts.status;
+    *back.headers_mut() = headers::end_to_end(parts.headers, &[]);
+    let Some(upstream) = upstream else { return back };
+    let Some(client) = client else {
+        return problem(StatusCode::BAD_GATEWAY, "the upstream changed the protocol unasked");
+    };
+    arrival.activity.set_tunnel(Tunnel { client, upstream });
+    let headers = back.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    if let Some(protocol) = upgraded.flatten().or(protocol) {
+        headers.insert(header::UPGRADE, protocol);
+    }
+    back
+}
+
+/// Ready when the request has stood still for too long: while it is being sent, by the bound for
+/// bodies; after that, by the one for the response's head.
+async fn late(progress: &Progress, began: Instant, bounds: &Bounds) -> Failure {
+    const CLIENT: Failure =
+        Failure::Late("the request stood still for too long", StatusCode::REQUEST_TIMEOUT);
+    const UPSTREAM: Failure =
+        Failure::Late("the upstream did not answer in time", StatusCode::GATEWAY_TIMEOUT);
+    loop {
+        let upload = progress.upload();
+        let bound = if upload == Upload::Ended { bounds.upstream } else { bounds.idle };
+        let last = progress.last().max(began);
+        let deadline = bound.map(|bound| last + bound);
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return if upload == Upload::Client { CLIENT } else { UPSTREAM };
+        }
+        // Which of the bounds is in force changes unseen.
+        let look = bounds.upstream.into_iter().chain(bounds.idle).min();
+        let look = look.map(|look| Instant::now() + look);
+        until(deadline.into_iter().chain(look).min()).await;
+    }
+}
+
+/// Whether the upstream says that it did nothing with the request (RFC 9113, 8.7): then any method
+/// may be sent again.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let error = error.source().and_then(|error| error.downcast_ref::<h2::Error>());
+    error.is_some_and(|error| {
+        let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        let closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        error.is_remote() && (refused || closing)
+    })
+}
+
+/// Whether the connection was closed before a response came.
+fn is_closed(error: &hyper::Error) -> bool {
+    let broken = |error: &io::Error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+        matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
+    };
+    error.is_incomplete_message()
+        || error.is_canceled()
+        || error.is_closed()
+        || error.source().and_then(|error| error.downcast_ref()).is_some_and(broken)
+}
+
+impl Failure {
+    fn response(self) -> Response {
+        match self {
+            Self::Connect(error) => {
+                tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
+                problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
+            }
+            // Its body broke off, or is none.
+            Self::Send(error) if error.is_user() => {
+                tracing::debug!(error = &error as &dyn Error, "a request's body broke");
+                problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
+            }
+            Self::Send(error) => {
+                tracing::warn!(error = &error as &dyn Error, "no response");
+                problem(StatusCode::BAD_GATEWAY, "the upstream gave no valid response")
+            }
+            Self::Late(what, status) => problem(status, what),
+            Self::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be passed on"),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Which header fields pass, and how they look behind the gateway.
+
+use axum::http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
+use axum::http::{StatusCode, Version};
+
+/// Fields of one hop only, beside those that `Connection` names (RFC 9110, 7.6.1).
+///
+/// `Trailer` is not one of them: without it no trailers may be sent on.
+const HOP_BY_HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Fields that `Connection` may name without effect, beside those that rules read: a client must
+/// not be able to take away what the upstream authenticates it by, or what proxies say of it.
+const END_TO_END: [HeaderName; 13] = [
+    header::AUTHORIZATION,
+    header::PROXY_AUTHORIZATION,
+    header::COOKIE,
+    header::SET_COOKIE,
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::VIA,
+    header::FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    HeaderName::from_static("x-forwarded-host"),
+    HeaderName::from_static("x-forwarded-proto"),
+];
+
+/// The fields without those of one hop only; `read` are those that rules read.
+pub(crate) fn end_to_end(mut headers: HeaderMap, read: &[HeaderName]) -> HeaderMap {
+    let named: Vec<_> = tokens(&headers, &header::CONNECTION)
+        .filter_map(|name| name.parse::<HeaderName>().ok())
+        .filter(|name| !END_TO_END.contains(name) && !read.contains(name))
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// Whether the sender takes trailers.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    tokens(headers, &header::TE).any(|te| te.eq_ignore_ascii_case("trailers"))
+}
+
+/// The protocol that an HTTP/1.1 message wants to change to. HTTP/2 is not one of those that pass:
+/// in a tunnel of it requests would pass that no rule sees.
+pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut options = tokens(headers, &header::CONNECTION);
+    if !options.any(|option| option.eq_ignore_ascii_case("upgrade")) {
+        return None;
+    }
+    let mut protocols = tokens(headers, &header::UPGRADE);
+    let is_http = |protocol: &str| {
+        let protocol = protocol.to_ascii_lowercase();
+        protocol.starts_with("h2") || protocol.starts_with("http/")
+    };
+    if protocols.any(is_http) {
+        return None;
+    }
+    headers.get(header::UPGRADE).cloned()
+}
+
+/// Makes one `Cookie` of several (RFC 9113, 8.2.3).
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    let Entry::Occupied(entry) = headers.entry(header::COOKIE) else { return };
+    if entry.iter().nth(1).is_none() {
+        return;
+    }
+    let crumbs: Vec<_> = entry.iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(cookies) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, cookies);
+    }
+}
+
+/// Says by which version a request came, and to whom.
+pub(crate) fn add_via(headers: &mut HeaderMap, version: Version, name: &str) {
+    let version = match version {
+        Version::HTTP_09 => "0.9",
+        Version::HTTP_10 => "1.0",
+        Version::HTTP_2 => "2.0",
+        Version::HTTP_3 => "3.0",
+        _ => "1.1",
+    };
+    if let Ok(via) = HeaderValue::try_from(format!("{version} {name}")) {
+        headers.append(header::VIA, via);
+    }
+}
+
+/// What is wrong with fields that two servers could read in two ways.
+pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
+    let two = |name| headers.get_all(name).iter().nth(1).is_some();
+    let has = |name| headers.contains_key(name);
+    if two(header::CONTENT_LENGTH) {
+        return Some((StatusCode::BAD_REQUEST, "more than one Content-Length"));
+    }
+    if has(header::CONTENT_LENGTH) && has(header::TRANSFER_ENCODING) {
+        return Some((StatusCode::BAD_REQUEST, "both Content-Length and Transfer-Encoding"));
+    }
+    let mut encodings = tokens(headers, &header::TRANSFER_ENCODING);
+    if !encodings.all(|coding| coding.eq_ignore_ascii_case("chunked"))
+        || tokens(headers, &header::TRANSFER_ENCODING).nth(1).is_some()
+    {
+        let what = "the only Transfer-Encoding that is understood is chunked, once";
+        return Some((StatusCode::NOT_IMPLEMENTED, what));
+    }
+    None
+}
+
+/// The members of a list.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let values = headers.get_all(name).into_iter();
+    let values = values.filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}

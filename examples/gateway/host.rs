@@ -1,0 +1,50 @@
+//! Whom a request is for: `Host` and `:authority` (RFC 9112, 3.2; RFC 9113, 8.3.1).
+
+use axum::http::Version;
+use axum::http::header::{self, HeaderMap};
+use axum::http::uri::{Authority, Uri};
+
+/// The authority of a request; `None` for one of HTTP/1.0 without any.
+///
+/// # Errors
+///
+/// If there is none, more than one, or one that is no authority.
+pub(crate) fn authority(
+    uri: &Uri,
+    headers: &HeaderMap,
+    version: Version,
+) -> Result<Option<Authority>, &'static str> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err("more than one Host");
+    }
+    let host = host.map(|host| checked(host.to_str().ok()?.parse().ok()?));
+    let host = match host {
+        Some(None) => return Err("Host: not a host, or a host and a port"),
+        Some(Some(host)) => Some(host),
+        None => None,
+    };
+    let target = match uri.authority().cloned().map(checked) {
+        Some(None) => return Err("the target's authority is not a host, or a host and a port"),
+        Some(Some(target)) => Some(target),
+        None => None,
+    };
+    match (version, target, host) {
+        (Version::HTTP_2, Some(target), Some(host)) if target != host => {
+            Err("Host and :authority differ")
+        }
+        (Version::HTTP_2, None, None) => Err("neither Host nor :authority"),
+        // In absolute form the target has the last word, but there must be a Host all the same.
+        (Version::HTTP_11, _, None) => Err("no Host"),
+        (_, target, host) => Ok(target.or(host)),
+    }
+}
+
+/// Without user information, and not empty.
+fn checked(authority: Authority) -> Option<Authority> {
+    let text = authority.as_str();
+    let port = text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+    let is_port = port.is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok());
+    (!authority.host().is_empty() && !text.contains('@') && is_port).then_some(authority)
+}

@@ -1,0 +1,110 @@
+//! Looks at each request before any rule does: whom it is for, where to, and who sent it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::http::uri::Authority;
+use axum::http::{Method, Response, StatusCode};
+use hyper::body::Incoming;
+
+use super::access_log::AccessLog;
+use super::app::Current;
+use super::body::{RequestBody, ResponseBody};
+use super::forward::Arrival;
+use super::peer::{Origin, TrustedProxies};
+use super::problem::problem;
+use super::server::{Peer, Serve};
+use super::{headers, host, path};
+
+/// All that a request meets before the rules.
+pub(crate) struct Intake {
+    pub(crate) current: Arc<Current>,
+    pub(crate) trusted: TrustedProxies,
+    pub(crate) log: Option<Arc<AccessLog>>,
+}
+
+/// Why a request does not go on.
+type Refused = (StatusCode, &'static str);
+
+impl Serve for Intake {
+    async fn serve(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        from: Peer,
+    ) -> Response<ResponseBody> {
+        let (mut parts, incoming) = request.into_parts();
+        let target = Target::of(&mut parts);
+        let client = self.trusted.client(from.address.ip(), &parts.headers);
+        let entry = self.log.as_ref().map(|log| log.entry(&parts, client));
+
+        let mut exchange = from.activity.begin(parts.version, entry);
+        let body = Body::new(RequestBody::new(incoming, Arc::clone(exchange.progress())));
+        let response = match target {
+            Err((status, what)) => problem(status, what),
+            Ok(target) => {
+                // What `PeerIpKey` goes by.
+                parts.extensions.insert(SocketAddr::new(client, from.address.port()));
+                parts.extensions.insert(from.connection);
+                if let Some(entry) = exchange.entry() {
+                    parts.extensions.insert(Arc::clone(entry.journey()));
+                }
+                parts.extensions.insert(Arrival {
+                    activity: from.activity,
+                    progress: Arc::clone(exchange.progress()),
+                    origin: Origin::new(from.address.ip(), &self.trusted),
+                    authority: target.authority,
+                    is_asterisk: target.is_asterisk,
+                    read: self.current.fields_read(),
+                });
+                self.current.serve(Request::from_parts(parts, body)).await
+            }
+        };
+        exchange.answered(response.status(), response.extensions());
+        response.map(|body| ResponseBody::new(body, exchange))
+    }
+}
+
+/// What a request asks for.
+struct Target {
+    authority: Option<Authority>,
+    is_asterisk: bool,
+}
+
+impl Target {
+    /// Checks a request, and puts its path into the normal form.
+    fn of(parts: &mut Parts) -> Result<Self, Refused> {
+        const BAD: StatusCode = StatusCode::BAD_REQUEST;
+        if parts.method == Method::CONNECT {
+            return Err((StatusCode::NOT_IMPLEMENTED, "this is not a tunnel"));
+        }
+        if let Some(refused) = headers::ambiguous(&parts.headers) {
+            return Err(refused);
+        }
+        let uri = &parts.uri;
+        match uri.scheme_str() {
+            Some("http" | "https") => {}
+            Some(_) => return Err((BAD, "the target's scheme is neither http nor https")),
+            None if uri.authority().is_some() => return Err((BAD, "the target is not a path")),
+            None => {}
+        }
+        let authority = host::authority(uri, &parts.headers, parts.version);
+        let authority = authority.map_err(|what| (BAD, what))?;
+        // The whole server is asked for: what rules take for the root.
+        let is_asterisk = uri.path() == "*";
+        if is_asterisk && parts.method != Method::OPTIONS {
+            return Err((BAD, "the target * is for OPTIONS alone"));
+        }
+        let from = if is_asterisk { "/" } else { uri.path() };
+        let normal = path::normalize(from);
+        let normal =
+            normal.map_err(|_| (BAD, "a % in the path has no two hex digits behind it"))?;
+        if normal != uri.path() {
+            let uri = path::with_path(uri, &normal);
+            parts.uri = uri.ok_or((BAD, "the path cannot be passed on"))?;
+        }
+        Ok(Self { authority, is_asterisk })
+    }
+}

@@ -1,0 +1,164 @@
+//! Which client a request comes from, and what the upstream is told of it.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use ipnet::IpNet;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// The networks whose proxies are believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TrustedProxies(Vec<IpNet>);
+
+impl FromStr for TrustedProxies {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let network = |part: &str| {
+            let part = part.trim();
+            let address = part.parse().map(|address: IpAddr| IpNet::from(address));
+            address.or_else(|_| part.parse()).map_err(|_| {
+                "allowed: networks and addresses, such as 10.0.0.0/8,192.0.2.7,fd00::/8".to_owned()
+            })
+        };
+        text.split(',').map(network).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl TrustedProxies {
+    fn contain(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|network| network.contains(&address))
+    }
+
+    /// The client's address: the peer's, or if that is a trusted proxy, the last one in
+    /// `X-Forwarded-For` that is not.
+    ///
+    /// An entry that is no address ends the search: what stands before it was written by a stranger.
+    pub(crate) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let mut client = peer.to_canonical();
+        if !self.contain(client) {
+            return client;
+        }
+        let lines: Vec<_> = headers.get_all(X_FORWARDED_FOR).iter().collect();
+        for line in lines.into_iter().rev() {
+            let Ok(line) = line.to_str() else { break };
+            for entry in line.rsplit(',') {
+                let Some(address) = address(entry.trim()) else { return client };
+                client = address;
+                if !self.contain(client) {
+                    return client;
+                }
+            }
+        }
+        client
+    }
+}
+
+/// An address, perhaps with a port.
+fn address(entry: &str) -> Option<IpAddr> {
+    let plain = entry.trim_start_matches('[').trim_end_matches(']');
+    let address = plain.parse().or_else(|_| entry.parse().map(|socket: SocketAddr| socket.ip()));
+    address.ok().map(|address: IpAddr| address.to_canonical())
+}
+
+/// What is known of a request's origin, for the upstream.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) peer: IpAddr,
+    /// Whether the peer is a proxy whose word counts.
+    pub(crate) is_trusted: bool,
+}
+
+impl Origin {
+    pub(crate) fn new(peer: IpAddr, trusted: &TrustedProxies) -> Self {
+        let peer = peer.to_canonical();
+        Self { peer, is_trusted: trusted.contain(peer) }
+    }
+
+    /// Adds this hop to `X-Forwarded-For` and `Forwarded`. `X-Forwarded-Proto` and
+    /// `X-Forwarded-Host` have one value: that of a trusted proxy, or else what was seen here.
+    pub(crate) fn add_to(&self, headers: &mut HeaderMap, host: Option<&str>, hides_host: bool) {
+        append(headers, X_FORWARDED_FOR, &self.peer.to_string());
+
+        let mut hop = match self.peer {
+            IpAddr::V4(address) => format!("for={address}"),
+            IpAddr::V6(address) => format!("for=\"[{address}]\""),
+        };
+        if let Some(host) = host {
+            // A checked authority has no quotes in it.
+            let _ = write!(hop, ";host=\"{host}\"");
+        }
+        hop.push_str(";proto=http");
+        append(headers, header::FORWARDED, &hop);
+
+        let keeps = |name| self.is_trusted && headers.contains_key(name);
+        let (keeps_proto, keeps_host) = (keeps(X_FORWARDED_PROTO), keeps(X_FORWARDED_HOST));
+        if !keeps_proto {
+            headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+        }
+        if !keeps_host {
+            headers.remove(X_FORWARDED_HOST);
+            let host = host.filter(|_| hides_host).and_then(|host| host.parse().ok());
+            if let Some(host) = host {
+                headers.insert(X_FORWARDED_HOST, host);
+            }
+        }
+    }
+}
+
+/// Puts an entry behind those that are there, in one line.
+fn append(headers: &mut HeaderMap, name: HeaderName, entry: &str) {
+    let mut list = Vec::new();
+    for value in headers.get_all(&name) {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(b", ");
+    }
+    list.extend_from_slice(entry.as_bytes());
+    if let Ok(value) = HeaderValue::from_bytes(&list) {
+        headers.insert(name, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use axum::http::HeaderMap;
+
+    use super::{TrustedProxies, X_FORWARDED_FOR};
+
+    fn client(trusted: &str, peer: &str, lines: &[&str]) -> String {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(X_FORWARDED_FOR, line.parse().unwrap());
+        }
+        let peer: IpAddr = peer.parse().unwrap();
+        trusted.parse::<TrustedProxies>().unwrap().client(peer, &headers).to_string()
+    }
+
+    #[test]
+    fn the_client_is_the_last_address_that_is_not_trusted() {
+        let trusted = "10.0.0.0/8, fd00::/8,192.0.2.7";
+        for (peer, lines, expected) in [
+            ("203.0.113.1", &["198.51.100.1"] as &[_], "203.0.113.1"),
+            ("10.0.0.1", &[], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["1.1.1.1, 198.51.100.1, 10.2.3.4"], "198.51.100.1"),
+            ("10.0.0.1", &["1.1.1.1", "198.51.100.1", "192.0.2.7"], "198.51.100.1"),
+            ("10.0.0.1", &["10.9.9.9, 10.8.8.8"], "10.9.9.9"),
+            ("10.0.0.1", &["1.1.1.1, unknown, 10.2.3.4"], "10.2.3.4"),
+            ("10.0.0.1", &["198.51.100.1:4711"], "198.51.100.1"),
+            ("::ffff:10.0.0.1", &["[2001:db8::1]:443"], "2001:db8::1"),
+            ("fd00::1", &["::ffff:198.51.100.1"], "198.51.100.1"),
+        ] {
+            assert_eq!(client(trusted, peer, lines), expected, "{peer} {lines:?}");
+        }
+        assert!("10.0.0.0/33".parse::<TrustedProxies>().is_err());
+        assert!("".parse::<TrustedProxies>().is_err());
+    }
+}

@@ -1,0 +1,161 @@
+//! Takes connections, and sees them end.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::Response;
+use hyper::body::Incoming;
+use hyper::rt::Executor;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tower_semaphore::limit::{Connection, ConnectionIo};
+
+use super::body::ResponseBody;
+use super::connect::TCP_KEEPALIVE;
+use super::connection::{Activity, WatchedIo};
+use super::progress::Bounds;
+
+/// A request's head, at most.
+const HEAD_BYTES: usize = 64 * 1024;
+/// When a client of HTTP/2 is asked whether it is still there.
+const PING: Duration = Duration::from_secs(30);
+
+/// What answers requests.
+pub(crate) trait Serve: Send + Sync + 'static {
+    fn serve(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        from: Peer,
+    ) -> impl Future<Output = Response<ResponseBody>> + Send;
+}
+
+/// The connection that a request came by.
+#[derive(Clone)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) activity: Arc<Activity>,
+    /// Holds permits past the end of HTTP.
+    pub(crate) connection: Connection,
+}
+
+/// Serves until `stop`, and from there on what is in flight, for as long as the bound allows.
+pub(crate) async fn run<S: Serve>(
+    listener: TcpListener,
+    service: &Arc<S>,
+    bounds: Bounds,
+    stop: impl Future<Output = ()>,
+) {
+    let (draining, drains) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            accepted = listener.accept() => match accepted {
+                Ok((socket, peer)) => {
+                    let (service, drains) = (Arc::clone(service), drains.clone());
+                    connections.spawn(connection(socket, peer, service, bounds, drains));
+                }
+                Err(error) => pause_after(&error).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    let _ = draining.send(true);
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(bounds.drain, all).await.is_err() {
+        tracing::warn!("{} connections are cut off: the time to drain is over", connections.len());
+        connections.shutdown().await;
+    }
+}
+
+/// There may be no more file descriptors; a connection that is gone already needs no pause.
+async fn pause_after(error: &io::Error) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        tracing::error!(%error, "cannot take a connection");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn connection<S: Serve>(
+    socket: TcpStream,
+    address: SocketAddr,
+    service: Arc<S>,
+    bounds: Bounds,
+    mut drains: watch::Receiver<bool>,
+) {
+    // Fails on a dead socket only. Without the first, small frames of a stream are kept back.
+    let _ = socket.set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
+    let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
+
+    let activity = Arc::new(Activity::new(bounds));
+    let io = ConnectionIo::new(WatchedIo::new(socket, Arc::clone(&activity)));
+    let peer = Peer { address, activity: Arc::clone(&activity), connection: io.connection() };
+    let serve = service_fn(move |request| {
+        let answer = Arc::clone(&service).serve(request, peer.clone());
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+
+    // Dropped last: what is left of the connection's streams ends with it.
+    let streams = Streams::default();
+    let mut builder = auto::Builder::new(streams.clone());
+    // How long a head may take is seen to here, with the rest.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
+    let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING);
+    builder.http2().max_header_list_size(head_bytes);
+    {
+        let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), serve));
+        let mut is_draining = false;
+        loop {
+            tokio::select! {
+                end = serving.as_mut() => {
+                    if let Err(error) = end {
+                        tracing::debug!(error, "a client's connection broke");
+                    }
+                    break;
+                }
+                _ = drains.changed(), if !is_draining => {
+                    is_draining = true;
+                    serving.as_mut().graceful_shutdown();
+                }
+                () = activity.watch() => {
+                    tracing::debug!("a client's connection stood still for too long");
+                    break;
+                }
+            }
+        }
+    }
+    if let Some(tunnel) = activity.take_tunnel() {
+        tunnel.carry(&activity).await;
+    }
+}
+
+/// Runs the streams of one connection of HTTP/2, until it is dropped.
+#[derive(Clone, Default)]
+struct Streams(Arc<Mutex<JoinSet<()>>>);
+
+impl<F> Executor<F> for Streams
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while streams.try_join_next().is_some() {}
+        streams.spawn(stream);
+    }
+}

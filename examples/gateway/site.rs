@@ -1,0 +1,230 @@
+//! Where a gateway stands: all that is said once, and not for each limit.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Deserialize;
+use tower_semaphore::backend::{AfterLoss, RedisBackend};
+use tower_semaphore::{ConfigError, Semaphore};
+
+use super::args::duration;
+use super::peer::TrustedProxies;
+use super::progress::Bounds;
+use super::upstream::Upstream;
+
+const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Less than the 30 s that Kubernetes leaves a pod, unless told otherwise.
+const DRAIN: Duration = Duration::from_secs(25);
+
+/// Where a gateway stands.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Site {
+    /// Where to listen, for HTTP/1.1 and HTTP/2; port 0 takes a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// Where requests go: http://host[:port][/base], or h2c:// for HTTP/2 without TLS, or https://
+    #[arg(long, value_name = "URL")]
+    pub(crate) upstream: Option<Upstream>,
+
+    /// Where permits are counted; in this process, unless given
+    #[arg(long, value_name = "URL")]
+    pub(crate) redis: Option<String>,
+
+    /// What happens after Redis may have lost data: grants go on, or are held back for one lease
+    /// [default: continue]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) after_loss: Option<Loss>,
+
+    /// A file with a secret, the same for all gateways, for --fair-by where clients choose the names
+    /// of tenants. Whitespace around the secret does not count
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tenant_salt_file: Option<PathBuf>,
+
+    /// The name that the upstream is asked by: the one that the client used, or the upstream's own
+    /// [default: client]
+    #[arg(long, value_enum, value_name = "WHOSE")]
+    pub(crate) host: Option<HostSent>,
+
+    /// Networks of proxies whose X-Forwarded-For is believed, such as 10.0.0.0/8,fd00::/8: for peer-ip
+    /// a request comes from the last address in it that is none of them
+    #[arg(long, value_name = "CIDR,...")]
+    pub(crate) trusted_proxies: Option<TrustedProxies>,
+
+    /// How long the head of a request may take, from its first byte on; and how long a new connection may
+    /// say nothing. TIME, or `none` [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = bound)]
+    pub(crate) header_timeout: Option<Bound>,
+
+    /// How long the upstream may take from the end of a request to the head of its response; then 504.
+    /// TIME, or `none` [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = bound)]
+    pub(crate) upstream_timeout: Option<Bound>,
+
+    /// How long a body, either way, an upgraded connection or one without a request may stand still.
+    /// TIME, or `none` [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = bound)]
+    pub(crate) idle_timeout: Option<Bound>,
+
+    /// How long what is in flight may take to end after SIGTERM; then it is cut off [default: 25s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) drain: Option<Duration>,
+
+    /// Where to serve /-/healthy, /-/ready and /-/metrics: a port, on loopback, or ADDR:PORT. The
+    /// operator's page has them, too
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = own_address)]
+    pub(crate) status: Option<SocketAddr>,
+
+    /// Where to append a line of JSON for each request; `-` is stdout
+    #[arg(long, value_name = "FILE")]
+    pub(crate) access_log: Option<PathBuf>,
+
+    /// Write keys into the access log; they may be secrets
+    #[arg(long)]
+    pub(crate) access_log_keys: bool,
+
+    #[cfg(feature = "admin")]
+    #[command(flatten)]
+    pub(crate) admin: super::admin::AdminArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Loss {
+    Continue,
+    Quarantine,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum HostSent {
+    Client,
+    Upstream,
+}
+
+/// A bound on time; `None`: there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bound(Option<Duration>);
+
+impl Site {
+    /// What is said here, and the rest as said there.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            listen: self.listen.or(other.listen),
+            upstream: self.upstream.or(other.upstream),
+            redis: self.redis.or(other.redis),
+            after_loss: self.after_loss.or(other.after_loss),
+            tenant_salt_file: self.tenant_salt_file.or(other.tenant_salt_file),
+            host: self.host.or(other.host),
+            trusted_proxies: self.trusted_proxies.or(other.trusted_proxies),
+            header_timeout: self.header_timeout.or(other.header_timeout),
+            upstream_timeout: self.upstream_timeout.or(other.upstream_timeout),
+            idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            drain: self.drain.or(other.drain),
+            status: self.status.or(other.status),
+            access_log: self.access_log.or(other.access_log),
+            access_log_keys: self.access_log_keys || other.access_log_keys,
+            #[cfg(feature = "admin")]
+            admin: self.admin.or(other.admin),
+        }
+    }
+
+    /// A field that only a restart can change, and that is another one there.
+    pub(crate) fn differs(&self, other: &Self) -> Option<&'static str> {
+        let fixed = [
+            ("listen", self.listen == other.listen),
+            ("redis", self.redis == other.redis),
+            ("after-loss", self.after_loss == other.after_loss),
+            ("tenant-salt-file", self.tenant_salt_file == other.tenant_salt_file),
+            ("host", self.host == other.host),
+            ("trusted-proxies", self.trusted_proxies == other.trusted_proxies),
+            ("header-timeout", self.header_timeout == other.header_timeout),
+            ("upstream-timeout", self.upstream_timeout == other.upstream_timeout),
+            ("idle-timeout", self.idle_timeout == other.idle_timeout),
+            ("drain", self.drain == other.drain),
+            ("status", self.status == other.status),
+            ("access-log", self.access_log == other.access_log),
+            ("access-log-keys", self.access_log_keys == other.access_log_keys),
+            #[cfg(feature = "admin")]
+            ("admin", self.admin == other.admin),
+        ];
+        fixed.into_iter().find(|(_, is_same)| !is_same).map(|(field, _)| field)
+    }
+
+    pub(crate) fn listen(&self) -> SocketAddr {
+        self.listen.unwrap_or(LISTEN)
+    }
+
+    /// Whether somebody may ask how it is.
+    pub(crate) const fn is_watched(&self) -> bool {
+        #[cfg(feature = "admin")]
+        if self.admin.address.is_some() {
+            return true;
+        }
+        self.status.is_some()
+    }
+
+    pub(crate) fn bounds(&self) -> Bounds {
+        let of = |said: Option<Bound>, default| said.map_or(Some(default), |bound| bound.0);
+        Bounds {
+            header: of(self.header_timeout, HEADER_TIMEOUT),
+            upstream: of(self.upstream_timeout, UPSTREAM_TIMEOUT),
+            idle: of(self.idle_timeout, IDLE_TIMEOUT),
+            drain: self.drain.unwrap_or(DRAIN),
+        }
+    }
+
+    /// Where permits are counted; else the field that cannot be used, and why.
+    pub(crate) fn semaphore(&self) -> Result<Semaphore, (&'static str, String)> {
+        let semaphore = match &self.redis {
+            None => Semaphore::in_memory(),
+            Some(url) => Semaphore::new(self.backend(url).map_err(|e| ("redis", e.to_string()))?),
+        };
+        let Some(path) = &self.tenant_salt_file else { return Ok(semaphore) };
+        let salt = salt(path).map_err(|what| ("tenant-salt-file", what))?;
+        Ok(semaphore.tenant_salt(salt))
+    }
+
+    fn backend(&self, url: &str) -> Result<RedisBackend, ConfigError> {
+        let after_loss = match self.after_loss {
+            None | Some(Loss::Continue) => AfterLoss::Continue,
+            Some(Loss::Quarantine) => AfterLoss::Quarantine,
+        };
+        RedisBackend::builder(url).after_loss(after_loss).build()
+    }
+}
+
+/// The secret in a file.
+fn salt(path: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    match text.trim() {
+        "" => Err(format!("{} is empty; allowed: a secret of one byte or more", path.display())),
+        salt => Ok(salt.to_owned()),
+    }
+}
+
+pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "allowed: an IP address and a port, such as 127.0.0.1:8080")
+}
+
+/// On loopback, where only a port is given.
+pub(crate) fn own_address(text: &str) -> Result<SocketAddr, &'static str> {
+    let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
+    port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")
+}
+
+pub(crate) fn bound(text: &str) -> Result<Bound, String> {
+    match text {
+        "none" => Ok(Bound(None)),
+        _ => match duration(text) {
+            Ok(Duration::ZERO) => Err("allowed: 1ms or more, or none".to_owned()),
+            Ok(bound) => Ok(Bound(Some(bound))),
+            Err(allowed) => Err(format!("{allowed}, or none")),
+        },
+    }
+}

@@ -1,0 +1,127 @@
+//! What probes and Prometheus ask for: `/-/healthy`, `/-/ready` and `/-/metrics`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tower_semaphore::ConnectionState;
+
+use super::app::Current;
+
+/// How long Redis may take to answer before the gateway says that it is not ready.
+const ASKED: Duration = Duration::from_secs(1);
+
+/// What the gateway says of itself.
+#[derive(Clone)]
+pub(crate) struct Status {
+    current: Arc<Current>,
+    is_draining: Arc<AtomicBool>,
+    #[cfg(feature = "metrics")]
+    prometheus: metrics_exporter_prometheus::PrometheusHandle,
+}
+
+impl Status {
+    /// From here on, what the process does is counted.
+    pub(crate) fn new(current: &Arc<Current>) -> io::Result<Self> {
+        Ok(Self {
+            current: Arc::clone(current),
+            is_draining: Arc::default(),
+            #[cfg(feature = "metrics")]
+            prometheus: metrics::recorder().map_err(io::Error::other)?,
+        })
+    }
+
+    /// No new requests are taken from here on.
+    pub(crate) fn drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn router(&self) -> Router {
+        let (ready, metrics) = (self.clone(), self.clone());
+        Router::new()
+            .route("/-/healthy", get(async || "healthy\n"))
+            .route("/-/ready", get(move || async move { ready.ready().await }))
+            .route("/-/metrics", get(move || async move { metrics.metrics() }))
+    }
+
+    /// Serves this alone, until the task is aborted.
+    pub(crate) async fn serve(&self, address: SocketAddr) -> io::Result<JoinHandle<()>> {
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
+        tracing::info!("status on http://{}", listener.local_addr()?);
+        let app = self.router();
+        Ok(tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, app).await {
+                tracing::error!(%error, "the status page is gone");
+            }
+        }))
+    }
+
+    async fn ready(&self) -> (StatusCode, &'static str) {
+        if self.is_draining.load(Ordering::Relaxed) {
+            return (StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+        }
+        if self.current.needs_backend() && !self.backend_answers().await {
+            return (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "permits cannot be had: no answer from Redis\n",
+            );
+        }
+        (StatusCode::OK, "ready\n")
+    }
+
+    async fn backend_answers(&self) -> bool {
+        let semaphore = self.current.semaphore();
+        if matches!(semaphore.health().connection, ConnectionState::Embedded) {
+            return true;
+        }
+        // Asks, because a gateway that had no request yet has no connection either.
+        let asked = semaphore.inspect("gateway-ready");
+        matches!(tokio::time::timeout(ASKED, asked).await, Ok(Ok(_)))
+    }
+
+    #[cfg(feature = "metrics")]
+    fn metrics(&self) -> (StatusCode, String) {
+        (StatusCode::OK, self.prometheus.render())
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    #[allow(clippy::unused_self, reason = "with the feature it is used")]
+    const fn metrics(&self) -> (StatusCode, &'static str) {
+        (StatusCode::NOT_FOUND, "built without the feature metrics\n")
+    }
+}
+
+#[cfg(feature = "metrics")]
+mod metrics {
+    use std::time::Duration;
+
+    use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+    /// A recorder with buckets that suit streams.
+    pub(super) fn recorder() -> Result<PrometheusHandle, BuildError> {
+        let mut exporter = PrometheusBuilder::new().with_recommended_naming(true);
+        for (name, buckets) in tower_semaphore::metrics::BUCKETS {
+            exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
+        }
+        let prometheus = exporter.install_recorder()?;
+        // Puts what was recorded into its buckets, even if nobody asks for them.
+        let upkeep = prometheus.clone();
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(Duration::from_secs(5));
+            loop {
+                ticks.tick().await;
+                upkeep.run_upkeep();
+            }
+        });
+        Ok(prometheus)
+    }
+}

@@ -1,0 +1,223 @@
+//! Requests as the upstream gets them.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use super::{Stage, echoing, seen};
+use crate::support::gateway::Gateway;
+use crate::support::wire::{Wire, WireServer};
+
+/// What the upstream saw of a request by HTTP/2, and the status.
+async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
+    let address = gateway.url().strip_prefix("http://").unwrap();
+    let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let request = request.body(Full::<bytes::Bytes>::default()).unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.into()).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_of_any_method_arrive() {
+    let stage = Stage::start(&[]).await;
+    for method in ["GET", "HEAD", "DELETE", "OPTIONS", "POST", "BREW"] {
+        let head = format!("{method} / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n");
+        let (mut client, mut server, head) = stage.ask(&head).await;
+        assert!(head.contains("\r\ntransfer-encoding: chunked\r\n"), "{head}");
+        client.send("5\r\nhello\r\n0\r\n\r\n").await;
+        assert_eq!(server.bytes(15).await, "5\r\nhello\r\n0\r\n\r\n", "{method}");
+        server.send("HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").await;
+        assert_eq!(client.status().await.0, 204);
+
+        let head = format!("{method} / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello");
+        let (mut client, mut server, head) = stage.ask(&head).await;
+        assert!(head.contains("\r\ncontent-length: 5\r\n"), "{head}");
+        assert_eq!(server.bytes(5).await, "hello", "{method}");
+        server.send("HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").await;
+        assert_eq!(client.status().await.0, 204);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cookies_of_http2_are_one_field_for_http1() {
+    let gateway = echoing(&["--limit", "9"]).await;
+    let request = http::Request::get("http://shop.example/x")
+        .header("cookie", "a=1")
+        .header("cookie", "b=2")
+        .header("cookie", "c=3; d=4");
+    let (status, head) = by_http2(&gateway, request).await;
+    assert_eq!(status, 200);
+    assert!(head.starts_with("get /x http/1.1\r\n"), "{head}");
+    assert!(head.contains("\r\ncookie: a=1; b=2; c=3; d=4\r\n"), "{head}");
+    assert!(head.contains("\r\nhost: shop.example\r\n"), "{head}");
+    assert!(head.contains("\r\nvia: 2.0 gateway\r\n"), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn via_says_by_which_version_a_request_came() {
+    let gateway = echoing(&["--limit", "9"]).await;
+    let (_, head) = seen(&gateway, "GET / HTTP/1.1\r\nhost: a\r\nvia: 1.1 x\r\n\r\n").await;
+    assert!(head.contains("\r\nvia: 1.1 x\r\nvia: 1.1 gateway\r\n"), "{head}");
+    let (_, head) = seen(&gateway, "GET / HTTP/1.0\r\n\r\n").await;
+    assert!(head.contains("\r\nvia: 1.0 gateway\r\n"), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_for_one_host() {
+    let gateway = echoing(&["--limit", "9"]).await;
+    for (request, status, host) in [
+        ("GET / HTTP/1.1\r\nhost: a.example\r\n\r\n", 200, "a.example"),
+        ("GET / HTTP/1.1\r\nhost: [::1]:80\r\n\r\n", 200, "[::1]:80"),
+        // The target has the last word (RFC 9112, 3.2.2).
+        ("GET http://b.example/ HTTP/1.1\r\nhost: a.example\r\n\r\n", 200, "b.example"),
+        ("GET / HTTP/1.1\r\n\r\n", 400, ""),
+        ("GET http://b.example/ HTTP/1.1\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost:\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost: a, b\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost: a/b\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost: user@a\r\n\r\n", 400, ""),
+        ("GET / HTTP/1.1\r\nhost: a:99999\r\n\r\n", 400, ""),
+        ("CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\n\r\n", 501, ""),
+    ] {
+        let (found, head) = seen(&gateway, request).await;
+        assert_eq!(found, status, "{request}");
+        assert!(
+            status != 200 || head.contains(&format!("\r\nhost: {host}\r\n")),
+            "{request}: {head}"
+        );
+    }
+    for (host, status) in [("shop.example", 200), ("other.example", 400)] {
+        let request = http::Request::get("http://shop.example/").header("host", host);
+        assert_eq!(by_http2(&gateway, request).await.0, status, "{host}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connection_cannot_take_away_what_the_limit_goes_by() {
+    let args =
+        ["--key", "header:x-api-key", "--fair-by", "header:x-tenant", "--cost", "header:x-units"];
+    let gateway = echoing(&[&["--limit", "9"], &args[..]].concat()).await;
+    let (status, head) = seen(
+        &gateway,
+        "GET / HTTP/1.1\r\nhost: a\r\nx-api-key: k\r\nx-tenant: t\r\nx-units: 2\r\n\
+         authorization: Bearer b\r\nx-hop: h\r\nkeep-alive: timeout=1\r\ncookie: c=1\r\n\
+         connection: X-Api-Key, x-tenant, x-units, authorization, x-hop\r\n\
+         connection: cookie, host, content-length, x-forwarded-for\r\n\r\n",
+    )
+    .await;
+    assert_eq!(status, 200, "{head}");
+    for line in [
+        "x-api-key: k",
+        "x-tenant: t",
+        "x-units: 2",
+        "authorization: bearer b",
+        "cookie: c=1",
+        "host: a",
+    ] {
+        assert!(head.contains(&format!("\r\n{line}\r\n")), "{line}: {head}");
+    }
+    for name in ["x-hop", "keep-alive", "connection:"] {
+        assert!(!head.contains(name), "{name}: {head}");
+    }
+    let nameless = "GET / HTTP/1.1\r\nhost: a\r\nx-tenant: t\r\nconnection: x-api-key\r\n\r\n";
+    assert_eq!(seen(&gateway, nameless).await.0, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_on_a_kept_connection_that_was_closed_is_sent_again() {
+    let stage = Stage::start(&[]).await;
+    for (method, again) in [("GET", true), ("PUT", true), ("POST", false)] {
+        let request = format!("{method} / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n");
+        let (mut client, mut server, _) = stage.ask(&request).await;
+        server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        assert_eq!(client.status().await.0, 200);
+        // Closed as it comes: the gateway cannot know before it sends.
+        let head = stage.ask_on(&mut server, &mut client, &request).await;
+        assert!(head.starts_with(&method.to_lowercase()), "{head}");
+        drop(server);
+        if again {
+            let mut server = stage.upstream.accept().await;
+            assert!(server.head().await.starts_with(&method.to_lowercase()));
+            server.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await;
+            assert_eq!(client.status().await.0, 200, "{method}");
+        } else {
+            assert_eq!(client.status().await.0, 502, "{method}");
+            assert!(stage.upstream.is_left_alone().await, "{method}");
+        }
+    }
+    // Once: an upstream that closes each connection is not asked without end.
+    let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    let (mut client, mut server, _) = stage.ask(request).await;
+    server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.status().await.0, 200);
+    stage.ask_on(&mut server, &mut client, request).await;
+    drop(server);
+    stage.upstream.accept().await.head().await;
+    assert_eq!(client.status().await.0, 502);
+    assert!(stage.upstream.is_left_alone().await);
+    tokio::time::timeout(Duration::from_secs(1), stage.is_free()).await.unwrap();
+}
+
+/// One frame of HTTP/2: its kind and its stream.
+async fn frame(wire: &mut Wire) -> (u8, u32) {
+    let head = wire.raw(9).await;
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+    wire.raw(length as usize).await;
+    (head[3], u32::from_be_bytes([head[5], head[6], head[7], head[8]]))
+}
+
+/// Takes a connection of HTTP/2.
+async fn accept_http2(upstream: &WireServer) -> Wire {
+    let mut server = upstream.accept().await;
+    assert_eq!(server.raw(24).await, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    server.send([0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+    server
+}
+
+/// Waits for the head of a request; its stream.
+async fn head_of_http2(server: &mut Wire) -> u32 {
+    loop {
+        if let (1, stream) = frame(server).await {
+            return stream;
+        }
+    }
+}
+
+/// 200, without a body.
+async fn answer_http2(server: &mut Wire, stream: u32) {
+    let [a, b, c, d] = stream.to_be_bytes();
+    server.send([0, 0, 1, 1, 5, a, b, c, d, 0x88]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_the_upstream_did_not_look_at_is_sent_again() {
+    let upstream = WireServer::start().await;
+    let url = upstream.url().replace("http://", "h2c://");
+    let gateway = Gateway::start(&url, &["--limit", "1", "--wait", "0s"]);
+    let mut client = Wire::connect(gateway.url()).await;
+    let request = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
+    client.send(request).await;
+    let mut server = accept_http2(&upstream).await;
+    let stream = head_of_http2(&mut server).await;
+    answer_http2(&mut server, stream).await;
+    assert_eq!(client.status().await.0, 200);
+
+    // As nginx does after some requests: GOAWAY without an error, of which the stream before is the last.
+    client.send(request).await;
+    assert_eq!(head_of_http2(&mut server).await, stream + 2);
+    let [a, b, c, d] = stream.to_be_bytes();
+    server.send([0, 0, 8, 7, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 0]).await;
+    let mut server = accept_http2(&upstream).await;
+    let stream = head_of_http2(&mut server).await;
+    answer_http2(&mut server, stream).await;
+    assert_eq!(client.status().await.0, 200);
+}
