@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 
 use super::names::{
     BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS, BACKEND_OPERATION_DURATION,
-    BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_LOST, TENANT_LINES,
+    BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, TENANT_LINES,
 };
 use crate::protocol::call::Op;
 use crate::protocol::ledger::{PlaceStatus, Reply};
@@ -25,7 +25,6 @@ pub(crate) struct BackendMeter {
 }
 
 struct Leases {
-    lost: Counter,
     renewed: Counter,
     gone: Counter,
     failed: Counter,
@@ -67,10 +66,6 @@ impl BackendMeter {
         if !is_embedded {
             self.backend();
         }
-    }
-
-    pub(crate) fn lost(&self, permits: u64) {
-        self.leases().lost.increment(permits);
     }
 
     /// Another number of tenants wait.
@@ -146,10 +141,8 @@ impl Leases {
     fn new() -> Self {
         use metrics::describe_counter;
 
-        describe_counter!(PERMITS_LOST, Unit::Count, "Permits that were lost to their holders");
         describe_counter!(LEASE_RENEWALS, Unit::Count, "Leases that were to be renewed");
         Self {
-            lost: counter!(PERMITS_LOST),
             renewed: counter!(LEASE_RENEWALS, "result" => "renewed"),
             gone: counter!(LEASE_RENEWALS, "result" => "gone"),
             failed: counter!(LEASE_RENEWALS, "result" => "failed"),

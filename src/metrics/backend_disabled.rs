@@ -10,7 +10,6 @@ pub(crate) struct BackendMeter;
 
 impl BackendMeter {
     pub(crate) const fn begin(&self, _: bool) {}
-    pub(crate) const fn lost(&self, _: u64) {}
     pub(crate) const fn lines(&self, _: usize, _: usize) {}
     pub(crate) const fn overtook(&self, _: u64) {}
     pub(crate) const fn replied(&self, _: &Op, _: &Reply) {}

@@ -14,7 +14,7 @@
 //! | [`WAIT_TIMEOUT`] | gauge, s | `policy` | how long a request may wait, as it was set |
 //! | [`TENANT_LINES`] | gauge | – | tenants of which requests of this process wait |
 //! | [`OVERTAKING_GRANTS`] | counter | – | grants that passed an older request of another tenant, of this process |
-//! | [`PERMITS_LOST`] | counter | – | permits whose lease could not be renewed in time |
+//! | [`PERMITS_LOST`] | counter | `policy` | permits whose lease could not be renewed in time |
 //! | [`LEASE_RENEWALS`] | counter | `result` | leases that were renewed: `renewed`, `gone`, `failed` |
 //! | [`BACKEND_OPERATION_DURATION`] | histogram, s | `op`, `error.type` | calls to Redis |
 //! | [`BACKEND_CONNECTIONS`] | gauge | – | open connections to Redis: one, if all is well |

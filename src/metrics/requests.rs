@@ -11,7 +11,8 @@ use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, gauge, histogram}
 use tokio::time::Instant;
 
 use super::names::{
-    ACTIVE_PERMITS, PERMIT_DURATION, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE, WAIT_TIMEOUT,
+    ACTIVE_PERMITS, PERMIT_DURATION, PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE,
+    WAIT_TIMEOUT,
 };
 use super::outcome::Outcome;
 
@@ -36,6 +37,7 @@ struct Series {
     queued: Gauge,
     time_in_queue: Histogram,
     duration: Histogram,
+    lost: Counter,
 }
 
 /// In the order of the enum.
@@ -104,6 +106,11 @@ impl Meter {
         Hold { of: Some((self.clone(), permits, now)) }
     }
 
+    /// A permit was lost to its holder.
+    pub(crate) fn lost(&self) {
+        self.series().lost.increment(1);
+    }
+
     fn series(&self) -> &Series {
         let Lazy { policy, label, wait_timeout, made } = &*self.series;
         made.get_or_init(|| Series::new(policy, label.as_ref(), *wait_timeout))
@@ -130,7 +137,8 @@ impl Series {
             active: gauge!(ACTIVE_PERMITS, labels.clone()),
             queued: gauge!(QUEUED_REQUESTS, labels.clone()),
             time_in_queue: histogram!(TIME_IN_QUEUE, labels.clone()),
-            duration: histogram!(PERMIT_DURATION, labels),
+            duration: histogram!(PERMIT_DURATION, labels.clone()),
+            lost: counter!(PERMITS_LOST, labels),
         }
     }
 }
@@ -141,6 +149,7 @@ fn describe() {
     describe_counter!(REQUESTS, Unit::Count, "Requests, by what became of them");
     describe_gauge!(ACTIVE_PERMITS, Unit::Count, "Permits that this process holds");
     describe_gauge!(QUEUED_REQUESTS, Unit::Count, "Requests of this process that wait");
+    describe_counter!(PERMITS_LOST, Unit::Count, "Permits that were lost to their holders");
     let to_permit = "From a request to its permit, or to its wait timeout";
     describe_histogram!(TIME_IN_QUEUE, Unit::Seconds, to_permit);
     describe_histogram!(PERMIT_DURATION, Unit::Seconds, "For how long permits were held");

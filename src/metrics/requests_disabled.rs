@@ -13,6 +13,7 @@ impl Meter {
     pub(crate) const fn queued(&self) {}
     pub(crate) const fn over(&self, _: Outcome, _: Duration, _: bool) {}
     pub(crate) const fn count(&self, _: Outcome) {}
+    pub(crate) const fn lost(&self) {}
     pub(crate) const fn hold(&self, _: u32, _: Instant) -> Hold {
         Hold(())
     }

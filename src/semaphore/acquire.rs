@@ -74,7 +74,7 @@ impl Acquire {
                         .and_then(|made| {
                             claim = made;
                             let tenant = ask.and_then(Ask::tenant);
-                            let of = PlaceOf { name, tenant, claim };
+                            let of = PlaceOf { name, tenant, claim, meter: attempt.meter() };
                             PlaceHandle::take(node, of, permits, policy, began)
                         });
                     match place {

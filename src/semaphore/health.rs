@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::tallies::Tallies;
 use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
+use crate::metrics::requests::Meter;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -59,8 +60,9 @@ pub(super) struct Counts {
     refused: AtomicU64,
     lost: AtomicU64,
     disconnects: AtomicU64,
-    /// Of the permits that were lost, those that neither a log line nor a metric shows yet.
+    /// Of the permits that were lost, those that neither a log line nor a metric shows yet; and what counts them.
     uncounted: AtomicU64,
+    losers: Mutex<Vec<Meter>>,
     loss_log: Mutex<LossLog>,
     has_unlogged: AtomicBool,
     /// When the last refused call was logged.
@@ -91,8 +93,9 @@ impl Counts {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn lost(&self) {
+    pub(super) fn lost(&self, meter: Option<Meter>) {
         self.lost.fetch_add(1, Ordering::Relaxed);
+        lock(&self.losers).extend(meter);
         self.uncounted.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -110,7 +113,8 @@ impl Counts {
             return None;
         }
         let new = self.uncounted.swap(0, Ordering::Relaxed);
-        self.meter.lost(new);
+        let losers = std::mem::take(&mut *lock(&self.losers));
+        losers.iter().for_each(Meter::lost);
         let now = Instant::now();
         let mut log = lock(&self.loss_log);
         log.unlogged += new;

@@ -41,6 +41,10 @@ impl Attempt {
         Self { meter, span, is_local, wait_timeout, is_queued: false, is_over: false }
     }
 
+    pub(super) const fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
     /// It waits in the queue.
     pub(super) fn queued(&mut self) {
         if !std::mem::replace(&mut self.is_queued, true) {

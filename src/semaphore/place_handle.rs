@@ -9,7 +9,7 @@ use super::node::Node;
 use super::policy::Policy;
 use super::shared_session::{SessionState, SharedSession};
 use crate::error::{AcquireError, BackendError};
-use crate::metrics::requests::Hold;
+use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
 use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
@@ -28,11 +28,21 @@ pub(super) struct PlaceHandle {
 }
 
 /// What a place is taken of, and for which tenant.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct PlaceOf<'a> {
     pub(super) name: &'a str,
     pub(super) tenant: Option<&'a Name>,
     pub(super) claim: Option<Claim>,
+    /// Counts it, should its permit be lost.
+    pub(super) meter: &'a Meter,
+}
+
+impl<'a> PlaceOf<'a> {
+    /// Of no tenant.
+    #[cfg(all(test, shuttle))]
+    pub(super) const fn plain(name: &'a str, meter: &'a Meter) -> Self {
+        Self { name, tenant: None, claim: None, meter }
+    }
 }
 
 impl PlaceHandle {
@@ -43,7 +53,7 @@ impl PlaceHandle {
         policy: &Policy,
         now: Instant,
     ) -> Result<Self, AcquireError> {
-        let PlaceOf { name, tenant, claim } = of;
+        let PlaceOf { name, tenant, claim, .. } = of;
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
         let mut options = AcquireOptions {
@@ -70,7 +80,7 @@ impl PlaceHandle {
                     "this process has {PLACES_MAX} places in one semaphore, as many as it may"
                 ))));
             };
-            state.begin(index);
+            state.begin(index, of.meter.clone());
             if let (Some(claim), Some(tenant)) = (claim, tenant) {
                 let SessionState { tenants, session, .. } = state;
                 same_number = tenants.note(claim.tenant(), tenant, |t| session.has_tenant(t));

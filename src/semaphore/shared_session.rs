@@ -11,6 +11,7 @@ use super::server::Server;
 use super::tenants::TenantNames;
 use super::timers::Timer;
 use crate::error::BackendError;
+use crate::metrics::requests::Meter;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Event, Session, Urgency};
 use crate::protocol::time::Time;
@@ -62,6 +63,8 @@ struct Request {
     listeners: u32,
     /// Why the backend did not answer.
     error: Option<BackendError>,
+    /// What counts it, should its permit be lost.
+    meter: Option<Meter>,
 }
 
 /// Each with the number of the handle or the future that it is of.
@@ -120,12 +123,13 @@ impl SharedSession {
 
 impl SessionState {
     /// A request took the place at `index`.
-    pub(super) fn begin(&mut self, index: usize) {
+    pub(super) fn begin(&mut self, index: usize, meter: Meter) {
         if self.requests.len() <= index {
             self.requests.resize_with(index + 1, Request::default);
         }
         // The outcome of a request that is answered at once is there already.
-        self.requests[index].handles = 1;
+        let request = &mut self.requests[index];
+        (request.handles, request.meter) = (1, Some(meter));
     }
 
     /// There is one handle more on a place. Gives the number by which it waits for a loss; the first
@@ -250,7 +254,7 @@ impl SessionState {
                 Event::Admitted(_) => counts.admitted(),
                 Event::Failed(_) | Event::Refused(_) => counts.refused(),
                 Event::Lost(_) => {
-                    counts.lost();
+                    counts.lost(request.meter.take());
                     counts.tallies.lost(name);
                     woken.0.extend(request.lost_wakers.drain(..).map(|(_, waker)| waker));
                 }

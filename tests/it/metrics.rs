@@ -143,10 +143,10 @@ async fn renewals_are_counted_and_so_are_leases_that_are_lost() {
     let permit = semaphore.acquire("x", &policy).await.unwrap();
     let renewed = format!("{LEASE_RENEWALS}{{result=renewed}}");
     eventually("renewed", async || recorded.get(&renewed) >= 2.0).await;
-    assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{}}")), 0.0);
+    assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{policy=default}}")), 0.0);
     semaphore.shutdown().await;
     assert!(permit.is_lost());
-    assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{}}")), 1.0);
+    assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{policy=default}}")), 1.0);
     assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=default}}")), 1.0);
     // Lost, it is not given back by a release; its holder has let go of it when the last clone is gone.
     permit.clone().release().await.unwrap();
@@ -396,7 +396,8 @@ mod redis {
         drop(semaphore.acquire("z", &short(OnUnavailable::Local(1), "local")).await.unwrap());
         assert_eq!(recorded.get(&requests("local", "local")), 1.0);
         held.lost().await;
-        eventually("counted as lost", async || level(PERMITS_LOST) == 1.0).await;
+        let lost = format!("{PERMITS_LOST}{{policy=refuse}}");
+        eventually("counted as lost", async || recorded.get(&lost) == 1.0).await;
         drop(held);
 
         redis.restart();
