@@ -29,6 +29,8 @@ pin_project! {
     pub struct ResponseBody<B> {
         #[pin]
         inner: Inner<B>,
+        // See `without_empty_size`.
+        hides_empty: bool,
     }
 }
 
@@ -112,20 +114,29 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
             }
             _ => Inner::Passed { body, permit },
         };
-        Self { inner }
+        Self { inner, hides_empty: false }
     }
 }
 
 /// The default body, and no permit: what other layers answer with on their own.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self { inner: Inner::Passed { body: B::default(), permit: HeldPermit::default() } }
+        Self {
+            inner: Inner::Passed { body: B::default(), permit: HeldPermit::default() },
+            hides_empty: false,
+        }
     }
 }
 
 impl<B> ResponseBody<B> {
     pub(super) const fn refused(body: RefusalBody) -> Self {
-        Self { inner: Inner::Refused { body } }
+        Self { inner: Inner::Refused { body }, hides_empty: false }
+    }
+
+    /// The same body, that does not say so if it is empty. In answer to HEAD an upstream sends none, which is not
+    /// the length that its response to GET has; yet a router that asks for it writes `content-length: 0`.
+    pub(super) fn without_empty_size(self) -> Self {
+        Self { hides_empty: true, ..self }
     }
 }
 
@@ -169,14 +180,16 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.inner {
+        let size = match &self.inner {
             Inner::Passed { body, .. } => body.size_hint(),
             Inner::Leased { leased } => match &*leased.lock() {
                 State::Flows { body, .. } | State::Ends { body } => body.size_hint(),
                 State::Lost { .. } => SizeHint::default(),
             },
             Inner::Refused { body } => body.size_hint(),
-        }
+        };
+        let hides = self.hides_empty && size.exact() == Some(0);
+        if hides { SizeHint::default() } else { size }
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
@@ -416,11 +417,11 @@ where
                     let Some(Call { mut service, mut parts, body }) = call.take() else {
                         return Poll::Pending;
                     };
-                    let mut origin = Origin::default();
+                    let is_head = parts.method == Method::HEAD;
+                    let mut origin = Origin { is_head, ..Origin::default() };
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(&parts);
                         origin.connection = parts.extensions.get::<Connection>().cloned();
-                        origin.is_head = parts.method == Method::HEAD;
                         let all = permit.clone().within(parts.extensions.remove::<Permit>());
                         parts.extensions.insert(all);
                     }
@@ -481,6 +482,9 @@ where
                             _ => Cut::Error,
                         });
                     let mut response = response.map(|body| ResponseBody::passed(body, permit, cut));
+                    if is_head && !response.headers().contains_key(CONTENT_LENGTH) {
+                        response = response.map(ResponseBody::without_empty_size);
+                    }
                     if let Some(would) = would {
                         response.extensions_mut().insert(would);
                     }
