@@ -46,6 +46,18 @@ async fn bodies_of_any_method_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_to_head_has_the_length_that_the_upstream_said_and_no_other() {
+    let stage = Stage::start(&[]).await;
+    for (said, expected) in [("", false), ("content-length: 17\r\n", true)] {
+        let (mut client, mut server, _) = stage.ask("HEAD / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        server.send(format!("HTTP/1.1 200 OK\r\n{said}connection: close\r\n\r\n")).await;
+        let head = client.head().await;
+        assert_eq!(head.contains("content-length: 17"), expected, "{head}");
+        assert_eq!(head.contains("content-length"), expected, "{head}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cookies_of_http2_are_one_field_for_http1() {
     let gateway = echoing(&["--limit", "9"]).await;
     let request = http::Request::get("http://shop.example/x")
