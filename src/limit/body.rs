@@ -1,6 +1,7 @@
 //! A response body that holds a permit until it ends.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -171,10 +172,10 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Passed { body, .. } => body.is_end_stream(),
-            Inner::Leased { leased } => match &*leased.lock() {
+            Inner::Leased { leased } => leased.shared.look(|state| match state {
                 State::Flows { body, .. } | State::Ends { body } => body.is_end_stream(),
                 State::Lost { told } => *told,
-            },
+            }),
             Inner::Refused { body } => body.is_end_stream(),
         }
     }
@@ -182,10 +183,10 @@ where
     fn size_hint(&self) -> SizeHint {
         let size = match &self.inner {
             Inner::Passed { body, .. } => body.size_hint(),
-            Inner::Leased { leased } => match &*leased.lock() {
+            Inner::Leased { leased } => leased.shared.look(|state| match state {
                 State::Flows { body, .. } | State::Ends { body } => body.size_hint(),
                 State::Lost { .. } => SizeHint::default(),
-            },
+            }),
             Inner::Refused { body } => body.size_hint(),
         };
         let hides = self.hides_empty && size.exact() == Some(0);
@@ -198,12 +199,12 @@ impl<B: Send + 'static> Leased<B> {
         let flows = State::Flows { body: Box::pin(body), permit, reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
-        let is_lost = match &*shared.lock() {
+        let is_lost = shared.look(|state| match state {
             State::Flows { permit, .. } => {
                 permit.get().is_some_and(|permit| !permit.on_lost(&alarm))
             }
             State::Ends { .. } | State::Lost { .. } => false,
-        };
+        });
         if is_lost {
             alarm.wake();
         }
@@ -308,12 +309,29 @@ impl<B> Shared<B> {
         if !matches!(&*state, State::Flows { .. }) {
             return;
         }
-        let flows = std::mem::replace(&mut *state, State::Lost { told: false });
+        let mut flows = std::mem::replace(&mut *state, State::Lost { told: false });
         drop(state);
         flows.tell();
-        if let State::Flows { reader: Some(reader), .. } = flows {
+        let reader = match &mut flows {
+            State::Flows { reader, .. } => reader.take(),
+            State::Ends { .. } | State::Lost { .. } => None,
+        };
+        // The end of a body is not ours: a panic in it must not end the task that looks after all permits.
+        if catch_unwind(AssertUnwindSafe(|| drop(flows))).is_err() {
+            tracing::error!(target: "tower_semaphore", "a response body panicked as it was dropped");
+        }
+        if let Some(reader) = reader {
             reader.wake();
         }
+    }
+
+    /// A look at the state. A loss that is told meanwhile is left to the one that has the lock.
+    fn look<T>(&self, look: impl FnOnce(&State<B>) -> T) -> T {
+        let seen = look(&self.lock());
+        if self.is_lost.load(Ordering::SeqCst) {
+            self.cut();
+        }
+        seen
     }
 }
 
@@ -336,6 +354,7 @@ impl Passed {
     fn of<B: Body<Data = Bytes>>(frame: &Option<Result<Frame<Bytes>, B::Error>>, body: &B) -> Self {
         match frame {
             Some(Err(_)) => Self::Error,
+            Some(Ok(frame)) if frame.trailers_ref().is_some_and(grpc::is_broken_off) => Self::Error,
             Some(Ok(frame)) if !frame.is_trailers() && !body.is_end_stream() => {
                 Self::Bytes(frame.data_ref().map_or(0, Bytes::len))
             }

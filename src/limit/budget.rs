@@ -11,10 +11,10 @@ const GRAIN: Duration = Duration::from_millis(1);
 
 /// For how long a request may still wait for permits, in all layers that it passes.
 ///
-/// It stands in the request's extensions. Each layer adds what the request has waited in it, and waits no
-/// longer than its own [`wait_timeout`](super::ConcurrencyLimitBuilder::wait_timeout) less what the layers
-/// outside it have used up. So the waits of stacked layers do not add up: all together are no longer than the
-/// longest wait timeout among them.
+/// It stands in the request's extensions. Each layer adds what the request has waited in it. A layer lets it
+/// wait for its own [`wait_timeout`](super::ConcurrencyLimitBuilder::wait_timeout), or for what is left of the
+/// longest one so far, whichever is shorter. So the waits of stacked layers do not add up: all together are no
+/// longer than the longest wait timeout among them.
 ///
 /// A layer or handler further out can set a deadline of its own, past which none of the layers further in
 /// waits. It does not end a wait that has begun, nor the request itself.
@@ -31,6 +31,8 @@ const GRAIN: Duration = Duration::from_millis(1);
 pub struct WaitBudget {
     deadline: Option<Instant>,
     waited: Duration,
+    /// The longest wait timeout of the layers in which it waited.
+    longest: Duration,
 }
 
 impl WaitBudget {
@@ -38,13 +40,13 @@ impl WaitBudget {
     #[must_use]
     pub fn of(budget: Duration) -> Self {
         // Too far away for a clock is no deadline.
-        Self { deadline: Instant::now().checked_add(budget), waited: Duration::ZERO }
+        Self { deadline: Instant::now().checked_add(budget), ..Self::default() }
     }
 
     /// Until this moment.
     #[must_use]
     pub const fn until(deadline: Instant) -> Self {
-        Self { deadline: Some(deadline), waited: Duration::ZERO }
+        Self { deadline: Some(deadline), waited: Duration::ZERO, longest: Duration::ZERO }
     }
 
     /// Past which no layer waits, if there is such a moment.
@@ -61,7 +63,8 @@ impl WaitBudget {
 
     /// What a layer may still wait that would let a request wait for so long.
     pub(super) fn left(&self, wait_timeout: Duration, now: impl Fn() -> Instant) -> Duration {
-        let left = wait_timeout.saturating_sub(self.waited);
+        let budget = wait_timeout.max(self.longest);
+        let left = wait_timeout.min(budget.saturating_sub(self.waited));
         match self.deadline {
             Some(deadline) if !left.is_zero() => {
                 left.min(deadline.saturating_duration_since(now()))
@@ -70,22 +73,23 @@ impl WaitBudget {
         }
     }
 
-    /// A request is passed on that has waited in one layer, and of which the client waits for so long.
-    pub(super) fn pass_on(parts: &mut Parts, waited: Duration, client: Option<Duration>) {
-        let waited = if waited < GRAIN { Duration::ZERO } else { waited };
-        let client = client.and_then(|client| {
-            let left = client.saturating_sub(waited);
-            Instant::now().checked_add(left)
-        });
-        if waited.is_zero() && client.is_none() {
+    /// A client waits no longer than this, from now on.
+    pub(super) fn end_with_client(parts: &mut Parts, timeout: Duration) {
+        let Some(deadline) = Instant::now().checked_add(timeout) else { return };
+        let mut budget = parts.extensions.get::<Self>().copied().unwrap_or_default();
+        budget.deadline = Some(budget.deadline.map_or(deadline, |before| before.min(deadline)));
+        parts.extensions.insert(budget);
+    }
+
+    /// A request is passed on that has waited in a layer with this wait timeout.
+    pub(super) fn pass_on(parts: &mut Parts, waited: Duration, wait_timeout: Duration) {
+        if waited < GRAIN {
             return;
         }
-        let before = parts.extensions.get::<Self>().copied().unwrap_or_default();
-        let deadline = match (before.deadline, client) {
-            (Some(deadline), Some(client)) => Some(deadline.min(client)),
-            (deadline, client) => deadline.or(client),
-        };
-        parts.extensions.insert(Self { deadline, waited: before.waited + waited });
+        let mut budget = parts.extensions.get::<Self>().copied().unwrap_or_default();
+        budget.waited += waited;
+        budget.longest = budget.longest.max(wait_timeout);
+        parts.extensions.insert(budget);
     }
 }
 
@@ -218,10 +222,13 @@ mod tests {
     #[test]
     fn a_layer_waits_for_what_those_outside_it_left() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let budget = WaitBudget { deadline: None, waited: second };
+        let budget = WaitBudget { waited: second, ..WaitBudget::default() };
         assert_eq!(budget.left(3 * second, || now), 2 * second);
         assert_eq!(budget.left(second / 2, || now), Duration::ZERO);
-        let budget = WaitBudget { deadline: Some(now + second), waited: Duration::ZERO };
+        let budget = WaitBudget { longest: 2 * second, ..budget };
+        assert_eq!(budget.left(second / 2, || now), second / 2);
+        assert_eq!(budget.left(5 * second, || now), 4 * second);
+        let budget = WaitBudget::until(now + second);
         assert_eq!(budget.left(3 * second, || now), second);
         assert_eq!(budget.left(second / 2, || now), second / 2);
         assert_eq!(budget.left(second, || now + 2 * second), Duration::ZERO);

@@ -23,8 +23,11 @@ pin_project! {
     /// layer is set to abort, reading and writing fail with [`LeaseLost`], before one more byte
     /// passes.
     ///
-    /// With Axum `limit::serve` (feature `axum`) sees to all of it. Who serves connections otherwise
-    /// puts one around each, and its [`Connection`] into the extensions of each request on it.
+    /// With Axum, `limit::serve` (feature `axum`) does all of it. With another server, wrap each connection in
+    /// one, and insert its [`Connection`] into the extensions of each request on it.
+    ///
+    /// The end of a connection cannot be told from a break, so a permit of a layer with a
+    /// [linger](super::ConcurrencyLimitBuilder::linger) lingers after either.
     ///
     /// Only HTTP/1.1 is upgraded in this way. A WebSocket over HTTP/2 shares its connection with
     /// other requests; its handler has to keep the permit itself.
@@ -61,6 +64,13 @@ struct KeptPermit {
 #[derive(Default)]
 struct Alarm {
     reader: AtomicWaker,
+}
+
+/// The end of a connection cannot be told from a break: its permits linger, if their layers say so.
+impl Drop for KeptPermit {
+    fn drop(&mut self) {
+        self.permit.break_off();
+    }
 }
 
 impl<I> ConnectionIo<I> {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
@@ -107,6 +107,8 @@ struct Origin {
     grpc: Option<Dialect>,
     connection: Option<Connection>,
     is_head: bool,
+    /// It asks for a tunnel over a connection of its own.
+    is_tunnel: bool,
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -114,7 +116,12 @@ where
     S: Service<Request<B>>,
 {
     pub(super) fn new(service: S, request: Request<B>, settings: Arc<Settings>) -> Self {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
+        if let Some(timeout) = &settings.client_timeout
+            && let Some(timeout) = timeout.read(&parts.headers)
+        {
+            WaitBudget::end_with_client(&mut parts, timeout);
+        }
         let wait = settings.begin(&parts);
         let call = Some(Call { service, parts, body });
         Self { state: State::Waiting { wait, call }, settings }
@@ -239,13 +246,10 @@ impl Settings {
 
     /// How long a request may wait, by all that says so.
     fn wait_timeout(&self, key: &Name, parts: &Parts) -> Duration {
-        let mut wait_timeout = match &self.wait_timeout {
+        let wait_timeout = match &self.wait_timeout {
             None => self.policy.wait_timeout,
             Some(by) => by(key, parts).min(Policy::MAX_WAIT_TIMEOUT),
         };
-        if let Some(client) = self.client_timeout.as_ref().and_then(|of| of.read(&parts.headers)) {
-            wait_timeout = wait_timeout.min(client);
-        }
         match parts.extensions.get::<WaitBudget>() {
             Some(budget) => budget.left(wait_timeout, Instant::now),
             None => wait_timeout,
@@ -281,7 +285,7 @@ impl Settings {
 
     /// How the request says that it is gRPC, if that matters.
     fn grpc(&self, parts: &Parts) -> Option<Dialect> {
-        if self.grpc_status { Dialect::of(&parts.headers) } else { None }
+        if self.grpc_status { Dialect::of_request(parts) } else { None }
     }
 
     fn respond<B>(&self, refusal: Refusal, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
@@ -379,6 +383,9 @@ where
                         Verdict::Refuse(refusal) => {
                             let Some(shadow) = &settings.shadow else {
                                 let grpc = settings.grpc(&waiting.parts);
+                                if let Some(outer) = waiting.parts.extensions.get::<Permit>() {
+                                    outer.refused_further_in(true);
+                                }
                                 *call = None;
                                 return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
                             };
@@ -418,17 +425,21 @@ where
                         return Poll::Pending;
                     };
                     let is_head = parts.method == Method::HEAD;
-                    let mut origin = Origin { is_head, ..Origin::default() };
+                    let is_tunnel =
+                        parts.method == Method::CONNECT && parts.version <= Version::HTTP_11;
+                    let mut origin = Origin { is_head, is_tunnel, ..Origin::default() };
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(&parts);
                         origin.connection = parts.extensions.get::<Connection>().cloned();
-                        let all = permit.clone().within(parts.extensions.remove::<Permit>());
+                        let outer = parts.extensions.remove::<Permit>();
+                        if let Some(outer) = &outer {
+                            outer.refused_further_in(false);
+                        }
+                        let all = permit.clone().within(outer);
                         parts.extensions.insert(all);
                     }
                     let waited = permit.as_ref().map_or(Duration::ZERO, Permit::waited);
-                    let client = settings.client_timeout.as_ref();
-                    let client = client.and_then(|timeout| timeout.read(&parts.headers));
-                    WaitBudget::pass_on(&mut parts, waited, client);
+                    WaitBudget::pass_on(&mut parts, waited, settings.policy.wait_timeout);
                     if let Some(would) = &would {
                         parts.extensions.insert(would.clone());
                     }
@@ -454,7 +465,7 @@ where
                     }
                     let response = ready!(response);
                     let permit = std::mem::take(permit);
-                    let Origin { grpc, connection, is_head } = std::mem::take(origin);
+                    let Origin { grpc, connection, is_head, is_tunnel } = std::mem::take(origin);
                     let would = would.take();
                     this.state.set(State::over());
                     let response = match response {
@@ -465,13 +476,23 @@ where
                             return Poll::Ready(Err(error));
                         }
                     };
-                    let mut permit = permit.for_body(&response, is_head);
-                    // One that a layer further in refused: its answer needs no permit.
-                    let refused = response.extensions().get::<Refusal>().is_some();
-                    if refused || settings.hold_until == HoldUntil::ResponseHead {
-                        permit.end();
-                    }
-                    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                    let permit = match response.extensions().get::<Refusal>() {
+                        // A layer further in refused it, or cut it off: its answer needs no permit.
+                        Some(refusal) => {
+                            permit.refused(refusal.reason);
+                            HeldPermit::default()
+                        }
+                        None => {
+                            let mut permit = permit.for_body(&response, is_head);
+                            if settings.hold_until == HoldUntil::ResponseHead {
+                                permit.end();
+                            }
+                            permit
+                        }
+                    };
+                    let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS
+                        || (is_tunnel && response.status().is_success());
+                    if is_upgraded
                         && let (Some(connection), Some(permit)) = (connection, permit.get())
                     {
                         connection.keep(permit.clone(), abort);

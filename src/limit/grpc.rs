@@ -1,7 +1,8 @@
 //! What a gRPC client understands. No gRPC library is needed for it: a refusal is three headers.
 
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version};
 
 use super::refusal::{Refusal, RefusalBody, RefusalReason};
 
@@ -10,6 +11,12 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// When to retry, by the retry design of gRPC (A6).
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const GRPC: &str = "application/grpc";
+const WEB: [&str; 4] = [
+    "application/grpc-web",
+    "application/grpc-web+proto",
+    "application/grpc-web-text",
+    "application/grpc-web-text+proto",
+];
 
 const INVALID_ARGUMENT: u16 = 3;
 const PERMISSION_DENIED: u16 = 7;
@@ -26,6 +33,17 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
+    /// Of a request; `None`: it is not gRPC at all. A request that only says so gets a response of HTTP: one with
+    /// a status of 200 would be taken for a success, and be cached.
+    pub(super) fn of_request(parts: &Parts) -> Option<Self> {
+        let dialect = Self::of(&parts.headers).filter(|_| parts.method == Method::POST)?;
+        let is_spoken = match dialect {
+            Self::Grpc => parts.version == Version::HTTP_2,
+            Self::Web(_) => true,
+        };
+        is_spoken.then_some(dialect)
+    }
+
     /// By the content type; `None`: it is not gRPC at all.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let value = headers.get(CONTENT_TYPE)?;
@@ -36,7 +54,11 @@ impl Dialect {
         }
         match rest.first() {
             None | Some(b'+' | b';' | b' ') => Some(Self::Grpc),
-            Some(b'-') => Some(Self::Web(value.clone())),
+            // The types of gRPC-Web that there are, and no other text of a client's.
+            Some(b'-') => WEB
+                .iter()
+                .find(|web| bytes.eq_ignore_ascii_case(web.as_bytes()))
+                .map(|web| Self::Web(HeaderValue::from_static(web))),
             Some(_) => None,
         }
     }
@@ -50,6 +72,7 @@ impl Dialect {
             Self::Web(content_type) => content_type,
         };
         headers.insert(CONTENT_TYPE, content_type);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(STATUS, code(refusal).into());
         headers.insert(MESSAGE, HeaderValue::from_static(message(refusal)));
         if let Some(after) = refusal.retry_after {
@@ -59,6 +82,13 @@ impl Dialect {
         }
         response
     }
+}
+
+/// Whether the headers or trailers of a response say that its call was given up in the middle: canceled, past its
+/// deadline, or unavailable.
+pub(super) fn is_broken_off(headers: &HeaderMap) -> bool {
+    let status = headers.get(STATUS).map(HeaderValue::as_bytes);
+    matches!(status, Some(b"1" | b"4" | b"14"))
 }
 
 /// What ends a stream whose lease was lost.

@@ -3,6 +3,8 @@
 use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
 
+use super::grpc;
+use super::refusal::RefusalReason;
 use crate::semaphore::Permit;
 
 /// A permit that [lingers](Permit::break_off), if its layer says so and this is dropped before its request has
@@ -25,7 +27,9 @@ impl HeldPermit {
     pub(super) fn for_body<B>(mut self, response: &Response<B>, is_head: bool) -> Self {
         let Some(permit) = self.permit.as_ref().filter(|_| self.lingers) else { return self };
         let status = response.status();
-        if matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT) {
+        let is_timeout =
+            matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
+        if is_timeout || grpc::is_broken_off(response.headers()) {
             // A timeout further in has dropped the call, and not only the wait for it.
             permit.break_off();
         }
@@ -37,6 +41,13 @@ impl HeldPermit {
             length.and_then(|length| length.to_str().ok()?.parse().ok())
         };
         self
+    }
+
+    /// A layer further in answered in place of the service. Where it cut the request off, that had begun.
+    pub(super) fn refused(mut self, reason: RefusalReason) {
+        if reason != RefusalReason::LeaseLost {
+            self.end();
+        }
     }
 
     /// So many bytes of the body have passed.

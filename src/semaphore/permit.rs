@@ -28,10 +28,11 @@ use crate::error::BackendError;
 /// In a request's extensions it stands for the permits of all layers that the request has passed: the
 /// innermost one, with those further out behind it ([`outer`](Self::outer)). It keeps all of them.
 #[derive(Clone)]
+#[must_use = "a permit that is dropped is released"]
 pub struct Permit {
     kind: Kind,
     waited: Duration,
-    outer: Option<Arc<Self>>,
+    outer: Option<Box<Self>>,
 }
 
 #[derive(Clone)]
@@ -53,10 +54,10 @@ impl Permit {
 
     /// This permit with those of the layers outside behind it. One that is not counted takes no real one's place.
     pub(crate) fn within(self, outer: Option<Self>) -> Self {
-        match (&self.kind, outer) {
-            (_, None) => self,
-            (Kind::Uncounted(_), Some(outer)) => outer,
-            (Kind::Counted(_), Some(outer)) => Self { outer: Some(Arc::new(outer)), ..self },
+        let Some(outer) = outer.filter(|outer| outer.place().is_some()) else { return self };
+        match &self.kind {
+            Kind::Uncounted(_) => outer,
+            Kind::Counted(_) => Self { outer: Some(Box::new(outer)), ..self },
         }
     }
 
@@ -154,7 +155,8 @@ impl Permit {
     }
 
     /// Has the permit linger once its last clone is dropped, because what it was for was broken off: it stays
-    /// taken for as long as its [policy](crate::PolicyBuilder::linger) says. Without a linger, nothing changes.
+    /// taken for as long as its [policy](crate::PolicyBuilder::linger) says. Without a linger, nothing changes. The
+    /// same holds for the permits [further out](Self::outer).
     ///
     /// The other side of a connection that was closed may go on with the request until it notices. Where that
     /// counts what is in flight, a permit that is free at once lets in one request too many.
@@ -182,6 +184,11 @@ impl Permit {
     /// ```
     pub fn break_off(&self) {
         self.places().for_each(PlaceHandle::break_off);
+    }
+
+    /// Whether its request was refused by a layer further in, or passed on by it.
+    pub(crate) fn refused_further_in(&self, is_refused: bool) {
+        self.places().for_each(|place| place.refused_further_in(is_refused));
     }
 
     /// The places of this permit and of those further out.

@@ -209,6 +209,11 @@ impl PlaceHandle {
         self.shared.lock().session.handle_break_off(self.index);
     }
 
+    /// Whether its request was refused further in: then it does not linger.
+    pub(super) fn refused_further_in(&self, is_refused: bool) {
+        self.shared.lock().session.handle_refused_further_in(self.index, is_refused);
+    }
+
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
         let mut state = self.shared.lock();
         match state.session.released(self.index) {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
 
 use super::node::Node;
 use super::{driver, watchdog};
@@ -65,10 +65,25 @@ impl Tasks {
     }
 }
 
-/// Starts the tasks of a node, and waits for them. Whichever panics, all end, and are started again with
-/// the next request.
+/// How long after a panic the tasks are started again.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
+
+/// Keeps the tasks of a node running until they end by themselves. Whichever panics, all are ended and started
+/// again: permits in use must not depend on a next request.
 async fn supervise(running: Running) {
-    let node = &running.node;
+    while run(&running.node).await.is_err() {
+        tracing::error!(target: "tower_semaphore", "a background task panicked; all are started again");
+        running.node.servers.abandon();
+        sleep(RESTART_PAUSE).await;
+    }
+}
+
+/// Starts the tasks of a node, and waits for them.
+///
+/// # Errors
+///
+/// As soon as one panics. The others are ended.
+async fn run(node: &Arc<Node>) -> Result<(), JoinError> {
     let mut tasks = JoinSet::new();
     tasks.spawn(watchdog::run(Arc::clone(node)));
     loop {
@@ -81,7 +96,8 @@ async fn supervise(running: Running) {
             biased;
             ended = tasks.join_next() => match ended {
                 Some(Ok(())) => {}
-                Some(Err(_)) | None => return,
+                Some(Err(error)) => return Err(error),
+                None => return Ok(()),
             },
             () = node.servers.came() => {}
         }

@@ -105,7 +105,8 @@ impl Bench {
         assert_eq!((seen.in_use, seen.waiting), (in_use, places - in_use), "{what}");
         drop(holders);
         for waiter in waiters {
-            now(waiter).unwrap_or_else(|error| panic!("{what}: a waiter is not served: {error}"));
+            let _ = now(waiter)
+                .unwrap_or_else(|error| panic!("{what}: a waiter is not served: {error}"));
         }
         assert!(self.backend.is_empty(), "{what}");
         let acquire = || now(self.others.try_acquire(name(), &policy(self.limit)));

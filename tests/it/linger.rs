@@ -30,7 +30,7 @@ async fn in_use(semaphore: &Semaphore) -> u64 {
 async fn until_free(semaphore: &Semaphore) -> Duration {
     let began = Instant::now();
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(30)).build().unwrap();
-    semaphore.acquire(NAME, &policy).await.unwrap();
+    let _ = semaphore.acquire(NAME, &policy).await.unwrap();
     began.elapsed()
 }
 
@@ -232,7 +232,7 @@ mod redis {
         let began = Instant::now();
         drop(permit);
         assert_eq!(in_use(&other).await, 1);
-        other.acquire(NAME, &policy).await.unwrap();
+        let _ = other.acquire(NAME, &policy).await.unwrap();
         let waited = began.elapsed();
         assert!(waited >= LINGER, "{waited:?}");
         eventually("nothing is left", async || redis.keys() == 0).await;
@@ -378,7 +378,7 @@ mod redis {
         let began = Instant::now();
         drop(permit);
         one.shutdown().await;
-        waits.await.unwrap().unwrap();
+        let _ = waits.await.unwrap().unwrap();
         let waited = began.elapsed();
         assert!(waited >= LINGER, "{waited:?}");
     }

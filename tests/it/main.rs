@@ -76,6 +76,7 @@ mod redis_shapes;
 mod refusals;
 #[cfg(feature = "redis")]
 mod secrets;
+mod sequences;
 #[cfg(feature = "redis")]
 mod shadow;
 #[cfg(feature = "redis")]

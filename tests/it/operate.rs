@@ -184,7 +184,7 @@ async fn fewer_permits_take_none_away(node: &dyn Fn() -> Semaphore) {
         assert_eq!((seen.in_use, seen.waiting), (left, 1), "still too many, or just as many");
     }
     permits.pop().unwrap().release().await.unwrap();
-    next.await.unwrap().unwrap();
+    let _ = next.await.unwrap().unwrap();
 }
 
 async fn a_limit_is_kept_for_processes_that_come_later(node: &dyn Fn() -> Semaphore) {
@@ -227,7 +227,7 @@ async fn while_paused_nobody_is_granted_and_all_keep_their_turn(node: &dyn Fn() 
     let permit = timeout(AT_ONCE, first).await.expect("at once").unwrap().unwrap();
     assert!(!second.is_finished());
     drop(permit);
-    second.await.unwrap().unwrap();
+    let _ = second.await.unwrap().unwrap();
 }
 
 async fn clearing_a_limit_below_the_policys_wakes_those_who_wait(node: &dyn Fn() -> Semaphore) {
@@ -236,7 +236,7 @@ async fn clearing_a_limit_below_the_policys_wakes_those_who_wait(node: &dyn Fn()
     let wait = tokio::spawn(other.acquire("x", &policy(1)));
     waiting(&operator, "x", 1).await;
     operator.clear_limit("x").await.unwrap();
-    timeout(AT_ONCE, wait).await.expect("at once").unwrap().unwrap();
+    let _ = timeout(AT_ONCE, wait).await.expect("at once").unwrap().unwrap();
 }
 
 async fn a_draining_semaphore_serves_those_who_wait_and_refuses_newcomers(
@@ -364,7 +364,7 @@ async fn a_revoked_request_is_refused_and_does_not_come_back(node: &dyn Fn() -> 
     let seen = operator.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (1, 1));
     drop(held);
-    second.await.unwrap().unwrap();
+    let _ = second.await.unwrap().unwrap();
 }
 
 async fn a_revocation_of_nothing_says_so_and_harms_nobody(node: &dyn Fn() -> Semaphore) {
@@ -397,7 +397,7 @@ async fn what_a_dead_process_holds_can_be_revoked(node: &dyn Fn() -> Semaphore) 
     let id = holder(&operator, "x").await;
     assert!(operator.revoke("x", id).await.unwrap());
     // Nobody gives it back but the operator; who waits asks at once, long before the lease ends.
-    timeout(AT_ONCE, next).await.expect("at once").unwrap().unwrap();
+    let _ = timeout(AT_ONCE, next).await.expect("at once").unwrap().unwrap();
 }
 
 async fn a_list_names_every_semaphore_that_someone_has(node: &dyn Fn() -> Semaphore) {
@@ -757,7 +757,7 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     let wait = tokio::spawn(operator.acquire("x", &one));
     waiting(&operator, "x", 1).await;
     poll_only.set_limit("x", 3).await.unwrap();
-    timeout(Duration::from_millis(2500), wait).await.expect("soon").unwrap().unwrap();
+    let _ = timeout(Duration::from_millis(2500), wait).await.expect("soon").unwrap().unwrap();
     drop((held, second));
 }
 

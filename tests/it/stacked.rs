@@ -366,9 +366,11 @@ async fn the_waits_of_stacked_layers_do_not_add_up() {
     // The inner one may wait longer, and what the outer one waited counts.
     let waited = waited_for_both(5 * SECOND, 8 * SECOND, 4 * SECOND, request()).await;
     assert_eq!(waited, 8 * SECOND);
-    // It may not wait for so long as the outer one has.
+    // It has what is left of the longer one, and no more than its own.
     let waited = waited_for_both(5 * SECOND, 2 * SECOND, 4 * SECOND, request()).await;
-    assert_eq!(waited, 4 * SECOND);
+    assert_eq!(waited, 5 * SECOND);
+    let waited = waited_for_both(5 * SECOND, SECOND / 2, 4 * SECOND, request()).await;
+    assert_eq!(waited, 4 * SECOND + SECOND / 2);
 }
 
 #[tokio::test(start_paused = true)]

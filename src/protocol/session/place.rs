@@ -57,6 +57,8 @@ pub(super) enum Linger {
     No,
     /// Its request was broken off, and has not left yet.
     Due,
+    /// It was refused further in, so nothing of it goes on elsewhere.
+    Spared,
     /// Its request has left.
     Until(Time),
 }
@@ -154,7 +156,7 @@ impl Place {
     pub(super) const fn lingers_until(&self) -> Option<Time> {
         match self.linger {
             Linger::Until(until) => Some(until),
-            Linger::No | Linger::Due => None,
+            Linger::No | Linger::Due | Linger::Spared => None,
         }
     }
 

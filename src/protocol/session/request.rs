@@ -112,7 +112,22 @@ impl Session {
     /// leaves, because the other side may notice later (rule 8).
     pub fn handle_break_off(&mut self, index: usize) {
         let place = self.places.get_mut(index).filter(|place| place.may_linger());
-        place.into_iter().for_each(|place| place.linger = Linger::Due);
+        if let Some(place) = place.filter(|place| place.linger != Linger::Spared) {
+            place.linger = Linger::Due;
+        }
+    }
+
+    /// Whether the request at `index` was refused before it reached what its permit is for. Then it does not
+    /// linger, whatever else breaks it off; until it is passed on in another try.
+    pub fn handle_refused_further_in(&mut self, index: usize, is_refused: bool) {
+        let Some(place) = self.places.get_mut(index).filter(|place| place.may_linger()) else {
+            return;
+        };
+        match place.linger {
+            Linger::No if is_refused => place.linger = Linger::Spared,
+            Linger::Spared if !is_refused => place.linger = Linger::No,
+            _ => {}
+        }
     }
 
     /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
@@ -263,8 +278,12 @@ impl Session {
     /// Answers the requests that have no permit: they are told that it is over.
     pub fn handle_stop_waiting(&mut self, now: Time) {
         for index in self.indexes() {
-            let place = self.places.get(index);
-            if place.is_some_and(|place| place.is_joining() || place.is_waiting()) {
+            let Some(place) = self.places.get_mut(index).filter(|place| !place.taken) else {
+                continue;
+            };
+            // One that was granted and comes for it too late may not wait again.
+            place.options.max_queue = None;
+            if place.is_joining() || place.is_waiting() {
                 self.leave_server(index, now);
                 self.set(index, State::Closed);
                 self.events.push(Event::Progress(index));
