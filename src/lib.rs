@@ -149,7 +149,8 @@
 //! * *A refusal further in* gives back at once what the outer layers gave, and names the layer that
 //!   refused.
 //! * *What it costs*: a round trip for each layer, one after the other, and a place each in Redis. The
-//!   waits add up: three layers with two seconds each can take six.
+//!   waits do not add up: three layers with two seconds each let a request wait for two in all, see
+//!   [`WaitBudget`](limit::WaitBudget).
 //!
 //! Tower has a layer of the same name, for one process: if you need both, import one of them `as`
 //! something else.
@@ -169,6 +170,7 @@
 //! | `redis` | permits shared through Redis, over `deadpool-redis` 0.23     | yes     |
 //! | `tls`   | `rediss://` URLs, with rustls 0.23                           | no      |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
+//! | `tonic` | `PeerIpKey` knows the connections of tonic's server                | no |
 //! | `metrics` | what semaphores and layers count, for the facade of that name: `tower_semaphore::metrics` | no |
 //! | `admin` | the operator's page and its JSON, as an Axum router                    | no |
 //!

@@ -100,18 +100,15 @@ impl Hosts {
         let Some(host) = refused else { return Ok(()) };
         let host =
             host.map_or_else(|| "missing or malformed".to_owned(), |host| format!("{host:?}"));
-        let mut allowed = String::from("localhost, addresses of loopback");
-        for name in &self.names {
-            allowed.push_str(", ");
-            allowed.push_str(name);
-        }
-        for address in self.addresses.iter().filter(|address| !address.is_unspecified()) {
-            allowed.push_str(", ");
-            allowed.push_str(&address.to_string());
-        }
-        if self.every_address {
-            allowed.push_str(", any IP address");
-        }
+        // Which names are is no business of a page that has led a name of its own here.
+        tracing::debug!(
+            target: "tower_semaphore",
+            host,
+            names = ?self.names,
+            addresses = ?self.addresses,
+            "the operator's page was asked by a host that is not allowed"
+        );
+        let allowed = "localhost, addresses of loopback, and hosts that it was told of";
         Err(Problem::new(StatusCode::FORBIDDEN, format!("host: {host}; allowed: {allowed}")))
     }
 }

@@ -14,8 +14,8 @@ use crate::semaphore::Permit;
 
 /// The route that matched, as it is written in the router: `/users/{id}`.
 ///
-/// There is one in `Router::layer`, `Router::route_layer` and `MethodRouter::layer`; there is none
-/// in a fallback, nor in a layer around the whole router.
+/// There is one in `Router::layer`, `Router::route_layer` and `MethodRouter::layer`. There is none
+/// in a fallback, nor in a layer around the whole router: such a layer limits nothing.
 ///
 /// A request that no route matches passes without a permit, unless the layer
 /// [says otherwise](super::ConcurrencyLimitBuilder::on_missing_key): its answer is the router's 404, or what its

@@ -102,7 +102,14 @@ impl Fair {
             ask = ask.cost(cost(parts));
         }
         let Some(tenant) = &self.tenant else { return Asked::Known(Ok(ask)) };
-        let tenant = tenant.extract(parts).unwrap_or_else(Name::missing);
+        let tenant = tenant.extract(parts).unwrap_or_else(|| {
+            tracing::debug!(
+                target: "tower_semaphore",
+                semaphore = ask.name().as_str(),
+                "the request names no tenant: it shares the turns and the cap of all that name none"
+            );
+            Name::missing()
+        });
         if let Some(weight) = &self.weight {
             ask = ask.weight(weight(&tenant, parts));
         }

@@ -54,16 +54,15 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
-        /// What to do is being found out, or the permit is being waited for.
-        Waiting { wait: Wait, call: Option<Call<S, B>> },
-        /// The service inside is made ready.
-        Readying { call: Option<Call<S, B>>, permit: Option<Permit>, would: Option<WouldRefuse> },
+        /// What to do is being found out, or the permit is being waited for; once it has `passed`, the service
+        /// inside is made ready.
+        Waiting { wait: Wait, passed: Option<Passed>, call: Option<Call<S, B>> },
         Calling {
             #[pin]
             future: F,
             permit: HeldPermit,
             origin: Origin,
-            would: Option<WouldRefuse>,
+            would: Option<Box<WouldRefuse>>,
         },
     }
 }
@@ -94,6 +93,12 @@ enum Verdict {
     Refuse(Box<Refusal>),
 }
 
+/// A request that may go on.
+struct Passed {
+    permit: Option<Permit>,
+    would: Option<Box<WouldRefuse>>,
+}
+
 /// The call that is to be made.
 struct Call<S, B> {
     service: S,
@@ -115,6 +120,7 @@ impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>>,
 {
+    #[inline]
     pub(super) fn new(service: S, request: Request<B>, settings: Arc<Settings>) -> Self {
         let (mut parts, body) = request.into_parts();
         if let Some(timeout) = &settings.client_timeout
@@ -124,7 +130,7 @@ where
         }
         let wait = settings.begin(&parts);
         let call = Some(Call { service, parts, body });
-        Self { state: State::Waiting { wait, call }, settings }
+        Self { state: State::Waiting { wait, passed: None, call }, settings }
     }
 }
 
@@ -221,6 +227,7 @@ impl Settings {
     }
 
     /// `ask`: where the name is not all that is asked for.
+    #[inline]
     fn asked(
         &self,
         key: Name,
@@ -302,7 +309,7 @@ impl Settings {
 impl<S, B, F> State<S, B, F> {
     /// The request is answered.
     const fn over() -> Self {
-        Self::Waiting { wait: Wait::Done(None), call: None }
+        Self::Waiting { wait: Wait::Done(None), passed: None, call: None }
     }
 }
 
@@ -375,31 +382,30 @@ where
         let mut is_new = false;
         loop {
             match this.state.as_mut().project() {
-                StateProj::Waiting { wait, call } => {
+                StateProj::Waiting { wait, passed, call } => {
                     let Some(waiting) = call else { return Poll::Pending };
-                    let mut would = None;
-                    let permit = match ready!(wait.poll(settings, &waiting.parts, cx)) {
-                        Verdict::Pass(permit) => permit,
-                        Verdict::Refuse(refusal) => {
-                            let Some(shadow) = &settings.shadow else {
-                                let grpc = settings.grpc(&waiting.parts);
-                                if let Some(outer) = waiting.parts.extensions.get::<Permit>() {
-                                    outer.refused_further_in(true);
-                                }
-                                *call = None;
-                                return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
-                            };
-                            let name = settings.name_of(refusal.key.as_ref());
-                            would = Some(shadow.instead_of(*refusal));
-                            Some(Permit::uncounted(name.as_str()))
-                        }
-                    };
-                    let call = call.take();
-                    is_new = true;
-                    this.state.set(State::Readying { call, permit, would });
-                }
-                StateProj::Readying { call, permit, would } => {
-                    let Some(waiting) = call else { return Poll::Pending };
+                    if passed.is_none() {
+                        let mut would = None;
+                        let permit = match ready!(wait.poll(settings, &waiting.parts, cx)) {
+                            Verdict::Pass(permit) => permit,
+                            Verdict::Refuse(refusal) => {
+                                let Some(shadow) = &settings.shadow else {
+                                    let grpc = settings.grpc(&waiting.parts);
+                                    if let Some(outer) = waiting.parts.extensions.get::<Permit>() {
+                                        outer.refused_further_in(true);
+                                    }
+                                    *call = None;
+                                    return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
+                                };
+                                let name = settings.name_of(refusal.key.as_ref());
+                                would = Some(Box::new(shadow.instead_of(*refusal)));
+                                Some(Permit::uncounted(name.as_str()))
+                            }
+                        };
+                        *passed = Some(Passed { permit, would });
+                        is_new = true;
+                    }
+                    let Some(Passed { permit, would }) = passed else { return Poll::Pending };
                     let leased = permit.as_ref().filter(|_| settings.on_lost == OnLost::Abort);
                     let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
                     let mut ready = Poll::Pending;
@@ -431,17 +437,15 @@ where
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(&parts);
                         origin.connection = parts.extensions.get::<Connection>().cloned();
-                        let outer = parts.extensions.remove::<Permit>();
-                        if let Some(outer) = &outer {
+                        if let Some(outer) = parts.extensions.insert(permit.clone()) {
                             outer.refused_further_in(false);
+                            parts.extensions.insert(permit.clone().within(outer));
                         }
-                        let all = permit.clone().within(outer);
-                        parts.extensions.insert(all);
                     }
                     let waited = permit.as_ref().map_or(Duration::ZERO, Permit::waited);
                     WaitBudget::pass_on(&mut parts, waited, settings.policy.wait_timeout);
                     if let Some(would) = &would {
-                        parts.extensions.insert(would.clone());
+                        parts.extensions.insert(WouldRefuse::clone(would));
                     }
                     let future = service.call(Request::from_parts(parts, body));
                     let permit = HeldPermit::new(permit, !settings.policy.linger.is_zero());
@@ -464,7 +468,7 @@ where
                         return Poll::Ready(Ok(settings.lost(permit.get(), grpc)));
                     }
                     let response = ready!(response);
-                    let permit = std::mem::take(permit);
+                    let mut permit = std::mem::take(permit);
                     let Origin { grpc, connection, is_head, is_tunnel } = std::mem::take(origin);
                     let would = would.take();
                     this.state.set(State::over());
@@ -476,20 +480,15 @@ where
                             return Poll::Ready(Err(error));
                         }
                     };
-                    let permit = match response.extensions().get::<Refusal>() {
+                    if let Some(refusal) = response.extensions().get::<Refusal>() {
                         // A layer further in refused it, or cut it off: its answer needs no permit.
-                        Some(refusal) => {
-                            permit.refused(refusal.reason);
-                            HeldPermit::default()
+                        permit.refused(refusal.reason);
+                    } else {
+                        permit.for_body(&response, is_head);
+                        if settings.hold_until == HoldUntil::ResponseHead {
+                            permit.end();
                         }
-                        None => {
-                            let mut permit = permit.for_body(&response, is_head);
-                            if settings.hold_until == HoldUntil::ResponseHead {
-                                permit.end();
-                            }
-                            permit
-                        }
-                    };
+                    }
                     let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS
                         || (is_tunnel && response.status().is_success());
                     if is_upgraded
@@ -507,7 +506,7 @@ where
                         response = response.map(ResponseBody::without_empty_size);
                     }
                     if let Some(would) = would {
-                        response.extensions_mut().insert(would);
+                        response.extensions_mut().insert(*would);
                     }
                     return Poll::Ready(Ok(response));
                 }

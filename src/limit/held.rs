@@ -24,8 +24,9 @@ impl HeldPermit {
     }
 
     /// The same permit, held for the body of this response. One to HEAD has none, whatever its head says.
-    pub(super) fn for_body<B>(mut self, response: &Response<B>, is_head: bool) -> Self {
-        let Some(permit) = self.permit.as_ref().filter(|_| self.lingers) else { return self };
+    #[inline]
+    pub(super) fn for_body<B>(&mut self, response: &Response<B>, is_head: bool) {
+        let Some(permit) = self.permit.as_ref().filter(|_| self.lingers) else { return };
         let status = response.status();
         let is_timeout =
             matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
@@ -40,14 +41,14 @@ impl HeldPermit {
             let length = response.headers().get(CONTENT_LENGTH);
             length.and_then(|length| length.to_str().ok()?.parse().ok())
         };
-        self
     }
 
     /// A layer further in answered in place of the service. Where it cut the request off, that had begun.
-    pub(super) fn refused(mut self, reason: RefusalReason) {
+    pub(super) fn refused(&mut self, reason: RefusalReason) {
         if reason != RefusalReason::LeaseLost {
             self.end();
         }
+        drop(std::mem::take(self));
     }
 
     /// So many bytes of the body have passed.

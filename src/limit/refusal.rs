@@ -369,8 +369,8 @@ impl Refusal {
             policies += &format!(", \"{policy}/each\";q={each};{unit}");
         }
         if self.is_tenant_full {
-            let free = u64::from(*limit).saturating_sub(self.in_use);
-            left = format!("\"{policy}\";r={free}, \"{policy}/each\";r=0");
+            // What is left of the quota would tell what the other tenants use.
+            left = format!("\"{policy}/each\";r=0");
         }
         [(RATE_LIMIT_POLICY, policies), (RATE_LIMIT, left)]
     }

@@ -25,7 +25,7 @@ use crate::protocol::session::Progress;
 /// Dropping the future removes the caller from the queue; a permit that was already granted is released.
 /// The caller's position is lost.
 #[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
+#[must_use = "the request takes its place when it is made; dropping this gives the place back"]
 pub struct Acquire {
     state: State,
     began: Instant,

@@ -23,6 +23,7 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
+    #[inline]
     pub(super) fn new(meter: Meter, name: &str, policy: &Policy) -> Self {
         let limit = match policy.limit {
             Limit::Permits(permits) => Some(permits),

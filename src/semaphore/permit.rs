@@ -53,8 +53,10 @@ impl Permit {
     }
 
     /// This permit with those of the layers outside behind it. One that is not counted takes no real one's place.
-    pub(crate) fn within(self, outer: Option<Self>) -> Self {
-        let Some(outer) = outer.filter(|outer| outer.place().is_some()) else { return self };
+    pub(crate) fn within(self, outer: Self) -> Self {
+        if outer.place().is_none() {
+            return self;
+        }
         match &self.kind {
             Kind::Uncounted(_) => outer,
             Kind::Counted(_) => Self { outer: Some(Box::new(outer)), ..self },

@@ -62,7 +62,8 @@ impl PlaceHandle {
             on_unavailable,
             headroom: policy.headroom,
             claim,
-            linger: policy.linger,
+            // A part of a ms counts as one.
+            linger_ms: u32::try_from(policy.linger.as_micros().div_ceil(1000)).unwrap_or(u32::MAX),
         };
         let now = node.clock.time(now);
         let mut same_number = None;

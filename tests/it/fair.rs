@@ -72,7 +72,7 @@ async fn a_tenant_at_its_cap_is_told_so_and_others_pass() {
                  \"openai/each\";q=2;qu=\"concurrent-requests\""
                     .to_owned()
             ),
-            Some("\"openai\";r=8, \"openai/each\";r=0".to_owned())
+            Some("\"openai/each\";r=0".to_owned())
         ]
     );
     assert!(fields[2].is_some());

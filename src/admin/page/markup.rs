@@ -73,7 +73,13 @@ impl<'a> Action<'a> {
 pub(super) fn readable(name: &Name) -> String {
     let bytes: Vec<u8> = percent_decode_str(name.as_str()).collect();
     let text = String::from_utf8_lossy(&bytes);
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Characters that show nothing, or turn what stands beside them around: two names would look alike.
+const fn is_format(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 pub(super) fn seconds(duration: Duration) -> String {

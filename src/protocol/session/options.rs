@@ -35,8 +35,8 @@ pub struct AcquireOptions {
     pub headroom: u32,
     /// Whose it is, where the semaphore is shared between tenants.
     pub claim: Option<Claim>,
-    /// For how long its permit stays taken if the request is broken off.
-    pub linger: Duration,
+    /// For how long its permit stays taken if the request is broken off, ms.
+    pub linger_ms: u32,
 }
 
 impl AcquireOptions {

@@ -59,8 +59,8 @@ pub(super) enum Linger {
     Due,
     /// It was refused further in, so nothing of it goes on elsewhere.
     Spared,
-    /// Its request has left.
-    Until(Time),
+    /// Its request has left; so many ms after it was granted, it has lingered long enough.
+    Until(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,15 +149,23 @@ impl Place {
 
     /// Whether its permit outlives its request where that is broken off.
     pub(super) fn may_linger(&self) -> bool {
-        self.is_in_flight() && self.taken && !self.options.linger.is_zero()
+        self.is_in_flight() && self.taken && self.options.linger_ms > 0
     }
 
     /// Until when it stays without a request.
-    pub(super) const fn lingers_until(&self) -> Option<Time> {
+    pub(super) fn lingers_until(&self) -> Option<Time> {
         match self.linger {
-            Linger::Until(until) => Some(until),
+            Linger::Until(ms) => Some(self.held_at + Duration::from_millis(u64::from(ms))),
             Linger::No | Linger::Due | Linger::Spared => None,
         }
+    }
+
+    /// Its request has left, and it lingers. Gives until when.
+    pub(super) fn begin_to_linger(&mut self, now: Time) -> Time {
+        let held_ms = now.since(self.held_at).as_nanos().div_ceil(1_000_000);
+        let held_ms = u32::try_from(held_ms).unwrap_or(u32::MAX);
+        self.linger = Linger::Until(held_ms.saturating_add(self.options.linger_ms));
+        self.lingers_until().unwrap_or(now)
     }
 
     /// Whether the backend may know it.
@@ -209,6 +217,7 @@ impl Places {
     }
 
     /// Adds what `make` makes of its number.
+    #[inline]
     pub(super) fn insert(&mut self, make: impl FnOnce(u64) -> Place) -> usize {
         let index = self.free.pop_first().unwrap_or(self.entries.len());
         let place = make(self.number(index));
@@ -220,6 +229,7 @@ impl Places {
         index
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, index: usize) -> Option<Place> {
         let place = self.entries.get_mut(index)?.take()?;
         if index + 1 < self.entries.len() {
@@ -294,7 +304,7 @@ mod tests {
                     on_unavailable: OnUnavailable::Refuse,
                     headroom: 0,
                     claim: None,
-                    linger: Duration::ZERO,
+                    linger_ms: 0,
                 },
                 state: State::Held,
                 lease_end: 0,

@@ -135,8 +135,7 @@ impl Session {
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         match self.places.get_mut(index) {
             Some(place) if place.linger == Linger::Due && place.is_in_flight() => {
-                let until = now + place.options.linger;
-                place.linger = Linger::Until(until);
+                let until = place.begin_to_linger(now);
                 self.want(until);
             }
             _ => self.take_out(index, now),
@@ -144,6 +143,7 @@ impl Session {
     }
 
     /// Takes a place out that no request has.
+    #[inline]
     pub(super) fn take_out(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.remove(index) else { return };
         self.count(place.state, place.options.claim, false);

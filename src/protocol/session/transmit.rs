@@ -1,7 +1,5 @@
 //! What goes out.
 
-use std::time::Duration;
-
 use std::collections::VecDeque;
 
 use super::options::AcquireOptions;
@@ -223,10 +221,8 @@ impl Session {
         while permits < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
-            let asked = (
-                place.limit,
-                AcquireOptions { claim: None, linger: Duration::ZERO, ..place.options },
-            );
+            let asked =
+                (place.limit, AcquireOptions { claim: None, linger_ms: 0, ..place.options });
             match &common {
                 None => common = Some(asked),
                 Some(common) if *common != asked => break,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const LINGERS: AcquireOptions = AcquireOptions { linger: ms(400), ..OPTIONS };
+const LINGERS: AcquireOptions = AcquireOptions { linger_ms: 400, ..OPTIONS };
 
 /// A permit whose request was broken off and has left at 0, of a semaphore of one permit.
 fn broken_off() -> Rig {
@@ -87,7 +87,7 @@ fn a_release_that_is_asked_for_does_not_linger() {
 
 #[test]
 fn what_lingers_is_renewed_and_shown_as_proof_like_what_is_held() {
-    let long = AcquireOptions { linger: ms(1_400), ..OPTIONS };
+    let long = AcquireOptions { linger_ms: 1_400, ..OPTIONS };
     let mut rig = broken_off_with(long);
     rig.pass(1_000);
     let renewal = rig.answer();
@@ -102,7 +102,7 @@ fn what_lingers_is_renewed_and_shown_as_proof_like_what_is_held() {
 
 #[test]
 fn what_lingers_and_is_lost_is_forgotten() {
-    let mut rig = broken_off_with(AcquireOptions { linger: ms(60_000), ..OPTIONS });
+    let mut rig = broken_off_with(AcquireOptions { linger_ms: 60_000, ..OPTIONS });
     rig.session.take_events();
     // Nothing is answered for a lease.
     rig.pass(3_000);
@@ -151,7 +151,7 @@ fn a_session_that_closes_leaves_to_their_leases_what_lingers_and_what_would() {
 
 #[test]
 fn in_an_outage_what_lingers_takes_its_part_of_the_share() {
-    let share = AcquireOptions { linger: ms(400), ..with(OnUnavailable::Local(1)) };
+    let share = AcquireOptions { linger_ms: 400, ..with(OnUnavailable::Local(1)) };
     let mut rig = broken_off_with(share);
     let now = rig.now();
     rig.session.handle_unreachable(now);

@@ -33,7 +33,7 @@ const OPTIONS: AcquireOptions = AcquireOptions {
     on_unavailable: OnUnavailable::Refuse,
     headroom: 0,
     claim: None,
-    linger: Duration::ZERO,
+    linger_ms: 0,
 };
 
 /// Moments are ms, by the clocks of the process and the server alike.
