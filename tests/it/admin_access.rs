@@ -95,7 +95,8 @@ async fn more_hosts_can_be_allowed() {
     for host in ["x.ops.example", "ops.example.evil", "10.0.0.8"] {
         let response = get(&server, "/", host).await;
         assert_eq!(response.status(), StatusCode::FORBIDDEN, "{host}");
-        assert!(text(response).await.contains("ops.example, 10.0.0.7"));
+        let said = text(response).await;
+        assert!(!said.contains("10.0.0.7"), "{said}");
     }
     let everywhere = admin::builder(semaphore.clone()).bound_to(([0, 0, 0, 0], 9090).into());
     let server = Server::start(everywhere.build().unwrap()).await;
