@@ -36,20 +36,20 @@ pub struct WaitBudget {
 }
 
 impl WaitBudget {
-    /// So long, from now on.
+    /// A budget that ends after this time, from now on.
     #[must_use]
     pub fn of(budget: Duration) -> Self {
         // Too far away for a clock is no deadline.
         Self { deadline: Instant::now().checked_add(budget), ..Self::default() }
     }
 
-    /// Until this moment.
+    /// A budget that ends at this moment.
     #[must_use]
     pub const fn until(deadline: Instant) -> Self {
         Self { deadline: Some(deadline), waited: Duration::ZERO, longest: Duration::ZERO }
     }
 
-    /// Past which no layer waits, if there is such a moment.
+    /// The moment after which no layer lets the request wait, if one was set.
     #[must_use]
     pub const fn deadline(&self) -> Option<Instant> {
         self.deadline

@@ -225,11 +225,11 @@ impl Semaphore {
         self.handle.node.health()
     }
 
-    /// Answers all requests that wait with [`Closed`](AcquireError::Closed), at once, and lets none wait from
-    /// here on: a request that finds no permit free is rejected. Permits in use are not touched.
+    /// Answers all waiting requests with [`Closed`](AcquireError::Closed) at once, and lets none wait any more: a
+    /// request that finds no permit free is rejected. Permits in use are not affected.
     ///
-    /// For the begin of a graceful shutdown: a server that lets its requests end would else wait for those that
-    /// wait. A layer answers them with 503.
+    /// Call it when a graceful shutdown begins; otherwise the server waits until every queued request has been
+    /// answered. A layer answers queued requests with 503.
     ///
     /// ```
     /// use tower_semaphore::{AcquireError, Policy, Semaphore};
