@@ -211,7 +211,7 @@ fn a_linger_fits_into_half_a_lease() {
     builder.linger(Duration::from_secs(6)).build().unwrap_err();
 }
 
-#[cfg(feature = "redis")]
+#[cfg(all(feature = "axum", feature = "redis"))]
 mod redis {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
