@@ -1,11 +1,11 @@
-//! A client that keeps to a quota of an API, with errors for refusals: reqwest, by an adapter.
+//! A reqwest client that respects the quota of an API, with errors for refusals.
 //!
 //! ```sh
 //! cargo run --example client
 //! ```
 //!
-//! The API is a small server that this program starts itself. With `Semaphore::redis(url)` instead of
-//! `in_memory()` the quota is that of all processes together.
+//! The API is a small server that this program starts. With `Semaphore::redis(url)` in place of `in_memory()`, all
+//! processes share the quota.
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
@@ -36,7 +36,7 @@ async fn main() -> Result<(), BoxError> {
         let client = client.clone();
         tokio::spawn(async move {
             let response = client.oneshot(request).await?;
-            // The permit is given back here: a body that nobody reads keeps it.
+            // The permit is released here; a body that is not read keeps it.
             Ok::<_, BoxError>(response.text().await?)
         })
     });
@@ -48,21 +48,21 @@ async fn main() -> Result<(), BoxError> {
                 println!("{answer}");
             }
             Err(error) => {
-                // Anything else is an error of the client.
+                // Other errors are those of the client.
                 let refusal = error.downcast::<Refusal>()?;
                 refusals += 1;
                 println!("{refusal}; try again in {:?}", refusal.retry_after);
             }
         }
     }
-    // Two went at once, two after them, and the fifth would have waited for longer than it may.
+    // Two are sent at once, two after them; the fifth times out in the queue.
     assert_eq!((answers, refusals), (4, 1));
     semaphore.shutdown().await;
     Ok(())
 }
 
-/// reqwest is a Tower service of requests and responses of its own: what is outside turns them into
-/// those of `http` for the layer, and what is inside turns them back.
+/// reqwest has its own request and response types: the outer adapters convert them to those of `http` for the layer,
+/// the inner ones convert them back.
 fn limited(
     client: reqwest::Client,
     quota: ConcurrencyLimitLayer,
@@ -79,7 +79,7 @@ fn limited(
         .service(client)
 }
 
-/// Somebody else's API; each answer takes a while.
+/// The third-party API; each answer takes 400 ms.
 async fn serve() -> std::io::Result<String> {
     let answer = get(async |path: axum::extract::Path<u8>| {
         sleep(Duration::from_millis(400)).await;

@@ -1,5 +1,4 @@
-//! Refusals in the words of your own API: here an error envelope like that of OpenAI, so that
-//! clients which know it understand it and come back in time.
+//! Custom responses to refused requests: an error envelope like that of OpenAI, which its clients understand.
 //!
 //! ```sh
 //! cargo run --example custom_rejection
@@ -28,7 +27,7 @@ async fn main() -> Result<(), BoxError> {
         .build()?;
     let app = Router::new().route("/v1/chat/completions", post(|| async { "{}" })).layer(layer);
 
-    // Who takes permits by hand shares them with the layer of that name: this is the only one.
+    // Shares its permits with the layer of this name, and takes the only one.
     let permit = semaphore.acquire("chat", &Policy::new(1)).await?;
     let refused = app.clone().oneshot(request()?).await?;
     println!("{:?} {}\n{:#?}", refused.version(), refused.status(), refused.headers());
@@ -39,14 +38,14 @@ async fn main() -> Result<(), BoxError> {
 
     permit.release().await?;
     let passed = app.oneshot(request()?).await?;
-    println!("\nand when the permit is back: {}", passed.status());
+    println!("\nafter the release: {}", passed.status());
     assert_eq!(passed.status(), StatusCode::OK);
 
     semaphore.shutdown().await;
     Ok(())
 }
 
-/// The layer asks this for every response that it gives itself.
+/// Makes the response to a refused request.
 fn envelope(refusal: &Refusal) -> Response<String> {
     let (kind, message) = match refusal.reason {
         RefusalReason::MissingKey => ("invalid_request_error", "The request names no tenant."),

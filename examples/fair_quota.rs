@@ -1,13 +1,12 @@
-//! Ten permits, and three tenants that want them: first come, first served beside fair shares.
+//! Ten permits for three tenants: first come, first served compared with fair shares.
 //!
 //! ```sh
 //! cargo run --example fair_quota
 //! ```
 //!
-//! `batch` queues two hundred requests at once, and each takes 100 ms. `chat` and `search` come with a
-//! few requests of 20 ms each. The same load runs twice for two seconds: once as one line, once
-//! with a tenant in each [`Ask`]. With `Semaphore::redis(url)` instead of `in_memory()` the quota is that of all
-//! processes together.
+//! `batch` queues two hundred requests at once, each of which takes 100 ms. `chat` and `search` send a few requests of
+//! 20 ms each. The same load runs twice for two seconds: once in one queue, once with a tenant in each [`Ask`]. With
+//! `Semaphore::redis(url)` in place of `in_memory()`, all processes share the quota.
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
@@ -31,7 +30,7 @@ const LOADS: [Load; 3] = [
     Load { tenant: "search", clients: 4, hold: Duration::from_millis(20), pause: Duration::ZERO },
 ];
 
-/// Clients of a tenant that ask, hold the permit, pause and ask again.
+/// The clients of a tenant, which acquire a permit, hold it, pause, and start again.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     tenant: &'static str,
@@ -62,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What each tenant got, where its requests ask for this.
+/// Returns what each tenant got, with this request.
 async fn run(ask: fn(&'static str) -> Ask) -> Result<Vec<Got>, Box<dyn Error>> {
     let semaphore = Semaphore::in_memory();
     let policy = Policy::builder(QUOTA).wait_timeout(2 * RUN).build()?;
@@ -76,7 +75,7 @@ async fn run(ask: fn(&'static str) -> Ask) -> Result<Vec<Got>, Box<dyn Error>> {
                 while Instant::now() < end {
                     let asked = Instant::now();
                     let permit = semaphore.acquire(ask(load.tenant), &policy);
-                    // A place in the line is given up when the future is dropped.
+                    // Dropping the future leaves the queue.
                     let Ok(Ok(permit)) = timeout_at(end, permit).await else { break };
                     got.waits.push(asked.elapsed());
                     let granted = Instant::now();

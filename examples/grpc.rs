@@ -5,8 +5,8 @@
 //! cargo run --example grpc -- --demo    # calls itself and ends
 //! ```
 //!
-//! The service is that of `tonic-health`, since its code is generated already: yours takes its place.
-//! Counts in this process; with `Semaphore::redis(url)` all replicas count together.
+//! The service is that of `tonic-health`, whose code is generated already; replace it with yours. Permits are counted
+//! in this process; with `Semaphore::redis(url)`, all replicas share them.
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
@@ -40,7 +40,7 @@ async fn main() -> Result<(), BoxError> {
         tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
         demo(Endpoint::try_from(url)?.connect().await?).await?;
     } else {
-        println!("watch the health of 127.0.0.1:3000 three times: the third one is refused");
+        println!("watch the health of 127.0.0.1:3000 three times: the third watch is rejected");
         server.serve_with_shutdown("127.0.0.1:3000".parse()?, signals::stopped()).await?;
     }
     semaphore.shutdown().await;
@@ -51,12 +51,12 @@ async fn demo(channel: Channel) -> Result<(), BoxError> {
     let mut client = HealthClient::new(channel);
     let request = HealthCheckRequest::default;
 
-    // A watch is a stream that does not end by itself: it keeps its permit until it is dropped.
+    // A watch is an endless stream: it holds its permit until it is dropped.
     let mut first = client.watch(request()).await?.into_inner();
     let second = client.watch(request()).await?.into_inner();
     println!("first watch:  {:?}", first.message().await?);
 
-    let status = client.check(request()).await.expect_err("both permits are out");
+    let status = client.check(request()).await.expect_err("both permits are in use");
     println!("a check:      {:?}, {}", status.code(), status.message());
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
 

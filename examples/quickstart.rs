@@ -1,10 +1,10 @@
-//! An Axum app where each tenant has two requests in flight at the most, streams included.
+//! An Axum app in which each tenant may have two requests in flight, streams included.
 //!
 //! ```sh
 //! cargo run --example quickstart
 //! ```
 //!
-//! Counts in this process. With a Redis, all replicas count together:
+//! Permits are counted in this process. Set `REDIS_URL` to share them between replicas:
 //!
 //! ```sh
 //! REDIS_URL=redis://127.0.0.1/ cargo run --example quickstart -- 127.0.0.1:3000
@@ -31,6 +31,9 @@ use tower_semaphore::{ConcurrencyLimitLayer, Permit, Semaphore};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Shows the warnings of the semaphore: Redis is away, permits were lost.
+    tracing_subscriber::fmt().init();
+
     let semaphore = match env::var("REDIS_URL") {
         Ok(url) => Semaphore::redis(&url)?,
         Err(_) => Semaphore::in_memory(),
@@ -53,13 +56,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A second of work, or of waiting for somebody else's API.
+/// A second of work, or of waiting for a third-party API.
 async fn slow(Extension(permit): Extension<Permit>) -> String {
     sleep(Duration::from_secs(1)).await;
     format!("done; waited {} ms for a permit", permit.waited().as_millis())
 }
 
-/// The permit stays taken until the last event is sent, or the client leaves.
+/// Holds the permit until the last event is sent, or the client leaves.
 async fn stream() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     Sse::new(stream::unfold(1, |n| async move {
         sleep(Duration::from_millis(500)).await;
@@ -74,7 +77,7 @@ fn invite(url: &str) {
 # Five at once: two pass, two wait a second for them, one gets a 429.
 for i in 1 2 3 4 5; do curl -s -w ' %{{http_code}}\n' -H 'x-tenant: acme' {url}/slow & done; wait
 
-# Two streams hold both permits as long as they flow. Another tenant has permits of its own.
+# Two streams hold both permits until they end. Another tenant has its own permits.
 for i in 1 2; do curl -sN -H 'x-tenant: acme' {url}/stream & done; sleep 0.2
 curl -s -w ' %{{http_code}}\n' -H 'x-tenant: acme' {url}/slow
 curl -s -w ' %{{http_code}}\n' -H 'x-tenant: other' {url}/slow

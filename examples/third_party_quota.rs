@@ -4,9 +4,8 @@
 //! cargo run --example third_party_quota
 //! ```
 //!
-//! The API is a small server that this program starts itself; it counts how many requests it has in
-//! flight. With `Semaphore::redis(url)` instead of `in_memory()` the quota is that of all processes
-//! together.
+//! The API is a small server that this program starts; it counts the requests in flight. With `Semaphore::redis(url)`
+//! in place of `in_memory()`, all processes share the quota.
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
@@ -40,7 +39,7 @@ async fn main() -> Result<(), BoxError> {
     let quota = ConcurrencyLimitLayer::builder(&semaphore, "third-party")
         .limit(QUOTA)
         .wait_timeout(Duration::from_secs(30))
-        // The API notices later than this client that a call was broken off.
+        // The API notices a broken connection later than this client does.
         .linger(Duration::from_millis(200))
         .build()?;
     let client = quota.layer(Client::builder(TokioExecutor::new()).build_http());
@@ -50,10 +49,10 @@ async fn main() -> Result<(), BoxError> {
         let client = client.clone();
         calls.spawn(async move {
             let request = Request::get(format!("http://{address}/{n}")).body(Empty::<Bytes>::new());
-            // Had there been no permit in time, this were a response too: a 429.
+            // Without a permit in time, this is a 429.
             let response = client.oneshot(request?).await?;
             let status = response.status();
-            // The permit is given back here: a body that nobody reads keeps it.
+            // The permit is released here; a body that is not read keeps it.
             response.into_body().collect().await?;
             Ok::<_, BoxError>(status)
         });
@@ -70,7 +69,7 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Somebody else's API, with what it sees.
+/// The third-party API, with the load that it sees.
 #[derive(Debug, Default)]
 struct Api {
     in_flight: AtomicUsize,

@@ -1,7 +1,7 @@
-//! A WebSocket that keeps its permit as long as it is open.
+//! A WebSocket that holds its permit as long as it is open.
 //!
-//! The response to an upgrade ends at once, so the permit would come free with it. The handler
-//! moves the permit into the task of the socket instead.
+//! The response to an upgrade ends at once, and would release the permit. The handler moves the permit into the task of
+//! the socket instead.
 //!
 //! ```sh
 //! cargo run --features axum --example websocket              # then: websocat ws://127.0.0.1:3000/
@@ -49,12 +49,12 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Only whoever got a permit comes here: an extractor takes it from the request.
+/// Runs only for requests with a permit, which the extractor takes from the request.
 async fn open(upgrade: WebSocketUpgrade, permit: Permit) -> Response {
     upgrade.on_upgrade(|socket| echo(socket, permit))
 }
 
-/// Sends back what comes, until the client leaves, or the permit is lost and another may have it.
+/// Echoes messages until the client leaves or the permit is lost.
 async fn echo(mut socket: WebSocket, permit: Permit) {
     loop {
         let message = tokio::select! {
@@ -79,15 +79,15 @@ async fn demo(url: &str) -> Result<(), BoxError> {
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
 
     let Err(tungstenite::Error::Http(response)) = connect_async(url).await else {
-        return Err("the second socket was not refused".into());
+        return Err("the second socket was not rejected".into());
     };
     println!("second socket: {}", response.status());
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 
     first.close(None).await?;
-    // The permit comes free when the server's task ends; until then the third one waits for it.
+    // The third socket waits until the task of the first has ended and released its permit.
     let (mut third, response) = connect_async(url).await?;
-    println!("third socket:  {}, for the first one is closed", response.status());
+    println!("third socket:  {}, because the first one is closed", response.status());
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
     third.close(None).await?;
     Ok(())

@@ -1,11 +1,24 @@
-//! What can go wrong: while building, while acquiring, while talking to a backend.
+//! Errors of building, of acquiring, and of the backend.
 
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A setting that cannot be used. Names the setting, the value and what is allowed.
+/// A setting that cannot be used. The message names the setting, its value and what is allowed.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_semaphore::Policy;
+///
+/// let error = Policy::builder(10).wait_timeout(Duration::from_secs(7200)).build().unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "wait timeout: 7200s is too long; allowed: 0 (refuse at once) to 3600s"
+/// );
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     message: String,
@@ -25,9 +38,9 @@ impl fmt::Display for ConfigError {
 
 impl Error for ConfigError {}
 
-/// The backend could not be asked, or gave no usable answer.
+/// A failure of the backend: it could not be asked, or gave no usable answer.
 ///
-/// Cheap to clone: one failure answers every request that it struck.
+/// Cheap to clone: one failure answers every request that it affects.
 #[derive(Clone, Debug)]
 pub struct BackendError {
     inner: Arc<BackendErrorInner>,
@@ -41,23 +54,42 @@ struct BackendErrorInner {
 }
 
 impl BackendError {
-    /// A failure of one call; the connection is good.
+    /// Creates a failure of one call. The connection stays usable.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::BackendError;
+    ///
+    /// let error = BackendError::call("the script was refused");
+    /// assert!(!error.is_connection());
+    /// ```
     pub fn call(message: impl Into<String>) -> Self {
         Self::build(message.into(), false, None)
     }
 
-    /// A failure of the connection: nothing more will come through it.
+    /// Creates a failure of the connection. It is closed, and another one is opened.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::BackendError;
+    ///
+    /// let cause = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    /// let error = BackendError::connection("the connection was reset").with_source(cause);
+    /// assert!(error.is_connection());
+    /// ```
     pub fn connection(message: impl Into<String>) -> Self {
         Self::build(message.into(), true, None)
     }
 
-    /// Keeps what caused this one.
+    /// Sets the [source](Error::source) of this error.
     #[must_use]
     pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::build(self.inner.message.clone(), self.inner.fatal, Some(source.into()))
     }
 
-    /// Whether the connection is lost, so that what was on its way may or may not have been done.
+    /// Returns whether the connection is lost, so that calls on their way may or may not have been carried out.
     #[must_use]
     pub fn is_connection(&self) -> bool {
         self.inner.fatal
@@ -80,65 +112,91 @@ impl Error for BackendError {
     }
 }
 
-/// Why no permit was given.
+/// Why no permit was granted.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::{AcquireError, Policy, Semaphore};
+///
+/// # async fn example(semaphore: &Semaphore, policy: &Policy) {
+/// match semaphore.acquire("openai", policy).await {
+///     Ok(permit) => drop(permit),
+///     Err(AcquireError::Rejected(rejected)) => {
+///         println!("{} of {} in use", rejected.in_use, rejected.limit);
+///     }
+///     Err(AcquireError::Unavailable(error)) => println!("Redis is away: {error}"),
+///     Err(error) => println!("{error}"),
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// No permit is granted now: [`Rejected::reason`] says why.
+    /// No permit could be granted in time: [`Rejected::reason`] says why.
     Rejected(Rejected),
     /// The backend could not be asked in time.
     Unavailable(BackendError),
-    /// The semaphore was shut down.
+    /// The semaphore was [shut down](crate::Semaphore::shutdown), or the request would have to wait after
+    /// [`stop_waiting`](crate::Semaphore::stop_waiting).
     Closed,
 }
 
-/// Why a request was rejected, and the semaphore as it was seen then.
+/// Why a request was rejected, and the state of the semaphore at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejected {
-    /// What stood in the way.
+    /// Why it was rejected.
     pub reason: RejectReason,
-    /// The limit in force, permits.
+    /// The limit in force.
     pub limit: u32,
-    /// How many permits were out.
+    /// How many permits were in use.
     pub in_use: u64,
     /// How many requests were waiting.
     pub waiting: u64,
-    /// How long this one waited.
+    /// How long the request waited.
     pub waited: Duration,
-    /// How many permits it asked for.
+    /// How many permits the request asked for.
     pub cost: u32,
-    /// How many permits its tenant may have in use, if that has a cap of its own.
+    /// The cap of its tenant, if it has one.
     pub each: Option<u32>,
-    /// Whether that cap was in the way, as far as is known: always for
-    /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant's permits in
-    /// this process alone reach the cap.
+    /// Whether the cap of its tenant was the reason, as far as that is known: always for
+    /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant reaches the cap
+    /// in this process alone.
     pub is_tenant_full: bool,
 }
 
-/// What stood in the way of a permit.
+/// The reason of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// All permits are out, or others wait for one, and this request may not wait.
+    /// All permits are in use, or other requests wait for one, and this request may not wait.
     Limit,
-    /// As many requests wait as may.
+    /// The queue is full.
     QueueFull,
-    /// The tenant has as many permits in use as it may, and this request may not wait; or it may have none.
+    /// The tenant is at its cap, and this request may not wait; or its cap is 0.
     TenantLimit,
-    /// The request asks for more permits than it could ever have: than the limit, what is left of it to its
-    /// class, or its tenant's own cap.
+    /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
+    /// may use, or the cap of its tenant.
     CostTooHigh,
     /// No permit came free within the wait timeout.
     QueueTimeout,
-    /// An operator lets the semaphore run empty: see [`Semaphore::drain`](crate::Semaphore::drain).
+    /// An operator drains the semaphore: see [`Semaphore::drain`](crate::Semaphore::drain).
     Draining,
-    /// An operator took its place out: see [`Semaphore::revoke`](crate::Semaphore::revoke).
+    /// An operator revoked its place: see [`Semaphore::revoke`](crate::Semaphore::revoke).
     Revoked,
 }
 
 impl RejectReason {
-    /// The reason as one lower-case word, as it stands in problem documents and metrics.
+    /// Returns the reason in snake case, as problem documents and metrics have it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::RejectReason;
+    ///
+    /// assert_eq!(RejectReason::QueueFull.as_str(), "queue_full");
+    /// ```
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -164,7 +222,7 @@ impl Rejected {
         Self { reason, limit, in_use, waiting, waited, cost: 1, each: None, is_tenant_full: false }
     }
 
-    /// The same, of a request for so many permits, by a tenant that may have so many.
+    /// Sets the cost of the request and the cap of its tenant.
     pub(crate) const fn asked(mut self, cost: u32, each: Option<u32>) -> Self {
         self.cost = if cost == 0 { 1 } else { cost };
         self.each = each;
@@ -192,7 +250,7 @@ impl fmt::Display for AcquireError {
                     let Rejected { cost, limit, .. } = rejected;
                     write!(
                         f,
-                        "it asks for {cost} permits; allowed: 1 to 64, the limit is {limit}"
+                        "the request asks for {cost} permits; allowed: 1 to 64, the limit is {limit}"
                     )?;
                     rejected.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
                 }
@@ -204,9 +262,11 @@ impl fmt::Display for AcquireError {
                     )
                 }
                 RejectReason::Draining => {
-                    f.write_str("no newcomers are let in: it is being drained")
+                    f.write_str("the semaphore is being drained; it takes no new requests")
                 }
-                RejectReason::Revoked => f.write_str("its place was revoked"),
+                RejectReason::Revoked => {
+                    f.write_str("an operator revoked the place of the request")
+                }
             },
             Self::Unavailable(error) => {
                 write!(f, "the semaphore's backend is unavailable: {error}")
@@ -225,9 +285,9 @@ impl Error for AcquireError {
     }
 }
 
-/// The lease of a permit was lost: another may hold it by now.
+/// The lease of a permit was lost: another request may hold it by now.
 ///
-/// A response body ends with this error when its permit is lost and the layer aborts.
+/// A response body ends with this error if its permit is lost and the layer aborts on loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseLost;

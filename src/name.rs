@@ -1,4 +1,4 @@
-//! Names of semaphores, safe to stand in a key.
+//! Names of semaphores, safe to use in a key.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -15,12 +15,13 @@ const HASH_LEN: usize = 64;
 
 /// The name of a semaphore: one part or several, of any bytes.
 ///
-/// Bytes other than `A-Z a-z 0-9 . _ -` are written as `%XX`, so that no input reaches the syntax
-/// of keys; a part that is longer than 64 bytes when written so is replaced by `#` and its SHA-256
-/// in hex, and a whole name of more than 128 by `##` and its own. Two names are equal only if their parts are:
-/// different values never share a permit (short of a collision of SHA-256). How a name was put
-/// together does not matter. Names are compared by what is [stored](Self::as_str), so a name that
-/// comes back from the backend, [read](Self::from_stored) again, equals the one that was used.
+/// Bytes other than `A-Z a-z 0-9 . _ -` are encoded as `%XX`, so no input reaches the syntax of keys. A part that is
+/// longer than 64 bytes when encoded is replaced by `#` and its SHA-256 in hex, and a whole name of more than 128
+/// bytes by `##` and its SHA-256. Two names are equal only if their parts are: different values never share a permit,
+/// short of a collision of SHA-256. How a name was composed does not matter. Names are compared by their
+/// [stored](Self::as_str) text, so a name that is [parsed](Self::from_stored) from the backend equals the original.
+///
+/// # Examples
 ///
 /// ```
 /// use tower_semaphore::Name;
@@ -29,21 +30,38 @@ const HASH_LEN: usize = 64;
 /// assert_eq!(name.as_str(), "tenant:acme%2Feu");
 /// ```
 pub struct Name {
-    // Encoded, so ASCII. Inline as long as it is of usual length.
+    // Encoded, so ASCII. Inline at usual lengths.
     text: SmallVec<[u8; 56]>,
-    // What is stored instead if it is too long. The text is kept, because more parts may follow.
+    // Stored instead of a text that is too long. The text is kept, because more parts may follow.
     short: Option<Box<str>>,
 }
 
 impl Name {
-    /// A name of one part.
+    /// Creates a name of one part.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Name;
+    ///
+    /// assert_eq!(Name::new("acme/eu").as_str(), "acme%2Feu");
+    /// ```
     pub fn new(part: impl AsRef<[u8]>) -> Self {
         let mut name = Self::empty();
         encode(part.as_ref(), &mut name.text);
         name
     }
 
-    /// The name with one more part behind it.
+    /// Appends a part.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Name;
+    ///
+    /// let name = Name::new("route").part("POST").part("/chat");
+    /// assert_eq!(name.as_str(), "route:POST:%2Fchat");
+    /// ```
     #[must_use]
     pub fn part(mut self, part: impl AsRef<[u8]>) -> Self {
         self.text.push(b':');
@@ -51,7 +69,16 @@ impl Name {
         self.bounded()
     }
 
-    /// The name with all parts of another one behind it.
+    /// Appends all parts of another name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Name;
+    ///
+    /// let tenant = Name::new("acme").part("eu");
+    /// assert_eq!(Name::new("tenant").join(&tenant).as_str(), "tenant:acme:eu");
+    /// ```
     #[must_use]
     pub fn join(mut self, other: &Self) -> Self {
         if other.text.is_empty() {
@@ -64,21 +91,22 @@ impl Name {
         self.bounded()
     }
 
-    /// A name of no part, which adds nothing to another one.
+    /// Creates a name of no part, which adds nothing to another one.
     pub(crate) const fn empty() -> Self {
         Self { text: SmallVec::new_const(), short: None }
     }
 
-    /// A name that no part can have.
+    /// Creates a name that no part encodes to.
     pub(crate) fn missing() -> Self {
         Self { text: SmallVec::from_slice(b"!"), short: None }
     }
 
-    /// The name that is [stored](Self::as_str) as this text; `None` for a text that no name is stored as.
+    /// Parses a name from its [stored](Self::as_str) text. Returns `None` for any other text.
     ///
-    /// The result equals the name that was stored, however long that was. The parts of a name that was
-    /// replaced by its hash cannot be restored: another part behind it makes another name than the same
-    /// part behind the original.
+    /// The result equals the name that was stored, whatever its length. The parts of a name that was replaced by its
+    /// hash cannot be restored: appending a part to the result makes another name than appending it to the original.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use tower_semaphore::Name;
@@ -96,7 +124,7 @@ impl Name {
         fits.then(|| Self { text: SmallVec::from_slice(text.as_bytes()), short: None })
     }
 
-    /// The name as it is stored: ASCII, at most 128 bytes.
+    /// Returns the name as it is stored: ASCII, at most 128 bytes.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.short.as_deref().unwrap_or_else(|| std::str::from_utf8(&self.text).unwrap_or_default())
@@ -108,8 +136,7 @@ impl Name {
 
     fn bounded(mut self) -> Self {
         self.short = (self.text.len() > NAME_MAX).then(|| {
-            // Two of them, which no part begins with: the text of a long name, sent as one part, is
-            // another name.
+            // `##` begins no part, so the text of a long name, sent as one part, is another name.
             let mut short = SmallVec::from_slice(b"#");
             hash(&self.text, &mut short);
             std::str::from_utf8(&short).unwrap_or_default().into()
@@ -118,7 +145,7 @@ impl Name {
     }
 }
 
-// By hand, because the derived one copies byte by byte.
+// By hand, because the derived `Clone` copies byte by byte.
 impl Clone for Name {
     fn clone(&self) -> Self {
         Self { text: SmallVec::from_slice(&self.text), short: self.short.clone() }
@@ -161,7 +188,7 @@ fn encode(part: &[u8], out: &mut SmallVec<[u8; 56]>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let start = out.len();
     if part.is_empty() {
-        // A lone `%` is written for nothing else.
+        // A lone `%` encodes nothing else.
         out.push(b'%');
     }
     for byte in part {
@@ -186,8 +213,8 @@ const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
-/// Whether a part is written so: as [`encode`] writes it, as the mark of a missing one, or as the hash of
-/// a whole name.
+/// Returns whether this is the text of a part: encoded by [`encode`], the mark of a missing one, or the hash of a
+/// whole name.
 fn is_part(text: &str) -> bool {
     if let Some(hash) = text.strip_prefix('#') {
         let hash = hash.strip_prefix('#').unwrap_or(hash);

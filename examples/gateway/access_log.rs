@@ -1,4 +1,4 @@
-//! The access log: a line of JSON for each request, when it is over.
+//! The access log: one line of JSON for each request, written when it is over.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -16,11 +16,10 @@ use serde::Serialize;
 use tower_semaphore::Name;
 use tower_semaphore::limit::{Refusal, WouldRefuse};
 
-/// Lines that wait to be written; those beyond are dropped and counted: a slow disk must not slow
-/// requests down.
+/// Lines queued for the writer. More are dropped and counted: a slow disk must not slow requests down.
 const WAITING: usize = 8192;
 
-/// Writes lines in a thread of its own.
+/// Writes lines on a dedicated thread.
 pub(crate) struct AccessLog {
     lines: SyncSender<Line>,
     dropped: AtomicU64,
@@ -33,7 +32,7 @@ enum Line {
     End,
 }
 
-/// What becomes known of a request on its way through the rules, shared with them by an extension.
+/// What the rules learn about a request, shared with them through its extensions.
 #[derive(Debug, Default)]
 pub(crate) struct Journey {
     key: OnceLock<Name>,
@@ -56,7 +55,7 @@ struct Record {
     method: String,
     path: String,
     version: &'static str,
-    /// `null`: the client left before there was one.
+    /// `null` if the client left before the response.
     status: Option<u16>,
     /// The rule that refused the request, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,15 +66,15 @@ struct Record {
     would_refuse: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
-    /// Until it was passed on or refused.
+    /// Until the request was forwarded or rejected.
     waited_ms: f64,
-    /// From there to the end of the response; `null` if it was not passed on.
+    /// From there to the end of the response; `null` if the request was not forwarded.
     held_ms: Option<f64>,
     bytes: u64,
 }
 
 impl AccessLog {
-    /// To a file, which is appended to; `-` is stdout.
+    /// Appends to a file; `-` is stdout.
     pub(crate) fn open(path: &Path, with_keys: bool) -> io::Result<Self> {
         let mut to: Box<dyn Write + Send> = if path == Path::new("-") {
             Box::new(io::stdout())
@@ -113,7 +112,7 @@ impl AccessLog {
         Entry { log: Arc::clone(self), journey: Arc::default(), began: Instant::now(), record }
     }
 
-    /// Ready when all lines are written.
+    /// Returns once all lines are written.
     pub(crate) fn finish(&self) {
         let _ = self.lines.send(Line::End);
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -152,7 +151,7 @@ impl Journey {
         }
     }
 
-    /// Notes that the request goes on now.
+    /// Notes that the request is forwarded now.
     pub(crate) fn note_forwarded(extensions: &Extensions) {
         if let Some(journey) = extensions.get::<Arc<Self>>() {
             let _ = journey.forwarded.set(Instant::now());
@@ -176,7 +175,7 @@ impl Entry {
         self.record.would_refuse = would.map(|would| would.refusal().reason.as_str());
     }
 
-    /// So many bytes of the response passed.
+    /// Adds bytes of the response.
     pub(crate) fn passed(&mut self, bytes: usize) {
         self.record.bytes += bytes as u64;
     }

@@ -16,22 +16,22 @@ use super::{args, site};
 /// Where the page is served, and to whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct AdminArgs {
-    /// Where to serve the operator's page: a port, on loopback, or ADDR:PORT, which needs --admin-token
+    /// Serve the operator's page on a port of loopback, or on ADDR:PORT, which requires --admin-token
     #[arg(long = "admin", value_name = "[ADDR:]PORT", value_parser = site::own_address)]
     pub(crate) address: Option<SocketAddr>,
 
-    /// The token of the operator's page: 16 characters or more. A browser takes it as the password of any user. In a
-    /// file (--config) no other user of this machine can read it
+    /// The token of the operator's page, 16 to 256 characters; in a browser, the password of any user. Put it into the
+    /// file of --config: other users of this machine can read the command line
     #[arg(long = "admin-token", value_name = "TOKEN")]
     pub(crate) token: Option<Secret>,
 
-    /// A host name by which the operator's page may be asked, beside localhost and the address where it listens; can
-    /// be repeated
+    /// A host name by which the operator's page may be requested, in addition to localhost and the address on which it
+    /// listens; can be repeated
     #[arg(long = "admin-host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
 }
 
-/// A value that no error and no log shows.
+/// A value that is never shown in errors or logs.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
 
@@ -56,7 +56,7 @@ impl fmt::Debug for Secret {
 }
 
 impl AdminArgs {
-    /// What is said here, and the rest as said there.
+    /// Takes from `other` what is not set here.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             address: self.address.or(other.address),
@@ -77,7 +77,8 @@ impl AdminArgs {
     }
 }
 
-/// Serves it, and what `status` has, until the task is aborted, if there is an address. What cannot be used ends this process.
+/// Serves the page and the routes of `status` until the task is aborted, if an address is set. Exits the process with 2
+/// if a setting is invalid.
 pub(crate) async fn serve(
     settings: &AdminArgs,
     semaphore: Semaphore,

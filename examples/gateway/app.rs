@@ -1,4 +1,4 @@
-//! What is in force: the layers in front of the upstream, and how others take their place.
+//! The layers in front of the upstream, and how a reload replaces them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -22,10 +22,10 @@ use super::problem::problem;
 use super::site::{HostSent, Site};
 use super::upstream::Upstream;
 
-/// Keys that are remembered before those that came too long ago are forgotten.
+/// Keys that are remembered before old ones are evicted.
 const KEYS_KEPT: usize = 1024;
 
-/// The layers in force. A request keeps those that it met, whatever comes after it.
+/// The layers in force. A reload does not affect requests in flight.
 pub(crate) struct Current {
     semaphore: Semaphore,
     site: Site,
@@ -37,12 +37,12 @@ struct App {
     forward: Arc<Forward>,
     upstream: Upstream,
     rules: Vec<(Rule, Arc<Lately>)>,
-    /// The fields of requests that rules read.
+    /// The header fields that rules read.
     read: Arc<[HeaderName]>,
 }
 
 impl Current {
-    /// As it is said on the command line and in the file.
+    /// Applies the command line and the file.
     pub(crate) fn new(args: &Args) -> Result<Self, FileError> {
         let said = Said::read(args)?;
         let semaphore = said.site.semaphore();
@@ -55,17 +55,17 @@ impl Current {
         &self.semaphore
     }
 
-    /// Where the gateway stands.
+    /// The settings that are no part of a rule.
     pub(crate) const fn site(&self) -> &Site {
         &self.site
     }
 
-    /// Whether requests are refused while permits cannot be had.
+    /// Whether any rule rejects requests while the backend is unavailable.
     pub(crate) fn needs_backend(&self) -> bool {
         self.app().rules.iter().any(|(rule, _)| rule.needs_backend())
     }
 
-    /// The fields of requests that rules read.
+    /// The header fields that rules read.
     pub(crate) fn fields_read(&self) -> Arc<[HeaderName]> {
         Arc::clone(&self.app().read)
     }
@@ -75,8 +75,7 @@ impl Current {
         router.oneshot(request).await.into_response()
     }
 
-    /// Reads the file again. Requests that come from here on meet what it says; if it cannot be
-    /// used, all stays as it was.
+    /// Reloads the file, for requests that arrive from now on. An invalid file changes nothing.
     pub(crate) async fn reload(&self, args: &Args) -> Result<(), FileError> {
         let said = Said::read(args)?;
         let (old, new) = (&self.site, &said.site);
@@ -94,8 +93,8 @@ impl Current {
         Ok(())
     }
 
-    /// Where a limit was raised, lets those in who wait already: they were put into the queue under
-    /// the old one, and are granted permits by whoever comes with the new one.
+    /// Wakes waiting requests where a limit was raised. Each call is judged by the limit that its caller
+    /// supplies, so one call with the new limit grants permits to requests that queued under the old one.
     async fn let_in(&self, old: &Rule, new: &Rule, lately: &Lately) {
         let keys = lately.keys();
         let is_raised = |old, new| match (old, new) {
@@ -113,7 +112,7 @@ impl Current {
             let (ask, policy) = new.ask_again(key, permits);
             async move { self.semaphore.try_acquire(ask, &policy).await }
         });
-        // Whether they are granted one does not matter.
+        // These calls need no permit of their own.
         drop(join_all(tries).await);
     }
 
@@ -122,7 +121,7 @@ impl Current {
     }
 }
 
-/// What command line and file say together.
+/// The settings of command line and file together.
 struct Said {
     site: Site,
     rules: Vec<Rule>,
@@ -147,7 +146,7 @@ impl Said {
         let Some(upstream) = self.site.upstream.clone() else {
             return Err(self.site_error("upstream", format!("not set; {}", Upstream::ALLOWED)));
         };
-        // Its connections stay open, if it may.
+        // The same upstream keeps its connections.
         let same = before.filter(|before| before.upstream == upstream);
         let forward = match same {
             Some(before) => Arc::clone(&before.forward),
@@ -164,7 +163,7 @@ impl Said {
             move |request| async move { forward.forward(request).await }
         });
         let mut rules = Vec::new();
-        // What is put on last is outermost.
+        // The layer that is added last is outermost.
         for (i, rule) in self.rules.iter().enumerate().rev() {
             let lately = Arc::new(Lately::new(rule.wait));
             let layer = layer(semaphore, rule, &lately).map_err(|error| self.refused(i, &error))?;
@@ -212,7 +211,7 @@ fn layer(
     builder.limit_by(limit).skip(move |parts| !paths.is_for(parts.uri.path())).build()
 }
 
-/// Passes a request on to its rule, if its cost can be used.
+/// Rejects a request whose cost is invalid.
 async fn counted(rule: &Rule, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match rule.bad_cost(&parts) {
@@ -221,7 +220,7 @@ async fn counted(rule: &Rule, request: Request, next: Next) -> Response {
     }
 }
 
-/// Whose requests came so lately that they may be waiting still.
+/// The keys of recent requests, which may still be waiting.
 struct Lately {
     wait: Duration,
     keys: Mutex<Keys>,
@@ -229,7 +228,7 @@ struct Lately {
 
 struct Keys {
     came: HashMap<Name, Instant>,
-    /// With so many it is time to forget some.
+    /// Old keys are evicted at this size.
     most: usize,
 }
 

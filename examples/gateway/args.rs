@@ -1,4 +1,4 @@
-//! What the command line says.
+//! The flags of the command line.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -20,13 +20,13 @@ use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy};
 use super::site::Site;
 use super::{file, path};
 
-/// A reverse proxy that lets no more than so many requests at a time through to an upstream,
-/// counted together by all gateways that share a Redis.
+/// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
+/// Redis count together.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gateway")]
 pub(crate) struct Args {
-    /// A TOML file with all of this, and with several limits; read again at SIGHUP. What stands on
-    /// the command line too goes before it
+    /// A TOML file with any of these options and several limits, reloaded at SIGHUP. The command line
+    /// takes precedence
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
@@ -37,34 +37,34 @@ pub(crate) struct Args {
     pub(crate) rule: Rule,
 }
 
-/// One limit, and whose requests it is for.
+/// One limit, and the requests that it applies to.
 #[derive(Clone, Debug, clap::Args, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub(crate) struct Rule {
-    /// Requests whose path is this, or goes on with `/` behind it; others pass. Paths are compared, and
-    /// passed on, in their normal form: /%63hat, //chat and /x/../chat are /chat. Upper and lower case,
-    /// %2F and what stands behind a `;` stay as they are
+    /// Limit requests to this path and to paths below it; others pass. Paths are matched, and forwarded,
+    /// in their normal form: /%63hat, //chat and /x/../chat are /chat. Upper and lower case, %2F and
+    /// `;parameters` are kept
     #[arg(long, value_name = "PATH", default_value = "/", value_parser = prefix)]
     #[serde(deserialize_with = "file::prefix")]
     prefix: String,
 
-    /// Whose permits a request takes: global, path, peer-ip or header:NAME
+    /// What requests are counted by: global, path, peer-ip or header:NAME
     #[arg(long, default_value = "global", value_parser = key)]
     #[serde(deserialize_with = "file::key")]
     key: Key,
 
-    /// Permits of each key: a number (0 refuses everything) or `unlimited`
+    /// Permits of each key: a number (0 rejects all requests) or `unlimited`
     #[arg(long, value_name = "N", value_parser = limit, allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::limit")]
     limit: Option<Limit>,
 
-    /// Permits of one key, such as acme=20; can be repeated
+    /// Permits of one key, such as acme=20, instead of --limit; can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
     #[serde(deserialize_with = "file::limit_for")]
     limit_for: Vec<(Name, Limit)>,
 
-    /// The tenant of a request: path, peer-ip or header:NAME. A permit of a key that comes free goes to
-    /// the tenant with the fewest in use
+    /// The tenant of a request: path, peer-ip or header:NAME. A freed permit goes to the tenant with the
+    /// fewest in use
     #[arg(long, value_name = "SPEC", value_parser = tenant)]
     #[serde(deserialize_with = "file::tenant")]
     fair_by: Option<Key>,
@@ -74,19 +74,19 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::limit")]
     each: Option<Limit>,
 
-    /// The same for one tenant, such as acme=4 (0 refuses it); can be repeated
+    /// The same for one tenant, such as acme=4 (0 rejects its requests); can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
     #[serde(deserialize_with = "file::limit_for")]
     each_for: Vec<(Name, Limit)>,
 
-    /// The weight of a tenant, from 1 to 64, such as acme=3: three times the permits of a tenant that
-    /// has 1, as all others have; can be repeated
+    /// The weight of a tenant, from 1 to 64, such as acme=3: a share three times that of a tenant with
+    /// weight 1, the default; can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = weight_for)]
     #[serde(deserialize_with = "file::weight_for")]
     weight_for: Vec<(Name, u32)>,
 
-    /// The class of a tenant, from 0 to 7, such as batch=1: it waits while a lower class waits. All
-    /// others have 0; can be repeated
+    /// The class of a tenant, from 0 to 7, such as batch=1: it is served only while no lower class
+    /// waits. The default is 0; can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = class_for)]
     #[serde(deserialize_with = "file::class_for")]
     class_for: Vec<(Name, u8)>,
@@ -97,63 +97,64 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::count")]
     headroom: u32,
 
-    /// The header with the number of permits that a request takes, from 1 to 64, at once or not at all.
-    /// A request without the header takes 1; with any other value, it is rejected with 400
+    /// The header that says how many permits a request takes, from 1 to 64, all or none. A request
+    /// without it takes 1; any other value is rejected with 400
     #[arg(long, value_name = "header:NAME", value_parser = cost)]
     #[serde(deserialize_with = "file::cost")]
     cost: Option<HeaderName>,
 
-    /// How long a request may wait for a permit; 0s: it is refused at once
+    /// How long a request may wait for a permit; with 0s it is rejected at once
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::duration")]
     pub(crate) wait: Duration,
 
-    /// How long a permit outlives a gateway that dies
+    /// How long the permits of a gateway that died stay taken
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::duration")]
     lease: Duration,
 
-    /// How long a permit stays taken after its request was broken off: the client left, or a body failed.
-    /// For an upstream that counts requests itself and notices later; at most half of --lease
+    /// How long a permit stays taken after its request was broken off (the client left, or a body
+    /// failed), for an upstream that counts requests itself and notices later; at most half of --lease
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
     #[arg(allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::duration")]
     linger: Duration,
 
-    /// How many may wait for one key, in the whole fleet; with --fair-by, of each tenant
+    /// How many requests may wait for one key, in the whole fleet; with --fair-by, for each tenant
     #[arg(long, value_name = "N", default_value_t = Policy::DEFAULT_MAX_QUEUE)]
     #[arg(value_parser = count, allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::count")]
     max_queue: u32,
 
-    /// Until which end a permit is held: that of the response's body, or of its head
+    /// Hold a permit until the end of the response's body, or of its head
     #[arg(long, value_enum, default_value = "body")]
     hold: Hold,
 
-    /// What becomes of a request without a key
+    /// A request without a key: reject it with 400, let it pass, or count all such requests as one key
     #[arg(long, value_enum, value_name = "WHAT", default_value = "reject")]
     missing_key: Missing,
 
-    /// What becomes of a request whose permit was lost
+    /// A request whose permit is lost: abort it, or let it continue
     #[arg(long, value_enum, value_name = "WHAT", default_value = "abort")]
     on_lost: Lost,
 
-    /// What becomes of a request while Redis cannot be asked; local takes --local-limit
+    /// Requests while Redis is unavailable: reject them with 503, admit all, or admit --local-limit
+    /// in each gateway
     #[arg(long, value_enum, value_name = "WHAT", default_value = "reject")]
     on_unavailable: Unavailable,
 
-    /// Permits of each key in this gateway alone, for --on-unavailable local
+    /// Permits of each key in this gateway, for --on-unavailable local
     #[arg(long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
     #[serde(deserialize_with = "file::some_count")]
     local_limit: Option<u32>,
 
-    /// Only count what would be refused or made to wait: everything passes
+    /// Let every request pass, and only count those that would wait or be rejected
     #[arg(long)]
     shadow: bool,
 
-    /// The name of the limit: gateways with the same one share their permits
+    /// The name of the limit; gateways with the same name share its permits
     #[arg(long, default_value = "gateway")]
     pub(crate) name: String,
 }
@@ -197,7 +198,7 @@ enum Unavailable {
 }
 
 impl Args {
-    /// The command line of this process. One that cannot be used ends it.
+    /// Parses the command line of this process; exits with 2 if it is invalid.
     pub(crate) fn read() -> Self {
         let matches = Self::command().get_matches();
         let args = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -206,7 +207,7 @@ impl Args {
                 let id = arg.get_id().as_str();
                 if matches.value_source(id) == Some(ValueSource::CommandLine) {
                     let flag = id.replace('_', "-");
-                    refuse(format!("--{flag}: allowed in the file alone, where there is --config"));
+                    refuse(format!("--{flag}: allowed only in the file of --config"));
                 }
             }
         } else if let Err((field, what)) = args.rule.check() {
@@ -216,7 +217,7 @@ impl Args {
     }
 }
 
-/// The flags of a rule alone: what is not said in a file is as on a command line without flags.
+/// The flags of a rule alone: the source of the defaults for a rule in a file.
 #[derive(Parser)]
 #[command(no_binary_name = true)]
 struct RuleFlags {
@@ -231,20 +232,20 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// Whether what is said fits together; else the field that does not, and why.
+    /// Checks fields against each other; an error names the field, and why.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.limit.is_none() {
             return Err(("limit", "not set; allowed: a number, or unlimited".to_owned()));
         }
         if matches!(self.key, Key::Global) && !self.limit_for.is_empty() {
-            let what = "the key global is but one; allowed: with any other key";
+            let what = "the key global has one value; allowed: with any other key";
             return Err(("limit-for", what.to_owned()));
         }
         once("limit-for", &self.limit_for)?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
-            let what = "allowed with on-unavailable local, and needed there";
+            let what = "allowed with on-unavailable local, and required there";
             return Err(("local-limit", what.to_owned()));
         }
         Ok(())
@@ -265,11 +266,11 @@ impl Rule {
         } else if self.limit == Some(Limit::Unlimited) {
             return err(
                 "fair-by",
-                "without a limit nobody waits; allowed: with a limit of permits",
+                "without a limit no request waits; allowed: with a limit of permits",
             );
         }
         if self.each == Some(Limit::Permits(0)) {
-            return err("each", "0 refuses everything; allowed: 1 or more, or unlimited");
+            return err("each", "0 rejects all requests; allowed: 1 or more, or unlimited");
         }
         once("each-for", &self.each_for)?;
         once("weight-for", &self.weight_for)?;
@@ -304,7 +305,7 @@ impl Rule {
         of(&self.limit_for, key).or(self.limit).unwrap_or(Limit::Unlimited)
     }
 
-    /// What a request asks for that comes only to have waiters looked at, by the rule as it is now.
+    /// A request that exists only to have waiters granted under the rule as it is now.
     pub(crate) fn ask_again(&self, key: &Name, permits: u32) -> (Ask, Policy) {
         let ask = Ask::of(Name::new(&self.name).join(key));
         let is_fair = self.fair_by.is_some() || self.cost.is_some();
@@ -326,7 +327,7 @@ impl Rule {
         self.cost.is_some()
     }
 
-    /// Why a request cannot be counted, if its cost is said so that it cannot be used.
+    /// Why the cost in a request's header cannot be used, if so.
     pub(crate) fn bad_cost(&self, parts: &Parts) -> Option<String> {
         let header =
             self.cost.as_ref().filter(|_| !self.shadow && self.is_for(parts.uri.path()))?;
@@ -337,7 +338,7 @@ impl Rule {
         ))
     }
 
-    /// The fields of a request that decide whose permits it takes, and how many.
+    /// The header fields that decide the key, the tenant and the cost of a request.
     pub(crate) fn fields_read(&self) -> impl Iterator<Item = HeaderName> {
         let key = [Some(&self.key), self.fair_by.as_ref()].into_iter().flatten();
         let named = key.filter_map(|key| match key {
@@ -347,7 +348,7 @@ impl Rule {
         named.chain(self.cost.clone())
     }
 
-    /// Whether its requests are refused while permits cannot be had.
+    /// Whether requests are rejected while the backend is unavailable.
     pub(crate) fn needs_backend(&self) -> bool {
         self.on_unavailable == Unavailable::Reject && !self.shadow
     }
@@ -358,7 +359,7 @@ impl Rule {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Sets the layer up as was said, but for its limit.
+    /// Configures the layer, except for its limit.
     pub(crate) fn apply(&self, builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
         let builder = match &self.key {
             Key::Global => builder,
@@ -418,7 +419,7 @@ impl Rule {
                 .headroom(self.headroom);
         }
         if let Some(header) = self.cost.clone() {
-            // One that cannot be used comes here in shadow alone, and is counted as one too high.
+            // An invalid cost gets here only in shadow, and counts as too high.
             builder =
                 builder.cost_by(move |parts| cost_of(&parts.headers, &header).unwrap_or(u32::MAX));
         }
@@ -426,12 +427,12 @@ impl Rule {
     }
 }
 
-/// What is said of this one.
+/// The value given for this name.
 fn of<T: Copy>(said: &[(Name, T)], name: &Name) -> Option<T> {
     said.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
-/// Whether each is said once; else which is not.
+/// Checks that each key is given once.
 fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str, String)> {
     let mut seen = HashSet::new();
     match said.iter().find(|(key, _)| !seen.insert(key)) {
@@ -440,7 +441,7 @@ fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str,
     }
 }
 
-/// The cost in a request's header; else what stands there.
+/// The cost in a request's header; an error is the text that is there.
 fn cost_of(headers: &HeaderMap, name: &HeaderName) -> Result<u32, String> {
     let mut values = headers.get_all(name).into_iter();
     let Some(value) = values.next() else { return Ok(1) };
@@ -451,7 +452,7 @@ fn cost_of(headers: &HeaderMap, name: &HeaderName) -> Result<u32, String> {
     in_range(text, 1, Ask::MAX_COST).map_err(|_| format!("{text:?}"))
 }
 
-/// Says what is wrong with the command line, and exits with 2.
+/// Prints what is wrong with the command line, and exits with 2.
 pub(crate) fn refuse(what: impl Display) -> ! {
     Args::command().error(ErrorKind::ValueValidation, what).exit()
 }
@@ -530,7 +531,7 @@ fn for_key<T>(
     text: &str,
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> Result<(Name, T), String> {
-    // The last `=`: a header's value may have some of its own.
+    // The last `=`: a key may contain `=`.
     let (key, value) = text.rsplit_once('=').ok_or("allowed: KEY=N, such as acme=20")?;
     Ok((Name::new(key), parse(value)?))
 }
@@ -539,7 +540,7 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("allowed: a number from 0 to {}", u32::MAX))
 }
 
-/// A whole number and its unit. A bare number is refused: is it seconds?
+/// A whole number and its unit. A number without a unit is ambiguous, and an error.
 pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
     const ALLOWED: &str = "allowed: a whole number with ms, s, m or h behind it, such as 250ms";
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! Bodies that are watched as they pass.
+//! Bodies that record their progress.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::connection::Exchange;
 use super::progress::{Progress, Upload};
 
-/// A request's body, which notes when it moves.
+/// A request's body that records when it moves.
 pub(crate) struct RequestBody<B> {
     inner: B,
     progress: Arc<Progress>,
@@ -60,14 +60,13 @@ where
     }
 }
 
-/// A response's body, which can be cut off while nobody reads it: then the permits that it holds
-/// come free at once.
+/// A response's body that can be cut off while it is not being read, which releases its permits at once.
 pub(crate) struct ResponseBody {
     shared: Arc<Shared>,
     exchange: Exchange,
 }
 
-/// What the watch over a connection sees of a response.
+/// A response as the watch over its connection sees it.
 pub(crate) struct Shared {
     state: Mutex<State>,
     progress: Arc<Progress>,
@@ -94,7 +93,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When something last passed.
+    /// The time of the last progress.
     pub(crate) fn last(&self) -> Instant {
         self.progress.last()
     }
@@ -107,14 +106,14 @@ impl Shared {
         matches!(&*self.lock(), State::Cut { .. })
     }
 
-    /// Drops the body inside, and has the reader see an error, if it asks again.
+    /// Drops the inner body; the next poll returns an error.
     pub(crate) fn cut(&self) {
         let mut state = self.lock();
         if matches!(&*state, State::Cut { .. }) {
             return;
         }
         let flows = std::mem::replace(&mut *state, State::Cut { told: false });
-        // Permits are given back outside of the lock.
+        // Releases permits outside the lock.
         drop(state);
         if let State::Flows { reader: Some(reader), .. } = flows {
             reader.wake();
@@ -141,7 +140,7 @@ impl HttpBody for ResponseBody {
             State::Cut { told: true } => None,
             State::Cut { told } => {
                 *told = true;
-                Some(Err("the response stood still for too long".into()))
+                Some(Err("the response made no progress within the idle timeout".into()))
             }
         };
         self.shared.progress.moved();

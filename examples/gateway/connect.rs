@@ -10,10 +10,10 @@ use tower::ServiceExt;
 
 use super::upstream::{Protocol, Upstream};
 
-/// After this, an upstream that does not take the connection counts as unreachable.
+/// How long an upstream may take to accept a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may be silent before TCP asks whether the peer is still there.
+/// How long a connection may be silent before TCP probes the peer.
 pub(crate) const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// A connection, with or without TLS.
@@ -32,7 +32,7 @@ pub(crate) struct Connector {
     tls: Option<tls::Connectors>,
 }
 
-/// A connection, and whether HTTP/2 is spoken on it.
+/// A connection, and whether it speaks HTTP/2.
 pub(crate) struct Connected {
     pub(crate) io: Io,
     pub(crate) is_http2: bool,
@@ -61,7 +61,7 @@ impl Connector {
         })
     }
 
-    /// `http1_only`: for a request that is to be upgraded.
+    /// `http1_only` is for a request that asks for an upgrade.
     pub(crate) async fn connect(&self, http1_only: bool) -> Result<Connected, BoxError> {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
@@ -101,7 +101,9 @@ mod tls {
             let (usable, _) = roots.add_parsable_certificates(found.certs);
             if usable == 0 {
                 let why = found.errors.first().map_or(String::new(), |error| format!(": {error}"));
-                return Err(format!("https:// needs certificates to trust; there are none{why}"));
+                return Err(format!(
+                    "https:// needs trusted certificates; the system has none{why}"
+                ));
             }
             let provider = Arc::new(rustls::crypto::ring::default_provider());
             let config = ClientConfig::builder_with_provider(provider)

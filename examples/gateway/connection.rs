@@ -1,4 +1,4 @@
-//! What goes on on one connection of a client, and when it has stood still for too long.
+//! The activity on one connection of a client, and its timeouts.
 
 use std::io;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ pub(crate) struct Activity {
     bounds: Bounds,
     state: Mutex<State>,
     tunnel: Mutex<Option<Tunnel>>,
-    /// Bytes from one request are one request's: HTTP/1.
+    /// HTTP/1: at any time, all bytes on the connection belong to one request.
     is_http1: AtomicBool,
     read: Progress,
     written: Progress,
@@ -30,17 +30,17 @@ struct State {
     in_flight: usize,
     /// Since when nothing is in flight.
     idle: Instant,
-    /// When the first byte of the next head came.
+    /// When the first byte of the next head arrived.
     head: Option<Instant>,
     had_request: bool,
     responses: Vec<Weak<Shared>>,
 }
 
-/// What is to be done at once.
+/// What has exceeded its timeout.
 enum Overdue {
     /// Nothing until then.
     No(Option<Instant>),
-    /// These stood still.
+    /// These responses.
     Responses(Vec<Arc<Shared>>),
     /// The connection.
     Connection,
@@ -69,7 +69,7 @@ impl Activity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request came, of which this is the head.
+    /// Records a new request.
     pub(crate) fn begin(self: &Arc<Self>, version: Version, entry: Option<Entry>) -> Exchange {
         self.is_http1.store(version != Version::HTTP_2, Ordering::Relaxed);
         let mut state = self.lock();
@@ -89,7 +89,7 @@ impl Activity {
         self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// When the socket last carried something, either way.
+    /// When the socket last carried data, in either direction.
     pub(crate) fn last(&self) -> Instant {
         self.read.last().max(self.written.last())
     }
@@ -98,17 +98,19 @@ impl Activity {
         &self.bounds
     }
 
-    /// Cuts off what stands still; ready when the connection has to end.
+    /// Cuts off stalled responses; resolves when the connection has to end.
     ///
-    /// Cancel safe: what it knows stands in the connection's state.
+    /// Cancel safe: all its state is the connection's.
     pub(crate) async fn watch(&self) {
-        // Whatever begins after a look has at least this long.
+        // Whatever begins after a check has at least this long.
         let shortest = self.bounds.header.into_iter().chain(self.bounds.idle).min();
         loop {
             let next = match self.overdue(Instant::now()) {
                 Overdue::Connection => return,
                 Overdue::Responses(responses) => {
-                    tracing::info!("a response stood still for too long");
+                    tracing::info!(
+                        "a response made no progress within the idle timeout and is cut off"
+                    );
                     responses.iter().for_each(|response| response.cut());
                     continue;
                 }
@@ -144,7 +146,7 @@ impl Activity {
             return Overdue::Connection;
         }
         let deadline = |response: &Arc<Shared>| {
-            // What was written is of this response, where there is but one at a time.
+            // In HTTP/1, what was written belongs to this response.
             let written = Some(self.written.last()).filter(|_| is_http1);
             written.max(Some(response.last())).unwrap_or(now) + bound
         };
@@ -157,8 +159,7 @@ impl Activity {
     }
 }
 
-/// A request in flight: from its head to the end of its response. Whatever ends it, dropping this
-/// does the books.
+/// A request in flight, from its head to the end of its response. Dropping it records the end.
 pub(crate) struct Exchange {
     activity: Arc<Activity>,
     progress: Arc<Progress>,
@@ -174,7 +175,7 @@ impl Exchange {
         self.entry.as_ref()
     }
 
-    /// There is a response, which can be cut off.
+    /// Registers the response, so that it can be cut off.
     pub(crate) fn responds(&self, response: &Arc<Shared>) {
         self.activity.lock().responses.push(Arc::downgrade(response));
     }
@@ -185,7 +186,7 @@ impl Exchange {
         }
     }
 
-    /// So many bytes of the response passed.
+    /// Adds bytes of the response.
     pub(crate) fn passed(&mut self, bytes: usize) {
         if let Some(entry) = &mut self.entry {
             entry.passed(bytes);
@@ -206,7 +207,7 @@ impl Drop for Exchange {
 }
 
 pin_project_lite::pin_project! {
-    /// A socket that tells its [`Activity`] what passes.
+    /// A socket that reports reads and writes to its [`Activity`].
     pub(crate) struct WatchedIo<I> {
         #[pin]
         io: I,

@@ -1,4 +1,4 @@
-//! What a configuration file says: TOML, in the words of the command line.
+//! The configuration file: TOML, with the names and values of the command line.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display};
@@ -17,7 +17,7 @@ use super::peer::TrustedProxies;
 use super::site::{self, Bound, HostSent, Loss, Site};
 use super::upstream::Upstream;
 
-/// Where the gateway stands, and a `[[rule]]` for each limit: outermost first.
+/// The settings of the site, and a `[[rule]]` for each limit, outermost first.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Contents {
@@ -56,7 +56,7 @@ struct Contents {
     rules: Vec<Rule>,
 }
 
-/// A file that was read.
+/// A parsed file.
 pub(crate) struct File {
     name: String,
     text: String,
@@ -64,7 +64,7 @@ pub(crate) struct File {
     pub(crate) rules: Vec<Rule>,
 }
 
-/// What is wrong with a file, and where; or with the command line.
+/// An error in a file, with its line, or on the command line.
 #[derive(Debug)]
 pub(crate) struct FileError {
     place: String,
@@ -129,17 +129,20 @@ impl File {
         let mut names = HashMap::new();
         for (i, rule) in self.rules.iter().enumerate() {
             rule.check().map_err(|(field, what)| self.rule_error(i, field, &what))?;
-            // One that takes two permits of one semaphore can wait for itself.
+            // A request that takes two permits of one semaphore can wait for itself.
             if let Some(first) = names.insert(&rule.name, i) {
                 let line = self.rule_line(first, "name");
-                let what = format!("{:?} is that of line {line}; allowed: once each", rule.name);
+                let what = format!(
+                    "{:?} is the name of the rule in line {line}; allowed: once each",
+                    rule.name
+                );
                 return Err(self.rule_error(i, "name", &what));
             }
         }
         Ok(())
     }
 
-    /// What is wrong with a rule, by the error that the crate has for it.
+    /// An error of the crate in a rule.
     pub(crate) fn refused(&self, rule: usize, error: &ConfigError) -> FileError {
         let what = error.to_string();
         let words = [("lease", "lease"), ("wait timeout", "wait"), ("layer name", "name")];
@@ -148,7 +151,7 @@ impl File {
         FileError { place, what }
     }
 
-    /// What is wrong with a field outside of all rules.
+    /// An error in a field outside all rules.
     pub(crate) fn site_error(&self, field: &str, what: impl Display) -> FileError {
         let line = self.line_of(|table| key_line(&self.text, table, field)).unwrap_or(1);
         FileError { place: format!("{}:{line}", self.name), what: format!("{field}: {what}") }
@@ -163,7 +166,7 @@ impl File {
         FileError { place, what: format!("{field}: {what}") }
     }
 
-    /// The line of a rule's field; that of the rule, if the field is not there.
+    /// The line of a rule's field, or of the rule if the field is not set.
     fn rule_line(&self, rule: usize, field: &str) -> usize {
         let line = |table: &DeTable<'_>| {
             let DeValue::Array(rules) = table.get("rule")?.get_ref() else { return None };
@@ -190,7 +193,7 @@ fn line(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
 }
 
-// ===== values, in the words of the command line =====
+// ===== values, as on the command line =====
 
 fn parsed<'de, D, T, E>(
     deserializer: D,

@@ -1,4 +1,4 @@
-//! Passes a request on, and the response back: frame by frame, trailers too.
+//! Forwards a request, and returns the response: frame by frame, trailers included.
 
 use std::error::Error;
 use std::io;
@@ -26,18 +26,18 @@ use super::progress::{Bounds, Progress, Upload, until};
 use super::upgrade::Tunnel;
 use super::upstream::{Protocol, Upstream};
 
-/// The upstream, and how requests go to it.
+/// Forwards requests to the upstream.
 pub(crate) struct Forward {
     pool: Arc<Pool>,
     upstream: Upstream,
-    /// What it calls itself in `Via`.
+    /// Its name in `Via`.
     name: Box<str>,
-    /// Whether the upstream is asked by its own name, instead of the one that the client used.
+    /// Whether the upstream gets its own name as host, instead of the one that the client used.
     by_own_name: bool,
     bounds: Bounds,
 }
 
-/// What is known of a request beside itself: an extension of it.
+/// Context of a request, kept in its extensions.
 #[derive(Clone)]
 pub(crate) struct Arrival {
     pub(crate) activity: Arc<Activity>,
@@ -46,11 +46,11 @@ pub(crate) struct Arrival {
     pub(crate) authority: Option<Authority>,
     /// `OPTIONS *`.
     pub(crate) is_asterisk: bool,
-    /// Fields that rules read.
+    /// Header fields that rules read.
     pub(crate) read: Arc<[HeaderName]>,
 }
 
-/// A request's head, as it goes on; it may have to be sent twice.
+/// A request's head as it is forwarded; a retry sends it twice.
 #[derive(Clone)]
 struct Head {
     method: Method,
@@ -70,7 +70,7 @@ enum Failure {
 impl Forward {
     /// # Errors
     ///
-    /// If TLS is needed and cannot be set up.
+    /// If TLS is required and cannot be set up.
     pub(crate) fn new(
         upstream: Upstream,
         name: &str,
@@ -83,13 +83,13 @@ impl Forward {
 
     pub(crate) async fn forward(&self, mut request: Request) -> Response {
         let Some(arrival) = request.extensions().get::<Arrival>().cloned() else {
-            return problem(StatusCode::INTERNAL_SERVER_ERROR, "the request came by no connection");
+            return problem(StatusCode::INTERNAL_SERVER_ERROR, "the request has no connection");
         };
         Journey::note_forwarded(request.extensions());
         let protocol = self.upgrade(&request);
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
-        // A request of its own, without the extensions of the one that came: the permit among them
-        // must not live on in a pooled connection.
+        // A new request without extensions: the permit among them must not outlive this request in a
+        // pooled connection.
         let (parts, body) = request.into_parts();
         let head = self.head(parts, &arrival, protocol.as_ref());
 
@@ -106,8 +106,7 @@ impl Forward {
         }
     }
 
-    /// The protocol that the connection is to change to. Without HTTP/1.1 on both sides there is no
-    /// such thing.
+    /// The protocol to upgrade to; only HTTP/1.1 on both sides can.
     fn upgrade(&self, request: &Request) -> Option<HeaderValue> {
         let can = request.version() == Version::HTTP_11 && self.upstream.protocol != Protocol::H2c;
         headers::upgrade(request.headers()).filter(|_| can)
@@ -142,7 +141,7 @@ impl Forward {
         body: Body,
         upgrade: bool,
     ) -> Result<Response<UpstreamBody>, Failure> {
-        // What has no body can be sent again, if a connection that was kept turns out to be closed.
+        // A request without a body can be retried if a pooled connection turns out to be closed.
         let again = body.is_end_stream().then(|| head.clone());
         let lease = self.pool.lease(false, upgrade).await.map_err(Failure::Connect)?;
         let (is_reused, shared) = (lease.is_reused(), lease.shared());
@@ -165,7 +164,7 @@ impl Forward {
             }
             (None, _) => return Err(Failure::Send(failed.into_error())),
         };
-        tracing::debug!("a connection that was kept is closed; the request is sent on a new one");
+        tracing::debug!("a pooled connection was closed; the request is retried on a new one");
         if let Some(shared) = &shared {
             self.pool.retire(shared);
         }
@@ -175,7 +174,7 @@ impl Forward {
         response.map_err(|failed| Failure::Send(failed.into_error()))
     }
 
-    /// The request as this connection needs it.
+    /// The request in the form that this connection's protocol requires.
     fn request(
         &self,
         head: Head,
@@ -203,7 +202,7 @@ impl Forward {
             if let Some(options) = options {
                 headers.insert(header::CONNECTION, HeaderValue::from_static(options));
             }
-            // Unless told so, hyper takes it that a GET has no body.
+            // Without it, hyper assumes that a GET has no body.
             if !body.is_end_stream() && body.size_hint().exact().is_none() {
                 headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
             }
@@ -232,7 +231,7 @@ impl Forward {
     }
 }
 
-/// The response as the client gets it.
+/// The response for the client.
 fn back(
     mut response: Response<UpstreamBody>,
     client: Option<OnUpgrade>,
@@ -248,7 +247,10 @@ fn back(
     *back.headers_mut() = headers::end_to_end(parts.headers, &[]);
     let Some(upstream) = upstream else { return back };
     let Some(client) = client else {
-        return problem(StatusCode::BAD_GATEWAY, "the upstream changed the protocol unasked");
+        return problem(
+            StatusCode::BAD_GATEWAY,
+            "the upstream switched protocols without a request for it",
+        );
     };
     arrival.activity.set_tunnel(Tunnel { client, upstream });
     let headers = back.headers_mut();
@@ -259,11 +261,13 @@ fn back(
     back
 }
 
-/// Ready when the request has stood still for too long: while it is being sent, by the bound for
-/// bodies; after that, by the one for the response's head.
+/// Resolves when the request exceeds a timeout: the idle timeout while its body is sent, the upstream
+/// timeout after that.
 async fn late(progress: &Progress, began: Instant, bounds: &Bounds) -> Failure {
-    const CLIENT: Failure =
-        Failure::Late("the request stood still for too long", StatusCode::REQUEST_TIMEOUT);
+    const CLIENT: Failure = Failure::Late(
+        "the request's body made no progress within the idle timeout",
+        StatusCode::REQUEST_TIMEOUT,
+    );
     const UPSTREAM: Failure =
         Failure::Late("the upstream did not answer in time", StatusCode::GATEWAY_TIMEOUT);
     loop {
@@ -274,15 +278,15 @@ async fn late(progress: &Progress, began: Instant, bounds: &Bounds) -> Failure {
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return if upload == Upload::Client { CLIENT } else { UPSTREAM };
         }
-        // Which of the bounds is in force changes unseen.
+        // The bound that applies can change without a wake-up.
         let look = bounds.upstream.into_iter().chain(bounds.idle).min();
         let look = look.map(|look| Instant::now() + look);
         until(deadline.into_iter().chain(look).min()).await;
     }
 }
 
-/// Whether the upstream says that it did nothing with the request (RFC 9113, 8.7): then any method
-/// may be sent again.
+/// Whether the upstream says that it did not process the request (RFC 9113, 8.7): then any method may
+/// be retried.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let error = error.source().and_then(|error| error.downcast_ref::<h2::Error>());
     error.is_some_and(|error| {
@@ -292,7 +296,7 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
     })
 }
 
-/// Whether the connection was closed before a response came.
+/// Whether the connection was closed before a response arrived.
 fn is_closed(error: &hyper::Error) -> bool {
     let broken = |error: &io::Error| {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
@@ -311,17 +315,17 @@ impl Failure {
                 tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
                 problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
             }
-            // Its body broke off, or is none.
+            // Its body broke off, or is malformed.
             Self::Send(error) if error.is_user() => {
-                tracing::debug!(error = &error as &dyn Error, "a request's body broke");
+                tracing::debug!(error = &error as &dyn Error, "a request's body failed");
                 problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
             }
             Self::Send(error) => {
-                tracing::warn!(error = &error as &dyn Error, "no response");
-                problem(StatusCode::BAD_GATEWAY, "the upstream gave no valid response")
+                tracing::warn!(error = &error as &dyn Error, "the upstream sent no valid response");
+                problem(StatusCode::BAD_GATEWAY, "the upstream sent no valid response")
             }
             Self::Late(what, status) => problem(status, what),
-            Self::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be passed on"),
+            Self::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Which header fields pass, and how they look behind the gateway.
+//! The header fields that are forwarded, and how they are changed.
 
 use axum::http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{StatusCode, Version};
 
-/// Fields of one hop only, beside those that `Connection` names (RFC 9110, 7.6.1).
+/// Hop-by-hop fields, in addition to those that `Connection` names (RFC 9110, 7.6.1).
 ///
-/// `Trailer` is not one of them: without it no trailers may be sent on.
+/// `Trailer` is not one of them: trailers may be forwarded only with it.
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -15,8 +15,8 @@ const HOP_BY_HOP: [HeaderName; 6] = [
     header::UPGRADE,
 ];
 
-/// Fields that `Connection` may name without effect, beside those that rules read: a client must
-/// not be able to take away what the upstream authenticates it by, or what proxies say of it.
+/// Fields that `Connection` cannot remove, in addition to those that rules read: a client must not be able
+/// to remove its authentication, or what proxies say about it.
 const END_TO_END: [HeaderName; 13] = [
     header::AUTHORIZATION,
     header::PROXY_AUTHORIZATION,
@@ -33,7 +33,7 @@ const END_TO_END: [HeaderName; 13] = [
     HeaderName::from_static("x-forwarded-proto"),
 ];
 
-/// The fields without those of one hop only; `read` are those that rules read.
+/// Removes hop-by-hop fields; `read` are the fields that rules read.
 pub(crate) fn end_to_end(mut headers: HeaderMap, read: &[HeaderName]) -> HeaderMap {
     let named: Vec<_> = tokens(&headers, &header::CONNECTION)
         .filter_map(|name| name.parse::<HeaderName>().ok())
@@ -45,13 +45,13 @@ pub(crate) fn end_to_end(mut headers: HeaderMap, read: &[HeaderName]) -> HeaderM
     headers
 }
 
-/// Whether the sender takes trailers.
+/// Whether the sender accepts trailers.
 pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     tokens(headers, &header::TE).any(|te| te.eq_ignore_ascii_case("trailers"))
 }
 
-/// The protocol that an HTTP/1.1 message wants to change to. HTTP/2 is not one of those that pass:
-/// in a tunnel of it requests would pass that no rule sees.
+/// The protocol that an HTTP/1.1 message asks to upgrade to. HTTP/2 is excluded: requests inside that
+/// tunnel would bypass the rules.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut options = tokens(headers, &header::CONNECTION);
     if !options.any(|option| option.eq_ignore_ascii_case("upgrade")) {
@@ -68,7 +68,7 @@ pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(header::UPGRADE).cloned()
 }
 
-/// Makes one `Cookie` of several (RFC 9113, 8.2.3).
+/// Joins several `Cookie` fields into one (RFC 9113, 8.2.3).
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let Entry::Occupied(entry) = headers.entry(header::COOKIE) else { return };
     if entry.iter().nth(1).is_none() {
@@ -80,7 +80,7 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Says by which version a request came, and to whom.
+/// Appends to `Via` the version of a request, and the name of this gateway.
 pub(crate) fn add_via(headers: &mut HeaderMap, version: Version, name: &str) {
     let version = match version {
         Version::HTTP_09 => "0.9",
@@ -94,7 +94,7 @@ pub(crate) fn add_via(headers: &mut HeaderMap, version: Version, name: &str) {
     }
 }
 
-/// What is wrong with fields that two servers could read in two ways.
+/// The error for fields that two servers could interpret differently.
 pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
     let two = |name| headers.get_all(name).iter().nth(1).is_some();
     let has = |name| headers.contains_key(name);
@@ -108,7 +108,7 @@ pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str
     if !encodings.all(|coding| coding.eq_ignore_ascii_case("chunked"))
         || tokens(headers, &header::TRANSFER_ENCODING).nth(1).is_some()
     {
-        let what = "the only Transfer-Encoding that is understood is chunked, once";
+        let what = "Transfer-Encoding: only chunked is supported, once";
         return Some((StatusCode::NOT_IMPLEMENTED, what));
     }
     None

@@ -1,4 +1,4 @@
-//! Whom a request is for: `Host` and `:authority` (RFC 9112, 3.2; RFC 9113, 8.3.1).
+//! The host of a request: `Host` and `:authority` (RFC 9112, 3.2; RFC 9113, 8.3.1).
 
 use axum::http::Version;
 use axum::http::header::{self, HeaderMap};
@@ -8,7 +8,7 @@ use axum::http::uri::{Authority, Uri};
 ///
 /// # Errors
 ///
-/// If there is none, more than one, or one that is no authority.
+/// If there is none, more than one, or one that is not an authority.
 pub(crate) fn authority(
     uri: &Uri,
     headers: &HeaderMap,
@@ -35,7 +35,7 @@ pub(crate) fn authority(
             Err("Host and :authority differ")
         }
         (Version::HTTP_2, None, None) => Err("neither Host nor :authority"),
-        // In absolute form the target has the last word, but there must be a Host all the same.
+        // In absolute form the target takes precedence, but a Host is still required.
         (Version::HTTP_11, _, None) => Err("no Host"),
         (_, target, host) => Ok(target.or(host)),
     }

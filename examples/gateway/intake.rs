@@ -1,4 +1,4 @@
-//! Looks at each request before any rule does: whom it is for, where to, and who sent it.
+//! Checks each request before the rules: its host, its path, and its client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use super::problem::problem;
 use super::server::{Peer, Serve};
 use super::{headers, host, path};
 
-/// All that a request meets before the rules.
+/// Handles a request up to the rules.
 pub(crate) struct Intake {
     pub(crate) current: Arc<Current>,
     pub(crate) trusted: TrustedProxies,
     pub(crate) log: Option<Arc<AccessLog>>,
 }
 
-/// Why a request does not go on.
+/// Why a request is rejected.
 type Refused = (StatusCode, &'static str);
 
 impl Serve for Intake {
@@ -45,7 +45,7 @@ impl Serve for Intake {
         let response = match target {
             Err((status, what)) => problem(status, what),
             Ok(target) => {
-                // What `PeerIpKey` goes by.
+                // `PeerIpKey` reads it.
                 parts.extensions.insert(SocketAddr::new(client, from.address.port()));
                 parts.extensions.insert(from.connection);
                 if let Some(entry) = exchange.entry() {
@@ -67,18 +67,18 @@ impl Serve for Intake {
     }
 }
 
-/// What a request asks for.
+/// The target of a request.
 struct Target {
     authority: Option<Authority>,
     is_asterisk: bool,
 }
 
 impl Target {
-    /// Checks a request, and puts its path into the normal form.
+    /// Checks a request, and normalizes its path.
     fn of(parts: &mut Parts) -> Result<Self, Refused> {
         const BAD: StatusCode = StatusCode::BAD_REQUEST;
         if parts.method == Method::CONNECT {
-            return Err((StatusCode::NOT_IMPLEMENTED, "this is not a tunnel"));
+            return Err((StatusCode::NOT_IMPLEMENTED, "CONNECT is not supported"));
         }
         if let Some(refused) = headers::ambiguous(&parts.headers) {
             return Err(refused);
@@ -92,18 +92,18 @@ impl Target {
         }
         let authority = host::authority(uri, &parts.headers, parts.version);
         let authority = authority.map_err(|what| (BAD, what))?;
-        // The whole server is asked for: what rules take for the root.
+        // It addresses the whole server; rules treat it as the root.
         let is_asterisk = uri.path() == "*";
         if is_asterisk && parts.method != Method::OPTIONS {
-            return Err((BAD, "the target * is for OPTIONS alone"));
+            return Err((BAD, "the target * is allowed with OPTIONS only"));
         }
         let from = if is_asterisk { "/" } else { uri.path() };
         let normal = path::normalize(from);
         let normal =
-            normal.map_err(|_| (BAD, "a % in the path has no two hex digits behind it"))?;
+            normal.map_err(|_| (BAD, "a % in the path is not followed by two hex digits"))?;
         if normal != uri.path() {
             let uri = path::with_path(uri, &normal);
-            parts.uri = uri.ok_or((BAD, "the path cannot be passed on"))?;
+            parts.uri = uri.ok_or((BAD, "the path cannot be forwarded"))?;
         }
         Ok(Self { authority, is_asterisk })
     }

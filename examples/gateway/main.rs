@@ -10,13 +10,12 @@
 //! It takes HTTP/1.1 and HTTP/2 without TLS, and speaks HTTP/1.1, HTTP/2 (`h2c://`) or, with the
 //! feature `tls`, `https://` to the upstream. With the feature `admin`, `--admin 9090` serves a page
 //! for operators, on loopback; with `metrics`, `--status 9091` shows metrics beside probes.
-//! docs/gateway.md tells all of it.
+//! docs/gateway.md is its manual.
 //!
 //! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
-//! With `--config FILE` there can be several limits, for parts of the paths if need be; the file is
-//! read again at SIGHUP.
-//! SIGTERM or Ctrl-C drains: what is in flight ends, the permits are given back, the exit code is
-//! 0. A second signal ends it at once, with 1.
+//! `--config FILE` takes several limits, each for all paths or some; the file is reloaded at SIGHUP.
+//! SIGTERM or Ctrl-C drains: requests in flight end, permits are released, the exit code is 0. A
+//! second signal ends it at once, with 1.
 
 #![allow(clippy::print_stdout, reason = "says where it listens")]
 
@@ -38,6 +37,9 @@ mod peer;
 mod pool;
 mod problem;
 mod progress;
+#[cfg(feature = "metrics")]
+#[path = "../shared/prometheus.rs"]
+mod prometheus;
 mod server;
 mod site;
 mod status;
@@ -131,19 +133,19 @@ fn access_log(path: &std::path::Path, with_keys: bool) -> io::Result<AccessLog> 
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
-/// Reads the file again at each SIGHUP, if there is one. Never ends.
+/// Reloads the file, if there is one, at each SIGHUP. Never resolves.
 #[cfg(unix)]
 fn reloads(current: Arc<Current>, args: &Args) -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let args = args.clone();
-    // Without a file SIGHUP does what it always does.
+    // Without a file, SIGHUP keeps its default action.
     let mut hangups = args.config.is_some().then(|| signal(SignalKind::hangup())).transpose()?;
     Ok(async move {
         if let Some(hangups) = &mut hangups {
             while hangups.recv().await.is_some() {
                 match current.reload(&args).await {
-                    Ok(()) => tracing::info!("the configuration was read again and is in force"),
-                    Err(error) => tracing::error!("{error}; the configuration of before stays"),
+                    Ok(()) => tracing::info!("the configuration was reloaded and is in force"),
+                    Err(error) => tracing::error!("{error}; the previous configuration stays"),
                 }
             }
         }
@@ -156,12 +158,12 @@ fn reloads(_: Arc<Current>, _: &Args) -> io::Result<impl Future<Output = ()>> {
     Ok(std::future::pending())
 }
 
-/// Ready at the first signal to stop; a second one then ends the process.
+/// Resolves at the first signal to stop; a second one then exits the process.
 fn first_signal() -> io::Result<impl Future<Output = ()>> {
     let mut signals = Signals::listen()?;
     Ok(async move {
         signals.next().await;
-        tracing::info!("draining; a second signal ends at once");
+        tracing::info!("draining; a second signal exits at once");
         tokio::spawn(async move {
             signals.next().await;
             std::process::exit(1);

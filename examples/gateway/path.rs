@@ -1,7 +1,7 @@
-//! Paths in their normal form (RFC 3986, 6.2.2), so that one resource has one spelling.
+//! Paths in their normal form (RFC 3986, 6.2.2).
 //!
-//! Rules match the normal form, and the upstream receives it: a path cannot be spelled so that a
-//! rule misses what the upstream then serves.
+//! Rules match the normal form, and the upstream receives it, so no spelling of a path gets around a
+//! rule and still reaches the resource.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode_byte, utf8_percent_encode};
 
-/// What cannot stand in a path as it is (RFC 3986, 3.3), beside `%` and what is not ASCII.
+/// Characters that a path must encode (RFC 3986, 3.3), in addition to `%` and non-ASCII.
 const ENCODED: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -26,15 +26,15 @@ const ENCODED: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// The path cannot be read: a `%` without two hex digits behind it.
+/// A `%` in the path is not followed by two hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadPath;
 
-/// The path, with every character written in one way, without empty segments, `.` and `..`.
+/// Normalizes percent-encoding, and removes empty segments, `.` and `..`.
 ///
 /// # Errors
 ///
-/// If a `%` has no two hex digits behind it.
+/// If a `%` is not followed by two hex digits.
 pub(crate) fn normalize(path: &str) -> Result<Cow<'_, str>, BadPath> {
     if is_normal(path) {
         return Ok(Cow::Borrowed(path));
@@ -72,7 +72,7 @@ pub(crate) fn with_path(uri: &Uri, path: &str) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// Whether nothing has to change: the common case.
+/// Whether the path is normal already, as most are.
 fn is_normal(path: &str) -> bool {
     let rest = path.strip_prefix('/');
     let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'%';
@@ -90,8 +90,8 @@ fn is_normal(path: &str) -> bool {
     })
 }
 
-/// The path with unreserved characters as they are, and all others that need it as upper-case
-/// `%XX`. A `/` that was encoded stays so: it is part of a segment.
+/// Decodes unreserved characters, and encodes all others that need it as upper-case `%XX`. An encoded
+/// `/` stays encoded: it is part of a segment.
 fn respell(path: &str) -> Result<String, BadPath> {
     let mut written = String::with_capacity(path.len() + 8);
     let mut rest = path;

@@ -1,4 +1,4 @@
-//! Which client a request comes from, and what the upstream is told of it.
+//! The client of a request, and the fields that tell the upstream about it.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// The networks whose proxies are believed.
+/// The networks of trusted proxies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TrustedProxies(Vec<IpNet>);
 
@@ -38,7 +38,7 @@ impl TrustedProxies {
     /// The client's address: the peer's, or if that is a trusted proxy, the last one in
     /// `X-Forwarded-For` that is not.
     ///
-    /// An entry that is no address ends the search: what stands before it was written by a stranger.
+    /// An entry that is not an address ends the search: entries before it cannot be trusted.
     pub(crate) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = peer.to_canonical();
         if !self.contain(client) {
@@ -59,18 +59,18 @@ impl TrustedProxies {
     }
 }
 
-/// An address, perhaps with a port.
+/// An address, with or without a port.
 fn address(entry: &str) -> Option<IpAddr> {
     let plain = entry.trim_start_matches('[').trim_end_matches(']');
     let address = plain.parse().or_else(|_| entry.parse().map(|socket: SocketAddr| socket.ip()));
     address.ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// What is known of a request's origin, for the upstream.
+/// The origin of a request, as reported to the upstream.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     pub(crate) peer: IpAddr,
-    /// Whether the peer is a proxy whose word counts.
+    /// Whether the peer is a trusted proxy.
     pub(crate) is_trusted: bool,
 }
 
@@ -81,7 +81,7 @@ impl Origin {
     }
 
     /// Adds this hop to `X-Forwarded-For` and `Forwarded`. `X-Forwarded-Proto` and
-    /// `X-Forwarded-Host` have one value: that of a trusted proxy, or else what was seen here.
+    /// `X-Forwarded-Host` have one value: that of a trusted proxy, otherwise the one seen here.
     pub(crate) fn add_to(&self, headers: &mut HeaderMap, host: Option<&str>, hides_host: bool) {
         append(headers, X_FORWARDED_FOR, &self.peer.to_string());
 
@@ -111,7 +111,7 @@ impl Origin {
     }
 }
 
-/// Puts an entry behind those that are there, in one line.
+/// Appends an entry, and joins all into one line.
 fn append(headers: &mut HeaderMap, name: HeaderName, entry: &str) {
     let mut list = Vec::new();
     for value in headers.get_all(&name) {

@@ -1,4 +1,4 @@
-//! Connections to the upstream that are kept for the next request.
+//! The pool of connections to the upstream.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +19,14 @@ use tokio::time::Instant;
 use super::connect::{CONNECT_TIMEOUT, Connector};
 use super::upstream::{Protocol, Upstream};
 
-/// How long a connection of HTTP/1.1 is kept without a request. Below what servers commonly allow, so
-/// that it is seldom they who close it.
+/// How long an idle connection of HTTP/1.1 is kept. Below the timeout of most servers, so that the
+/// server seldom closes it first.
 const IDLE: Duration = Duration::from_secs(30);
-/// Connections of HTTP/1.1 that are kept without a request.
+/// Idle connections of HTTP/1.1 that are kept.
 const MOST_IDLE: usize = 1024;
-/// Requests at a time on one connection of HTTP/2; servers commonly allow 100 or more.
+/// Concurrent requests on one connection of HTTP/2; servers commonly allow 100 or more.
 const STREAMS: usize = 100;
-/// When a connection of HTTP/2 with requests on it is asked whether it is still there.
+/// How often a connection of HTTP/2 with requests on it is pinged.
 const PING: Duration = Duration::from_secs(20);
 
 /// The connections to one upstream.
@@ -34,9 +34,9 @@ pub(crate) struct Pool {
     connector: Connector,
     idle: Mutex<Vec<Idle>>,
     shared: Mutex<Vec<Shared>>,
-    /// One request at a time opens a connection that others may share.
+    /// Serializes the opening of connections that requests can share.
     opening: tokio::sync::Mutex<()>,
-    /// What is known of the upstream: connections to it can be shared.
+    /// Whether connections to the upstream can be shared, as far as known.
     is_shared: AtomicBool,
 }
 
@@ -48,11 +48,11 @@ struct Idle {
 #[derive(Clone)]
 struct Shared {
     sender: http2::SendRequest<Body>,
-    /// A clone for each request on it.
+    /// One clone for each request on it.
     streams: Arc<()>,
 }
 
-/// A connection that is this request's to use.
+/// A connection for one request.
 pub(crate) enum Lease {
     Http1 { sender: http1::SendRequest<Body>, is_reused: bool },
     Http2 { sender: http2::SendRequest<Body>, stream: Arc<()>, is_reused: bool },
@@ -71,19 +71,19 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A connection that was used before, if there is one and `fresh` is not asked for, or a new
-    /// one. `upgrade`: for a request that is to be upgraded, which HTTP/2 cannot be.
+    /// A pooled connection, or a new one if there is none or `fresh` is set. `upgrade` is for a request
+    /// that asks for an upgrade, which needs HTTP/1.1.
     pub(crate) async fn lease(&self, fresh: bool, upgrade: bool) -> Result<Lease, BoxError> {
         if !fresh && let Some(lease) = self.reuse(upgrade) {
             return Ok(lease);
         }
         let _opening = if self.is_shared.load(Ordering::Relaxed) && !upgrade {
-            // While an upstream does not answer, they do not wait for each other longer than for it.
+            // Requests wait for each other no longer than for an upstream that does not answer.
             let turn = tokio::time::timeout(CONNECT_TIMEOUT, self.opening.lock()).await.ok();
             if !fresh && let Some(lease) = self.reuse(upgrade) {
                 return Ok(lease);
             }
-            // Meanwhile it may have turned out that connections to this upstream cannot be shared.
+            // The request before may have found that connections to this upstream cannot be shared.
             turn.filter(|_| self.is_shared.load(Ordering::Relaxed))
         } else {
             None
@@ -131,7 +131,7 @@ impl Pool {
             }
         }
         let mut idle = lock(&self.idle);
-        // The one that was used last: others can close.
+        // The most recently used one, so that the others can expire.
         while let Some(Idle { sender, since }) = idle.pop() {
             if sender.is_ready() && since.elapsed() < IDLE {
                 return Some(Lease::Http1 { sender, is_reused: true });
@@ -140,7 +140,7 @@ impl Pool {
         None
     }
 
-    /// Keeps the connection for another request, once this one's response is over.
+    /// Returns the connection to the pool once the response is over.
     fn keep(self: &Arc<Self>, mut sender: http1::SendRequest<Body>) {
         let pool = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -160,7 +160,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes what was not used for long.
+/// Closes idle connections.
 async fn sweep(pool: Weak<Pool>) {
     loop {
         tokio::time::sleep(IDLE / 2).await;
@@ -183,7 +183,7 @@ impl Lease {
         }
     }
 
-    /// Which connection it is, if others may use it, too.
+    /// Identifies the connection, if requests can share it.
     pub(crate) fn shared(&self) -> Option<Weak<()>> {
         match self {
             Self::Http1 { .. } => None,
@@ -195,7 +195,7 @@ impl Lease {
         matches!(self, Self::Http2 { .. })
     }
 
-    /// Sends the request; the head of the response.
+    /// Sends the request, and returns the head of the response.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl Lease {
         match self {
             Self::Http1 { mut sender, .. } => {
                 let response = sender.try_send_request(request).await?;
-                // A connection that is upgraded never becomes ready again.
+                // An upgraded connection never becomes ready again.
                 pool.keep(sender);
                 Ok(response.map(|inner| UpstreamBody { inner, _stream: None }))
             }

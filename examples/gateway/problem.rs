@@ -1,10 +1,10 @@
-//! Responses of the gateway itself, as problem documents (RFC 9457).
+//! Error responses of the gateway, as problem documents (RFC 9457).
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-/// A response with this status, and why.
+/// A response with this status and detail.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response {
     let problem = json!({
         "type": "about:blank",

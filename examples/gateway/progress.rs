@@ -1,11 +1,11 @@
-//! When something last moved, and by when it must move again.
+//! Progress of a request, and the timeouts for it.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The bounds on time, of all requests. `None`: no bound.
+/// The timeouts of all requests. `None`: no timeout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) header: Option<Duration>,
@@ -14,7 +14,7 @@ pub(crate) struct Bounds {
     pub(crate) drain: Duration,
 }
 
-/// When a part of a request or of its response last passed.
+/// When a part of a request or of its response was last transferred.
 #[derive(Debug)]
 pub(crate) struct Progress {
     began: Instant,
@@ -23,7 +23,7 @@ pub(crate) struct Progress {
     upload: AtomicU8,
 }
 
-/// What the request's body waits for.
+/// What a request's body waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Upload {
@@ -41,7 +41,7 @@ impl Progress {
         Self { began: Instant::now(), moved: AtomicU64::new(0), upload }
     }
 
-    /// Something passed just now.
+    /// Records progress now.
     pub(crate) fn moved(&self) {
         let since = self.began.elapsed().as_micros();
         self.moved.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Takes connections, and sees them end.
+//! Accepts connections, and drains them.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -26,12 +26,12 @@ use super::connect::TCP_KEEPALIVE;
 use super::connection::{Activity, WatchedIo};
 use super::progress::Bounds;
 
-/// A request's head, at most.
+/// The largest request head.
 const HEAD_BYTES: usize = 64 * 1024;
-/// When a client of HTTP/2 is asked whether it is still there.
+/// How often a client of HTTP/2 is pinged.
 const PING: Duration = Duration::from_secs(30);
 
-/// What answers requests.
+/// Handles requests.
 pub(crate) trait Serve: Send + Sync + 'static {
     fn serve(
         self: Arc<Self>,
@@ -40,7 +40,7 @@ pub(crate) trait Serve: Send + Sync + 'static {
     ) -> impl Future<Output = Response<ResponseBody>> + Send;
 }
 
-/// The connection that a request came by.
+/// The connection of a request.
 #[derive(Clone)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
@@ -49,7 +49,7 @@ pub(crate) struct Peer {
     pub(crate) connection: Connection,
 }
 
-/// Serves until `stop`, and from there on what is in flight, for as long as the bound allows.
+/// Serves until `stop`, and then drains: requests in flight end within the bound or are cut off.
 pub(crate) async fn run<S: Serve>(
     listener: TcpListener,
     service: &Arc<S>,
@@ -76,16 +76,19 @@ pub(crate) async fn run<S: Serve>(
     let _ = draining.send(true);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(bounds.drain, all).await.is_err() {
-        tracing::warn!("{} connections are cut off: the time to drain is over", connections.len());
+        tracing::warn!(
+            "the drain timeout has passed; {} connections are cut off",
+            connections.len()
+        );
         connections.shutdown().await;
     }
 }
 
-/// There may be no more file descriptors; a connection that is gone already needs no pause.
+/// File descriptors may be exhausted; a connection that is already closed needs no pause.
 async fn pause_after(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        tracing::error!(%error, "cannot take a connection");
+        tracing::error!(%error, "cannot accept a connection");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
@@ -97,7 +100,7 @@ async fn connection<S: Serve>(
     bounds: Bounds,
     mut drains: watch::Receiver<bool>,
 ) {
-    // Fails on a dead socket only. Without the first, small frames of a stream are kept back.
+    // Fails on a dead socket only. Without `nodelay`, small frames of a stream are held back.
     let _ = socket.set_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
     let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
@@ -110,10 +113,10 @@ async fn connection<S: Serve>(
         async move { Ok::<_, Infallible>(answer.await) }
     });
 
-    // Dropped last: what is left of the connection's streams ends with it.
+    // Dropped last, which aborts the connection's remaining streams.
     let streams = Streams::default();
     let mut builder = auto::Builder::new(streams.clone());
-    // How long a head may take is seen to here, with the rest.
+    // `Activity::watch` has the header timeout, with all others.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
     let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING);
@@ -134,7 +137,7 @@ async fn connection<S: Serve>(
                     serving.as_mut().graceful_shutdown();
                 }
                 () = activity.watch() => {
-                    tracing::debug!("a client's connection stood still for too long");
+                    tracing::debug!("a client's connection exceeded a timeout");
                     break;
                 }
             }
@@ -145,7 +148,7 @@ async fn connection<S: Serve>(
     }
 }
 
-/// Runs the streams of one connection of HTTP/2, until it is dropped.
+/// Runs the streams of one connection of HTTP/2; aborts them on drop.
 #[derive(Clone, Default)]
 struct Streams(Arc<Mutex<JoinSet<()>>>);
 

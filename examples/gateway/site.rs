@@ -1,4 +1,4 @@
-//! Where a gateway stands: all that is said once, and not for each limit.
+//! The settings of a gateway that are not part of a rule.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,73 +18,74 @@ const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// Less than the 30 s that Kubernetes leaves a pod, unless told otherwise.
+/// Less than the 30 s that Kubernetes gives a pod by default.
 const DRAIN: Duration = Duration::from_secs(25);
 
-/// Where a gateway stands.
+/// The settings that are given once, not for each limit.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Site {
-    /// Where to listen, for HTTP/1.1 and HTTP/2; port 0 takes a free one [default: 127.0.0.1:8080]
+    /// The address to listen on, for HTTP/1.1 and HTTP/2; port 0 takes a free port [default:
+    /// 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// Where requests go: http://host[:port][/base], or h2c:// for HTTP/2 without TLS, or https://
+    /// The upstream: http://host[:port][/base], or h2c:// for HTTP/2 without TLS, or https://
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<Upstream>,
 
-    /// Where permits are counted; in this process, unless given
+    /// The Redis in which permits are counted; without it, they are counted in this process
     #[arg(long, value_name = "URL")]
     pub(crate) redis: Option<String>,
 
-    /// What happens after Redis may have lost data: grants go on, or are held back for one lease
+    /// After Redis may have lost data: continue granting, or grant nothing for one lease
     /// [default: continue]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) after_loss: Option<Loss>,
 
     /// A file with a secret, the same for all gateways, for --fair-by where clients choose the names
-    /// of tenants. Whitespace around the secret does not count
+    /// of tenants. Whitespace around the secret is ignored
     #[arg(long, value_name = "PATH")]
     pub(crate) tenant_salt_file: Option<PathBuf>,
 
-    /// The name that the upstream is asked by: the one that the client used, or the upstream's own
+    /// The host that the upstream gets: the one that the client used, or the upstream's own
     /// [default: client]
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub(crate) host: Option<HostSent>,
 
-    /// Networks of proxies whose X-Forwarded-For is believed, such as 10.0.0.0/8,fd00::/8: for peer-ip
-    /// a request comes from the last address in it that is none of them
+    /// Networks of proxies whose X-Forwarded-For is trusted, such as 10.0.0.0/8,fd00::/8: the client is
+    /// the last address in it that is in none of these networks
     #[arg(long, value_name = "CIDR,...")]
     pub(crate) trusted_proxies: Option<TrustedProxies>,
 
-    /// How long the head of a request may take, from its first byte on; and how long a new connection may
-    /// say nothing. TIME, or `none` [default: 30s]
+    /// How long a request head may take from its first byte, and how long a new connection may be
+    /// silent. TIME, or `none` [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = bound)]
     pub(crate) header_timeout: Option<Bound>,
 
-    /// How long the upstream may take from the end of a request to the head of its response; then 504.
+    /// How long the upstream may take from the end of a request to the response head; then 504.
     /// TIME, or `none` [default: 5m]
     #[arg(long, value_name = "TIME", value_parser = bound)]
     pub(crate) upstream_timeout: Option<Bound>,
 
-    /// How long a body, either way, an upgraded connection or one without a request may stand still.
+    /// How long a body, an upgraded connection, or a connection without a request may be idle.
     /// TIME, or `none` [default: 5m]
     #[arg(long, value_name = "TIME", value_parser = bound)]
     pub(crate) idle_timeout: Option<Bound>,
 
-    /// How long what is in flight may take to end after SIGTERM; then it is cut off [default: 25s]
+    /// How long requests in flight may take after SIGTERM before they are cut off [default: 25s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) drain: Option<Duration>,
 
-    /// Where to serve /-/healthy, /-/ready and /-/metrics: a port, on loopback, or ADDR:PORT. The
-    /// operator's page has them, too
+    /// Serve /-/healthy, /-/ready and /-/metrics on a port of loopback, or on ADDR:PORT. --admin serves
+    /// them, too
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = own_address)]
     pub(crate) status: Option<SocketAddr>,
 
-    /// Where to append a line of JSON for each request; `-` is stdout
+    /// Append a line of JSON for each request to this file; `-` is stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) access_log: Option<PathBuf>,
 
-    /// Write keys into the access log; they may be secrets
+    /// Include keys in the access log; they may be secrets
     #[arg(long)]
     pub(crate) access_log_keys: bool,
 
@@ -107,12 +108,12 @@ pub(crate) enum HostSent {
     Upstream,
 }
 
-/// A bound on time; `None`: there is none.
+/// A timeout; `None`: no timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bound(Option<Duration>);
 
 impl Site {
-    /// What is said here, and the rest as said there.
+    /// Takes from `other` what is not set here.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             listen: self.listen.or(other.listen),
@@ -134,7 +135,7 @@ impl Site {
         }
     }
 
-    /// A field that only a restart can change, and that is another one there.
+    /// The first field that differs and that only a restart can change.
     pub(crate) fn differs(&self, other: &Self) -> Option<&'static str> {
         let fixed = [
             ("listen", self.listen == other.listen),
@@ -160,7 +161,7 @@ impl Site {
         self.listen.unwrap_or(LISTEN)
     }
 
-    /// Whether somebody may ask how it is.
+    /// Whether probes and metrics are served.
     pub(crate) const fn is_watched(&self) -> bool {
         #[cfg(feature = "admin")]
         if self.admin.address.is_some() {
@@ -179,7 +180,7 @@ impl Site {
         }
     }
 
-    /// Where permits are counted; else the field that cannot be used, and why.
+    /// The semaphore; an error names the field, and why it cannot be used.
     pub(crate) fn semaphore(&self) -> Result<Semaphore, (&'static str, String)> {
         let semaphore = match &self.redis {
             None => Semaphore::in_memory(),
@@ -212,7 +213,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "allowed: an IP address and a port, such as 127.0.0.1:8080")
 }
 
-/// On loopback, where only a port is given.
+/// An address, or a port of loopback.
 pub(crate) fn own_address(text: &str) -> Result<SocketAddr, &'static str> {
     let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
     port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")

@@ -1,4 +1,4 @@
-//! What probes and Prometheus ask for: `/-/healthy`, `/-/ready` and `/-/metrics`.
+//! Probes and metrics: `/-/healthy`, `/-/ready` and `/-/metrics`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,11 +14,13 @@ use tokio::task::JoinHandle;
 use tower_semaphore::ConnectionState;
 
 use super::app::Current;
+#[cfg(feature = "metrics")]
+use super::prometheus;
 
-/// How long Redis may take to answer before the gateway says that it is not ready.
+/// How long Redis may take to reply before `/-/ready` fails.
 const ASKED: Duration = Duration::from_secs(1);
 
-/// What the gateway says of itself.
+/// The state behind the probes.
 #[derive(Clone)]
 pub(crate) struct Status {
     current: Arc<Current>,
@@ -28,17 +30,17 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// From here on, what the process does is counted.
+    /// Installs the metrics recorder: what happens before is not counted.
     pub(crate) fn new(current: &Arc<Current>) -> io::Result<Self> {
         Ok(Self {
             current: Arc::clone(current),
             is_draining: Arc::default(),
             #[cfg(feature = "metrics")]
-            prometheus: metrics::recorder().map_err(io::Error::other)?,
+            prometheus: prometheus::install().map_err(io::Error::other)?,
         })
     }
 
-    /// No new requests are taken from here on.
+    /// Makes `/-/ready` fail.
     pub(crate) fn drain(&self) {
         self.is_draining.store(true, Ordering::Relaxed);
     }
@@ -51,7 +53,7 @@ impl Status {
             .route("/-/metrics", get(move || async move { metrics.metrics() }))
     }
 
-    /// Serves this alone, until the task is aborted.
+    /// Serves these routes until the task is aborted.
     pub(crate) async fn serve(&self, address: SocketAddr) -> io::Result<JoinHandle<()>> {
         let listener = TcpListener::bind(address)
             .await
@@ -60,7 +62,7 @@ impl Status {
         let app = self.router();
         Ok(tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, app).await {
-                tracing::error!(%error, "the status page is gone");
+                tracing::error!(%error, "the status address is no longer served");
             }
         }))
     }
@@ -70,10 +72,7 @@ impl Status {
             return (StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
         if self.current.needs_backend() && !self.backend_answers().await {
-            return (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "permits cannot be had: no answer from Redis\n",
-            );
+            return (StatusCode::SERVICE_UNAVAILABLE, "no reply from Redis\n");
         }
         (StatusCode::OK, "ready\n")
     }
@@ -83,7 +82,7 @@ impl Status {
         if matches!(semaphore.health().connection, ConnectionState::Embedded) {
             return true;
         }
-        // Asks, because a gateway that had no request yet has no connection either.
+        // Sends a query, because a gateway without requests so far has no connection.
         let asked = semaphore.inspect("gateway-ready");
         matches!(tokio::time::timeout(ASKED, asked).await, Ok(Ok(_)))
     }
@@ -97,31 +96,5 @@ impl Status {
     #[allow(clippy::unused_self, reason = "with the feature it is used")]
     const fn metrics(&self) -> (StatusCode, &'static str) {
         (StatusCode::NOT_FOUND, "built without the feature metrics\n")
-    }
-}
-
-#[cfg(feature = "metrics")]
-mod metrics {
-    use std::time::Duration;
-
-    use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-
-    /// A recorder with buckets that suit streams.
-    pub(super) fn recorder() -> Result<PrometheusHandle, BuildError> {
-        let mut exporter = PrometheusBuilder::new().with_recommended_naming(true);
-        for (name, buckets) in tower_semaphore::metrics::BUCKETS {
-            exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
-        }
-        let prometheus = exporter.install_recorder()?;
-        // Puts what was recorded into its buckets, even if nobody asks for them.
-        let upkeep = prometheus.clone();
-        tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(Duration::from_secs(5));
-            loop {
-                ticks.tick().await;
-                upkeep.run_upkeep();
-            }
-        });
-        Ok(prometheus)
     }
 }

@@ -1,4 +1,4 @@
-//! A connection that is no longer HTTP: a WebSocket, or whatever else both ends agreed on.
+//! Upgraded connections: WebSockets and other protocols.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use tokio::time::Instant;
 use super::connection::Activity;
 use super::progress::until;
 
-/// Both ends, which are still being upgraded.
+/// Both ends of an upgrade in progress.
 pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
     pub(crate) upstream: OnUpgrade,
 }
 
 impl Tunnel {
-    /// Carries what comes, either way, until both ends are done, one breaks, or neither says
-    /// anything for too long. The client's end holds the permits.
+    /// Copies in both directions until both ends are done, one fails, or the idle timeout passes. The
+    /// client's end holds the permits.
     pub(crate) async fn carry(self, activity: &Arc<Activity>) {
         let Ok((client, upstream)) = tokio::try_join!(self.client, self.upstream) else { return };
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
@@ -28,7 +28,7 @@ impl Tunnel {
                     tracing::debug!(%error, "an upgraded connection broke");
                 }
             }
-            () = stands_still(activity) => tracing::info!("an upgraded connection stood still for too long"),
+            () = stands_still(activity) => tracing::info!("an upgraded connection was idle for too long"),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Where requests go.
+//! The URL of the upstream.
 
 use std::str::FromStr;
 
 use axum::http::uri::{Authority, Scheme, Uri};
 
-/// `http://host:port`, and what all paths begin with.
+/// Scheme, authority and base path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Upstream {
     pub(crate) protocol: Protocol,
@@ -20,7 +20,7 @@ pub(crate) enum Protocol {
     Http,
     /// HTTP/2 without TLS.
     H2c,
-    /// HTTP/2 or HTTP/1.1 over TLS, as the server likes.
+    /// HTTP/2 or HTTP/1.1 over TLS, as negotiated.
     Https,
 }
 
@@ -28,7 +28,7 @@ impl Upstream {
     pub(crate) const ALLOWED: &str =
         "allowed: http://host[:port][/base], or h2c:// (HTTP/2) or https:// in place of http://";
 
-    /// Where to connect to.
+    /// The address to connect to.
     pub(crate) fn address(&self) -> Option<Uri> {
         let scheme = if self.protocol == Protocol::Https { Scheme::HTTPS } else { Scheme::HTTP };
         let uri = Uri::builder().scheme(scheme).authority(self.authority.clone());

@@ -1,4 +1,4 @@
-//! What tenants call: one answer as a stream of events, or a conversation over a WebSocket.
+//! The API for tenants: one answer as a stream of events, or a conversation over a WebSocket.
 
 use std::future::pending;
 use std::time::Duration;
@@ -33,11 +33,11 @@ pub(crate) fn router(
     llm: Llm,
     stopping: watch::Receiver<bool>,
 ) -> Result<Router, ConfigError> {
-    // An open socket costs memory here, not the provider: it has a limit of its own.
+    // An open socket costs memory here and nothing at the provider, so it has its own limit.
     let sockets = ConcurrencyLimitLayer::builder(semaphore, "sockets")
         .key(ExtensionKey::<Tenant>::new())
         .limit_by(|_: &Name, parts: &Parts| Tenant::plan_of(parts).sockets())
-        // Enough for a client that reconnects: its last socket is noticed to be gone a moment later.
+        // Lets a client reconnect before its last socket is noticed to be gone.
         .wait_timeout(Duration::from_millis(500))
         .build()?;
     Ok(Router::new()
@@ -55,7 +55,7 @@ async fn chat(
     prompt: String,
 ) -> Result<Response, StatusCode> {
     let answer = api.llm.ask(tenant, prompt).await.map_err(|_| StatusCode::BAD_GATEWAY)?;
-    // The body of the client's response is that of the provider's, and holds its permit.
+    // The body of the response is that of the provider, and holds the permit.
     let mut response = answer.map(Body::new);
     for of_one_hop in [CONNECTION, TRANSFER_ENCODING] {
         response.headers_mut().remove(of_one_hop);
@@ -63,7 +63,7 @@ async fn chat(
     Ok(response)
 }
 
-/// Opens a socket. The handler keeps its permit, because the response to an upgrade ends at once.
+/// Opens a socket. The handler keeps the permit, because the response to an upgrade ends at once.
 async fn live(
     State(api): State<Api>,
     Extension(tenant): Extension<Tenant>,
@@ -73,8 +73,8 @@ async fn live(
     upgrade.on_upgrade(move |socket| converse(api, tenant, permit, socket))
 }
 
-/// Answers each prompt, until the client leaves, the permit is lost, or this process stops. A prompt
-/// that comes before the answer to the last one is complete interrupts it.
+/// Answers each prompt, until the client leaves, the permit is lost, or this process stops. A new prompt interrupts the
+/// answer to the last one.
 async fn converse(mut api: Api, tenant: Tenant, permit: Permit, mut socket: WebSocket) {
     let mut answer: Option<BoxStream<'static, Result<String, BoxError>>> = None;
     loop {
@@ -120,7 +120,7 @@ async fn next<S: StreamExt + Unpin>(answer: &mut Option<S>) -> Option<S::Item> {
 
 /// Returns once this process is told to stop.
 pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    // An error means that nobody is left to say so.
+    // An error means that the sender is gone.
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 

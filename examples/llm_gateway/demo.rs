@@ -1,4 +1,4 @@
-//! Calls the gateway as tenants and operators do, and checks what it answers.
+//! Calls the gateway as tenants and operators do, and checks the responses.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ use crate::provider::Provider;
 
 const PROMPT: &str = "one two three four five six";
 
-/// Runs all of it, and tells the gateway to stop.
+/// Runs the whole demo, and tells the gateway to stop.
 pub(crate) async fn run(
     url: &str,
     password: &str,

@@ -20,9 +20,11 @@ use tower_semaphore::{
 
 use crate::tenants::Tenant;
 
-/// Requests that the provider allows at a time, for all replicas together.
+/// The concurrent requests that the provider allows, for all replicas together.
 pub(crate) const QUOTA: u32 = 6;
-/// Replicas of this gateway. Counts only while Redis is away.
+/// The name of the quota's semaphore.
+pub(crate) const NAME: &str = "llm";
+/// Replicas of this gateway. Used only while Redis is unreachable.
 const REPLICAS: u32 = 3;
 
 /// An answer of the provider, or a refusal. Its body holds the permit.
@@ -30,7 +32,7 @@ pub(crate) type Answer = Response<ResponseBody<Incoming>>;
 
 /// The quota, shared by the tenants according to their plans.
 pub(crate) fn quota(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
-    ConcurrencyLimitLayer::builder(semaphore, "llm")
+    ConcurrencyLimitLayer::builder(semaphore, NAME)
         .limit(QUOTA)
         .fair_by(ExtensionKey::<Tenant>::new())
         .weight_by(|_: &Name, parts: &Parts| Tenant::plan_of(parts).weight())
@@ -45,7 +47,7 @@ pub(crate) fn quota(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, Conf
 /// Calls the provider.
 #[derive(Clone)]
 pub(crate) struct Llm {
-    // Around the client and not on a route: no permit is held while a prompt is still arriving.
+    // Around the client and not on a route, so that no permit is held while a prompt is uploaded.
     client: ConcurrencyLimit<Client<HttpConnector, Full<Bytes>>>,
     url: String,
 }
@@ -65,7 +67,7 @@ impl Llm {
         Ok(self.client.clone().oneshot(request).await?)
     }
 
-    /// As [`ask`](Self::ask), token by token. Dropping the stream leaves the queue, or ends the request.
+    /// As [`ask`](Self::ask), token by token. Dropping the stream leaves the queue, or cancels the request.
     pub(crate) fn tokens(
         self,
         tenant: Tenant,

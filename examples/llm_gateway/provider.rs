@@ -1,4 +1,4 @@
-//! A fake provider: streams the words of a prompt back, and counts what it has in flight.
+//! A fake provider, which streams the words of a prompt back and counts its requests in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -15,10 +15,10 @@ use http::HeaderMap;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-/// From one token to the next.
+/// The time from one token to the next.
 const TOKEN: Duration = Duration::from_millis(50);
 
-/// What the provider sees.
+/// The provider, with the load that it sees.
 #[derive(Debug, Default)]
 pub(crate) struct Provider {
     seen: Mutex<Seen>,
@@ -27,9 +27,9 @@ pub(crate) struct Provider {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     in_flight: BTreeMap<String, usize>,
-    /// The most at a time, by user.
+    /// The maximum of concurrent requests, by user.
     pub(crate) peaks: BTreeMap<String, usize>,
-    /// The most at a time, of all together.
+    /// The maximum of concurrent requests of all users.
     pub(crate) peak: usize,
     pub(crate) requests: usize,
 }
@@ -72,7 +72,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Starts it; returns the URL that takes prompts.
+/// Starts the provider. Returns the URL that takes prompts.
 pub(crate) async fn serve(provider: Arc<Provider>) -> io::Result<String> {
     let app = Router::new().route("/v1/completions", post(complete)).with_state(provider);
     let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
-/// All tenants, with their keys. In a program of yours, a table of your database.
+/// All tenants, with their keys. In a real program, a table of the database.
 const KEYS: [(&str, Tenant); 3] = [
     ("acme-key", Tenant { name: "acme", plan: Plan::Pro }),
     ("globex-key", Tenant { name: "globex", plan: Plan::Pro }),
@@ -32,7 +32,7 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// How much of the quota a tenant is due while others wait, compared with them.
+    /// The share of the quota while other tenants wait, relative to theirs.
     pub(crate) const fn weight(self) -> u32 {
         match self {
             Self::Free => 1,
@@ -40,7 +40,7 @@ impl Plan {
         }
     }
 
-    /// Requests to the provider at a time.
+    /// The concurrent requests to the provider.
     pub(crate) const fn requests(self) -> u32 {
         match self {
             Self::Free => 2,
@@ -48,7 +48,7 @@ impl Plan {
         }
     }
 
-    /// WebSockets at a time.
+    /// The concurrent WebSockets.
     pub(crate) const fn sockets(self) -> u32 {
         match self {
             Self::Free => 1,
@@ -58,7 +58,7 @@ impl Plan {
 }
 
 impl Tenant {
-    /// The plan of the request's tenant. Behind [`authenticate`] every request has one.
+    /// The plan of the tenant of a request. Behind [`authenticate`], every request has one.
     pub(crate) fn plan_of(parts: &Parts) -> Plan {
         parts.extensions.get::<Self>().map_or(Plan::Free, |tenant| tenant.plan)
     }
@@ -68,14 +68,14 @@ impl Tenant {
     }
 }
 
-/// What makes it a key for `ExtensionKey`.
+/// Lets `ExtensionKey` use it as the key.
 impl AsRef<[u8]> for Tenant {
     fn as_ref(&self) -> &[u8] {
         self.name.as_bytes()
     }
 }
 
-/// Tenants by the hash of their key, so that the time of a lookup tells nothing of the keys.
+/// Tenants by the hash of their key, so that lookups leak nothing about keys through timing.
 #[derive(Clone)]
 pub(crate) struct ApiKeys {
     tenants: Arc<HashMap<[u8; 32], Tenant>>,

@@ -1,11 +1,11 @@
-//! An Axum app that shows what its limit does: metrics for Prometheus, spans and events in the log.
+//! An Axum app with observability: metrics for Prometheus, spans and events in the log.
 //!
 //! ```sh
 //! cargo run --all-features --example observability
 //! ```
 //!
-//! Beside this file lie a Grafana dashboard and alert rules for Prometheus. Counts in this process;
-//! with `REDIS_URL` set, all processes that have the same count together.
+//! This directory also has a Grafana dashboard and alert rules for Prometheus. Set `REDIS_URL` to share permits
+//! between all processes that use the same Redis.
 
 #![allow(clippy::print_stdout, reason = "says what to try")]
 
@@ -29,7 +29,7 @@ use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Quiet, unless something changes: RUST_LOG=tower_semaphore=debug tells of every request.
+    // Logs only changes of state; RUST_LOG=tower_semaphore=debug logs every request.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).init();
     let prometheus = prometheus::install()?;
@@ -42,14 +42,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .key(HeaderKey::from_static("x-tenant"))
         .limit(2)
         .wait_timeout(Duration::from_millis(1500))
-        // Whoever asks chooses the header, so only these have series of their own.
+        // Clients choose the header, so only these values get their own series.
         .key_labels(KeyLabels::listed(["acme", "globex"]))
         .build()?;
 
     let app = Router::new()
         .route("/work", get(work))
         .layer(per_tenant)
-        // Outside of the layer: what shows the limit is not subject to it.
+        // Outside the layer, so that the limit does not apply to it.
         .route("/metrics", get(async move || prometheus.render()));
 
     let address = env::args().nth(1).unwrap_or_else(|| "127.0.0.1:3000".to_owned());
@@ -80,10 +80,10 @@ fn invite(url: &str) {
     println!(
         r#"listening on {url}; try:
 
-# Ten at once for a tenant that may have two: some wait, some are refused.
+# Ten at once for a tenant that may have two: some wait, some are rejected.
 for i in $(seq 10); do curl -s -o /dev/null -w '%{{http_code}}\n' -H 'x-tenant: acme' {url}/work & done; wait
 
-# What Prometheus sees of it.
+# The metrics.
 curl -s {url}/metrics | grep -v '^#'
 "#
     );

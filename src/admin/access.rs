@@ -1,4 +1,4 @@
-//! Who reaches the page: the hosts by which it may be asked, the token, and the header that changes need.
+//! Access to the page: allowed hosts, the token, and the header that changes need.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use subtle::ConstantTimeEq;
 use super::problem::Problem;
 use crate::error::ConfigError;
 
-/// What a request that changes something must have.
+/// The header that every request that changes something must have.
 const MARK: HeaderName = HeaderName::from_static("x-semaphore-admin");
 
-/// What a browser may do with these pages: load our script and style, and speak to us.
+/// Lets a browser load the page's own script and style and send requests to the page, and nothing else.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
      form-action 'none'; frame-ancestors 'none'",
 );
 
-/// What browsers and others are asked for where a token is missing.
+/// How a browser or a program is told to send the token.
 const CHALLENGES: [HeaderValue; 2] = [
     HeaderValue::from_static("Basic realm=\"semaphores\", charset=\"UTF-8\""),
     HeaderValue::from_static("Bearer realm=\"semaphores\""),
@@ -41,8 +41,8 @@ pub(super) struct Access {
     pub(super) token: Option<Token>,
 }
 
-/// By which hosts the page may be asked, beside those of loopback. A site can have its own name lead to any address,
-/// and its pages then speak to that address as to their own site; it cannot do so with a name that is not its own.
+/// The hosts that a request may name, in addition to those of loopback. This prevents DNS rebinding: a site can point
+/// its own name at this server, but its pages cannot send a `Host` that is not the site's own.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     names: Vec<String>,
@@ -60,14 +60,14 @@ impl Hosts {
         let authority = host.parse::<Authority>().ok().filter(|parsed| parsed.host() == host);
         if authority.is_none() || host.starts_with('[') {
             return Err(ConfigError::new(format!(
-                "host: {host:?}; allowed: a name or an IP address, without a port"
+                "host is {host:?}; expected a name or an IP address, without a port"
             )));
         }
         self.names.push(plain(host).to_ascii_lowercase());
         Ok(())
     }
 
-    /// A page that listens on all addresses may be asked by all: none of them is a name.
+    /// An unspecified address stands for every IP address. Names are not among them, so rebinding stays impossible.
     pub(super) fn allow_address(&mut self, address: IpAddr) {
         self.every_address |= address.is_unspecified();
         self.addresses.push(address.to_canonical());
@@ -85,7 +85,7 @@ impl Hosts {
         name == "localhost" || name.ends_with(".localhost") || self.names.contains(&name)
     }
 
-    /// All hosts that a request names: in its target, in its header.
+    /// Checks every host that a request names, in its target and in its header.
     fn check(&self, request: &Request) -> Result<(), Problem> {
         let target = request.uri().authority().map(Authority::host).map(ToOwned::to_owned);
         let named = request.headers().get_all(HOST).iter().map(|value| {
@@ -100,37 +100,40 @@ impl Hosts {
         let Some(host) = refused else { return Ok(()) };
         let host =
             host.map_or_else(|| "missing or malformed".to_owned(), |host| format!("{host:?}"));
-        // Which names are is no business of a page that has led a name of its own here.
+        // The response does not list the allowed names: a page of another site may read it.
         tracing::debug!(
             target: "tower_semaphore",
             host,
             names = ?self.names,
             addresses = ?self.addresses,
-            "the operator's page was asked by a host that is not allowed"
+            "rejected a request to the operator's page: its host is not allowed"
         );
-        let allowed = "localhost, addresses of loopback, and hosts that it was told of";
-        Err(Problem::new(StatusCode::FORBIDDEN, format!("host: {host}; allowed: {allowed}")))
+        let detail = format!(
+            "host is {host}; expected localhost, a loopback address, or a host that this server is configured \
+             to allow"
+        );
+        Err(Problem::new(StatusCode::FORBIDDEN, detail))
     }
 }
 
-/// Without the dot that a full name may end with.
+/// Strips the dot that a fully qualified name may end with.
 fn plain(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
-/// A secret, as its hash: comparing hashes tells nothing of the length.
+/// The token as a hash, so that a comparison does not reveal its length.
 pub(super) struct Token([u8; 32]);
 
 impl Token {
     const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
     pub(super) fn new(token: &str) -> Result<Self, ConfigError> {
-        // A bearer token is these characters (RFC 6750).
+        // The characters of a bearer token (RFC 6750).
         let known = |c: u8| c.is_ascii_alphanumeric() || b"-._~+/=".contains(&c);
         if !Self::LENGTH.contains(&token.len()) || !token.bytes().all(known) {
-            // The value is a secret, even one that cannot be used.
+            // An invalid value may still be a secret, so the error does not show it.
             return Err(ConfigError::new(format!(
-                "token: {} bytes; allowed: 16 to 256 of A-Z a-z 0-9 - . _ ~ + / =",
+                "token has {} bytes; expected 16 to 256 of A-Z a-z 0-9 - . _ ~ + / =",
                 token.len()
             )));
         }
@@ -145,8 +148,7 @@ impl Token {
         if shown.is_some_and(|shown| self.is(shown)) {
             return Ok(());
         }
-        let detail =
-            "a token is needed: as `Authorization: Bearer TOKEN`, or as the password of any user";
+        let detail = "token is missing or wrong; send it as `Authorization: Bearer TOKEN`, or as the password of any user";
         Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
     }
 
@@ -161,7 +163,7 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Lets nothing pass that another site can make a browser send, and tells browsers what not to do.
+/// Rejects requests that another site can make a browser send, and adds the security headers.
 pub(super) async fn guard(
     State(access): State<Arc<Access>>,
     request: Request,
@@ -195,7 +197,7 @@ impl Access {
         if request.method().is_safe() || request.headers().contains_key(&MARK) {
             return Ok(());
         }
-        let detail = format!("a request that changes something needs a header {MARK}");
+        let detail = format!("a request that changes something needs the header {MARK}");
         Err(Problem::new(StatusCode::FORBIDDEN, detail))
     }
 }
@@ -230,7 +232,7 @@ mod tests {
     fn what_is_no_host_is_named() {
         for host in ["", "a b", "ops.example:80", "http://ops.example", "u@ops.example", "[x]"] {
             let error = Hosts::default().allow(host).unwrap_err().to_string();
-            assert!(error.contains(&format!("{host:?}")) && error.contains("allowed"), "{error}");
+            assert!(error.contains(&format!("{host:?}")) && error.contains("expected"), "{error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What operators do.
+//! The actions of an operator.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) struct Revoked {
     revoked: bool,
 }
 
-/// Tells what is set now.
+/// Returns what is set now.
 async fn set_of(window: &Window, name: Name) -> Answer<SetView> {
     Ok(Json(window.semaphore.limit_of(name).await?.into()))
 }

@@ -1,4 +1,4 @@
-//! How the page is set up.
+//! The builder of the operator's page.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,9 @@ use super::access::{Access, Token};
 use crate::error::ConfigError;
 use crate::semaphore::Semaphore;
 
-/// Sets up the operator's page: the hosts by which it may be asked, and its token.
+/// Builds the routes of the operator's page: allowed hosts and a token.
+///
+/// # Examples
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -26,14 +28,25 @@ use crate::semaphore::Semaphore;
 /// # Ok(router) }
 /// ```
 #[derive(Debug)]
-#[must_use = "it does nothing until it is built"]
+#[must_use = "a builder does nothing until it is built"]
 pub struct AdminBuilder {
     semaphore: Semaphore,
     access: Access,
     error: Option<ConfigError>,
 }
 
-/// Sets up the operator's page. See [`AdminBuilder`] for what can be set, and the [module](super) for its routes.
+/// Returns a builder for the operator's page. See [`AdminBuilder`] for its settings, and the [module](super) for the
+/// routes.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::{ConfigError, Semaphore, admin};
+///
+/// # fn example(token: &str) -> Result<axum::Router, ConfigError> {
+/// let router = admin::builder(Semaphore::in_memory()).token(token).build()?;
+/// # Ok(router) }
+/// ```
 pub fn builder(semaphore: Semaphore) -> AdminBuilder {
     AdminBuilder { semaphore, access: Access::default(), error: None }
 }
@@ -41,9 +54,9 @@ pub fn builder(semaphore: Semaphore) -> AdminBuilder {
 impl AdminBuilder {
     /// Allows requests to a host: a name or an IP address, without a port. Can be repeated.
     ///
-    /// `localhost`, names that end with `.localhost`, and addresses of loopback are always allowed. A request whose
-    /// `Host` is none of these is rejected with 403: a site can have its own name lead to this server, and its
-    /// pages in an operator's browser would then read and change what is here (DNS rebinding).
+    /// `localhost`, names that end with `.localhost`, and loopback addresses are always allowed. A request with any
+    /// other `Host` is rejected with 403. This prevents DNS rebinding: a site can point its own name at this server,
+    /// and its pages in an operator's browser could then read and change semaphores.
     pub fn allow_host(mut self, host: impl AsRef<str>) -> Self {
         if let Err(error) = self.access.hosts.allow(host.as_ref()) {
             self.error.get_or_insert(error);
@@ -51,19 +64,19 @@ impl AdminBuilder {
         self
     }
 
-    /// Allows requests to the address on which the server listens. `0.0.0.0` and `[::]` stand for every IP address;
-    /// names are still to be [allowed](Self::allow_host).
+    /// Allows requests to the address that the server listens on. `0.0.0.0` and `[::]` stand for every IP address;
+    /// names still have to be [allowed](Self::allow_host).
     pub fn bound_to(mut self, address: SocketAddr) -> Self {
         self.access.hosts.allow_address(address.ip());
         self
     }
 
-    /// Rejects requests without this token with 401. It has 16 to 256 characters, of those of a bearer token:
-    /// letters, digits, and `-._~+/=`.
+    /// Requires this token; a request without it is rejected with 401. A token has 16 to 256 characters: letters,
+    /// digits, and `-._~+/=`.
     ///
-    /// A program sends it as `Authorization: Bearer TOKEN`. A browser asks for a user and a password: any user name
-    /// goes, and the token is the password. It is compared in constant time, and kept as its SHA-256. Neither of these
-    /// hides it from those who read the network: serve the page over TLS where that is not yours alone.
+    /// A program sends it as `Authorization: Bearer TOKEN`. A browser prompts for a user and a password: enter the
+    /// token as the password, with any user name. The token is stored as its SHA-256 and compared in constant time.
+    /// It is readable on the network, so serve the page over TLS wherever others share the network.
     pub fn token(mut self, token: impl AsRef<str>) -> Self {
         match Token::new(token.as_ref()) {
             Ok(token) => self.access.token = Some(token),
@@ -74,11 +87,11 @@ impl AdminBuilder {
         self
     }
 
-    /// The routes of the page.
+    /// Builds the routes of the page.
     ///
     /// # Errors
     ///
-    /// If a host or the token cannot be used.
+    /// If a host or the token is invalid.
     pub fn build(self) -> Result<Router, ConfigError> {
         match self.error {
             Some(error) => Err(error),

@@ -1,13 +1,15 @@
-//! What requests say: names and places in their paths, queries and bodies.
+//! Extractors for the paths, queries and bodies of requests.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
 use http::request::Parts;
+use serde::de::value::{Error as ValueError, MapDeserializer};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 
@@ -16,22 +18,24 @@ use crate::name::Name;
 use crate::protocol::id::PlaceId;
 use crate::semaphore::{Ask, Cursor};
 
-/// How long a drain may be waited for.
+/// The longest wait for a drain.
 const DRAIN_MAX_MS: u64 = 60_000;
-/// Semaphores on a page, and how many at the most.
+/// Semaphores in one response by default, and at most.
 const LISTED: u32 = 100;
 const LISTED_MAX: u32 = 1000;
 
-/// A path's parameters. A struct by name: a router around this one may have parameters of its own.
+/// A path's parameters. A router around this one may have parameters of its own, of the same names too: the
+/// last one of a name is ours.
 pub(super) struct Target<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Target<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let path: Result<_, PathRejection> = Path::from_request_parts(parts, state).await;
-        let Path(target) = path?;
-        Ok(Self(target))
+        let params = RawPathParams::from_request_parts(parts, state).await?;
+        let last: HashMap<_, _> = params.iter().collect();
+        let target = T::deserialize(MapDeserializer::new(last.into_iter()));
+        target.map(Self).map_err(|error: ValueError| Problem::bad(error.to_string()))
     }
 }
 
@@ -61,19 +65,18 @@ fn stored_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Er
     let text = String::deserialize(deserializer)?;
     Name::from_stored(&text).ok_or_else(|| {
         D::Error::custom(format!(
-            "name: {text:?}; allowed: a name as it is stored, percent-encoded"
+            "name is {text:?}; expected a name as it is stored, percent-encoded"
         ))
     })
 }
 
 fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PlaceId, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text.parse().map_err(|_| {
-        D::Error::custom(format!("id: {text:?}; allowed: an id that an inspection tells"))
-    })
+    text.parse()
+        .map_err(|_| D::Error::custom(format!("id is {text:?}; expected an id from an inspection")))
 }
 
-/// Which part of the semaphores.
+/// The part of the list of semaphores that is requested.
 #[derive(Deserialize)]
 pub(super) struct Listing {
     #[serde(default, deserialize_with = "parsed")]
@@ -97,14 +100,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Listing {
         let query: Result<_, QueryRejection> = Query::from_request_parts(parts, state).await;
         let Query(Self { from, most }) = query?;
         if !(1..=LISTED_MAX).contains(&most) {
-            return Err(Problem::bad(format!("most: {most}; allowed: 1 to {LISTED_MAX}")));
+            return Err(Problem::bad(format!("most is {most}; expected 1 to {LISTED_MAX}")));
         }
         Ok(Self { from, most })
     }
 }
 
-/// A document that a request brings. Read whatever its content type says: the header that such requests need keeps
-/// other sites out.
+/// The JSON body of a request, whatever its content type: the required header already keeps other sites out.
 pub(super) struct Body<T>(pub(super) T);
 
 pub(super) trait Document: DeserializeOwned {
@@ -112,7 +114,7 @@ pub(super) trait Document: DeserializeOwned {
 
     fn allowed() -> String;
 
-    /// What no body at all stands for, if anything.
+    /// The value of an empty body, if there may be none.
     fn empty() -> Option<Self> {
         None
     }
@@ -128,10 +130,10 @@ impl<S: Send + Sync, T: Document> FromRequest<S> for Body<T> {
         }
         let Json(document): Json<T> = Json::from_bytes(&bytes).map_err(|rejection| {
             let Problem { status, detail } = Problem::from(rejection);
-            Problem::new(status, format!("{detail}; allowed: {}", T::allowed()))
+            Problem::new(status, format!("{detail}; expected {}", T::allowed()))
         })?;
         if !document.is_allowed() {
-            return Err(Problem::bad(format!("body: out of range; allowed: {}", T::allowed())));
+            return Err(Problem::bad(format!("body is out of range; expected {}", T::allowed())));
         }
         Ok(Self(document))
     }
@@ -169,7 +171,7 @@ impl Document for NewWeight {
     }
 }
 
-/// How long a drain is waited for.
+/// How long to wait for a drain.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Patience {

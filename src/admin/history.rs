@@ -1,4 +1,4 @@
-//! What was seen of use and waiting, for as long as someone looked.
+//! Samples of use and waiting for the plots. They are taken only while someone views a page.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Names of which something is kept: those that were looked at last.
+/// Samples are kept for this many names, those viewed last.
 const NAMES_MAX: usize = 64;
-/// For how long a sample is kept.
+/// How long a sample is kept.
 pub(super) const KEPT: Duration = Duration::from_secs(240);
-/// What is seen within this time is one sample, however many look. The page asks every two seconds.
+/// At most one sample is kept per step, however many viewers there are. The page refreshes every two seconds.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Samples by name, the name that was looked at last in front.
+/// Samples by name, the name viewed last in front.
 #[derive(Default)]
 pub(super) struct History {
     rings: Mutex<VecDeque<(Arc<str>, VecDeque<Sample>)>>,
 }
 
-/// What was seen at one time.
+/// The use of a semaphore at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     pub(super) at: Instant,
@@ -29,7 +29,7 @@ pub(super) struct Sample {
 }
 
 impl History {
-    /// Keeps a sample; gives all that are kept of this name.
+    /// Keeps a sample. Returns all samples of this name.
     pub(super) fn keep(&self, name: &str, sample: Sample) -> Vec<Sample> {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let at = rings.iter().position(|(known, _)| **known == *name);

@@ -1,9 +1,11 @@
-//! The operator's page: what goes on, as JSON and as HTML, and the means to act on it.
+//! The operator's page: the state of all semaphores as HTML and JSON, and the actions of an operator.
 //!
-//! A client that reaches it can pause, drain and revoke. So it answers requests to loopback alone, by `Host`, until
-//! [other hosts are allowed](AdminBuilder::allow_host); and it has a [token](AdminBuilder::token), for where your own
-//! authentication is not in front of it. Nothing is loaded from elsewhere, and all links are relative: it can be
-//! nested, and stand behind a proxy that strips a prefix.
+//! A client that reaches the page can pause, drain and revoke. The page therefore accepts only requests whose `Host` is loopback,
+//! until you [allow other hosts](AdminBuilder::allow_host). Set a [token](AdminBuilder::token) unless your own
+//! authentication stands in front of it. The page loads nothing from other servers, and all its links are relative: it
+//! can be nested, and it works behind a proxy that strips a prefix.
+//!
+//! # Examples
 //!
 //! ```
 //! use axum::Router;
@@ -16,30 +18,31 @@
 //! # Ok(app) }
 //! ```
 //!
-//! Behind a proxy that changes the last segment of its path, nest it at a path that ends with `/`, or at the root.
+//! Behind a proxy that changes the last segment of the path, nest the page at a path that ends with `/`, or at the root.
 //!
-//! | request | what |
+//! # Routes
+//!
+//! | request | response or effect |
 //! |---|---|
-//! | `GET /`, `GET /page/` | the page: all semaphores, and what is set |
-//! | `GET /page/{name}` | the page of one: state and limit, plots, tenants, processes, holders, queue |
-//! | `GET /semaphores?most=100` | names, counts and limits; `next`, if it is not null, is the `from` of the next page; `away` tells why some are missing |
+//! | `GET /`, `GET /page/` | the page of all semaphores and overrides |
+//! | `GET /page/{name}` | the page of one semaphore: state and limit, plots, tenants, processes, holders, queue |
+//! | `GET /semaphores?most=100` | names, counts and limits; pass `next`, unless it is null, as `from` to get the next page; `away` says why some are missing |
 //! | `GET /semaphores/{name}` | the limit in force (see [`Inspection::limit`]), tenants, processes, holders and waiters |
-//! | `GET /overrides` | what is set in place of policies |
+//! | `GET /overrides` | what operators set in place of policies |
 //! | `PUT /semaphores/{name}/limit` | sets a limit: `{"limit": 5}` |
-//! | `DELETE /semaphores/{name}/limit` | the policy's own limit counts again |
+//! | `DELETE /semaphores/{name}/limit` | clears the limit; that of the policy applies again |
 //! | `PUT /semaphores/{name}/tenants/{tenant}/limit` | sets the cap of a tenant: `{"limit": 5}`; see [`Semaphore::set_tenant_limit`] |
 //! | `PUT /semaphores/{name}/tenants/{tenant}/weight` | sets the weight of a tenant: `{"weight": 2}` |
-//! | `DELETE /semaphores/{name}/tenants/{tenant}/limit`, `…/weight` | what its requests say counts again |
+//! | `DELETE /semaphores/{name}/tenants/{tenant}/limit`, `…/weight` | clears it; what the tenant's requests carry applies again |
 //! | `POST /semaphores/{name}/pause`, `…/resume` | see [`Semaphore::pause`] |
-//! | `POST /semaphores/{name}/drain` | returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` tells whether nobody holds or waits |
+//! | `POST /semaphores/{name}/drain` | drains, see [`Semaphore::drain`]; returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` says whether no request holds or waits |
 //! | `DELETE /semaphores/{name}/permits/{id}` | see [`Semaphore::revoke`] |
 //!
-//! Names stand here [as they are stored](Name::as_str), percent-encoded once more in a URL: `acme/eu`
-//! of the layer `tenant` is `tenant:acme%2Feu`, and in a URL `tenant:acme%252Feu`.
+//! Names are given [as they are stored](Name::as_str), and percent-encoded once more in a URL: `acme/eu`
+//! of the layer `tenant` is `tenant:acme%2Feu`, and `tenant:acme%252Feu` in a URL.
 //!
-//! Requests that change something must have a header `x-semaphore-admin`, whatever its value: a page of
-//! another site cannot send that, so no operator's browser does it on such a page's behalf.
-//! Errors are problem documents.
+//! Requests that change something need the header `x-semaphore-admin`, with any value. A page of another site cannot
+//! make a browser send it (CSRF). Errors are problem documents (RFC 9457).
 
 mod access;
 mod actions;
@@ -67,7 +70,7 @@ use crate::name::Name;
 use crate::semaphore::Inspection;
 use crate::semaphore::Semaphore;
 
-/// The longest body that is read.
+/// The longest request body that is read.
 const BODY_MAX: usize = 4096;
 
 #[derive(Clone)]
@@ -76,10 +79,12 @@ struct Window {
     history: Arc<History>,
 }
 
-/// The routes of the page, for loopback, without a token: those of a [`builder`] at which nothing was set.
+/// Returns the routes of the page, for requests to loopback and without a token, as an unchanged [`builder`] does.
 ///
-/// The plots show what was seen while someone looked at the page: the last four minutes, for the 64 names that were
-/// looked at last.
+/// The plots cover the last four minutes, for the 64 names viewed last. Samples are taken only while someone views the
+/// page of a name.
+///
+/// # Examples
 ///
 /// ```
 /// use axum::Router;

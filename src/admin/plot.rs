@@ -1,4 +1,4 @@
-//! Plots of what was seen over time, as SVG.
+//! Plots of samples over time, as SVG.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const RIGHT: f64 = 470.0;
 const TOP: f64 = 18.0;
 const BOTTOM: f64 = 142.0;
 
-/// Nobody looked for longer than that: the line has a gap there.
+/// Samples further apart than this are not connected: nobody viewed the page in between.
 const GAP: Duration = Duration::from_secs(10);
 
 /// One plot.
@@ -97,7 +97,7 @@ impl Plot<'_> {
     }
 }
 
-/// 1, 2 or 5, with noughts, so that there are five lines at the most above the lowest.
+/// The smallest of 1, 2, 5, 10, 20, 50, … with which at most five lines stand above the lowest.
 fn step_of(top: u64) -> u64 {
     let mut power = 1_u64;
     loop {

@@ -1,7 +1,9 @@
-//! What is wrong with a request, as a problem document.
+//! Errors as problem documents (RFC 9457).
 
 use axum::Json;
-use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::{
+    BytesRejection, JsonRejection, QueryRejection, RawPathParamsRejection,
+};
 use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
@@ -9,7 +11,7 @@ use serde::Serialize;
 
 use crate::error::BackendError;
 
-/// What is wrong with a request.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) status: StatusCode,
@@ -39,8 +41,8 @@ impl From<BackendError> for Problem {
     }
 }
 
-impl From<PathRejection> for Problem {
-    fn from(rejection: PathRejection) -> Self {
+impl From<RawPathParamsRejection> for Problem {
+    fn from(rejection: RawPathParamsRejection) -> Self {
         Self::new(rejection.status(), rejection.body_text())
     }
 }

@@ -1,4 +1,4 @@
-//! What goes on, as JSON.
+//! The state of semaphores, as JSON.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::semaphore::{
 
 type Answer<T> = Result<Json<T>, Problem>;
 
-/// What is set for a semaphore.
+/// What an operator set for a semaphore.
 #[derive(Serialize)]
 pub(super) struct SetView {
     limit: Option<u32>,
@@ -30,7 +30,7 @@ impl From<Override> for SetView {
     }
 }
 
-/// What is set for a tenant.
+/// What an operator set for a tenant.
 #[derive(Serialize)]
 pub(super) struct TenantSetView {
     limit: Option<u32>,

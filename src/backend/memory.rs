@@ -20,13 +20,28 @@ use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::ledger::{Caller, Grant, Ledger, Reply};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Of empty ledgers twice as many are kept, and as many more as there are others.
+/// Empty ledgers are dropped once there are more than this and half of all ledgers.
 const EMPTY_MAX: usize = 64;
 
 /// The embedded backend: the [`Ledger`] behind a lock.
 ///
-/// For one process, for tests and for docs. Clones count together: several [`Semaphore`]s on clones
-/// of one backend behave as several processes on one Redis do.
+/// For a single process and for tests. Clones share their permits: several [`Semaphore`]s on clones of one backend behave
+/// like several processes on one Redis.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::backend::MemoryBackend;
+/// use tower_semaphore::{Policy, Semaphore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backend = MemoryBackend::new();
+/// let (one, two) = (Semaphore::new(backend.clone()), Semaphore::new(backend));
+/// let permit = one.try_acquire("openai", &Policy::new(1)).await?;
+/// assert!(two.try_acquire("openai", &Policy::new(1)).await.is_err());
+/// # drop(permit); Ok(()) }
+/// ```
 ///
 /// [`Semaphore`]: crate::Semaphore
 #[derive(Clone, Debug, Default)]
@@ -44,33 +59,33 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ledgers: HashMap<Arc<str>, Ledger, RandomState>,
-    /// How many of them are empty: kept for the next request, but not many.
+    /// The number of empty ledgers among them, kept for the next request.
     empty: usize,
     nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
     overrides: Overrides,
 }
 
 impl MemoryBackend {
-    /// A backend of its own, in which nobody holds anything.
+    /// Creates a backend in which no permit is held.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many semaphores have a place, waiting or held.
+    /// Returns the number of semaphores with a waiting or held place.
     #[must_use]
     pub fn len(&self) -> usize {
         let state = self.state();
         state.ledgers.len() - state.empty
     }
 
-    /// Whether no semaphore has a place.
+    /// Returns whether no semaphore has a place.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets every place, as a Redis does that is killed and started empty.
+    /// Forgets every place, like a Redis that was killed and restarted empty.
     pub fn forget_all(&self) {
         let mut state = self.state();
         state.ledgers.clear();
@@ -85,12 +100,12 @@ impl MemoryBackend {
         self.at(Instant::now())
     }
 
-    // µs since 1970, from tokio's clock, so that a test may pause it.
+    // µs since 1970 by tokio's clock, which a test can pause.
     fn at(&self, now: Instant) -> u64 {
         self.shared.began_us + micros(now.saturating_duration_since(self.shared.began))
     }
 
-    /// Does something with the ledger of a key, and delivers the hints that come of it.
+    /// Runs `act` on the ledger of a key, and delivers the resulting hints.
     fn with_ledger<T>(
         &self,
         key: &Arc<str>,
@@ -125,7 +140,7 @@ impl MemoryBackend {
             ledgers.retain(|_, ledger| !ledger.is_empty());
             *empty = 0;
         }
-        // A process that is told may call at once: not under the lock.
+        // A process may call as soon as it gets its hint, so the lock is released first.
         drop(state);
         for (mailbox, grants) in hints {
             for grant in grants {

@@ -1,8 +1,23 @@
 //! Where permits are counted: in this process, or in Redis for a whole fleet.
 //!
-//! A [`Backend`] is what a [`Semaphore`] needs to know of it: it opens [`Connection`]s, which carry
-//! [`AddressedCall`]s one way and [`Answer`]s the other, and it delivers hints to a [`Mailbox`]. What the calls
-//! mean is written once, in the [`Ledger`](crate::protocol::ledger::Ledger).
+//! [`MemoryBackend`] counts permits in this process; `RedisBackend` (feature `redis`) shares them between all processes
+//! that use the same Redis.
+//!
+//! A [`Backend`] opens [`Connection`]s, which carry [`AddressedCall`]s one way and [`Answer`]s the other, and delivers
+//! hints to a [`Mailbox`]. The [`Ledger`](crate::protocol::ledger::Ledger) defines what the calls mean.
+//!
+#![cfg_attr(feature = "redis", doc = "```")]
+#![cfg_attr(not(feature = "redis"), doc = "```ignore")]
+//! use tower_semaphore::Semaphore;
+//! use tower_semaphore::backend::{MemoryBackend, RedisBackend};
+//!
+//! # fn example(url: Option<&str>) -> Result<Semaphore, tower_semaphore::ConfigError> {
+//! let semaphore = match url {
+//!     Some(url) => Semaphore::new(RedisBackend::builder(url).build()?),
+//!     None => Semaphore::new(MemoryBackend::new()),
+//! };
+//! # Ok(semaphore) }
+//! ```
 //!
 //! [`Semaphore`]: crate::Semaphore
 
@@ -20,18 +35,18 @@ use futures_util::future::BoxFuture;
 pub use self::memory::MemoryBackend;
 pub use self::overrides::{Change, Overrides};
 pub use self::peer_message::PeerMessage;
-#[cfg(feature = "tls")]
+#[cfg(feature = "tls-no-provider")]
 pub use self::redis::TlsSettings;
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
-/// The version whose pools [`RedisBackend::from_pool`] takes: 0.23, with `redis` 1 as
+/// The version of `deadpool-redis` whose pools [`RedisBackend::from_pool`] accepts: 0.23, with `redis` 1 as
 /// `deadpool_redis::redis`.
 #[cfg(feature = "redis")]
 pub use deadpool_redis;
-/// The version whose configurations [`TlsSettings`] takes: 0.23.
-#[cfg(feature = "tls")]
+/// The version of `rustls` whose configurations [`TlsSettings`] accepts: 0.23.
+#[cfg(feature = "tls-no-provider")]
 pub use rustls;
 
 use tokio::time::Instant;
@@ -41,51 +56,54 @@ use crate::protocol::call::Op;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::ledger::{Hint, Reply};
 
-/// Where overrides are kept, in place of a name: no name is encoded so.
+/// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
 
-/// In place of a name: all of them.
+/// Stands for all names in place of one.
 pub const ALL_NAMES: &str = "*";
 
 /// Counts permits.
 ///
-/// This trait is the seam between the process and the place where permits are counted. It may
-/// change in any release before 1.0.
+/// The seam between a process and the place where permits are counted. Unstable: it may change in any release before
+/// 1.0.
 pub trait Backend: Send + Sync + 'static {
-    /// Says which process will call, once, before anything else. Hints for `node` go to `mailbox`.
+    /// Sets the calling process and the mailbox for its hints. Called once, before anything else.
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>);
 
     /// The key of the semaphore of this name.
     fn key(&self, name: &str) -> Arc<str>;
 
-    /// The backend itself, if it is in this process and answers at once. Then
+    /// Returns the backend itself if it is in this process and answers at once. Then
     /// [`connect`](Self::connect) is never called.
     fn embedded(&self) -> Option<&dyn Embedded> {
         None
     }
 
-    /// Which of the backend's servers counts the semaphore of this key, as far as is known.
+    /// The server that counts the semaphore of this key, as far as is known.
     fn shard(&self, key: &str) -> Shard {
         let _ = key;
         Shard::default()
     }
 
-    /// All servers that count semaphores, as far as they are known; always in the same order, while
-    /// they stay the same.
+    /// All known servers that count semaphores. The order stays the same as long as the servers do.
     fn shards(&self) -> Vec<Shard> {
         vec![Shard::default()]
     }
 
-    /// A number that changes whenever [`shard`](Self::shard) may answer otherwise than before. `None`: that is
-    /// not kept, and each attempt to connect that fails asks for all semaphores where they are counted.
+    /// A number that changes whenever the answers of [`shard`](Self::shard) may have changed. `None`: the backend does
+    /// not track this, and every failed attempt to connect looks up the server of each semaphore.
     fn routing(&self) -> Option<u64> {
         None
     }
 
-    /// Opens a connection to a server, over which calls are carried out in the order in which they
-    /// are sent. `None`: it counts nothing (any more); ask [`shard`](Self::shard) again.
+    /// Opens a connection to a server. Calls on it are carried out in the order in which they are sent. `None`: the
+    /// server counts nothing, or no longer does; ask [`shard`](Self::shard) again.
     ///
-    /// Bounded in time by the backend itself. Dropping the future opens nothing.
+    /// The backend itself bounds the time that this takes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future abandons the attempt.
     ///
     /// # Errors
     ///
@@ -95,18 +113,18 @@ pub trait Backend: Send + Sync + 'static {
         shard: &'a Shard,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>>;
 
-    /// Whether nothing is to be granted for one lease after data may have been lost.
+    /// Whether grants pause for one lease after data may have been lost.
     fn quarantines(&self) -> bool {
         false
     }
 
-    /// How long a call may go unanswered before its connection is given up.
+    /// How long a call may go unanswered before its connection is closed.
     fn response_timeout(&self) -> Duration {
         Duration::from_millis(500)
     }
 
-    /// Randomness for one process: its id and its jitter come from it. A process's id must
-    /// not be guessed: with it, its places could be released. Only a simulation has a reason to choose.
+    /// The random seed of one process, from which its id and its jitter derive. The id must be unguessable: with it,
+    /// others could release the places of the process. Only a simulation overrides this.
     fn seed(&self) -> u64 {
         getrandom::u64().unwrap_or_else(|_| {
             use std::hash::{BuildHasher, RandomState};
@@ -117,21 +135,24 @@ pub trait Backend: Send + Sync + 'static {
 
 /// A connection to a backend, from its opening to its first failure.
 pub trait Connection: Queries {
-    /// What is at the other end.
+    /// The server at the other end.
     fn server(&self) -> &ServerInfo;
 
-    /// Ready when the connection is closed, as far as that shows without a call.
+    /// Completes when the connection is closed, as far as that is noticed without a call.
     fn closed(&self) -> BoxFuture<'_, ()>;
 
-    /// Sends calls together, to be carried out in their order. One answer each.
+    /// Sends calls in one batch, to be carried out in order. Returns one answer for each.
     ///
-    /// Batches are polled in the order in which they were sent. A batch whose future is dropped may
-    /// or may not be carried out.
+    /// Batches are polled in the order in which they were sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// A batch whose future is dropped may or may not be carried out.
     ///
     /// # Errors
     ///
-    /// If the connection is lost; then any part of the calls may have been carried out, and nothing
-    /// more will come through.
+    /// If the connection is lost. Any of the calls may have been carried out, and the connection is of no further
+    /// use.
     fn send(
         &self,
         calls: Arc<[AddressedCall]>,
@@ -140,8 +161,8 @@ pub trait Connection: Queries {
 
 /// A backend in this process.
 pub trait Embedded: Queries {
-    /// Carries a call out, at a time that is past, but not long. Hints for other processes are
-    /// delivered before it returns.
+    /// Carries out a call as of `now`, which is a moment ago at most. Hints for other processes are delivered before
+    /// it returns.
     fn call(
         &self,
         key: &Arc<str>,
@@ -151,50 +172,49 @@ pub trait Embedded: Queries {
     ) -> Reply;
 }
 
-/// Questions and orders that belong to no place.
+/// Operations that belong to no place.
 ///
 /// # Errors
 ///
-/// Each fails with [`QueryError::Moved`] if another server counts the semaphore now, and nothing was
-/// done; else if the server refuses or cannot be reached.
+/// Each fails with [`QueryError::Moved`], having done nothing, if another server counts the semaphore now; and with
+/// [`QueryError::Failed`] if the server refuses or cannot be reached.
 pub trait Queries: Send + Sync + 'static {
-    /// Lists who holds and who waits; at most `most` of each.
+    /// Lists holders and waiters, at most `most` of each.
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing>;
 
-    /// Names semaphores in use, about `most` of them, from the position `from` on; 0: the beginning.
+    /// Lists the names of semaphores in use, about `most` of them, from the position `from` on; 0 is the start.
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names>;
 
-    /// Reads what operators set in place of policies; `None`: nothing changed since the version
-    /// `known`.
+    /// Reads what operators set in place of policies; `None` if nothing changed since the version `known`.
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>>;
 
-    /// Sets something for a name in place of its policy, and tells every process. The key is that of
+    /// Changes what is set for a name in place of its policy, and notifies every process. The key is that of
     /// [`OVERRIDES`].
     fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()>;
 
-    /// Takes a place out on an operator's word; with `take: false` only looks. What that frees is
-    /// granted when a process asks that knows the limit. Gives for how long the place's lease goes on,
-    /// or would have, ms; `None`: it was not there.
+    /// Removes a place on behalf of an operator; with `take: false` only looks. The freed permit is granted when a
+    /// process that knows the limit asks next. Returns what is or was left of the lease, in ms; `None` if the place
+    /// was not there.
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>>;
 
-    /// Sends a message to another process. Whether anyone hears it is not known.
+    /// Sends a message to another process, without knowing whether it arrives.
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()>;
 }
 
-/// The answer to one of [`Queries`], still to come.
+/// The pending answer to one of [`Queries`].
 pub type Query<T> = BoxFuture<'static, Result<T, QueryError>>;
 
 /// Why a query was not answered.
 #[derive(Clone, Debug)]
 pub enum QueryError {
-    /// Nothing was done: another server counts this semaphore now; ask [`Backend::shard`] again.
+    /// Nothing was done: another server counts this semaphore now. Ask [`Backend::shard`] again.
     Moved,
     /// The server refused, or cannot be reached.
     Failed(BackendError),
 }
 
 impl QueryError {
-    /// The error, if it is the connection's: nothing more can be asked over that.
+    /// The error, if it means that the connection is of no further use.
     pub(crate) fn of_connection(&self) -> Option<&BackendError> {
         match self {
             Self::Failed(error) => Some(error).filter(|error| error.is_connection()),
@@ -203,7 +223,7 @@ impl QueryError {
     }
 }
 
-/// One of a backend's servers, by its name; or the only one, which needs none.
+/// One of a backend's servers by its name; the only server of a backend needs none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shard(Option<Arc<str>>);
 
@@ -220,59 +240,59 @@ impl Shard {
     }
 }
 
-/// What a connection leads to.
+/// The server at the other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Hints do not arrive as long as this connection is used.
+    /// Hints do not arrive while this connection is used.
     pub poll_only: bool,
-    /// Names the data behind the connection: another name means that some of it may have been lost.
-    /// `None`: that cannot be found out.
+    /// Identifies the data behind the connection: a different value means that some of it may have been lost. `None`:
+    /// unknown.
     pub data: Option<String>,
-    /// For how long the data has been there for certain. `None`: that cannot be found out.
+    /// How long the data has existed at least. `None`: unknown.
     pub age: Option<Duration>,
-    /// What its operator should know.
+    /// A warning for the operator of the server.
     pub warning: Option<String>,
 }
 
-/// A [`Call`](crate::protocol::Call) of one process, with the semaphore that it is for.
+/// A [`Call`](crate::protocol::Call) of one process, with the semaphore that it concerns.
 #[derive(Clone, Debug)]
 pub struct AddressedCall {
     /// The key of the semaphore: see [`Backend::key`].
     pub key: Arc<str>,
     /// The calling process.
     pub node: NodeId,
-    /// Permits of the semaphore, as the process knows it.
+    /// The limit of the semaphore, as the process knows it.
     pub limit: u32,
-    /// So many of them are left to requests of class 0.
+    /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
     /// What to do.
     pub op: Op,
 }
 
-/// What came back for a call.
+/// The answer to a call.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// What the ledger answered.
+    /// The reply of the ledger.
     Reply {
         /// The reply.
         reply: Reply,
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
     },
-    /// This call failed; others may not have.
+    /// This call failed. Others of its batch may have succeeded.
     Failed(BackendError),
-    /// Nothing was done: another server counts this semaphore now; ask [`Backend::shard`] again.
+    /// Nothing was done: another server counts this semaphore now. Ask [`Backend::shard`] again.
     Moved,
 }
 
-/// The holders and waiters of a semaphore, at one moment of the backend's clock.
+/// The holders and waiters of a semaphore at one moment by the backend's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The moment, µs since 1970.
     pub now: u64,
-    /// How many hold.
+    /// The number of permits in use.
     pub in_use: u64,
-    /// How many wait.
+    /// The number of waiting places.
     pub waiting: u64,
     /// Places with their lease ends (ms) and, where they wait, tickets (µs).
     pub places: Vec<(PlaceId, u64, Option<u64>)>,
@@ -281,24 +301,24 @@ pub struct Listing {
 /// Some of the semaphores in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// Their names. A name can come twice, in two answers.
+    /// Their names. A name can appear in two answers.
     pub names: Vec<Arc<str>>,
-    /// The position to go on from; 0: that was all.
+    /// The position to continue from; 0 if there are no more.
     pub next: u64,
 }
 
-/// Takes messages for one process.
+/// Receives messages for one process.
 pub trait Mailbox: Send + Sync {
-    /// A place of this process, in the semaphore `name`, was granted. Never blocks.
+    /// A permit was granted to a place of this process in the semaphore `name`. Never blocks.
     ///
-    /// A hint may come late, twice or never: the grant itself is data in the backend.
+    /// A hint may arrive late, twice or never: the grant itself is data in the backend.
     fn hint(&self, name: &str, hint: Hint);
 
     /// An operator set something in place of a policy: see [`Queries::overrides`]. Never blocks.
     ///
-    /// As a hint, it may come late, twice or never.
+    /// Like a hint, it may arrive late, twice or never.
     fn overridden(&self);
 
-    /// A message of another process, about the semaphore `name`. Never blocks.
+    /// A message from another process about the semaphore `name`. Never blocks.
     fn message(&self, name: &str, message: PeerMessage);
 }

@@ -1,4 +1,4 @@
-//! What operators set in place of policies.
+//! Overrides: what operators set in place of policies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::{Mode, Override};
 
-/// What is set for all names, as of one version.
+/// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Another one, whenever something was changed. 0: nothing is set.
+    /// Changes with every change. 0: nothing is set.
     pub version: u64,
-    /// The names for which something is set.
+    /// The overrides by name.
     pub names: HashMap<Arc<str>, Override>,
-    /// The places that were revoked, each with the name of its semaphore, and must not be counted again;
-    /// with the time when that is not needed any more, ms by the backend's clock.
+    /// Revoked places, which must not be counted again, with the name of their semaphore; and when each record can be
+    /// dropped, in ms by the backend's clock.
     pub revoked: HashMap<(PlaceId, Arc<str>), u64>,
 }
 
-/// A change of what is set for one name.
+/// A change of the overrides of one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// See [`Override::limit`].
@@ -29,15 +29,15 @@ pub enum Change {
     Revoked {
         /// The place.
         id: PlaceId,
-        /// For how long that is to be remembered; 0: no more.
+        /// How long to keep the record, in ms; 0 removes it.
         keep_ms: u64,
-        /// Whether every process is told; else each finds it out when it looks.
+        /// Whether every process is notified at once; otherwise each finds out when it reads the overrides next.
         tell: bool,
     },
 }
 
 impl Change {
-    /// Whether every process is told.
+    /// Whether every process is notified at once.
     #[must_use]
     pub const fn is_told(&self) -> bool {
         !matches!(self, Self::Revoked { tell: false, .. })
@@ -45,16 +45,16 @@ impl Change {
 }
 
 impl Overrides {
-    /// How many names may have something set, revoked places among them.
+    /// The largest number of records, counting names and revoked places.
     pub const MOST: usize = 1000;
 
-    /// What is set for a name.
+    /// Returns the override of a name.
     #[must_use]
     pub fn of(&self, name: &str) -> Override {
         self.names.get(name).copied().unwrap_or_default()
     }
 
-    /// Changes something, as `lua/override.lua` does; `false`: as much as may is set already.
+    /// Applies a change, as `lua/override.lua` does. Returns `false` if there are [`MOST`](Self::MOST) records already.
     pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
         self.revoked.retain(|_, end| *end > now_ms);
         let room = self.names.len() + self.revoked.len() < Self::MOST;

@@ -1,41 +1,39 @@
-//! What processes say to each other about a semaphore, beside hints.
+//! Messages between processes about a semaphore, other than hints.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::name::Name;
 use crate::protocol::claim::Tenant;
 use crate::protocol::id::NodeId;
 
-/// A message from one process to another, about one semaphore. As a hint, it may come late, twice or
-/// never.
+/// A message from one process to another about one semaphore. Like a hint, it may arrive late, twice or never.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerMessage {
-    /// For how long have you had your permits?
+    /// Asks how long the receiver has held its permits.
     AskHeld {
         /// The process that asks.
         by: NodeId,
     },
-    /// The answer to that.
+    /// The answer to [`AskHeld`](Self::AskHeld).
     Held {
         /// The process that answers.
         by: NodeId,
-        /// What its process is called: host and process id, without white space.
+        /// The name of the process: host and process id, without white space.
         process: Arc<str>,
-        /// Its places that have a permit, by number, and for how long they have had it, ms.
+        /// Its held places by number, and how long each has been held, in ms.
         held: Vec<(u64, u64)>,
     },
-    /// Sent ahead of that, where tenants share the semaphore: what nobody else knows of them.
+    /// Sent before [`Held`](Self::Held) where tenants share the semaphore: what only their process knows of them.
     Tenants {
         /// The process that answers.
         by: NodeId,
-        /// What they are called: names as they are stored.
+        /// The names of the tenants, as they are stored.
         names: Vec<(Tenant, Arc<str>)>,
-        /// Its places that wait, by number, and for how long they have been waiting, ms.
+        /// Its waiting places by number, and how long each has been waiting, in ms.
         waiting: Vec<(u64, u64)>,
     },
-    /// Sent ahead of [`Held`](Self::Held), too: the limit of a process's policy, and what it counted.
+    /// Sent before [`Held`](Self::Held) too: the limit of the process's policy, and its counters.
     Counted {
         /// The process that answers.
         by: NodeId,
@@ -49,15 +47,15 @@ pub enum PeerMessage {
 }
 
 impl PeerMessage {
-    /// Of how many places a process tells at the most.
+    /// The most places in one [`Held`](Self::Held).
     pub const HELD_MAX: usize = 1000;
-    /// How many tenants and waiting places a process tells of at the most.
+    /// The most tenants, and the most waiting places, in one [`Tenants`](Self::Tenants).
     pub const TENANTS_MAX: usize = 1000;
-    /// Bytes of a process's name, at the most: ASCII letters and digits, `.`, `_`, `-` and `:`.
+    /// The longest name of a process, in bytes. It consists of ASCII letters and digits, `.`, `_`, `-` and `:`.
     pub const PROCESS_MAX: usize = 96;
 }
 
-/// As it stands in a message.
+/// The text of the message.
 impl fmt::Display for PeerMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -81,54 +79,53 @@ impl fmt::Display for PeerMessage {
     }
 }
 
-/// As it stands in a message.
-impl FromStr for PeerMessage {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
+impl PeerMessage {
+    /// Parses what `Display` writes; `None` for anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
-        let kind = words.next().ok_or(())?;
-        let by = words.next().and_then(|by| NodeId::parse(by.as_bytes())).ok_or(())?;
+        let kind = words.next()?;
+        let by = words.next().and_then(|by| NodeId::parse(by.as_bytes()))?;
         match kind {
-            "?" => Ok(Self::AskHeld { by }),
+            "?" => Some(Self::AskHeld { by }),
             "=" => {
-                let process = words.next().filter(|name| is_plain(name)).ok_or(())?.into();
+                let process = words.next().filter(|name| is_plain(name))?.into();
                 let mut held = Vec::new();
                 while let Some(n) = words.next().filter(|_| held.len() < Self::HELD_MAX) {
-                    let ms = words.next().ok_or(())?;
-                    held.push((n.parse().map_err(|_| ())?, ms.parse().map_err(|_| ())?));
+                    let ms = words.next()?;
+                    held.push((n.parse().ok()?, ms.parse().ok()?));
                 }
-                Ok(Self::Held { by, process, held })
+                Some(Self::Held { by, process, held })
             }
             "&" => {
-                let count: usize = words.next().ok_or(())?.parse().map_err(|_| ())?;
+                let count: usize = words.next()?.parse().ok()?;
                 let mut names = Vec::new();
                 for _ in 0..count.min(Self::TENANTS_MAX) {
-                    let tenant = words.next().and_then(Tenant::parse).ok_or(())?;
-                    let name = words.next().and_then(Name::from_stored).ok_or(())?;
+                    let tenant = words.next().and_then(Tenant::parse)?;
+                    let name = words.next().and_then(Name::from_stored)?;
                     names.push((tenant, name.as_str().into()));
                 }
                 let mut waiting = Vec::new();
                 while let Some(n) = words.next().filter(|_| waiting.len() < Self::TENANTS_MAX) {
-                    let ms = words.next().ok_or(())?;
-                    waiting.push((n.parse().map_err(|_| ())?, ms.parse().map_err(|_| ())?));
+                    let ms = words.next()?;
+                    waiting.push((n.parse().ok()?, ms.parse().ok()?));
                 }
-                Ok(Self::Tenants { by, names, waiting })
+                Some(Self::Tenants { by, names, waiting })
             }
             "#" => {
-                let limit = match words.next().ok_or(())? {
+                let limit = match words.next()? {
                     "-" => None,
-                    limit => Some(limit.parse().map_err(|_| ())?),
+                    limit => Some(limit.parse().ok()?),
                 };
-                let mut count = || words.next().ok_or(())?.parse().map_err(|_| ());
-                Ok(Self::Counted { by, limit, refused: count()?, lost: count()? })
+                let mut count = || words.next()?.parse().ok();
+                Some(Self::Counted { by, limit, refused: count()?, lost: count()? })
             }
-            _ => Err(()),
+            _ => None,
         }
     }
 }
 
-/// Whether a process can be called so: host and process id. Nothing else is shown to an operator.
+/// Whether this is a valid name of a process. Nothing else is shown to an operator.
 fn is_plain(name: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || b"._:-".contains(&c);
     (1..=PeerMessage::PROCESS_MAX).contains(&name.len()) && name.bytes().all(plain)
@@ -158,7 +155,7 @@ mod tests {
             PeerMessage::Counted { by, limit: Some(u32::MAX), refused: 1, lost: 0 },
         ];
         for message in messages {
-            assert_eq!(message.to_string().parse(), Ok(message));
+            assert_eq!(PeerMessage::parse(&message.to_string()), Some(message));
         }
         for other in [
             "",
@@ -181,11 +178,11 @@ mod tests {
             "# 00000000007 -1 1 1",
             "# 00000000007 4294967296 1 1",
         ] {
-            assert_eq!(other.parse::<PeerMessage>(), Err(()), "{other}");
+            assert_eq!(PeerMessage::parse(other), None, "{other}");
         }
         for name in ["", "<b>", "host\u{202e}:1", &"x".repeat(100)] {
             let message = PeerMessage::Held { by, process: name.into(), held: Vec::new() };
-            assert_eq!(message.to_string().parse::<PeerMessage>(), Err(()), "{name}");
+            assert_eq!(PeerMessage::parse(&message.to_string()), None, "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What only Axum knows.
+//! Extractors for Axum: the matched route as a key, and the permit.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,14 +12,30 @@ use super::key::{KeyExtractor, MissingKey};
 use crate::name::Name;
 use crate::semaphore::Permit;
 
-/// The route that matched, as it is written in the router: `/users/{id}`.
+/// Extracts the matched route, as it is written in the router: `/users/{id}`.
 ///
-/// There is one in `Router::layer`, `Router::route_layer` and `MethodRouter::layer`. There is none
-/// in a fallback, nor in a layer around the whole router: such a layer limits nothing.
+/// A layer sees the matched route if it was added with `Router::layer`, `Router::route_layer` or
+/// `MethodRouter::layer`. A layer around the whole router (`layer.layer(router)`, or a `ServiceBuilder` with the
+/// router as its service) sees none and limits nothing; it logs a warning after 100 requests, unless
+/// [`on_missing_key`](super::ConcurrencyLimitBuilder::on_missing_key) was called: then passing may be intended.
 ///
-/// A request that no route matches passes without a permit, unless the layer
-/// [says otherwise](super::ConcurrencyLimitBuilder::on_missing_key): its answer is the router's 404, or what its
-/// fallback says. Where the fallback does the work, as in a proxy, take another key.
+/// A request that matches no route passes without a permit, unless the layer
+/// [sets it otherwise](super::ConcurrencyLimitBuilder::on_missing_key): it gets the router's 404 or fallback. Where
+/// the fallback does the work, as in a proxy, use another key.
+///
+/// ```
+/// use axum::Router;
+/// use axum::routing::get;
+/// use tower_semaphore::limit::MatchedPathKey;
+/// use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+///
+/// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+/// # let semaphore = Semaphore::in_memory();
+/// let layer =
+///     ConcurrencyLimitLayer::builder(&semaphore, "route").key(MatchedPathKey).limit(10).build()?;
+/// let app: Router = Router::new().route("/users/{id}", get(async || "hello")).layer(layer);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchedPathKey;
 
@@ -33,8 +49,9 @@ impl KeyExtractor for MatchedPathKey {
     }
 }
 
-/// There is no permit in the request's extensions: no [`ConcurrencyLimit`](super::ConcurrencyLimit)
-/// is around the handler, or it let the request pass without one.
+/// The rejection of the extractor [`Permit`]: the request has no permit, because no
+/// [`ConcurrencyLimit`](super::ConcurrencyLimit) is around the handler, or because it let the request pass without
+/// one.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PermitMissing;
@@ -53,7 +70,18 @@ impl IntoResponse for PermitMissing {
     }
 }
 
-/// The permit of the request. Keep it, or a clone, to keep the permit after the response.
+/// Extracts the permit of the request. Keep it, or a clone, to hold the permit beyond the response.
+///
+/// ```
+/// use tower_semaphore::Permit;
+///
+/// async fn handler(permit: Permit) {
+///     tokio::spawn(async move {
+///         // ... work that counts against the limit ...
+///         drop(permit);
+///     });
+/// }
+/// ```
 impl<S: Send + Sync> FromRequestParts<S> for Permit {
     type Rejection = PermitMissing;
 
@@ -62,7 +90,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Permit {
     }
 }
 
-/// The permit of the request, if it has one.
+/// Extracts the permit of the request, if it has one.
 impl<S: Send + Sync> OptionalFromRequestParts<S> for Permit {
     type Rejection = Infallible;
 

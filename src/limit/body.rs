@@ -10,9 +10,10 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
 
 use super::held::HeldPermit;
-use super::refusal::RefusalBody;
+use super::refusal_response::RefusalBody;
 use super::{BoxError, grpc};
 use crate::error::LeaseLost;
 use crate::semaphore::Permit;
@@ -20,12 +21,16 @@ use crate::semaphore::Permit;
 pin_project! {
     /// The response body of [`ConcurrencyLimit`](super::ConcurrencyLimit).
     ///
-    /// Gives the permit back at the last frame, at an error, or when it is dropped, whichever comes
-    /// first; before the end is passed on. At an error, or when it is dropped before its end, the permit
-    /// [lingers](super::ConcurrencyLimitBuilder::linger), if the layer says so. Frames, trailers, size and end are those of the body
-    /// inside. If the permit's lease is lost and the layer is set to abort, the body inside is dropped
-    /// then and there, even if nobody asks for frames, and this one ends with [`LeaseLost`], or for
-    /// gRPC with trailers that say `UNAVAILABLE`, before one more frame passes.
+    /// Releases the permit at the last frame, at an error, or when the body is dropped, whichever comes first, and
+    /// before it returns that frame. After an error, or a drop before the end, the permit
+    /// [lingers](super::ConcurrencyLimitBuilder::linger) if the layer is configured so. Frames, trailers, size hint
+    /// and end of stream are those of the inner body.
+    ///
+    /// If the permit's lease is lost and the layer aborts on loss, no further frame passes: this body ends with
+    /// [`LeaseLost`], or for gRPC with trailers that say `UNAVAILABLE`. The inner body is dropped even while this body
+    /// is not polled, on a thread for blocking tasks ([`tokio::task::spawn_blocking`]): one whose drop takes long
+    /// blocks no worker of the runtime. If this body is being polled as it learns of the loss, the inner body is
+    /// dropped there.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -45,18 +50,18 @@ pin_project! {
     }
 }
 
-/// A body that ends with the lease of its permit.
+/// A body that ends at the latest when its permit's lease is lost.
 struct Leased<B> {
     shared: Arc<Shared<B>>,
     cut: Cut,
 }
 
-/// How a body ends that is cut off.
+/// How an aborted body ends.
 #[derive(Clone, Copy)]
 pub(super) enum Cut {
     /// With [`LeaseLost`].
     Error,
-    /// With the trailers of gRPC.
+    /// With gRPC trailers.
     Grpc,
 }
 
@@ -69,11 +74,11 @@ impl Cut {
     }
 }
 
-/// Shared with the watchdog, which says that the lease is lost: a client that reads slowly lets nobody ask for
-/// frames, and the source behind the body would go on.
+/// Shared with the watchdog, which drops the inner body when the lease is lost: while a slow client keeps the body
+/// from being polled, its source would go on otherwise.
 struct Shared<B> {
     state: Mutex<State<B>>,
-    /// The lease is lost, and the holder of the lock is to see to it.
+    /// The lease is lost; the holder of the lock acts on it.
     is_lost: AtomicBool,
 }
 
@@ -83,7 +88,7 @@ enum State<B> {
         permit: HeldPermit,
         reader: Option<Waker>,
     },
-    /// The permit was given back; what is left of the body needs none.
+    /// The permit was released; the rest of the body needs none.
     Ends {
         body: Pin<Box<B>>,
     },
@@ -93,19 +98,27 @@ enum State<B> {
 }
 
 impl<B> State<B> {
-    /// Says that this was cut off.
+    /// Logs that the body was aborted.
     fn tell(&self) {
         if let Self::Flows { permit, .. } = self {
             let semaphore = permit.get().map(Permit::name);
-            tracing::debug!(target: "tower_semaphore", semaphore, "cut off in its body: the permit is lost");
+            tracing::debug!(target: "tower_semaphore", semaphore, "aborted in its response body: the permit is lost");
+        }
+    }
+
+    /// Drops the body. A panic in that must not end the task that calls this.
+    fn end(self) {
+        if catch_unwind(AssertUnwindSafe(|| drop(self))).is_err() {
+            tracing::error!(target: "tower_semaphore", "a response body panicked as it was dropped");
         }
     }
 }
 
 impl<B: Body + Send + 'static> ResponseBody<B> {
-    /// Holds the permit, if any, until the body ends. `cut`: not longer than its lease.
+    /// Holds the permit, if any, until the body ends. `cut`: how the body ends if the permit is lost; `None`: it
+    /// goes on.
     pub(super) fn passed(body: B, mut permit: HeldPermit, cut: Option<Cut>) -> Self {
-        // Nobody need ask a body for frames that says beforehand that it has none.
+        // A server does not poll a body that is at its end.
         if body.is_end_stream() {
             permit.end();
         }
@@ -119,7 +132,7 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
     }
 }
 
-/// The default body, and no permit: what other layers answer with on their own.
+/// The default body, without a permit: for responses that other layers make.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self {
@@ -134,8 +147,8 @@ impl<B> ResponseBody<B> {
         Self { inner: Inner::Refused { body }, hides_empty: false }
     }
 
-    /// The same body, that does not say so if it is empty. In answer to HEAD an upstream sends none, which is not
-    /// the length that its response to GET has; yet a router that asks for it writes `content-length: 0`.
+    /// Hides that the body is empty. The response to HEAD has no body, which says nothing about the length of that to
+    /// GET; a router that finds its size to be 0 would add `content-length: 0`.
     pub(super) fn without_empty_size(self) -> Self {
         Self { hides_empty: true, ..self }
     }
@@ -159,7 +172,7 @@ where
                 match Passed::of(&frame, &*body) {
                     Passed::Bytes(bytes) => permit.passed(bytes),
                     Passed::End => permit.end(),
-                    // Not at its end.
+                    // Before its end, so it lingers.
                     Passed::Error => drop(std::mem::take(permit)),
                 }
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
@@ -225,20 +238,20 @@ where
 {
     fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = self.poll_body(cx);
-        // If that was while we had the lock, it was left to us.
+        // If the watchdog found the lock taken, it left this to us.
         if self.shared.is_lost.load(Ordering::SeqCst) {
-            self.shared.cut();
+            self.shared.cut().into_iter().for_each(State::end);
         }
         frame
     }
 
     fn poll_body(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut state = self.lock();
-        // First the lease, then the frame: a process that slept past it sends nothing more.
+        // The lease before the frame: a process that was suspended past its end sends nothing more.
         if matches!(&*state, State::Flows { permit, .. } if permit.get().is_some_and(Permit::is_lost))
         {
             let flows = std::mem::replace(&mut *state, State::Lost { told: true });
-            // The body's end may do whatever it likes: outside of the lock.
+            // Outside the lock, as the drop of a body can do anything.
             drop(state);
             flows.tell();
             drop(flows);
@@ -270,7 +283,7 @@ where
             let flows = std::mem::replace(&mut *state, State::Lost { told: true });
             if let State::Flows { body, mut permit, .. } = flows {
                 *state = State::Ends { body };
-                // Given back outside of the lock, before the end is passed on.
+                // Released outside the lock, before the frame is returned.
                 drop(state);
                 if let Passed::End = passed {
                     permit.end();
@@ -282,7 +295,7 @@ where
     }
 }
 
-/// The permit's record holds the alarm, and the alarm the permit: dropping the body parts them.
+/// The permit's record holds the alarm and the alarm the permit; dropping the body breaks the cycle.
 impl<B> Drop for Leased<B> {
     fn drop(&mut self) {
         let state = std::mem::replace(&mut *self.lock(), State::Lost { told: true });
@@ -295,19 +308,18 @@ impl<B> Shared<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lease is lost: the source behind the body stops, and the reader is told.
+    /// Takes the inner body after a loss of the lease, for the caller to drop, and wakes the reader.
     ///
-    /// Never waits: the watchdog calls it, and has others to tell. If the body is being polled just now,
-    /// the task that polls it sees to this.
-    fn cut(&self) {
+    /// Never blocks. If the body is being polled, the task that polls it does this.
+    fn cut(&self) -> Option<State<B>> {
         self.is_lost.store(true, Ordering::SeqCst);
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::WouldBlock) => return None,
         };
         if !matches!(&*state, State::Flows { .. }) {
-            return;
+            return None;
         }
         let mut flows = std::mem::replace(&mut *state, State::Lost { told: false });
         drop(state);
@@ -316,36 +328,40 @@ impl<B> Shared<B> {
             State::Flows { reader, .. } => reader.take(),
             State::Ends { .. } | State::Lost { .. } => None,
         };
-        // The end of a body is not ours: a panic in it must not end the task that looks after all permits.
-        if catch_unwind(AssertUnwindSafe(|| drop(flows))).is_err() {
-            tracing::error!(target: "tower_semaphore", "a response body panicked as it was dropped");
-        }
         if let Some(reader) = reader {
             reader.wake();
         }
+        Some(flows)
     }
 
-    /// A look at the state. A loss that is told meanwhile is left to the one that has the lock.
+    /// Reads the state, and acts on a loss that came while it had the lock.
     fn look<T>(&self, look: impl FnOnce(&State<B>) -> T) -> T {
         let seen = look(&self.lock());
         if self.is_lost.load(Ordering::SeqCst) {
-            self.cut();
+            self.cut().into_iter().for_each(State::end);
         }
         seen
     }
 }
 
 impl<B: Send + 'static> Wake for Shared<B> {
+    /// The watchdog or a driver calls this, and has others to tell: the drop of a body may take long.
     fn wake(self: Arc<Self>) {
-        self.cut();
+        let Some(flows) = self.cut() else { return };
+        let Ok(runtime) = Handle::try_current() else { return flows.end() };
+        // Panics where the system has no thread for it: the body is dropped once there is one, or with the runtime.
+        let spawn = || drop(runtime.spawn_blocking(|| flows.end()));
+        if catch_unwind(AssertUnwindSafe(spawn)).is_err() {
+            tracing::error!(target: "tower_semaphore", "there is no thread to drop a response body");
+        }
     }
 }
 
-/// What a frame was of its body.
+/// What a frame means for the permit.
 enum Passed {
-    /// So many bytes; more frames may come.
+    /// Data; more frames may come.
     Bytes(usize),
-    /// The last one. Nothing comes after trailers, whether or not the body says so.
+    /// The last frame. Nothing comes after trailers, even if the body is not at its end.
     End,
     Error,
 }

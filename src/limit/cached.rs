@@ -1,4 +1,4 @@
-//! Limits that are looked up, and remembered for a while.
+//! Limits from an async source, cached.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,38 +18,37 @@ use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::semaphore::Limit;
 
-/// Keys that are remembered, at the most.
+/// Most keys in a cache.
 const CAPACITY_MAX: usize = 10_000_000;
-/// The longest that a limit may be good for, fresh or stale.
+/// Longest time that a limit may be used, fresh or stale.
 const TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The longest that a request may be made to wait for a limit.
+/// Longest time that a request may wait for a limit.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
-/// How long after a failure the source is asked again for the same key.
+/// Pause after a failure before the source is asked again for the same key.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Limits that a source of yours knows: the plan of each tenant, in a database or behind an API.
+/// Limits from an async source, cached: the plans of tenants in a database or behind an API, for example.
 ///
-/// Each process asks the source once for a key and remembers the answer for a while. Clones share
-/// what is remembered, so several layers can have one.
+/// Each process asks the source once for a key and caches the answer. Clones share the cache, so several layers can
+/// use it.
 ///
-/// * *One call for each key*: requests that come while it is asked wait for the same answer, or use
-///   the one that they had. If the request that asks is dropped, so is its call, and the next one
-///   asks.
-/// * *A failing source* (an error, or no answer within [`timeout`](CachedLimitBuilder::timeout)) is
-///   left alone for a second. Meanwhile the limit of before is used, as long as it may be
-///   [`stale`](CachedLimitBuilder::stale_for); where there is none, requests get what
-///   [`on_failure`](CachedLimitBuilder::on_failure) says: 503, unless set.
-/// * *What is kept is bounded*: of more keys than [`capacity`](CachedLimitBuilder::capacity), those
-///   asked for again stay, so a client that makes up keys drives out others like its own.
+/// * *One call for each key.* Requests that come during a call wait for its answer, or use the cached one. If the
+///   request that made the call is dropped, so is the call, and the next request makes one.
+/// * *A failing source* (an error, or no answer within [`timeout`](CachedLimitBuilder::timeout)) is not asked again
+///   for a second. Meanwhile the cached limit is used, as long as it may be
+///   [stale](CachedLimitBuilder::stale_for). Without one, [`on_failure`](CachedLimitBuilder::on_failure) decides: by
+///   default, the request is rejected with 503.
+/// * *The cache is bounded.* Beyond [`capacity`](CachedLimitBuilder::capacity), keys that are asked for repeatedly
+///   stay: a client that makes up keys evicts others of that kind.
 ///
-/// # Processes that differ
+/// # When a limit changes
 ///
-/// A limit that changes at the source is known to each process within its time to live, and not in
-/// all of them at once. Until then each request goes by the limit that its own process knows: one
-/// that knows the higher limit is given permits up to that, so the fleet's cap is the highest limit
-/// that any of them goes by; one that knows the lower limit waits, or is refused, at the lower one.
-/// What was granted under a higher limit is not taken back. [`forget`](CachedLimit::forget) makes
-/// one process ask again.
+/// A limit that changes at the source reaches each process within its time to live, and not all at once. Until then,
+/// each request is judged by the limit that its own process knows, so the limit of the fleet is the highest of
+/// these. A process that knows a lower limit waits, or rejects, at that. Permits granted under a higher limit are not
+/// revoked. [`forget`](CachedLimit::forget) makes one process ask again.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -75,6 +74,8 @@ pub struct CachedLimit {
 }
 
 /// Builds a [`CachedLimit`].
+///
+/// Made by [`CachedLimit::builder`].
 #[derive(Clone)]
 #[must_use]
 pub struct CachedLimitBuilder {
@@ -83,14 +84,16 @@ pub struct CachedLimitBuilder {
     terms: Terms,
 }
 
-/// What becomes of a request whose limit is not known.
+/// What happens to a request whose limit is unknown.
+///
+/// See [`on_failure`](CachedLimitBuilder::on_failure).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnknownLimit {
-    /// It is refused with 503. The default.
+    /// It is rejected with 503. The default.
     #[default]
     Refuse,
-    /// It goes by this limit.
+    /// This limit is used.
     Assume(Limit),
 }
 
@@ -110,7 +113,7 @@ struct Inner {
     entries: Cache<Name, Arc<Entry>>,
 }
 
-/// What is known of one key.
+/// The cache entry of one key.
 #[derive(Default)]
 struct Entry {
     seen: Mutex<Seen>,
@@ -121,15 +124,28 @@ struct Entry {
 #[derive(Default)]
 struct Seen {
     limit: Option<(Limit, Instant)>,
-    /// Since the limit was looked up last.
+    /// The last failure since then.
     failure: Option<(BackendError, Instant)>,
 }
 
 impl CachedLimit {
-    /// Limits from this source: the permits of a key, or why they are not known.
+    /// Builds a cache of the limits of this source: a function of the key and the head of a request, which has it.
     ///
-    /// What it answers must depend on nothing but the key. The request's head is there because the
-    /// key's own text is [encoded](Name): the value that it was made of stands there.
+    /// The answer must depend on the key alone. The head is an argument because the text of a key is
+    /// [encoded](Name), and the original value is there.
+    ///
+    /// ```
+    /// use std::io;
+    /// use http::request::Parts;
+    /// use tower_semaphore::Name;
+    /// use tower_semaphore::limit::CachedLimit;
+    ///
+    /// # async fn query(tenant: Name) -> io::Result<u32> { Ok(5) }
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let plans = CachedLimit::builder(|tenant: &Name, _: &Parts| query(tenant.clone())).build()?;
+    /// assert!(plans.is_empty());
+    /// # Ok(()) }
+    /// ```
     pub fn builder<F, Fut, L, E>(source: F) -> CachedLimitBuilder
     where
         F: Fn(&Name, &Parts) -> Fut + Send + Sync + 'static,
@@ -153,11 +169,11 @@ impl CachedLimit {
         }
     }
 
-    /// Makes the next request with this key ask the source: for when a plan has changed. In this
-    /// process only; a call that is on its way still tells its answer to those who wait for it.
+    /// Removes a key from the cache of this process, so that the next request with it asks the source: after a plan
+    /// has changed, for example. Requests that wait for a call in progress get its answer.
     ///
-    /// The key is that of the request, without the layer's name. One that was written down is read with
-    /// [`Name::from_stored`], however long it was.
+    /// The key is that of the request, without the layer's name. [`Name::from_stored`] makes it from text that was
+    /// stored.
     ///
     /// ```
     /// # use tower_semaphore::{Name, limit::CachedLimit};
@@ -171,19 +187,19 @@ impl CachedLimit {
         self.inner.entries.remove(key);
     }
 
-    /// How many keys are remembered.
+    /// The number of cached keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.inner.entries.len()
     }
 
-    /// Whether no key is remembered.
+    /// Whether the cache is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The limit, or how to come by it.
+    /// The limit, or a lookup of it.
     pub(super) fn find(&self, key: &Name, parts: &Parts) -> Found {
         let made = || Ok::<_, Infallible>(Arc::<Entry>::default());
         let Ok(entry) = self.inner.entries.get_or_insert_with(key, made);
@@ -193,14 +209,14 @@ impl CachedLimit {
         }
         let asking = Arc::clone(&entry.asking);
         let Ok(turn) = Arc::clone(&asking).try_lock_owned() else {
-            // The request that asks waits; others need not, where there is something to go by.
+            // Only the request that asks waits, if there is a stale limit for the others.
             if let Some(limit) = entry.seen().usable(terms, now) {
                 return Found::Known(Ok(limit));
             }
             let step = Step::Queueing(Box::pin(asking.lock_owned()));
             return Found::Later(LookUp { limits: self.clone(), entry, step });
         };
-        // The request that asked may be done just now.
+        // Another request may have asked between the two.
         if let Some(answer) = entry.seen().answer(terms, now) {
             return Found::Known(answer);
         }
@@ -218,7 +234,7 @@ impl CachedLimit {
     }
 }
 
-/// Where a limit comes from.
+/// A limit, if it is known.
 pub(super) enum Found {
     Known(Result<Limit, BackendError>),
     Later(LookUp),
@@ -234,7 +250,7 @@ pub(super) struct LookUp {
 type Turn = OwnedMutexGuard<()>;
 
 enum Step {
-    /// Someone else asks.
+    /// Another request asks.
     Queueing(BoxFuture<'static, Turn>),
     Asking(BoxFuture<'static, Result<Limit, BackendError>>),
 }
@@ -254,7 +270,7 @@ impl LookUp {
                     if let Some(answer) = self.entry.seen().answer(terms, Instant::now()) {
                         return Poll::Ready(answer);
                     }
-                    // The request that asked has left without an answer.
+                    // The request that asked was dropped before it had an answer.
                     self.step = self.limits.ask(&self.entry, turn, key, parts);
                 }
                 Step::Asking(answer) => return answer.as_mut().poll(cx),
@@ -265,7 +281,7 @@ impl LookUp {
 
 impl Entry {
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        // Nothing is left half changed by a panic.
+        // No panic leaves it half changed.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -289,7 +305,7 @@ impl Entry {
         match answer {
             Ok(limit) => *seen = Seen { limit: Some((limit, now)), failure: None },
             Err(error) => {
-                tracing::debug!(target: "tower_semaphore", %error, "what was known before goes on, if anything was");
+                tracing::debug!(target: "tower_semaphore", %error, "the source of limits failed; the cached limit is used, if there is one");
                 seen.failure = Some((error, now));
             }
         }
@@ -298,7 +314,7 @@ impl Entry {
 }
 
 impl Seen {
-    /// What to go by; `None`: ask first.
+    /// The answer from the cache; `None`: the source is to be asked.
     fn answer(&self, terms: &Terms, now: Instant) -> Option<Result<Limit, BackendError>> {
         let is_fresh =
             |(limit, at): (Limit, Instant)| (now < at + terms.time_to_live).then_some(Ok(limit));
@@ -306,18 +322,18 @@ impl Seen {
         self.limit.and_then(is_fresh).or_else(|| is_paused.then(|| self.outcome(terms, now)))
     }
 
-    /// What to go by where the source cannot be asked.
+    /// The answer without the source.
     fn outcome(&self, terms: &Terms, now: Instant) -> Result<Limit, BackendError> {
         match (self.usable(terms, now), &self.failure, terms.on_failure) {
             (Some(limit), _, _) | (None, _, OnUnknownLimit::Assume(limit)) => Ok(limit),
             (None, Some((error, _)), OnUnknownLimit::Refuse) => Err(error.clone()),
             (None, None, OnUnknownLimit::Refuse) => {
-                Err(BackendError::call("the limit was not looked up"))
+                Err(BackendError::call("the limit is not known yet"))
             }
         }
     }
 
-    /// The limit that was looked up last, if it may be used still.
+    /// The last limit, if it may still be used.
     fn usable(&self, terms: &Terms, now: Instant) -> Option<Limit> {
         let (limit, at) = self.limit?;
         (now < at + terms.time_to_live + terms.stale_for).then_some(limit)
@@ -325,40 +341,89 @@ impl Seen {
 }
 
 impl CachedLimitBuilder {
-    /// How many keys are remembered, at the most. 10 000 unless set; 1 to 10 million.
+    /// Sets the most keys that the cache holds, 1 to 10 million. The default is 10,000.
+    ///
+    /// ```
+    /// use tower_semaphore::limit::CachedLimit;
+    ///
+    /// # async fn plan() -> Result<u32, std::io::Error> { Ok(5) }
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let plans = CachedLimit::builder(|_, _| plan()).capacity(100_000).build()?;
+    /// # Ok(()) }
+    /// ```
     pub const fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys;
         self
     }
 
-    /// How long an answer of the source is good for. A minute unless set; more than zero, up to a
-    /// week.
+    /// Sets how long an answer is fresh: more than zero, at most a week. The default is 60 s.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::limit::CachedLimit;
+    ///
+    /// # async fn plan() -> Result<u32, std::io::Error> { Ok(5) }
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let plans = CachedLimit::builder(|_, _| plan()).time_to_live(Duration::from_secs(10)).build()?;
+    /// # Ok(()) }
+    /// ```
     pub const fn time_to_live(mut self, time: Duration) -> Self {
         self.terms.time_to_live = time;
         self
     }
 
-    /// For how much longer an answer is used while the source fails. Ten minutes unless set; up to a
-    /// week. Zero: not at all.
+    /// Sets how much longer an answer is used while the source fails, at most a week. The default is 10 min; with
+    /// zero, it is not used then.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::limit::CachedLimit;
+    ///
+    /// # async fn plan() -> Result<u32, std::io::Error> { Ok(5) }
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let plans = CachedLimit::builder(|_, _| plan()).stale_for(Duration::from_secs(3600)).build()?;
+    /// # Ok(()) }
+    /// ```
     pub const fn stale_for(mut self, time: Duration) -> Self {
         self.terms.stale_for = time;
         self
     }
 
-    /// How long the source may take; then it has failed. Half a second unless set; up to a minute.
+    /// Sets how long the source may take before that counts as a failure: more than zero, at most a minute. The
+    /// default is 500 ms.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::limit::CachedLimit;
+    ///
+    /// # async fn plan() -> Result<u32, std::io::Error> { Ok(5) }
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let plans = CachedLimit::builder(|_, _| plan()).timeout(Duration::from_millis(100)).build()?;
+    /// # Ok(()) }
+    /// ```
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.terms.timeout = timeout;
         self
     }
 
-    /// What becomes of a request whose limit is not known, because the source fails and nothing, or
-    /// nothing recent enough, is remembered. It is refused with 503, unless set.
+    /// Sets what happens to a request whose limit is unknown, because the source fails and the cache has nothing
+    /// recent enough. The default is [`OnUnknownLimit::Refuse`].
+    ///
+    /// ```
+    /// use tower_semaphore::Limit;
+    /// use tower_semaphore::limit::{CachedLimit, OnUnknownLimit};
+    ///
+    /// # async fn plan() -> Result<u32, std::io::Error> { Ok(5) }
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let plans = CachedLimit::builder(|_, _| plan()).on_failure(OnUnknownLimit::Assume(Limit::Permits(1))).build()?;
+    /// # Ok(()) }
+    /// ```
     pub const fn on_failure(mut self, on_failure: OnUnknownLimit) -> Self {
         self.terms.on_failure = on_failure;
         self
     }
 
-    /// The limits; none is looked up yet.
+    /// Builds the cache, which is empty.
     ///
     /// # Errors
     ///

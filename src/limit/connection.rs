@@ -1,4 +1,4 @@
-//! A connection that holds the permit of what it was upgraded to.
+//! A connection that holds the permit of its upgrade.
 
 use std::fmt;
 use std::io;
@@ -14,23 +14,36 @@ use crate::error::LeaseLost;
 use crate::semaphore::Permit;
 
 pin_project! {
-    /// A connection that keeps the permit of a request that it was upgraded with, until it is
-    /// dropped.
+    /// A server's connection that, once upgraded, holds the permit of its upgrade request until it is dropped.
     ///
-    /// The response to an upgrade (101) ends at once, and what comes after it has no part in HTTP: so
-    /// neither a WebSocket nor a tunnel holds a permit by its response. Around a server's connection
-    /// this does, for handlers that know nothing of permits. If the permit's lease is lost and the
-    /// layer is set to abort, reading and writing fail with [`LeaseLost`], before one more byte
-    /// passes.
+    /// The response to an upgrade (101) ends at once, so a WebSocket or tunnel does not hold its permit by the
+    /// response. A connection in this wrapper holds it instead, without any code in the handler. If the permit's lease
+    /// is lost and the layer aborts on loss, reads and writes fail with [`LeaseLost`], before another byte passes.
     ///
-    /// With Axum, `limit::serve` (feature `axum`) does all of it. With another server, wrap each connection in
-    /// one, and insert its [`Connection`] into the extensions of each request on it.
+    /// With Axum, use `limit::serve` (feature `axum`). With another server, wrap each connection, and insert its
+    /// [`Connection`] into the extensions of each request on it.
     ///
-    /// The end of a connection cannot be told from a break, so a permit of a layer with a
+    /// A closed connection cannot be told from a broken one, so a permit of a layer with a
     /// [linger](super::ConcurrencyLimitBuilder::linger) lingers after either.
     ///
-    /// Only HTTP/1.1 is upgraded in this way. A WebSocket over HTTP/2 shares its connection with
-    /// other requests; its handler has to keep the permit itself.
+    /// Only HTTP/1.1 upgrades in this way. A WebSocket over HTTP/2 shares its connection with other requests; its
+    /// handler has to keep the [`Permit`] itself.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tokio::net::TcpStream;
+    /// use tower_semaphore::limit::ConnectionIo;
+    ///
+    /// fn serve(stream: TcpStream) {
+    ///     let io = ConnectionIo::new(stream);
+    ///     let connection = io.connection();
+    ///     let handler = move |mut request: Request<String>| {
+    ///         request.extensions_mut().insert(connection.clone());
+    ///         // ... call the service with the layer ...
+    ///     };
+    ///     // ... serve `io` with hyper ...
+    /// }
+    /// ```
     #[derive(Debug)]
     pub struct ConnectionIo<I> {
         #[pin]
@@ -39,16 +52,16 @@ pin_project! {
     }
 }
 
-/// Where a [`ConcurrencyLimit`](super::ConcurrencyLimit) finds the [`ConnectionIo`] that a request
-/// came by: in the request's extensions.
+/// A handle on a [`ConnectionIo`], for the extensions of its requests, where
+/// [`ConcurrencyLimit`](super::ConcurrencyLimit) finds it.
 ///
-/// Keeps nothing alive.
+/// It does not keep the connection open.
 #[derive(Clone, Debug)]
 pub struct Connection {
     kept: Weak<Kept>,
 }
 
-/// The permits that a connection keeps: one of each layer around the handler.
+/// The permits that a connection holds: one of each layer around the handler.
 struct Kept {
     permits: Mutex<Vec<KeptPermit>>,
     alarm: Arc<Alarm>,
@@ -56,17 +69,17 @@ struct Kept {
 
 struct KeptPermit {
     permit: Permit,
-    /// Nothing passes without it.
+    /// Reads and writes fail without it.
     abort: bool,
 }
 
-/// Wakes the reader. Does not hold the permits: their records hold it.
+/// Wakes the reader. Does not hold the permits, because their records hold it.
 #[derive(Default)]
 struct Alarm {
     reader: AtomicWaker,
 }
 
-/// The end of a connection cannot be told from a break: its permits linger, if their layers say so.
+/// A closed connection cannot be told from a broken one: its permits linger if their layers are configured so.
 impl Drop for KeptPermit {
     fn drop(&mut self) {
         self.permit.break_off();
@@ -74,31 +87,31 @@ impl Drop for KeptPermit {
 }
 
 impl<I> ConnectionIo<I> {
-    /// Around a connection.
+    /// Wraps a connection.
     pub fn new(io: I) -> Self {
         Self { io, kept: Arc::new(Kept { permits: Mutex::default(), alarm: Arc::default() }) }
     }
 
-    /// What to put into the extensions of the requests on this connection.
+    /// The handle to insert into the extensions of each request on this connection.
     #[must_use]
     pub fn connection(&self) -> Connection {
         Connection { kept: Arc::downgrade(&self.kept) }
     }
 
-    /// The connection inside.
+    /// Returns a reference to the inner connection.
     pub const fn get_ref(&self) -> &I {
         &self.io
     }
 
-    /// The connection inside.
+    /// Returns a mutable reference to the inner connection.
     pub const fn get_mut(&mut self) -> &mut I {
         &mut self.io
     }
 }
 
 impl Connection {
-    /// Keeps the permit as long as the connection; if that is gone, not at all. `abort`: the
-    /// connection lasts no longer than the permit's lease.
+    /// Holds the permit until the connection is dropped, if that has not happened yet. `abort`: the connection fails
+    /// when the permit is lost.
     pub(super) fn keep(&self, permit: Permit, abort: bool) {
         let Some(kept) = self.kept.upgrade() else { return };
         let alarm = Waker::from(Arc::clone(&kept.alarm));
@@ -133,7 +146,7 @@ impl<I: AsyncRead> AsyncRead for ConnectionIo<I> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // First, so that a loss between the look and the read wakes us.
+        // Before the check, so that a loss between check and read wakes the reader.
         self.kept.alarm.reader.register(cx.waker());
         self.kept.check()?;
         self.project().io.poll_read(cx, buffer)

@@ -1,4 +1,4 @@
-//! Tenants that share the permits of one key: whose turn it is, and how much each may have.
+//! What a request asks for where tenants share the permits of a key.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) type Classify = dyn Fn(&Name, &Parts) -> u8 + Send + Sync;
 pub(super) type CapOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
 pub(super) type CostOf = dyn Fn(&Parts) -> u32 + Send + Sync;
 
-/// By what requests of one key are compared. Empty where they are not.
+/// How the tenant, weight, class, cost and cap of a request are found. Empty for a layer without tenants and costs.
 #[derive(Default)]
 pub(super) struct Fair {
     pub(super) tenant: Option<Arc<dyn KeyExtractor>>,
@@ -31,23 +31,23 @@ pub(super) enum EachSource {
     Cached(CachedLimit),
 }
 
-/// What a request asks for, but for a cap that must be looked up.
+/// What a request asks for, or the lookup of its tenant's cap.
 pub(super) enum Asked {
     Known(Result<Ask, (Name, BackendError)>),
     Later(Ask, LookUp),
 }
 
 impl Fair {
-    /// Whether there is something to compare requests by.
+    /// Whether requests ask for more than a permit of a key.
     pub(super) const fn is_set(&self) -> bool {
         self.tenant.is_some() || self.cost.is_some()
     }
 
-    /// Whether what is set can be meant.
+    /// Checks the settings against each other.
     ///
     /// # Errors
     ///
-    /// What cannot.
+    /// If one has no effect without another, or rejects every request.
     pub(super) fn validate(
         &self,
         headroom: u32,
@@ -70,7 +70,7 @@ impl Fair {
         if self.is_set() && limit == Some(Limit::Unlimited) {
             let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
             return Err(ConfigError::new(format!(
-                "{name}: without a limit nothing is counted, and nobody waits; set a limit of permits"
+                "{name}: an unlimited layer counts nothing; set a limit of permits"
             )));
         }
         if headroom > 0 && self.class.is_none() {
@@ -89,7 +89,7 @@ impl Fair {
         }
         if let Some(EachSource::Fixed(Limit::Permits(0))) = self.each {
             return Err(ConfigError::new(
-                "each: 0 refuses every request; allowed: 1 permit or more, or `Limit::Unlimited`",
+                "each: 0 rejects every request; allowed: 1 permit or more, or `Limit::Unlimited`",
             ));
         }
         Ok(())
@@ -106,7 +106,7 @@ impl Fair {
             tracing::debug!(
                 target: "tower_semaphore",
                 semaphore = ask.name().as_str(),
-                "the request names no tenant: it shares the turns and the cap of all that name none"
+                "the request has no tenant; it shares the turns and the cap of all requests without one"
             );
             Name::missing()
         });
@@ -130,7 +130,7 @@ impl Fair {
     }
 }
 
-/// The same request, of a tenant with this cap.
+/// Adds the cap of the tenant.
 pub(super) fn with_cap(ask: Ask, cap: Limit) -> Ask {
     match cap {
         Limit::Permits(permits) => ask.each(permits),

@@ -1,4 +1,4 @@
-//! One request on its way: key, limit, permit, response.
+//! A request on its way through the layer: admitted, passed on, answered.
 
 use std::fmt;
 use std::future::Future;
@@ -8,39 +8,32 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tokio::time::Instant;
 use tower_service::Service;
 
 use super::BoxError;
+use super::admission::{Verdict, Wait};
 use super::body::{Cut, ResponseBody};
 use super::budget::WaitBudget;
-use super::cached::{Found, LookUp};
 use super::connection::Connection;
-use super::fair::{Asked, with_cap};
 use super::grpc::Dialect;
 use super::held::HeldPermit;
-use super::key::MissingKey;
 use super::refusal::{Refusal, RefusalReason};
-use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings};
-use super::shadow::{self, WouldRefuse};
-use crate::error::{AcquireError, BackendError};
-use crate::metrics::outcome::Outcome;
-use crate::name::Name;
-use crate::semaphore::{Acquire, Ask, Limit, Permit, Policy};
+use super::settings::{HoldUntil, OnLost, Settings};
+use super::shadow::WouldRefuse;
+use crate::semaphore::Permit;
 
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).
     ///
     /// # Cancel safety
     ///
-    /// Dropping it removes the request from the queue, and its turn is lost; a permit that it has is released,
-    /// after its [linger](super::ConcurrencyLimitBuilder::linger) if the request was passed on.
+    /// Dropping the future removes the request from the queue, and its position is lost. A permit that was granted
+    /// is released, after its [linger](super::ConcurrencyLimitBuilder::linger) if the inner service was called.
     pub struct ResponseFuture<S, B>
     where
         S: Service<Request<B>>,
@@ -54,8 +47,7 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
-        /// What to do is being found out, or the permit is being waited for; once it has `passed`, the service
-        /// inside is made ready.
+        /// Waits for its key, its limit or its permit; once it has `passed`, for the inner service to be ready.
         Waiting { wait: Wait, passed: Option<Passed>, call: Option<Call<S, B>> },
         Calling {
             #[pin]
@@ -67,52 +59,28 @@ pin_project! {
     }
 }
 
-enum Wait {
-    /// A verdict that needs no waiting.
-    Done(Option<Verdict>),
-    Key(BoxFuture<'static, Option<Name>>),
-    Limit(Name, BoxFuture<'static, Limit>),
-    CachedLimit(Name, LookUp),
-    /// The cap of its tenant.
-    CachedCap(Box<CapLookUp>),
-    /// Of a key, and for a tenant if requests have one.
-    Permit(Name, Option<Box<Name>>, Acquire),
-}
-
-/// A request that waits for the cap of its tenant.
-struct CapLookUp {
-    key: Name,
-    limit: Limit,
-    ask: Ask,
-    tenant: Name,
-    lookup: LookUp,
-}
-
-enum Verdict {
-    Pass(Option<Permit>),
-    Refuse(Box<Refusal>),
-}
-
 /// A request that may go on.
 struct Passed {
     permit: Option<Permit>,
     would: Option<Box<WouldRefuse>>,
+    /// The wait that was allowed for the permit.
+    allowed: Duration,
 }
 
-/// The call that is to be made.
+/// The call to make.
 struct Call<S, B> {
     service: S,
     parts: Parts,
     body: B,
 }
 
-/// What must be known of a request when its parts are gone.
+/// What is needed of a request after the inner service has taken it.
 #[derive(Default)]
 struct Origin {
     grpc: Option<Dialect>,
     connection: Option<Connection>,
     is_head: bool,
-    /// It asks for a tunnel over a connection of its own.
+    /// It asks for a tunnel, which takes the connection.
     is_tunnel: bool,
 }
 
@@ -135,162 +103,16 @@ where
 }
 
 impl Settings {
-    /// The first step. The place in the queue is taken here already, if nothing must be waited for.
-    fn begin(&self, parts: &Parts) -> Wait {
-        if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
-            self.meter.of(None).count(Outcome::Bypassed);
-            return Wait::Done(Some(Verdict::Pass(None)));
-        }
-        match &self.key {
-            KeySource::Sync(extractor) => self.keyed(extractor.extract(parts), parts),
-            KeySource::Async(extract) => Wait::Key(extract(parts)),
-        }
-    }
-
-    fn keyed(&self, key: Option<Name>, parts: &Parts) -> Wait {
-        let Some(key) = key.or_else(|| self.shared_key(parts)) else {
-            return self.without_key(parts);
-        };
-        match &self.limit {
-            LimitSource::Fixed(limit) => self.limited(key, *limit, parts),
-            LimitSource::Sync(limit) => {
-                let limit = limit(&key, parts);
-                self.limited(key, limit, parts)
-            }
-            LimitSource::Async(limit) => {
-                let limit = limit(&key, parts);
-                Wait::Limit(key, limit)
-            }
-            LimitSource::Cached(limits) => match limits.find(&key, parts) {
-                Found::Known(limit) => self.looked_up(key, limit, parts),
-                Found::Later(lookup) => Wait::CachedLimit(key, lookup),
-            },
-        }
-    }
-
-    /// What becomes of a request without a key: as it is set, or as its extractor says.
-    fn missing_key(&self, parts: &Parts) -> MissingKey {
-        self.missing_key.unwrap_or_else(|| match &self.key {
-            KeySource::Sync(extractor) => extractor.missing_key(parts),
-            KeySource::Async(_) => MissingKey::default(),
-        })
-    }
-
-    fn shared_key(&self, parts: &Parts) -> Option<Name> {
-        matches!(self.missing_key(parts), MissingKey::Shared).then(Name::missing)
-    }
-
-    fn without_key(&self, parts: &Parts) -> Wait {
-        let MissingKey::Reject(status) = self.missing_key(parts) else {
-            self.meter.of(None).count(Outcome::Bypassed);
-            return Wait::Done(Some(Verdict::Pass(None)));
-        };
-        tracing::debug!(
-            target: "tower_semaphore",
-            layer = &*self.name,
-            %status,
-            "the request has no key for this layer: see its `key` and `on_missing_key`"
-        );
-        self.meter.of(None).count(Outcome::MissingKey);
-        let refusal = Refusal::new(&self.name, None, status);
-        Wait::Done(Some(Verdict::Refuse(refusal.into())))
-    }
-
-    fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>, parts: &Parts) -> Wait {
-        match limit {
-            Ok(limit) => self.limited(key, limit, parts),
-            Err(error) => self.limit_unknown(key, None, error),
-        }
-    }
-
-    fn limit_unknown(&self, key: Name, tenant: Option<Name>, error: BackendError) -> Wait {
-        let label = if self.is_metered_by_tenant { tenant.as_ref() } else { Some(&key) };
-        self.meter.of(label).count(Outcome::Unavailable);
-        let mut refusal = Refusal::new(&self.name, Some(key), StatusCode::SERVICE_UNAVAILABLE);
-        refusal.reason = RefusalReason::LimitUnknown;
-        refusal.error = Some(error);
-        refusal.tenant = tenant;
-        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.retry_after).into())))
-    }
-
-    fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
-        let name = self.name_of(Some(&key));
-        let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None, parts) };
-        match fair.ask(name, parts) {
-            Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask), parts),
-            Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
-            Asked::Later(ask, lookup) => {
-                let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
-                Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
-            }
-        }
-    }
-
-    /// `ask`: where the name is not all that is asked for.
-    #[inline]
-    fn asked(
-        &self,
-        key: Name,
-        limit: Limit,
-        name: &Name,
-        ask: Option<&Ask>,
-        parts: &Parts,
-    ) -> Wait {
-        let tenant = ask.and_then(Ask::tenant);
-        let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
-        let mut policy = self.policy.clone().with_limit(limit);
-        policy.wait_timeout = self.wait_timeout(&key, parts);
-        let acquire = match self.shadow {
-            None => self.semaphore.acquire_measured(name, ask, &policy, meter),
-            Some(_) => {
-                let policy = Policy { wait_timeout: Duration::ZERO, ..policy };
-                let acquire = self.semaphore.acquire_measured(name, ask, &policy, meter);
-                acquire.answer_timeout(shadow::SHADOW_TIMEOUT)
-            }
-        };
-        Wait::Permit(key, tenant.cloned().map(Box::new), acquire)
-    }
-
-    /// How long a request may wait, by all that says so.
-    fn wait_timeout(&self, key: &Name, parts: &Parts) -> Duration {
-        let wait_timeout = match &self.wait_timeout {
-            None => self.policy.wait_timeout,
-            Some(by) => by(key, parts).min(Policy::MAX_WAIT_TIMEOUT),
-        };
-        match parts.extensions.get::<WaitBudget>() {
-            Some(budget) => budget.left(wait_timeout, Instant::now),
-            None => wait_timeout,
-        }
-    }
-
-    /// The semaphore of this key.
-    fn name_of(&self, key: Option<&Name>) -> Name {
-        let name = self.full_name.clone();
-        match key {
-            Some(key) => name.join(key),
-            None => name,
-        }
-    }
-
-    fn refused(&self, key: Name, tenant: Option<Name>, error: AcquireError) -> Refusal {
-        let mut refusal = Refusal::from_error(&self.name, Some(key), self.full_status, error);
-        refusal.tenant = tenant;
-        if refusal.reason == RefusalReason::CostTooHigh {
-            return refusal;
-        }
-        refusal.retry_after(self.retry_after)
-    }
-
     /// The response to a request whose permit was lost before there was one.
     fn lost<B>(&self, permit: Option<&Permit>, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
         let semaphore = permit.map(Permit::name);
-        tracing::debug!(target: "tower_semaphore", semaphore, "cut off before its head: the permit is lost");
+        tracing::debug!(target: "tower_semaphore", semaphore, "aborted before its response: the permit is lost");
         let mut refusal = Refusal::new(&self.name, None, StatusCode::SERVICE_UNAVAILABLE);
         refusal.reason = RefusalReason::LeaseLost;
         self.respond(refusal.retry_after(self.retry_after), grpc)
     }
 
-    /// How the request says that it is gRPC, if that matters.
+    /// The kind of gRPC that the request is, if it is rejected in that way.
     fn grpc(&self, parts: &Parts) -> Option<Dialect> {
         if self.grpc_status { Dialect::of_request(parts) } else { None }
     }
@@ -307,64 +129,26 @@ impl Settings {
 }
 
 impl<S, B, F> State<S, B, F> {
-    /// The request is answered.
+    /// The future has its output.
     const fn over() -> Self {
         Self::Waiting { wait: Wait::Done(None), passed: None, call: None }
     }
 }
 
-impl Wait {
-    fn poll(&mut self, settings: &Settings, parts: &Parts, cx: &mut Context<'_>) -> Poll<Verdict> {
-        loop {
-            *self = match self {
-                Self::Done(verdict) => match verdict.take() {
-                    Some(verdict) => return Poll::Ready(verdict),
-                    None => return Poll::Pending,
-                },
-                Self::Key(extract) => {
-                    let key = ready!(extract.as_mut().poll(cx));
-                    settings.keyed(key, parts)
-                }
-                Self::Limit(key, limit) => {
-                    let limit = ready!(limit.as_mut().poll(cx));
-                    let key = key.clone();
-                    settings.limited(key, limit, parts)
-                }
-                Self::CachedLimit(key, lookup) => {
-                    let limit = ready!(lookup.poll(key, parts, cx));
-                    let key = key.clone();
-                    settings.looked_up(key, limit, parts)
-                }
-                Self::CachedCap(waiting) => {
-                    let CapLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
-                    let cap = ready!(lookup.poll(tenant, parts, cx));
-                    let key = key.clone();
-                    match cap {
-                        Ok(cap) => {
-                            let ask = with_cap(ask.clone(), cap);
-                            settings.asked(key, *limit, ask.name(), Some(&ask), parts)
-                        }
-                        Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),
-                    }
-                }
-                Self::Permit(key, tenant, acquire) => {
-                    return Poll::Ready(match ready!(Pin::new(acquire).poll(cx)) {
-                        Ok(permit) => {
-                            if let Some(shadow) = &settings.shadow {
-                                shadow.passed();
-                            }
-                            Verdict::Pass(Some(permit))
-                        }
-                        Err(error) => Verdict::Refuse(
-                            settings
-                                .refused(key.clone(), tenant.take().map(|tenant| *tenant), error)
-                                .into(),
-                        ),
-                    });
-                }
-            };
-        }
+/// Polls what needs the permit; `None` if that is lost. The task is woken when it is lost later. A permit that
+/// `is_new` is not checked beforehand.
+fn poll_leased<T>(
+    permit: Option<&Permit>,
+    is_new: bool,
+    cx: &mut Context<'_>,
+    poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+) -> Option<Poll<T>> {
+    if !is_new && permit.is_some_and(Permit::is_lost) {
+        return None;
     }
+    let polled = poll(cx);
+    let is_lost = polled.is_pending() && permit.is_some_and(|permit| !permit.on_lost(cx.waker()));
+    (!is_lost).then_some(polled)
 }
 
 impl<S, ReqBody, ResBody> Future for ResponseFuture<S, ReqBody>
@@ -378,16 +162,18 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let settings = &**this.settings;
-        // Just granted, a permit is good; later the lease may be over when the handler is asked.
+        let abort = settings.on_lost == OnLost::Abort;
+        // A permit that was just granted is valid; one of an earlier poll may be lost by now.
         let mut is_new = false;
         loop {
             match this.state.as_mut().project() {
                 StateProj::Waiting { wait, passed, call } => {
                     let Some(waiting) = call else { return Poll::Pending };
                     if passed.is_none() {
-                        let mut would = None;
-                        let permit = match ready!(wait.poll(settings, &waiting.parts, cx)) {
-                            Verdict::Pass(permit) => permit,
+                        *passed = Some(match ready!(wait.poll(settings, &waiting.parts, cx)) {
+                            Verdict::Pass(permit, allowed) => {
+                                Passed { permit, would: None, allowed }
+                            }
                             Verdict::Refuse(refusal) => {
                                 let Some(shadow) = &settings.shadow else {
                                     let grpc = settings.grpc(&waiting.parts);
@@ -398,30 +184,27 @@ where
                                     return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
                                 };
                                 let name = settings.name_of(refusal.key.as_ref());
-                                would = Some(Box::new(shadow.instead_of(*refusal)));
-                                Some(Permit::uncounted(name.as_str()))
+                                let permit = Some(Permit::uncounted(name.as_str()));
+                                let would = Some(Box::new(shadow.instead_of(*refusal)));
+                                Passed { permit, would, allowed: Duration::ZERO }
                             }
-                        };
-                        *passed = Some(Passed { permit, would });
+                        });
                         is_new = true;
                     }
-                    let Some(Passed { permit, would }) = passed else { return Poll::Pending };
-                    let leased = permit.as_ref().filter(|_| settings.on_lost == OnLost::Abort);
-                    let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
-                    let mut ready = Poll::Pending;
-                    if !is_lost {
-                        ready = waiting.service.poll_ready(cx);
-                        is_lost = ready.is_pending()
-                            && leased.is_some_and(|permit| !permit.on_lost(cx.waker()));
-                    }
-                    if is_lost {
+                    let Some(Passed { permit, would, allowed }) = passed else {
+                        return Poll::Pending;
+                    };
+                    let leased = permit.as_ref().filter(|_| abort);
+                    let ready =
+                        poll_leased(leased, is_new, cx, |cx| waiting.service.poll_ready(cx));
+                    let Some(ready) = ready else {
                         let grpc = settings.grpc(&waiting.parts);
                         let permit = permit.take();
                         this.state.set(State::over());
                         return Poll::Ready(Ok(settings.lost(permit.as_ref(), grpc)));
-                    }
-                    let (permit, would) = match ready!(ready) {
-                        Ok(()) => (permit.take(), would.take()),
+                    };
+                    let (permit, would, allowed) = match ready!(ready) {
+                        Ok(()) => (permit.take(), would.take(), *allowed),
                         Err(error) => {
                             this.state.set(State::over());
                             return Poll::Ready(Err(error));
@@ -443,7 +226,7 @@ where
                         }
                     }
                     let waited = permit.as_ref().map_or(Duration::ZERO, Permit::waited);
-                    WaitBudget::pass_on(&mut parts, waited, settings.policy.wait_timeout);
+                    WaitBudget::pass_on(&mut parts, waited, allowed);
                     if let Some(would) = &would {
                         parts.extensions.insert(WouldRefuse::clone(would));
                     }
@@ -452,21 +235,14 @@ where
                     this.state.set(State::Calling { future, permit, origin, would });
                 }
                 StateProj::Calling { future, permit, origin, would } => {
-                    let abort = settings.on_lost == OnLost::Abort;
                     let leased = permit.get().filter(|_| abort);
-                    let mut is_lost = !is_new && leased.is_some_and(Permit::is_lost);
-                    let mut response = Poll::Pending;
-                    if !is_lost {
-                        response = future.poll(cx);
-                        is_lost = response.is_pending()
-                            && leased.is_some_and(|permit| !permit.on_lost(cx.waker()));
-                    }
-                    if is_lost {
+                    let Some(response) = poll_leased(leased, is_new, cx, |cx| future.poll(cx))
+                    else {
                         let (permit, grpc) = (std::mem::take(permit), origin.grpc.take());
-                        // Neither the handler nor a second answer comes after this.
+                        // Drops the call.
                         this.state.set(State::over());
                         return Poll::Ready(Ok(settings.lost(permit.get(), grpc)));
-                    }
+                    };
                     let response = ready!(response);
                     let mut permit = std::mem::take(permit);
                     let Origin { grpc, connection, is_head, is_tunnel } = std::mem::take(origin);
@@ -474,14 +250,14 @@ where
                     this.state.set(State::over());
                     let response = match response {
                         Ok(response) => response,
-                        // The permit is given back before the error is passed on.
+                        // Released before the caller sees the error.
                         Err(error) => {
                             drop(permit);
                             return Poll::Ready(Err(error));
                         }
                     };
                     if let Some(refusal) = response.extensions().get::<Refusal>() {
-                        // A layer further in refused it, or cut it off: its answer needs no permit.
+                        // A layer further inside rejected or aborted it: that response needs no permit.
                         permit.refused(refusal.reason);
                     } else {
                         permit.for_body(&response, is_head);

@@ -1,10 +1,11 @@
-//! What a gRPC client understands. No gRPC library is needed for it: a refusal is three headers.
+//! Rejections as gRPC statuses: three headers, so no gRPC library is needed.
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version};
 
-use super::refusal::{Refusal, RefusalBody, RefusalReason};
+use super::refusal::{Refusal, RefusalReason};
+use super::refusal_response::RefusalBody;
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -24,17 +25,17 @@ const RESOURCE_EXHAUSTED: u16 = 8;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
 
-/// How a message says that it is gRPC.
+/// The kind of gRPC that a message is.
 #[derive(Clone, Debug)]
 pub(super) enum Dialect {
     Grpc,
-    /// gRPC-Web, of this very type: what a browser can speak. It has no trailers of HTTP.
+    /// gRPC-Web, with this content type. It has no HTTP trailers.
     Web(HeaderValue),
 }
 
 impl Dialect {
-    /// Of a request; `None`: it is not gRPC at all. A request that only says so gets a response of HTTP: one with
-    /// a status of 200 would be taken for a success, and be cached.
+    /// Of a request; `None` if it is not gRPC. A content type alone does not make it one: an HTTP client would take
+    /// a response with the status 200 for a success, and could cache it.
     pub(super) fn of_request(parts: &Parts) -> Option<Self> {
         let dialect = Self::of(&parts.headers).filter(|_| parts.method == Method::POST)?;
         let is_spoken = match dialect {
@@ -44,7 +45,7 @@ impl Dialect {
         is_spoken.then_some(dialect)
     }
 
-    /// By the content type; `None`: it is not gRPC at all.
+    /// By the content type; `None` if it is not gRPC.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let value = headers.get(CONTENT_TYPE)?;
         let bytes = value.as_bytes();
@@ -54,7 +55,7 @@ impl Dialect {
         }
         match rest.first() {
             None | Some(b'+' | b';' | b' ') => Some(Self::Grpc),
-            // The types of gRPC-Web that there are, and no other text of a client's.
+            // Only known types: the value goes into the response.
             Some(b'-') => WEB
                 .iter()
                 .find(|web| bytes.eq_ignore_ascii_case(web.as_bytes()))
@@ -63,7 +64,7 @@ impl Dialect {
         }
     }
 
-    /// An answer of headers alone, with which the call ends.
+    /// A response of headers alone, which ends the call.
     pub(super) fn refuse(self, refusal: &Refusal) -> Response<RefusalBody> {
         let mut response = Response::new(RefusalBody::from(String::new()));
         let headers = response.headers_mut();
@@ -76,7 +77,7 @@ impl Dialect {
         headers.insert(STATUS, code(refusal).into());
         headers.insert(MESSAGE, HeaderValue::from_static(message(refusal)));
         if let Some(after) = refusal.retry_after {
-            // Clients read a signed number of 32 bits.
+            // Clients read a signed 32-bit number.
             let pause = i32::try_from(after.as_millis()).unwrap_or(i32::MAX);
             headers.insert(PUSHBACK, pause.into());
         }
@@ -84,14 +85,14 @@ impl Dialect {
     }
 }
 
-/// Whether the headers or trailers of a response say that its call was given up in the middle: canceled, past its
-/// deadline, or unavailable.
+/// Whether the headers or trailers of a response say that its call was broken off: `CANCELLED`, `DEADLINE_EXCEEDED`
+/// or `UNAVAILABLE`.
 pub(super) fn is_broken_off(headers: &HeaderMap) -> bool {
     let status = headers.get(STATUS).map(HeaderValue::as_bytes);
     matches!(status, Some(b"1" | b"4" | b"14"))
 }
 
-/// What ends a stream whose lease was lost.
+/// The trailers that end a stream whose lease was lost.
 pub(super) fn lost() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(2);
     trailers.insert(STATUS, UNAVAILABLE.into());
@@ -125,21 +126,21 @@ fn code(refusal: &Refusal) -> u16 {
     }
 }
 
-/// Plain ASCII without `%`, so that it need not be encoded; no numbers that only we need know.
+/// ASCII without `%`, which needs no encoding. Without counts, which are not the client's business.
 const fn message(refusal: &Refusal) -> &'static str {
     match refusal.reason {
         RefusalReason::Limit => "limit: all permits are in use",
-        RefusalReason::TenantLimit => "tenant_limit: the tenant has all permits that it may have",
-        RefusalReason::CostTooHigh => "cost_too_high: the request asks for more than it could have",
-        RefusalReason::QueueFull => "queue_full: as many requests wait as may",
-        RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
-        RefusalReason::MissingKey => "missing_key: the request does not say whose permit it takes",
-        RefusalReason::LimitUnknown => {
-            "limit_unknown: the request's limit cannot be looked up for now"
+        RefusalReason::TenantLimit => {
+            "tenant_limit: all permits that the tenant may have are in use"
         }
-        RefusalReason::Unavailable => "unavailable: permits cannot be had for now",
-        RefusalReason::Draining => "draining: no more permits are given out, for now",
-        RefusalReason::Revoked => "revoked: an operator took the request's place",
+        RefusalReason::CostTooHigh => "cost_too_high: the request asks for more than it could have",
+        RefusalReason::QueueFull => "queue_full: the queue is full",
+        RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
+        RefusalReason::MissingKey => "missing_key: the request has no key",
+        RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
+        RefusalReason::Unavailable => "unavailable: permits are unavailable",
+        RefusalReason::Draining => "draining: no permits are granted at the moment",
+        RefusalReason::Revoked => "revoked: an operator removed the request from the queue",
         RefusalReason::LeaseLost => "lease_lost: the lease of the request's permit was lost",
     }
 }

@@ -1,4 +1,4 @@
-//! The permit of a request that was passed on.
+//! The permit of a request that was passed to the inner service.
 
 use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
@@ -7,14 +7,14 @@ use super::grpc;
 use super::refusal::RefusalReason;
 use crate::semaphore::Permit;
 
-/// A permit that [lingers](Permit::break_off), if its layer says so and this is dropped before its request has
-/// ended well.
+/// A permit that [lingers](Permit::break_off) if it is dropped before its request is complete, and its layer is
+/// configured so.
 #[derive(Debug, Default)]
 pub(super) struct HeldPermit {
     permit: Option<Permit>,
     lingers: bool,
-    /// How many bytes of the body are still to come, where the head says that. A server does not ask for what
-    /// comes after them.
+    /// Bytes of the body that are still to come, where `content-length` says it. A server does not poll the body
+    /// after the last of them.
     left: Option<u64>,
 }
 
@@ -23,7 +23,7 @@ impl HeldPermit {
         Self { permit, lingers, left: None }
     }
 
-    /// The same permit, held for the body of this response. One to HEAD has none, whatever its head says.
+    /// Holds the permit for the body of this response. A response to HEAD has none, whatever its headers say.
     #[inline]
     pub(super) fn for_body<B>(&mut self, response: &Response<B>, is_head: bool) {
         let Some(permit) = self.permit.as_ref().filter(|_| self.lingers) else { return };
@@ -31,7 +31,7 @@ impl HeldPermit {
         let is_timeout =
             matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
         if is_timeout || grpc::is_broken_off(response.headers()) {
-            // A timeout further in has dropped the call, and not only the wait for it.
+            // A timeout further inside has dropped the call.
             permit.break_off();
         }
         let has_none = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -43,7 +43,7 @@ impl HeldPermit {
         };
     }
 
-    /// A layer further in answered in place of the service. Where it cut the request off, that had begun.
+    /// A layer further inside rejected the request; or aborted it, after the call had begun.
     pub(super) fn refused(&mut self, reason: RefusalReason) {
         if reason != RefusalReason::LeaseLost {
             self.end();
@@ -62,7 +62,7 @@ impl HeldPermit {
         self.permit.as_ref()
     }
 
-    /// The request has ended well: gives the permit back.
+    /// The request is complete: releases the permit.
     pub(super) fn end(&mut self) {
         self.permit = None;
     }

@@ -1,4 +1,4 @@
-//! Refusals as errors, for stacks of clients.
+//! Refusals as errors, for clients.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use super::layer::ConcurrencyLimitLayer;
 use super::refusal::Refusal;
 use super::service::ConcurrencyLimit;
 
-/// A [`ConcurrencyLimitLayer`] that refuses with an error instead of a response.
+/// A [`ConcurrencyLimitLayer`] that rejects with an error instead of a response.
 ///
 /// Made by [`ConcurrencyLimitLayer::into_error`].
 #[derive(Clone, Debug)]
@@ -22,23 +22,23 @@ pub struct IntoErrorLayer {
     layer: ConcurrencyLimitLayer,
 }
 
-/// A [`ConcurrencyLimit`] that refuses with an error instead of a response.
+/// A [`ConcurrencyLimit`] that rejects with an error instead of a response.
 ///
-/// Its error is a [`BoxError`], as that of Tower's own layers: a [`Refusal`] if a permit could not be
-/// had, or the error of the service inside. Responses that are refusals of a layer further inside
-/// become errors too.
+/// Its error is a [`BoxError`], as with Tower's own layers: a [`Refusal`] if the request got no permit, or the error
+/// of the inner service. A response with which another layer of this crate, further inside, rejected the request
+/// becomes an error, too.
 #[derive(Clone, Debug)]
 pub struct IntoError<S> {
     inner: S,
 }
 
 impl ConcurrencyLimitLayer {
-    /// The same layer, with errors for refusals: for clients, where a response that the other side
-    /// never gave would be taken for its own.
+    /// Converts the layer into one that rejects with errors: for clients, which would take a response for that of
+    /// the server.
     ///
-    /// The error is a [`Refusal`], boxed, and says whether trying again makes sense, and when. What
-    /// the layer is set to answer with (`refusal` and the like) does not matter then. A stream that
-    /// is cut off later ends with [`LeaseLost`](crate::LeaseLost) as ever.
+    /// The error is a boxed [`Refusal`], which says whether trying again makes sense, and when. Settings of the
+    /// response, such as [`refusal`](super::ConcurrencyLimitBuilder::refusal), have no effect then. A stream whose
+    /// permit is lost ends with [`LeaseLost`](crate::LeaseLost) as usual.
     ///
     /// ```
     /// use tower_layer::Layer;
@@ -85,17 +85,17 @@ impl<S> Layer<S> for IntoErrorLayer {
 }
 
 impl<S> IntoError<S> {
-    /// The service inside.
+    /// Returns a reference to the inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service inside.
+    /// Returns a mutable reference to the inner service.
     pub const fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service inside.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -124,8 +124,8 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it removes the request from the queue, and its turn is lost; a permit that it has is released,
-    /// after its [linger](super::ConcurrencyLimitBuilder::linger) if the request was passed on.
+    /// Dropping the future removes the request from the queue, and its position is lost. A permit that was granted
+    /// is released, after its [linger](super::ConcurrencyLimitBuilder::linger) if the inner service was called.
     #[derive(Debug)]
     pub struct IntoErrorFuture<F> {
         #[pin]
@@ -142,7 +142,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut response = ready!(self.project().future.poll(cx)).map_err(Into::into)?;
-        // A layer puts it there, and nobody else can make one: no peer either.
+        // Only a layer of ours inserts one: a `Refusal` cannot be made outside this crate.
         Poll::Ready(match response.extensions_mut().remove::<Refusal>() {
             Some(refusal) => Err(Box::new(refusal)),
             None => Ok(response),

@@ -1,4 +1,4 @@
-//! Who is asking.
+//! Key extractors.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,11 +11,10 @@ use http::{HeaderName, StatusCode};
 use crate::error::ConfigError;
 use crate::name::Name;
 
-/// Says whose permits a request takes.
+/// Extracts the key of a request: requests with the same key share the permits of one semaphore.
 ///
-/// Closures over [`&Parts`](Parts) are extractors, and so are tuples of extractors: their keys
-/// together are the key. For a key that must be waited for, see
-/// [`key_async`](super::ConcurrencyLimitBuilder::key_async).
+/// Implemented by closures that take [`&Parts`](Parts), and by tuples of extractors, whose keys are joined. For a key
+/// that must be looked up, see [`key_async`](super::ConcurrencyLimitBuilder::key_async).
 ///
 /// ```
 /// use http::request::Parts;
@@ -28,7 +27,7 @@ use crate::name::Name;
 /// is_extractor(|parts: &Parts| Some(parts.method.as_str().to_owned()));
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not say whose permits a request takes",
+    message = "`{Self}` does not extract the key of a request",
     label = "not a `KeyExtractor`",
     note = "a closure is one if it takes `&http::request::Parts`, is `Send + Sync + 'static`, and returns \
             `Option<K>` with `K: Into<Name>`, such as `Option<String>`",
@@ -36,12 +35,14 @@ use crate::name::Name;
     note = "`ExtensionKey<T>` is one if `T: AsRef<[u8]> + Send + Sync + 'static`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// The key; `None` if the request has none: then [`MissingKey`] says what to do.
+    /// Extracts the key; `None` if the request has none. Then [`MissingKey`] says what happens to it.
     fn extract(&self, parts: &Parts) -> Option<Name>;
 
-    /// What becomes of this request, which has no key, unless the layer
-    /// [says otherwise](super::ConcurrencyLimitBuilder::on_missing_key). It is rejected with 400, unless an
-    /// extractor knows better.
+    /// What happens to a request without a key, unless the layer
+    /// [sets it](super::ConcurrencyLimitBuilder::on_missing_key). By default the request is rejected with 400.
+    ///
+    /// If this is [`MissingKey::Bypass`], and the first 100 requests had no key, the layer logs a warning that it
+    /// limits nothing; not where the layer sets it.
     fn missing_key(&self, parts: &Parts) -> MissingKey {
         let _ = parts;
         MissingKey::default()
@@ -85,7 +86,7 @@ macro_rules! tuple {
                 Some(name)
             }
 
-            /// As the first one says that finds none.
+            /// Decided by the first extractor that finds no key.
             #[allow(non_snake_case, reason = "named as their types are")]
             fn missing_key(&self, parts: &Parts) -> MissingKey {
                 let ($($name,)*) = self;
@@ -108,19 +109,29 @@ impl Default for MissingKey {
     }
 }
 
-/// What becomes of a request without a key.
+/// What happens to a request without a key.
+///
+/// See [`on_missing_key`](super::ConcurrencyLimitBuilder::on_missing_key).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingKey {
-    /// It is refused with this status. The default, with 400.
+    /// It is rejected with this status. The default, with 400.
     Reject(StatusCode),
     /// It passes without a permit.
     Bypass,
-    /// It shares the permits of one key with all others that have none.
+    /// It shares one key with all other requests that have none.
     Shared,
 }
 
-/// One key for all requests.
+/// Gives all requests one key.
+///
+/// ```
+/// use http::Request;
+/// use tower_semaphore::limit::{GlobalKey, KeyExtractor};
+///
+/// let (parts, ()) = Request::new(()).into_parts();
+/// assert!(GlobalKey.extract(&parts).is_some());
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GlobalKey;
 
@@ -130,27 +141,48 @@ impl KeyExtractor for GlobalKey {
     }
 }
 
-/// The value of a header, byte for byte; the first one, if there are several.
+/// Extracts the value of a header, byte for byte; the first one, if there are several.
 ///
-/// A client that can set the header chooses whose permits it takes: use one that your own gateway sets or
-/// checks. A header that is there but empty is a value like any other.
+/// A client that can set the header chooses its key: use a header that your gateway sets or checks. An empty value is
+/// a key like any other.
+///
+/// ```
+/// use http::Request;
+/// use tower_semaphore::limit::{HeaderKey, KeyExtractor};
+///
+/// let key = HeaderKey::from_static("x-tenant");
+/// let (parts, ()) = Request::builder().header("x-tenant", "acme").body(()).unwrap().into_parts();
+/// assert_eq!(key.extract(&parts), Some("acme".into()));
+/// ```
 #[derive(Clone, Debug)]
 pub struct HeaderKey {
     header: HeaderName,
 }
 
 impl HeaderKey {
-    /// The value of this header.
+    /// Extracts the value of this header.
+    ///
+    /// ```
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// let key = HeaderKey::new(http::header::AUTHORIZATION);
+    /// ```
     #[must_use]
     pub const fn new(header: HeaderName) -> Self {
         Self { header }
     }
 
-    /// The value of the header with this name, in lower case.
+    /// Extracts the value of the header with this name, in lower case.
     ///
     /// # Panics
     ///
-    /// If that cannot be the name of a header.
+    /// If this is not the name of a header in lower case.
+    ///
+    /// ```
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
+    /// ```
     #[must_use]
     pub const fn from_static(header: &'static str) -> Self {
         Self::new(HeaderName::from_static(header))
@@ -163,10 +195,18 @@ impl KeyExtractor for HeaderKey {
     }
 }
 
-/// The path as it was sent.
+/// Extracts the path as it was sent.
 ///
-/// Each path is a key of its own, and a client can make up any number of them; behind a router
-/// prefer the matched route (`MatchedPathKey`, feature `axum`).
+/// Each path is a key, and a client can make up any number of them: with a router, prefer the matched route
+/// (`MatchedPathKey`, feature `axum`).
+///
+/// ```
+/// use http::Request;
+/// use tower_semaphore::limit::{KeyExtractor, PathKey};
+///
+/// let (parts, ()) = Request::get("/users?page=2").body(()).unwrap().into_parts();
+/// assert_eq!(PathKey.extract(&parts), Some("/users".into()));
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PathKey;
 
@@ -176,29 +216,48 @@ impl KeyExtractor for PathKey {
     }
 }
 
-/// The address that the connection comes from: an IPv4 address, or the network of an IPv6 address.
+/// Extracts the address of the peer: an IPv4 address, or the network of an IPv6 address.
 ///
-/// Found in the request's extensions: Axum's `ConnectInfo<SocketAddr>` (feature `axum`; serve with
-/// `into_make_service_with_connect_info::<SocketAddr>()`), tonic's `TcpConnectInfo` (feature
-/// `tonic`, and `tls` where tonic serves TLS; its server puts it there), or else a `SocketAddr` or `IpAddr`. Behind
-/// a proxy that is the proxy's address, one key for everyone: take a header that it sets instead.
+/// The address is read from the request's extensions: Axum's `ConnectInfo<SocketAddr>` (feature `axum`; serve with
+/// `into_make_service_with_connect_info::<SocketAddr>()`), tonic's `TcpConnectInfo`, which its server inserts
+/// (feature `tonic`, and `tls` where tonic serves TLS), or else a `SocketAddr` or `IpAddr`. Behind a proxy, that is
+/// the proxy's address and all clients have one key: use a header that the proxy sets instead.
+///
+/// ```
+/// use std::net::IpAddr;
+/// use http::Request;
+/// use tower_semaphore::limit::{KeyExtractor, PeerIpKey};
+///
+/// let address: IpAddr = "2001:db8::1".parse().unwrap();
+/// let (parts, ()) = Request::builder().extension(address).body(()).unwrap().into_parts();
+/// assert_eq!(PeerIpKey::new().extract(&parts), Some("2001:db8::/64".into()));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIpKey {
     ipv6_prefix: u8,
 }
 
 impl PeerIpKey {
-    /// IPv6 addresses by their first 64 bits, of which every client has a whole network.
+    /// Extracts IPv6 addresses by their first 64 bits, as a client usually has such a network to itself.
     #[must_use]
     pub const fn new() -> Self {
         Self { ipv6_prefix: 64 }
     }
 
-    /// IPv6 addresses by their first `bits` bits.
+    /// Extracts IPv6 addresses by their first `bits` bits.
     ///
     /// # Errors
     ///
-    /// If that is not 1 to 128.
+    /// If `bits` is not 1 to 128.
+    ///
+    /// ```
+    /// use tower_semaphore::limit::PeerIpKey;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// // Providers assign whole sites, too.
+    /// let key = PeerIpKey::ipv6_prefix(56)?;
+    /// # Ok(()) }
+    /// ```
     pub fn ipv6_prefix(bits: u8) -> Result<Self, ConfigError> {
         if !(1..=128).contains(&bits) {
             return Err(ConfigError::new(format!("IPv6 prefix: {bits} bits; allowed: 1 to 128")));
@@ -225,7 +284,7 @@ fn tonic_address(parts: &Parts) -> Option<IpAddr> {
     use tonic::transport::server::TcpConnectInfo;
 
     let info = parts.extensions.get::<TcpConnectInfo>();
-    // With TLS it stands inside of what is known of the session.
+    // With TLS, it is inside the information on the session.
     #[cfg(feature = "tls")]
     let info = info.or_else(|| {
         use tonic::transport::server::TlsConnectInfo;
@@ -253,13 +312,24 @@ impl KeyExtractor for PeerIpKey {
     }
 }
 
-/// A value in the request's extensions, such as what an authentication layer found out.
+/// Extracts a value from the request's extensions, such as the account that authentication inserted.
+///
+/// See [`key`](super::ConcurrencyLimitBuilder::key) for an example.
 pub struct ExtensionKey<T> {
     value: PhantomData<fn() -> T>,
 }
 
 impl<T> ExtensionKey<T> {
-    /// The extension of type `T`.
+    /// Extracts the extension of type `T`.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_semaphore::limit::{ExtensionKey, KeyExtractor};
+    ///
+    /// let request = Request::builder().extension("acme".to_owned()).body(()).unwrap();
+    /// let (parts, ()) = request.into_parts();
+    /// assert_eq!(ExtensionKey::<String>::new().extract(&parts), Some("acme".into()));
+    /// ```
     #[must_use]
     pub const fn new() -> Self {
         Self { value: PhantomData }

@@ -1,4 +1,4 @@
-//! Which series a layer's requests are counted in. `labels_disabled.rs` is the same without the feature.
+//! The metric series of a layer's requests. `labels_disabled.rs` is the same without the feature.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -7,13 +7,17 @@ use std::time::Duration;
 use crate::error::ConfigError;
 use crate::metrics::requests::Meter;
 use crate::name::Name;
-use crate::semaphore::Policy;
 
 /// The keys that the metrics of a layer tell apart, with a bound.
 ///
-/// A label of its own for each tenant is a series of its own for each outcome: with [`first`] or
-/// [`listed`] of *n* keys, a layer has some fifty times *n* + 1 series, histograms included. Whatever
-/// is beyond the bound has the key `other`.
+/// Each label value has its own series for each outcome: with [`first`] or [`listed`] of *n* keys, a layer has some
+/// fifty times *n* + 1 series, histograms included. All keys beyond the bound have the label `other`.
+///
+/// ```
+/// use tower_semaphore::limit::KeyLabels;
+///
+/// let labels = KeyLabels::listed(["acme", "globex"]);
+/// ```
 ///
 /// [`first`]: Self::first
 /// [`listed`]: Self::listed
@@ -31,23 +35,28 @@ enum Kind {
 }
 
 impl KeyLabels {
-    /// Most keys that can be told apart: 10 000.
+    /// The most keys that can be told apart: 10,000.
     pub const MAX: usize = 10_000;
 
-    /// None: no label `key`.
+    /// Tells no keys apart: there is no label.
     #[must_use]
     pub const fn none() -> Self {
         Self { kind: Kind::None }
     }
 
-    /// These keys. The label's value is [the name as it is stored](Name::as_str).
+    /// Tells these keys apart. The label's value is [the name as it is stored](Name::as_str).
     pub fn listed<K: Into<Name>>(keys: impl IntoIterator<Item = K>) -> Self {
         Self { kind: Kind::Listed(keys.into_iter().map(Into::into).collect()) }
     }
 
-    /// The first so many keys that come, for as long as the process lives. Only for keys that are
-    /// trusted: a client that can choose them can use up the bound. Then [list](Self::listed) those that
-    /// matter.
+    /// Tells the first `most` keys apart that the process sees. For trusted keys only: a client that can choose its
+    /// key can use up the bound. In that case, [list](Self::listed) the keys that matter.
+    ///
+    /// ```
+    /// use tower_semaphore::limit::KeyLabels;
+    ///
+    /// let labels = KeyLabels::first(100);
+    /// ```
     #[must_use]
     pub const fn first(most: usize) -> Self {
         Self { kind: Kind::First(most) }
@@ -57,12 +66,13 @@ impl KeyLabels {
         matches!(self.kind, Kind::None)
     }
 
-    /// The meter of a layer of this name; `label` is that of the keys.
+    /// The meter of a layer of this name; `label` is that of the keys. `wait_timeout`: the one of all its
+    /// requests, if there is one.
     pub(super) fn meter(
         &self,
         label: &'static str,
         layer: &str,
-        policy: &Policy,
+        wait_timeout: Option<Duration>,
     ) -> Result<LayerMeter, ConfigError> {
         let count = match &self.kind {
             Kind::None => 0,
@@ -76,10 +86,10 @@ impl KeyLabels {
             )));
         }
         let layer: Arc<str> = layer.into();
-        let of = |key: &str| Meter::new(&layer, Some((label, key.into())), policy.wait_timeout);
+        let of = |key: &str| Meter::new(&layer, Some((label, key.into())), wait_timeout);
         let by_key = match &self.kind {
             Kind::None => {
-                return Ok(LayerMeter::whole(Meter::new(&layer, None, policy.wait_timeout)));
+                return Ok(LayerMeter::whole(Meter::new(&layer, None, wait_timeout)));
             }
             Kind::Listed(keys) => keys.iter().map(|key| (key.clone(), of(key.as_str()))).collect(),
             Kind::First(_) => HashMap::new(),
@@ -87,7 +97,7 @@ impl KeyLabels {
         let keyed = Keyed {
             label,
             layer: Arc::clone(&layer),
-            wait_timeout: policy.wait_timeout,
+            wait_timeout,
             most: count,
             by_key: by_key.into(),
         };
@@ -104,7 +114,7 @@ pub(super) struct LayerMeter {
 struct Keyed {
     label: &'static str,
     layer: Arc<str>,
-    wait_timeout: Duration,
+    wait_timeout: Option<Duration>,
     most: usize,
     by_key: RwLock<HashMap<Name, Meter>>,
 }
@@ -114,7 +124,7 @@ impl LayerMeter {
         Self { rest: meter, keyed: None }
     }
 
-    /// For a request of this key, if it has one.
+    /// The meter for requests with this key, if they have one.
     pub(super) fn of(&self, key: Option<&Name>) -> Meter {
         let (Some(keyed), Some(key)) = (&self.keyed, key) else { return self.rest.clone() };
         let known = keyed.by_key.read().unwrap_or_else(PoisonError::into_inner);

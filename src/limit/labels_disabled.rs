@@ -1,9 +1,10 @@
 //! `labels.rs` without the feature `metrics`.
 
+use std::time::Duration;
+
 use crate::error::ConfigError;
 use crate::metrics::requests::Meter;
 use crate::name::Name;
-use crate::semaphore::Policy;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyLabels(());
@@ -18,7 +19,7 @@ impl KeyLabels {
         &self,
         _: &'static str,
         _: &str,
-        _: &Policy,
+        _: Option<Duration>,
     ) -> Result<LayerMeter, ConfigError> {
         Ok(LayerMeter)
     }

@@ -1,26 +1,27 @@
 //! A limit on requests in flight, shared by all replicas of a service.
 //!
-//! A concurrency limit in each process multiplies the cap by the number of replicas, and frees its permit when
-//! the response's head is there, while a stream still runs. This middleware takes a permit of a
+//! A concurrency limit in each process multiplies the cap by the number of replicas, and releases its permit with
+//! the response head, while a stream still runs. This middleware takes a permit of a
 //! [`Semaphore`](crate::Semaphore) for each request, so that all processes count together, and holds it until
 //! the response body ends.
 //!
 //! For each request, in this order:
 //!
 //! 1. [`skip`](ConcurrencyLimitBuilder::skip) lets it pass without a permit.
-//! 2. A [`KeyExtractor`] names the key: a tenant, a route, or one key for all. A request without a key is
+//! 2. A [`KeyExtractor`] extracts the key: a tenant, a route, or one key for all. A request without a key is
 //!    rejected with `400 Bad Request`, unless [`MissingKey`] says otherwise.
 //! 3. The limit of that key is looked up: a number, a closure, or a [`CachedLimit`].
 //! 4. It takes a permit, or waits for one behind the requests that came before it, on whichever replica. With
 //!    [`fair_by`](ConcurrencyLimitBuilder::fair_by) the tenant with the fewest permits in use is next.
-//! 5. The service inside is called, with the [`Permit`](crate::Permit) in the request's extensions.
-//! 6. The permit is released when the response body ends or is dropped, at whatever point; or at its head, with
-//!    [`HoldUntil::ResponseHead`]. A connection that is upgraded needs [`ConnectionIo`], or a handler that keeps
-//!    the permit.
+//! 5. The inner service is called, with the [`Permit`](crate::Permit) in the request's extensions.
+//! 6. The permit is released when the response body ends or is dropped, at whatever point; or with the response
+//!    head, if [`HoldUntil::ResponseHead`] is set. A connection that is upgraded needs [`ConnectionIo`], or a
+//!    handler that keeps the permit.
 //!
-//! A request that gets no permit in time is rejected with `429 Too Many Requests`, and one that comes while the
-//! backend cannot be asked with `503 Service Unavailable`. The originating [`Refusal`] is in the response's
-//! extensions. Use [`refusal`](ConcurrencyLimitBuilder::refusal) to build the response, or
+//! A request that gets no permit in time is rejected with `429 Too Many Requests`; with `503 Service Unavailable`
+//! while the backend is unavailable, or if it would have to wait during a
+//! [shutdown](crate::Semaphore::stop_waiting). The originating [`Refusal`] is in the response's extensions. Use
+//! [`refusal`](ConcurrencyLimitBuilder::refusal) to build the response, or
 //! [`into_error`](ConcurrencyLimitLayer::into_error) for a client that wants an error. gRPC calls end with a gRPC
 //! status.
 //!
@@ -28,9 +29,9 @@
 //!
 //! The limit is only as good as the key. A client that can choose its key has a queue of its own with each
 //! request, or joins that of another tenant: take the key from authentication ([`ExtensionKey`]), or from a
-//! header that a proxy of yours replaces, and put the layer inside of authentication.
+//! header that your proxy replaces, and put the layer inside authentication.
 //!
-//! A permit has a lease. A process that stands still for longer, or cannot reach Redis for that long, loses its
+//! A permit has a lease. A process that is suspended for longer, or cannot reach Redis for that long, loses its
 //! permits, and their requests are aborted, unless [`OnLost::Continue`] is set.
 //!
 //! # Example
@@ -78,23 +79,28 @@
 //! # Ok(()) }
 //! ```
 
+mod admission;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
 mod budget;
+mod builder;
 mod cached;
+mod client_timeout;
 mod connection;
 mod fair;
-mod fair_builder;
 mod future;
 mod grpc;
 mod held;
 mod into_error;
 mod key;
+mod keyless;
 #[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
 mod labels;
 mod layer;
+mod problem;
 mod refusal;
+mod refusal_response;
 #[cfg(feature = "axum")]
 mod serve;
 mod service;
@@ -104,8 +110,10 @@ mod shadow;
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
-pub use self::budget::{ClientTimeout, WaitBudget};
+pub use self::budget::WaitBudget;
+pub use self::builder::ConcurrencyLimitBuilder;
 pub use self::cached::{CachedLimit, CachedLimitBuilder, OnUnknownLimit};
+pub use self::client_timeout::ClientTimeout;
 pub use self::connection::{Connection, ConnectionIo};
 pub use self::future::ResponseFuture;
 pub use self::into_error::{IntoError, IntoErrorFuture, IntoErrorLayer};
@@ -114,15 +122,14 @@ pub use self::key::{
 };
 #[cfg(feature = "metrics")]
 pub use self::labels::KeyLabels;
-pub use self::layer::{ConcurrencyLimitBuilder, ConcurrencyLimitLayer};
-pub use self::refusal::{
-    IntoRefusalResponse, Refusal, RefusalBody, RefusalReason, RefusalResponse,
-};
+pub use self::layer::ConcurrencyLimitLayer;
+pub use self::refusal::{Refusal, RefusalReason};
+pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};
 #[cfg(feature = "axum")]
 pub use self::serve::{ConnectionListener, MakeConnectionService, serve};
 pub use self::service::ConcurrencyLimit;
 pub use self::settings::{HoldUntil, OnLost};
 pub use self::shadow::{ShadowCounts, WouldRefuse};
 
-/// What a body of ours can end with: an error of the body inside, or [`LeaseLost`](crate::LeaseLost).
+/// The error of a [`ResponseBody`]: that of the inner body, or [`LeaseLost`](crate::LeaseLost).
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,4 +1,4 @@
-//! Axum's `serve`, over connections that can keep a permit.
+//! Axum's `serve`, with connections that can hold a permit.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -15,15 +15,14 @@ use tower_service::Service;
 
 use super::connection::{Connection, ConnectionIo};
 
-/// Serves as `axum::serve` does, and lets an upgraded connection hold its request's permit until it
-/// closes.
+/// Serves as `axum::serve` does, with upgraded connections that hold the permit of their request until they close.
 ///
-/// So a WebSocket is counted as long as it is open, without a line in its handler; and if its permit
-/// is lost, the connection is closed, unless [`OnLost::Continue`](super::OnLost::Continue) is set.
-/// See [`ConnectionIo`] for how, and for HTTP/2. Requests have the address of their peer with them,
-/// as with `into_make_service_with_connect_info`.
+/// A WebSocket is counted as long as it is open, without any code in its handler. If its permit is lost, the
+/// connection is closed, unless [`OnLost::Continue`](super::OnLost::Continue) is set. See [`ConnectionIo`] for how
+/// this works, and for HTTP/2. Requests have the `ConnectInfo` of their peer, as with
+/// `into_make_service_with_connect_info`.
 ///
-/// What it returns is Axum's: to be awaited, or given a graceful shutdown first.
+/// Returns Axum's [`Serve`], which is a future and has `with_graceful_shutdown`.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -57,10 +56,10 @@ where
     axum::serve(ConnectionListener { listener }, MakeConnectionService { service })
 }
 
-/// The service of one connection, which tells its requests of it.
+/// The service of one connection, which adds that to the extensions of its requests.
 type ConnectionService<S, A> = AddExtension<AddExtension<S, ConnectInfo<A>>, Connection>;
 
-/// The listener of [`serve`]: puts a [`ConnectionIo`] around each connection.
+/// The listener of [`serve`]: wraps each connection in a [`ConnectionIo`].
 #[derive(Debug)]
 pub struct ConnectionListener<L> {
     listener: L,
@@ -80,7 +79,7 @@ impl<L: Listener> Listener for ConnectionListener<L> {
     }
 }
 
-/// What [`serve`] makes the service of each connection with.
+/// Makes the service of each connection for [`serve`].
 #[derive(Clone, Debug)]
 pub struct MakeConnectionService<S> {
     service: S,

@@ -15,14 +15,17 @@ use super::settings::Settings;
 
 /// Takes a permit for each request and holds it as long as the response.
 ///
-/// Made by [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). A request that gets no permit is
-/// answered with a response, never with an error: `Error` is that of the service inside. A client may
-/// like errors better: see [`ConcurrencyLimitLayer::into_error`](super::ConcurrencyLimitLayer::into_error).
+/// Made by [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). A request that gets no permit is rejected with a
+/// response, never with an error: `Error` is that of the inner service. For a client that wants errors, see
+/// [`ConcurrencyLimitLayer::into_error`](super::ConcurrencyLimitLayer::into_error).
 ///
-/// It is always ready, and makes the service inside ready for each request once that has its permit. A request
-/// that waits for a permit reserves nothing inside, such as a slot of a buffer or of another limit, so the
-/// waiting requests of one key keep no other key's request from it. What `poll_ready` of the service inside fails
-/// with is the error of the request.
+/// # Readiness
+///
+/// The service is always ready. It polls the readiness of a clone of the inner service for each request, once that
+/// has its permit. A waiting request therefore reserves nothing inside, such as a slot of a buffer or of another
+/// limit, and the queue of one key does not block the requests of another. An error of the inner `poll_ready` is
+/// the error of the request. The permit is held while the inner service becomes ready; no wait timeout bounds that
+/// time, see [`WaitBudget`](super::WaitBudget#what-it-does-not-bound).
 #[derive(Clone, Debug)]
 pub struct ConcurrencyLimit<S> {
     inner: S,
@@ -34,17 +37,17 @@ impl<S> ConcurrencyLimit<S> {
         Self { inner, settings }
     }
 
-    /// The service inside.
+    /// Returns a reference to the inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service inside.
+    /// Returns a mutable reference to the inner service.
     pub const fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service inside.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }

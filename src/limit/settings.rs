@@ -1,4 +1,4 @@
-//! What a layer goes by, once it is built.
+//! The settings of a layer, once it is built.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,40 +8,45 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use http::request::Parts;
 
-use super::budget::ClientTimeout;
 use super::cached::CachedLimit;
+use super::client_timeout::ClientTimeout;
 use super::fair::Fair;
 use super::key::{KeyExtractor, MissingKey};
+use super::keyless::Keyless;
 use super::labels::LayerMeter;
-use super::refusal::RefusalResponse;
+use super::refusal_response::RefusalResponse;
 use super::shadow::Shadow;
 use crate::name::Name;
 use crate::semaphore::{Limit, Policy, Semaphore};
 
-/// How long a permit is held.
+/// How long a request holds its permit.
+///
+/// See [`hold_until`](super::ConcurrencyLimitBuilder::hold_until).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HoldUntil {
-    /// Until the response body ends, fails or is dropped: a stream counts as long as it flows.
+    /// Until the response body ends, fails or is dropped, so that a stream counts until its end.
     #[default]
     BodyEnd,
-    /// Until the head of the response is there: what streams after it does not count.
+    /// Until the inner service has responded. The response body does not count.
     ResponseHead,
 }
 
-/// What becomes of a request whose permit was lost.
+/// What happens to a request whose permit is lost.
+///
+/// See [`on_lost`](super::ConcurrencyLimitBuilder::on_lost).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLost {
-    /// It is cut off: before the head of the response with a refusal, after it with an error of the
-    /// body. So the cap holds even then.
+    /// It is aborted: rejected with 503 if the inner service has not responded yet; otherwise the response body
+    /// ends with an error. The limit holds even then.
     #[default]
     Abort,
-    /// It goes on, though another may have its permit by now.
+    /// It continues, though another request may have its permit by then.
     Continue,
 }
 
-/// What a built layer goes by.
+/// The settings of a built layer.
 pub(super) struct Settings {
     pub(super) semaphore: Semaphore,
     pub(super) name: Arc<str>,
@@ -50,11 +55,12 @@ pub(super) struct Settings {
     pub(super) key: KeySource,
     /// `None`: as the extractor says.
     pub(super) missing_key: Option<MissingKey>,
+    pub(super) keyless: Keyless,
     pub(super) limit: LimitSource,
     /// In place of the policy's.
     pub(super) wait_timeout: Option<Arc<WaitTimeoutOf>>,
     pub(super) client_timeout: Option<ClientTimeout>,
-    /// By what requests of one key are compared, if they are.
+    /// How tenants share the permits of a key, if they do.
     pub(super) fair: Option<Fair>,
     pub(super) skip: Option<Skip>,
     pub(super) hold_until: HoldUntil,
@@ -63,9 +69,9 @@ pub(super) struct Settings {
     pub(super) retry_after: Duration,
     pub(super) response: Arc<dyn RefusalResponse>,
     pub(super) meter: LayerMeter,
-    /// Its labels tell tenants apart, not keys.
+    /// The labels of its metrics are tenants, not keys.
     pub(super) is_metered_by_tenant: bool,
-    /// Whether gRPC is answered in its own words.
+    /// Whether calls of gRPC are rejected with a gRPC status.
     pub(super) grpc_status: bool,
     /// The layer only counts.
     pub(super) shadow: Option<Shadow>,

@@ -1,4 +1,4 @@
-//! A layer that only counts: what it would have refused passes.
+//! A layer that only counts: it lets pass what it would have rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use super::refusal::{Refusal, RefusalReason};
 
-/// How long a request waits for the backend's answer where nothing is to be delayed.
+/// How long a request waits for the backend's answer in shadow.
 pub(super) const SHADOW_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A request that would have been refused, or would have had to wait, had its layer not been set to
+/// Why a request would have been rejected, or would have had to wait, if its layer were not in
 /// [`shadow`](super::ConcurrencyLimitBuilder::shadow).
 ///
-/// It stands in the extensions of the request, for the handler, and in those of its response, for
-/// layers around this one.
+/// It is in the extensions of the request, for the handler, and in those of the response, for layers outside this
+/// one.
 ///
 /// ```
 /// use http::Request;
@@ -30,39 +30,38 @@ pub struct WouldRefuse {
 }
 
 impl WouldRefuse {
-    /// The refusal that there would have been; or, if the layer has a wait timeout, what the request
-    /// would have had to wait for: [`RefusalReason::Limit`].
+    /// The refusal that there would have been. Its reason is [`RefusalReason::Limit`] even if the layer has a wait
+    /// timeout, and the request would have had to wait first.
     #[must_use]
     pub fn refusal(&self) -> &Refusal {
         &self.refusal
     }
 }
 
-/// What a layer in shadow has seen: the answer of
-/// [`shadow_counts`](super::ConcurrencyLimitLayer::shadow_counts). Requests, in this process, since
-/// the layer was built; all of them passed. Those that the layer skips, or lets bypass it for want of
-/// a key, are not among them.
+/// The counts of a layer in shadow: see [`shadow_counts`](super::ConcurrencyLimitLayer::shadow_counts).
+///
+/// Counts requests of this process since the layer was built. All of them passed. Requests that the layer skips, or
+/// lets pass for lack of a key, are not included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShadowCounts {
-    /// Would have passed at once.
+    /// Requests that would have passed at once.
     pub passed: u64,
-    /// Found all permits out, or others waiting: would have had to wait, or would have been refused
-    /// where nobody may wait.
+    /// Requests that found all permits in use: they would have had to wait, or with a wait timeout of zero would
+    /// have been rejected.
     pub full: u64,
-    /// Found their tenant at its cap.
+    /// Requests that found their tenant at its cap.
     pub tenant_limit: u64,
-    /// Asked for more permits than they could ever have.
+    /// Requests that asked for more permits than they could ever have.
     pub cost_too_high: u64,
-    /// Would have been refused because they have no key.
+    /// Requests that would have been rejected because they have no key.
     pub missing_key: u64,
-    /// Would have been refused because their limit could not be looked up.
+    /// Requests that would have been rejected because their limit could not be looked up.
     pub limit_unknown: u64,
-    /// Would have been refused because an operator [drains](crate::Semaphore::drain) the semaphore, or
+    /// Requests that would have been rejected because an operator [drains](crate::Semaphore::drain) the semaphore, or
     /// revoked the request's place.
     pub draining: u64,
-    /// Would perhaps have been refused: the backend could not be asked, or did not answer within
-    /// 100 ms.
+    /// Requests that might have been rejected: the backend was unavailable, or did not answer within 100 ms.
     pub unavailable: u64,
 }
 
@@ -84,7 +83,7 @@ impl Shadow {
         self.passed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The refusal stays a thing that would have been.
+    /// Counts and logs a refusal that is not enforced.
     pub(super) fn instead_of(&self, refusal: Refusal) -> WouldRefuse {
         let count = match refusal.reason {
             RefusalReason::Limit | RefusalReason::QueueFull | RefusalReason::QueueTimeout => {
@@ -107,7 +106,7 @@ impl Shadow {
             limit = refusal.limit,
             in_use = refusal.in_use,
             waiting = refusal.waiting,
-            "passes, though it would have been refused or would have had to wait"
+            "the request passes in shadow; it would have been rejected, or would have had to wait"
         );
         WouldRefuse { refusal: Arc::new(refusal) }
     }

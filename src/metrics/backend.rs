@@ -1,6 +1,6 @@
-//! What is counted of leases and of the connections to the backend.
+//! Metrics of leases and of connections to the backend.
 //!
-//! `backend_disabled.rs` is the same without the feature.
+//! `backend_disabled.rs` replaces this file without the feature.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ use crate::protocol::ledger::{PlaceStatus, Reply};
 pub(crate) struct BackendMeter {
     leases: OnceLock<Leases>,
     tenants: OnceLock<Tenants>,
-    // Not there for the embedded backend, which has no connection.
+    // `None` for the embedded backend, which has no connection.
     backend: OnceLock<Connection>,
 }
 
@@ -59,7 +59,7 @@ const fn index_of(op: &Op) -> usize {
 }
 
 impl BackendMeter {
-    /// Makes the series, at their zero.
+    /// Registers the series at zero.
     pub(crate) fn begin(&self, is_embedded: bool) {
         self.leases();
         self.tenants();
@@ -68,19 +68,19 @@ impl BackendMeter {
         }
     }
 
-    /// Another number of tenants wait.
+    /// The number of waiting tenants changed.
     pub(crate) fn lines(&self, before: usize, now: usize) {
         let (before, now) = (u32::try_from(before), u32::try_from(now));
         let change = f64::from(now.unwrap_or(u32::MAX)) - f64::from(before.unwrap_or(u32::MAX));
         self.tenants().lines.increment(change);
     }
 
-    /// Grants passed older requests of other tenants.
+    /// Grants overtook older requests of other tenants.
     pub(crate) fn overtook(&self, grants: u64) {
         self.tenants().overtaking.increment(grants);
     }
 
-    /// A reply came: of interest is what became of leases.
+    /// Counts the renewals in a reply.
     pub(crate) fn replied(&self, op: &Op, reply: &Reply) {
         if let Op::Renew { .. } = op {
             let gone = reply.statuses.iter().filter(|s| matches!(s, PlaceStatus::Gone)).count();
@@ -90,7 +90,7 @@ impl BackendMeter {
         }
     }
 
-    /// A call was answered after so long; or refused.
+    /// A call was answered or refused after this time.
     pub(crate) fn answered(&self, op: &Op, is_reply: bool, after: Duration) {
         let how = usize::from(!is_reply);
         self.backend().durations[index_of(op)][how].record(after.as_secs_f64());
@@ -99,7 +99,7 @@ impl BackendMeter {
         }
     }
 
-    /// The connection broke with this call unanswered.
+    /// The connection broke while this call was unanswered.
     pub(crate) fn unanswered(&self, op: &Op, after: Duration) {
         self.backend().durations[index_of(op)][2].record(after.as_secs_f64());
         if let Op::Renew { ids, .. } = op {
@@ -194,7 +194,7 @@ impl Connection {
     }
 }
 
-/// A gauge is one higher as long as this lives.
+/// Keeps a gauge one higher until it is dropped.
 pub(crate) struct Level {
     gauge: Gauge,
 }

@@ -1,24 +1,23 @@
-//! What semaphores and layers count, for the facade of the crate [`metrics`](https://docs.rs/metrics).
+//! Metrics of semaphores and layers, for the facade of the crate [`metrics`](https://docs.rs/metrics).
 //!
-//! Install a recorder, and it is all there: the series are made when a layer or a semaphore is first
-//! used, so it does not matter whether the recorder or the layer is made first. What happens before
-//! there is a recorder is not counted, then or later.
+//! Install a recorder to collect them. Series are registered when a layer or a semaphore is first used, so the recorder
+//! and the layer can be created in any order. Events before the recorder is installed are not counted.
 //!
-//! | instrument | kind, unit | labels | what |
+//! | instrument | kind, unit | labels | meaning |
 //! |---|---|---|---|
-//! | [`REQUESTS`] | counter | `policy`, `result` | requests, by what became of them |
+//! | [`REQUESTS`] | counter | `policy`, `result` | requests by result |
 //! | [`ACTIVE_PERMITS`] | gauge | `policy` | permits that this process holds |
-//! | [`QUEUED_REQUESTS`] | gauge | `policy` | requests of this process that wait |
+//! | [`QUEUED_REQUESTS`] | gauge | `policy` | waiting requests of this process |
 //! | [`TIME_IN_QUEUE`] | histogram, s | `policy` | from the request to its permit, or to the wait timeout |
-//! | [`PERMIT_DURATION`] | histogram, s | `policy` | for how long permits were held |
-//! | [`WAIT_TIMEOUT`] | gauge, s | `policy` | how long a request may wait, as it was set |
-//! | [`TENANT_LINES`] | gauge | – | tenants of which requests of this process wait |
-//! | [`OVERTAKING_GRANTS`] | counter | – | grants that passed an older request of another tenant, of this process |
+//! | [`PERMIT_DURATION`] | histogram, s | `policy` | how long permits were held |
+//! | [`WAIT_TIMEOUT`] | gauge, s | `policy` | the configured wait timeout; not for a layer with `wait_timeout_by` |
+//! | [`TENANT_LINES`] | gauge | – | tenants with waiting requests in this process |
+//! | [`OVERTAKING_GRANTS`] | counter | – | grants that overtook an older request of another tenant in this process |
 //! | [`PERMITS_LOST`] | counter | `policy` | permits whose lease could not be renewed in time |
-//! | [`LEASE_RENEWALS`] | counter | `result` | leases that were renewed: `renewed`, `gone`, `failed` |
+//! | [`LEASE_RENEWALS`] | counter | `result` | renewals of leases: `renewed`, `gone`, `failed` |
 //! | [`BACKEND_OPERATION_DURATION`] | histogram, s | `op`, `error.type` | calls to Redis |
-//! | [`BACKEND_CONNECTIONS`] | gauge | – | open connections to Redis: one, if all is well |
-//! | [`BACKEND_UNAVAILABLE`] | gauge | – | 1 while Redis cannot be asked and the policy answers |
+//! | [`BACKEND_CONNECTIONS`] | gauge | – | open connections to Redis: normally one |
+//! | [`BACKEND_UNAVAILABLE`] | gauge | – | 1 while Redis is unavailable and the policy decides |
 //! | [`BACKEND_CONNECTS`] | counter | `result` | attempts to connect: `connected`, `failed` |
 //! | [`BACKEND_DISCONNECTS`] | counter | – | connections that broke |
 //!
@@ -27,31 +26,33 @@
 //!
 //! | `result` | the request |
 //! |---|---|
-//! | `acquired` | got a permit at once |
-//! | `acquired_after_wait` | got one after it had waited in the queue |
-//! | `admitted` | passed without one, because the backend was away: [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) |
-//! | `local` | took one of this process's own meanwhile: [`OnUnavailable::Local`](crate::OnUnavailable::Local) |
-//! | `unlimited` | needed none: [`Limit::Unlimited`](crate::Limit::Unlimited) |
-//! | `bypassed` | was let past the layer: `skip`, or no key and [`MissingKey::Bypass`](crate::limit::MissingKey::Bypass) |
-//! | `limit` | was refused: no permit was free, and it might not wait |
-//! | `tenant_limit` | was refused: its tenant had as many permits as it may |
-//! | `cost_too_high` | was refused: it asked for more permits than it could ever have |
-//! | `queue_full` | was refused: as many waited as may |
-//! | `queue_timeout` | was refused: it had waited as long as it might |
-//! | `draining` | was refused: see [`Semaphore::drain`](crate::Semaphore::drain) |
-//! | `revoked` | was refused: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
-//! | `missing_key` | was refused: it had no key |
-//! | `unavailable` | was refused: the backend could not be asked |
-//! | `closed` | was refused: the semaphore was shut down |
-//! | `request_canceled` | left before there was an answer |
+//! | `acquired` | got a permit immediately |
+//! | `acquired_after_wait` | got one after waiting in the queue |
+//! | `admitted` | passed without one, because the backend was unavailable: [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) |
+//! | `local` | took one from this process's share during an outage: [`OnUnavailable::Local`](crate::OnUnavailable::Local) |
+//! | `unlimited` | needed no permit: [`Limit::Unlimited`](crate::Limit::Unlimited) |
+//! | `bypassed` | bypassed the layer: `skip`, or no key and [`MissingKey::Bypass`](crate::limit::MissingKey::Bypass) |
+//! | `limit` | was rejected: no permit was free, and it may not wait |
+//! | `tenant_limit` | was rejected: its tenant had reached its limit |
+//! | `cost_too_high` | was rejected: it asked for more permits than it can ever get |
+//! | `queue_full` | was rejected: the queue was full |
+//! | `queue_timeout` | was rejected: its wait timeout passed |
+//! | `draining` | was rejected: see [`Semaphore::drain`](crate::Semaphore::drain) |
+//! | `revoked` | was rejected: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
+//! | `missing_key` | was rejected: it had no key |
+//! | `unavailable` | was rejected: the backend was unavailable |
+//! | `closed` | was rejected: the semaphore was shut down |
+//! | `request_canceled` | left before it got an answer |
 //!
-//! No label holds a user's key, unless a layer is asked for it, with a bound:
+//! No label contains a request's key, unless a layer is configured to, with a bound on the number of keys:
 //! [`ConcurrencyLimitBuilder::key_labels`](crate::limit::ConcurrencyLimitBuilder::key_labels), or
 //! [`tenant_labels`](crate::limit::ConcurrencyLimitBuilder::tenant_labels) for tenants.
-//! `active_permits` counts what a semaphore counts, so neither `unlimited` nor `bypassed` requests.
+//! `active_permits` does not include `unlimited` and `bypassed` requests, which take no permit.
 //!
-//! An exporter that keeps histograms in buckets should be given [`BUCKETS`]: permits are held for as
-//! long as streams flow, and the usual buckets end at ten seconds.
+//! Configure exporters that use buckets for histograms with [`BUCKETS`]: permits are held as long as responses stream,
+//! and default buckets end at ten seconds.
+//!
+//! # Examples
 //!
 #![cfg_attr(feature = "metrics", doc = "```")]
 #![cfg_attr(not(feature = "metrics"), doc = "```ignore")]
@@ -67,7 +68,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The dashboard and the alerts in `examples/observability` are made for the names that come of this,
+//! The dashboard and the alerts in `examples/observability` use the resulting names,
 //! such as `concurrency_limit_requests_total` and `concurrency_limit_permit_duration_seconds_bucket`.
 
 #[cfg_attr(not(feature = "metrics"), path = "backend_disabled.rs")]

@@ -1,8 +1,8 @@
-//! What became of a request, as it stands in spans and metrics.
+//! The result of a request in spans and metrics.
 
 use crate::error::{AcquireError, RejectReason};
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Acquired,
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// As it stands in spans and metrics.
+    /// The value of the label `result`.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Acquired => "acquired",

@@ -1,6 +1,6 @@
-//! What is counted of requests: the series of one label set, made once and kept.
+//! Metrics of requests. The series of a label set are registered once and kept.
 //!
-//! `requests_disabled.rs` is the same without the feature.
+//! `requests_disabled.rs` replaces this file without the feature.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,12 +22,13 @@ pub(crate) struct Meter {
     series: Arc<Lazy>,
 }
 
-/// Made at first use: layers and the recorder can be set up in any order.
+/// Registered at first use, so that layers and the recorder can be created in any order.
 struct Lazy {
     policy: Arc<str>,
     /// A second label: its name and its value.
     label: Option<(&'static str, Arc<str>)>,
-    wait_timeout: Duration,
+    /// `None` where it goes by the request.
+    wait_timeout: Option<Duration>,
     made: OnceLock<Series>,
 }
 
@@ -62,22 +63,22 @@ const OUTCOMES: [Outcome; 17] = [
 ];
 
 impl Meter {
-    /// For a policy, or for what a second label tells apart in it. Makes no series yet.
+    /// For a policy, or for one value of a second label in it. Registers no series yet.
     pub(crate) fn new(
         policy: &Arc<str>,
         label: Option<(&'static str, Arc<str>)>,
-        wait_timeout: Duration,
+        wait_timeout: Option<Duration>,
     ) -> Self {
         let policy = Arc::clone(policy);
         Self { series: Arc::new(Lazy { policy, label, wait_timeout, made: OnceLock::new() }) }
     }
 
-    /// A request stands in the queue.
+    /// A request joined the queue.
     pub(crate) fn queued(&self) {
         self.series().queued.increment(1.0);
     }
 
-    /// A request came to an end, in the queue or before it.
+    /// A request ended, in the queue or before it.
     pub(crate) fn over(&self, outcome: Outcome, waited: Duration, was_queued: bool) {
         self.count(outcome);
         if was_queued {
@@ -95,18 +96,18 @@ impl Meter {
         }
     }
 
-    /// A request that no semaphore was asked for, or all that is to be known of another.
+    /// Counts a result without a wait.
     pub(crate) fn count(&self, outcome: Outcome) {
         self.series().requests[outcome as usize].increment(1);
     }
 
-    /// So many permits are held from `now` on.
+    /// Permits are held from `now` on.
     pub(crate) fn hold(&self, permits: u32, now: Instant) -> Hold {
         self.series().active.increment(f64::from(permits));
         Hold { of: Some((self.clone(), permits, now)) }
     }
 
-    /// A permit was lost to its holder.
+    /// The lease of a permit was lost.
     pub(crate) fn lost(&self) {
         self.series().lost.increment(1);
     }
@@ -121,10 +122,12 @@ impl Series {
     fn new(
         policy: &Arc<str>,
         label: Option<&(&'static str, Arc<str>)>,
-        wait_timeout: Duration,
+        wait_timeout: Option<Duration>,
     ) -> Self {
         describe();
-        gauge!(WAIT_TIMEOUT, "policy" => Arc::clone(policy)).set(wait_timeout.as_secs_f64());
+        if let Some(wait_timeout) = wait_timeout {
+            gauge!(WAIT_TIMEOUT, "policy" => Arc::clone(policy)).set(wait_timeout.as_secs_f64());
+        }
         let mut labels = vec![Label::new("policy", Arc::clone(policy))];
         labels.extend(label.map(|(name, value)| Label::new(*name, Arc::clone(value))));
         let requests = OUTCOMES.map(|outcome| {
@@ -146,17 +149,17 @@ impl Series {
 fn describe() {
     use metrics::{describe_counter, describe_gauge, describe_histogram};
 
-    describe_counter!(REQUESTS, Unit::Count, "Requests, by what became of them");
+    describe_counter!(REQUESTS, Unit::Count, "Requests by result");
     describe_gauge!(ACTIVE_PERMITS, Unit::Count, "Permits that this process holds");
-    describe_gauge!(QUEUED_REQUESTS, Unit::Count, "Requests of this process that wait");
-    describe_counter!(PERMITS_LOST, Unit::Count, "Permits that were lost to their holders");
+    describe_gauge!(QUEUED_REQUESTS, Unit::Count, "Waiting requests of this process");
+    describe_counter!(PERMITS_LOST, Unit::Count, "Permits whose lease was lost");
     let to_permit = "From a request to its permit, or to its wait timeout";
     describe_histogram!(TIME_IN_QUEUE, Unit::Seconds, to_permit);
-    describe_histogram!(PERMIT_DURATION, Unit::Seconds, "For how long permits were held");
-    describe_gauge!(WAIT_TIMEOUT, Unit::Seconds, "How long a request may wait, as it was set");
+    describe_histogram!(PERMIT_DURATION, Unit::Seconds, "How long permits were held");
+    describe_gauge!(WAIT_TIMEOUT, Unit::Seconds, "Configured wait timeout");
 }
 
-/// What is measured of a permit while it is held; of nothing else.
+/// Measures a permit while it is held.
 #[derive(Clone, Default)]
 pub(crate) struct Hold {
     of: Option<(Meter, u32, Instant)>,
@@ -167,7 +170,7 @@ impl Hold {
         self.of.is_some()
     }
 
-    /// The permit was given back. Once for all clones.
+    /// The permit was released, once for all clones.
     pub(crate) fn ended(&self, now: Instant) {
         if let Some((meter, permits, since)) = &self.of {
             let series = meter.series();
@@ -187,7 +190,7 @@ pub(crate) struct Meters {
 impl Meters {
     pub(crate) fn of(&self, name: &'static str, wait_timeout: Duration) -> Meter {
         let mut meters = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Meter::new(&Arc::from(name), None, wait_timeout);
+        let new = || Meter::new(&Arc::from(name), None, Some(wait_timeout));
         meters.entry(name).or_insert_with(new).clone()
     }
 }

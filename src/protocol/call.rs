@@ -1,15 +1,16 @@
-//! What a session asks of the ledger.
+//! Calls of a session to the ledger.
 
 use super::id::{Ids, PlaceId};
 
 /// One operation on one semaphore, for any number of places of one process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// Permits of the semaphore, as the calling process knows it: each call is judged by its own.
+    /// The limit of the semaphore, as the calling process knows it. Each call is judged by the limit that its caller
+    /// supplies.
     pub limit: u32,
-    /// So many of them are left to requests of class 0.
+    /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
-    /// What to do.
+    /// The operation.
     pub op: Op,
 }
 
@@ -17,19 +18,18 @@ pub struct Call {
 /// [`Reply`](super::ledger::Reply).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Takes places out; then grants each of the others a permit, lets it join the queue, or
-    /// refuses it.
+    /// Removes the places that leave; then grants each newcomer a permit, queues it, or rejects it.
     Acquire {
-        /// The places that leave: permits released since the last call ride along.
+        /// The places that leave: those released since the last call.
         leaving: Ids,
         /// Length of the lease, ms.
         lease_ms: u64,
-        /// How many places may wait; `None`: these may not.
+        /// The longest queue; `None`: the newcomers may not wait.
         max_queue: Option<u32>,
-        /// The places that come.
+        /// The newcomers.
         ids: Ids,
     },
-    /// Takes places out, waiting or held. Without any, only sweeps and promotes.
+    /// Removes places, waiting or held. Without any, only sweeps and promotes.
     Release {
         /// The places.
         ids: Ids,
@@ -50,7 +50,7 @@ pub enum Op {
     },
     /// Lists the places of the calling process.
     Audit {
-        /// How many places of the semaphore to look at, those with the earliest lease ends first.
+        /// How many places of the semaphore to examine, those with the earliest lease ends first.
         most: u32,
     },
 }

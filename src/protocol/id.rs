@@ -1,4 +1,4 @@
-//! Ids of processes and of their places, and how they stand in Redis.
+//! Ids of processes and of their places, and their text in Redis.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,31 +9,30 @@ use smallvec::SmallVec;
 use super::claim::{Claim, read_base36};
 use crate::error::ConfigError;
 
-/// One process's semaphore, named by 64 random bits.
+/// The id of one process's `Semaphore`: 64 random bits.
 ///
-/// Its text is eleven digits to the base 62.
+/// Its text has eleven digits in base 62.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(u64);
 
-/// The name of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox; with its [`Claim`]
-/// behind that, where the semaphore is shared between tenants.
+/// The id of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox; followed by its [`Claim`] where tenants
+/// share the semaphore.
 ///
-/// Made by the process before it sends anything, so that every operation can be repeated, and
-/// never used for a second stay. Its text is at most 40 bytes long. Ids are ordered as their texts
-/// are, because Redis orders members of equal score so.
+/// The process makes it before it sends anything, so that every operation can be repeated, and never reuses it. Its text
+/// has at most 40 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PlaceId {
     /// The process that the place belongs to.
     pub node: NodeId,
-    /// Whether that process could not be reached by a hint when it made the place.
+    /// Whether hints could not reach the process when it made the place.
     pub poll_only: bool,
     /// The place's number in that process, below [`PlaceId::N_MAX`].
     pub n: u64,
-    /// What it may have among other tenants; `None`: it stands in the order of arrival.
+    /// Its claim among tenants; `None`: it is served in order of arrival.
     pub claim: Option<Claim>,
 }
 
-/// Places of one operation. Most are for one place; then nothing is allocated.
+/// The places of one operation. A single place, the usual case, needs no allocation.
 pub type Ids = SmallVec<[PlaceId; 1]>;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -41,7 +40,7 @@ const NODE_LEN: usize = 11;
 const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Claim::LEN;
 
 impl NodeId {
-    /// A node with this number, which should be random.
+    /// Creates a node id from a number, which should be random.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -58,7 +57,7 @@ impl NodeId {
     }
 }
 
-/// A place's id as it stands in Redis.
+/// The text of a place's id.
 pub(crate) struct IdText {
     text: [u8; ID_LEN],
     len: usize,
@@ -71,12 +70,12 @@ impl IdText {
 }
 
 impl PlaceId {
-    /// Numbers of places end before this: eleven digits to the base 36.
+    /// The numbers of places are below this: eleven digits in base 36.
     pub const N_MAX: u64 = 36u64.pow(11);
     /// None comes before it.
     pub(crate) const FIRST: Self = Self { node: NodeId(0), poll_only: false, n: 0, claim: None };
 
-    /// How many permits it takes.
+    /// The number of permits that it takes.
     #[must_use]
     pub fn cost(&self) -> u32 {
         self.claim.map_or(1, Claim::cost)
@@ -116,7 +115,7 @@ impl PlaceId {
         IdText { text, len }
     }
 
-    /// Reads an id; `None` for anything that [`PlaceId`]'s `Display` does not write.
+    /// Parses an id; `None` for anything that `Display` does not write.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let (poll_only, rest) = match text.strip_prefix(b"~") {

@@ -1,14 +1,13 @@
-//! The protocol, sans-IO: what is counted, and what each process believes of it.
+//! The protocol, sans-IO: how a backend counts permits, and what a process may rely on.
 //!
-//! Two state machines hold every decision. The [`Ledger`] is one semaphore as the
-//! backend counts it; the scripts in `lua/` are the same ledger in Redis. The
-//! [`Session`] is one process's half: its requests, what it was told, and what it
-//! may still rely on. Both are plain data. Time and messages come in as arguments; calls, events and
-//! the next deadline come out. There is no clock, lock, waker, task or socket in this folder, so the
-//! model and the simulation in `tests/` explore the code that ships.
+//! Two state machines make every decision. The [`Ledger`] is one semaphore as the backend counts it; the scripts in `lua/`
+//! are the same ledger in Redis. The [`Session`] is one process's half: its requests, the replies to them, and the leases
+//! that it may still rely on. Both are plain data: time and messages are arguments; calls, events and the next deadline
+//! are results. This folder has no clock, lock, waker, task or socket, so the model and the simulation in `tests/` explore
+//! the code that ships.
 //!
-//! `README.md` in this folder describes the protocol. The module is public for backends of your own
-//! and for those tests; it may change in any release.
+//! `README.md` in this folder describes the protocol. The module is public for custom backends and for those tests.
+//! Unstable: it may change in any release before 1.0.
 
 pub(crate) mod call;
 pub(crate) mod claim;

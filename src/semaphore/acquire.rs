@@ -24,18 +24,27 @@ use crate::protocol::session::Progress;
 ///
 /// Dropping the future removes the caller from the queue; a permit that was already granted is released.
 /// The caller's position is lost.
+///
+/// # Futures that are not polled
+///
+/// The request keeps its place until the future is dropped, whether it is polled or not, as that of
+/// [`tokio::sync::Semaphore`] does once it was polled. When its turn comes, the permit is granted and stays taken, and
+/// the wait timeout is noticed only by a poll. A future that is kept and not polled, such as one that a loop of
+/// `select!` borrows while another branch awaits something else, therefore holds a permit of the whole fleet. Spawn
+/// it, or drop it.
 #[derive(Debug)]
-#[must_use = "the request takes its place when it is made; dropping this gives the place back"]
+#[must_use = "dropping this removes the request from the queue"]
 pub struct Acquire {
     state: State,
     began: Instant,
     wait_timeout: Duration,
-    /// How long the backend's answer is waited for.
+    /// How long to wait for the backend's answer.
     answer_timeout: Duration,
+    is_out_of_time: bool,
     limit: u32,
     claim: Option<Claim>,
     attempt: Attempt,
-    // Made only when there is something to wait for.
+    // Created only when there is something to wait for.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -46,7 +55,7 @@ enum State {
 }
 
 impl Acquire {
-    /// `ask`: where the name is not all that is asked for.
+    /// `ask` is `None` where the name is all that is asked for.
     pub(super) fn new(
         semaphore: &Semaphore,
         name: &str,
@@ -67,7 +76,7 @@ impl Acquire {
                 )))),
                 Limit::Permits(permits) => {
                     limit = permits;
-                    let running = semaphore.handle.tasks.ensure_running(node);
+                    let running = node.tasks.ensure_running(node);
                     let place = running
                         .map_err(AcquireError::Unavailable)
                         .and_then(|()| semaphore.claim_of(ask, permits))
@@ -88,12 +97,28 @@ impl Acquire {
         }
         let wait_timeout = policy.wait_timeout;
         let answer_timeout = ANSWER_TIMEOUT;
-        Self { state, began, wait_timeout, answer_timeout, limit, claim, attempt, alarm: None }
+        Self {
+            state,
+            began,
+            wait_timeout,
+            answer_timeout,
+            is_out_of_time: false,
+            limit,
+            claim,
+            attempt,
+            alarm: None,
+        }
+    }
+
+    /// It may not wait because its time for that is over: then this is what it is refused for.
+    pub(crate) const fn out_of_time(mut self) -> Self {
+        self.is_out_of_time = true;
+        self
     }
 
     /// Waits no longer than this for the backend's answer.
-    pub(crate) const fn answer_timeout(mut self, timeout: Duration) -> Self {
-        self.answer_timeout = timeout;
+    pub(crate) fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = self.answer_timeout.min(timeout);
         self
     }
 
@@ -105,7 +130,7 @@ impl Acquire {
 }
 
 impl Semaphore {
-    /// The claim that a request makes, if it makes one.
+    /// Returns the claim of a request, if it has one.
     fn claim_of(&self, ask: Option<&Ask>, limit: u32) -> Result<Option<Claim>, AcquireError> {
         let Some(ask) = ask.filter(|ask| ask.is_fair()) else { return Ok(None) };
         let overrides = &self.handle.node.overrides;
@@ -152,6 +177,18 @@ impl Future for Acquire {
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
                 Progress::Refused { reason, in_use, waiting, limit, is_tenant_full } => {
+                    let may_not_wait =
+                        matches!(reason, RejectReason::Limit | RejectReason::TenantLimit);
+                    if may_not_wait && !this.wait_timeout.is_zero() && place.is_queue_closed() {
+                        // It would have waited: it has the answer of those that did.
+                        this.state = State::Answered(Some(Err(AcquireError::Closed)));
+                        continue;
+                    }
+                    let reason = if may_not_wait && this.is_out_of_time {
+                        RejectReason::QueueTimeout
+                    } else {
+                        reason
+                    };
                     place.count_refusal();
                     this.limit = limit.unwrap_or(this.limit);
                     let mut rejected = this.rejected(reason, in_use, waiting);
@@ -178,7 +215,10 @@ impl Future for Acquire {
             match &mut this.alarm {
                 Some(alarm) if alarm.deadline() == until => {}
                 Some(alarm) => alarm.as_mut().reset(until),
-                None => this.alarm = Some(Box::pin(sleep_until(until))),
+                None => {
+                    place.ensure_looked_after();
+                    this.alarm = Some(Box::pin(sleep_until(until)));
+                }
             }
             if let Some(alarm) = &mut this.alarm {
                 ready!(alarm.as_mut().poll(cx));

@@ -1,4 +1,4 @@
-//! What is asked of a semaphore.
+//! A request for permits.
 
 use super::tenants::{TenantNumbers, TenantOverride};
 use crate::error::RejectReason;
@@ -7,9 +7,11 @@ use crate::protocol::claim::Claim;
 
 /// A request for permits: of which semaphore, how many, and for which tenant.
 ///
-/// The name of a semaphore is enough where all requests are alike; whatever makes a [`Name`] makes an `Ask`.
-/// With a tenant, permits that come free go to the tenant with the fewest in use by weight, and within a tenant
-/// to the request that came first.
+/// Where all requests are alike, the name of a semaphore is enough: everything that converts into a [`Name`] converts
+/// into an `Ask`. With a tenant, a permit that comes free goes to the tenant with the fewest in use by weight, and
+/// within a tenant to the request that came first.
+///
+/// # Examples
 ///
 /// ```
 /// use tower_semaphore::{Ask, Policy, Semaphore};
@@ -28,7 +30,7 @@ pub struct Ask {
     name: Name,
     tenant: Option<Name>,
     terms: Terms,
-    /// Its cost is compared, even if that is 1.
+    /// A cost was set, even if it is 1.
     is_shared: bool,
 }
 
@@ -40,47 +42,87 @@ struct Terms {
     each: Option<u32>,
 }
 
-/// The terms of a request that says nothing of them.
+/// The terms of a request that sets none.
 const USUAL: Terms = Terms { weight: 1, cost: 1, class: 0, each: None };
 
 impl Ask {
-    /// The highest weight of a tenant.
+    /// The maximum weight of a tenant.
     pub const MAX_WEIGHT: u32 = Claim::WEIGHT_MAX;
-    /// The most permits that a request may take.
+    /// The maximum number of permits that a request may take.
     pub const MAX_COST: u32 = Claim::COST_MAX;
-    /// The last class.
+    /// The highest class.
     pub const MAX_CLASS: u8 = Claim::CLASS_MAX;
 
     /// Asks for one permit of the semaphore `name`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Ask, Name};
+    ///
+    /// let ask = Ask::of("openai");
+    /// assert_eq!(ask.name(), &Name::new("openai"));
+    /// assert_eq!(ask.tenant(), None);
+    /// ```
     pub fn of(name: impl Into<Name>) -> Self {
         Self { name: name.into(), tenant: None, terms: USUAL, is_shared: false }
     }
 
-    /// The tenant whose request this is. Requests that name none, but a [cost](Self::cost), are one tenant
-    /// together; those that ask for nothing but a name stand in a line of their own, in the order of their
-    /// arrival.
+    /// Sets the tenant of the request.
     ///
-    /// Fairness is only as good as the identity: take it from authentication, not from what a client may
-    /// choose.
+    /// Requests that set a [cost](Self::cost) and no tenant count as one tenant together. Requests that set nothing but a
+    /// name wait in a queue of their own, in the order of their arrival.
+    ///
+    /// Fairness is only as good as the identity: take it from authentication, not from what a client may choose.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// let ask = Ask::of("openai").by("acme");
+    /// # let _ = ask;
+    /// ```
     #[must_use]
     pub fn by(mut self, tenant: impl Into<Name>) -> Self {
         self.tenant = Some(tenant.into());
         self
     }
 
-    /// The tenant's weight, by which its permits in use are divided where tenants are compared: with 2, it
-    /// has twice as many as one with 1. From 1 to [`MAX_WEIGHT`](Self::MAX_WEIGHT); any other counts as the
-    /// nearest of these. 1 unless set.
+    /// Sets the weight of the tenant, by which its permits in use are divided when tenants are compared: a tenant with
+    /// weight 2 gets twice as many as one with weight 1.
+    ///
+    /// The default is 1, the maximum [`MAX_WEIGHT`](Self::MAX_WEIGHT). Other values count as the nearest of these.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// let ask = Ask::of("openai").by("acme").weight(2);
+    /// # let _ = ask;
+    /// ```
     #[must_use]
     pub const fn weight(mut self, weight: u32) -> Self {
         self.terms.weight = weight;
         self
     }
 
-    /// How many permits the request takes, at once or not at all; 0 counts as 1. A request for more than
-    /// [`MAX_COST`](Self::MAX_COST), or than it could ever have, is rejected at once. 1 unless set.
+    /// Sets how many permits the request takes, all at once or not at all.
     ///
-    /// One for many permits is waited for when its turn comes: permits stay free until there are enough.
+    /// The default is 1; 0 counts as 1. A request for more than [`MAX_COST`](Self::MAX_COST), or for more than it could
+    /// ever get, is rejected at once. When it is the turn of a request for many permits, permits stay free until there
+    /// are enough.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// // A large model counts as four small ones.
+    /// let ask = Ask::of("gpu").cost(4);
+    /// # let _ = ask;
+    /// ```
     #[must_use]
     pub const fn cost(mut self, permits: u32) -> Self {
         self.terms.cost = permits;
@@ -88,50 +130,69 @@ impl Ask {
         self
     }
 
-    /// The request's class, from 0 to [`MAX_CLASS`](Self::MAX_CLASS); a higher one counts as that. As long as
-    /// a tenant of a lower class waits and may be served, none of a higher class is. 0 unless set.
+    /// Sets the class of the request, from 0 to [`MAX_CLASS`](Self::MAX_CLASS); a higher one counts as that. No request
+    /// of a higher class is served as long as a tenant of a lower class waits and may be served.
     ///
-    /// Within a tenant the order is that of arrival, whatever the classes. See
-    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom) for permits that are left to class 0.
+    /// The default is 0. Within a tenant the order is that of arrival, whatever the classes. See
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom) for permits that are reserved for class 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// // Behind every interactive request, which are of class 0.
+    /// let ask = Ask::of("openai").by("nightly").class(1);
+    /// # let _ = ask;
+    /// ```
     #[must_use]
     pub const fn class(mut self, class: u8) -> Self {
         self.terms.class = class;
         self
     }
 
-    /// How many permits the tenant may have in use; 0: it is rejected. As many as there are, unless set.
+    /// Sets the cap of the tenant: how many permits it may have in use. With 0 its requests are rejected.
     ///
-    /// A tenant at its cap holds nobody up. What an operator
-    /// [set](crate::Semaphore::set_tenant_limit) counts instead of this.
+    /// The default is no cap but the limit. A tenant at its cap delays no other. An operator's
+    /// [override](crate::Semaphore::set_tenant_limit) replaces this.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// let ask = Ask::of("openai").by("acme").each(4);
+    /// # let _ = ask;
+    /// ```
     #[must_use]
     pub const fn each(mut self, permits: u32) -> Self {
         self.terms.each = Some(permits);
         self
     }
 
-    /// The semaphore's name.
+    /// Returns the name of the semaphore.
     #[must_use]
     pub const fn name(&self) -> &Name {
         &self.name
     }
 
-    /// The tenant, if the request names one.
+    /// Returns the tenant, if the request has one.
     #[must_use]
     pub const fn tenant(&self) -> Option<&Name> {
         self.tenant.as_ref()
     }
 
-    /// How many permits it asks for.
+    /// Returns how many permits it asks for.
     pub(super) const fn permits(&self) -> u32 {
         self.terms.cost
     }
 
-    /// How many its tenant may have in use, where an operator set `set` for that.
+    /// Returns the cap of its tenant, given the override of that tenant.
     pub(super) fn cap(&self, set: TenantOverride) -> Option<u32> {
         set.limit.or(self.terms.each)
     }
 
-    /// Whether it is compared with others by more than its time.
+    /// Returns whether it is compared with others by more than its time.
     pub(super) fn is_fair(&self) -> bool {
         self.is_shared || self.tenant.is_some() || self.terms != USUAL
     }
@@ -144,11 +205,11 @@ impl<T: Into<Name>> From<T> for Ask {
 }
 
 impl Ask {
-    /// The claim that is made with this, where an operator set `set` for its tenant.
+    /// Returns the claim of this request, given the override of its tenant.
     ///
     /// # Errors
     ///
-    /// Why none can be met.
+    /// If it can never be met.
     pub(super) fn claim(
         &self,
         numbers: &TenantNumbers,

@@ -1,5 +1,4 @@
-//! The task that keeps a connection to one server, and tells its sessions when there is one and when there
-//! is none.
+//! The task that keeps a connection to one server, and tells its sessions when it opens and when it is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +12,14 @@ use super::sessions::SESSIONS_AT_A_TIME;
 use crate::backend::{Connection, QueryError};
 use crate::error::BackendError;
 
-/// Pauses between attempts to connect: from the first to the longest. After a loss of data a process
-/// may be so much later than another one to have its permits counted again.
+/// The first and the longest pause between attempts to connect. After a loss of data, the permits of a process may be
+/// counted again later than those of another by this much.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
-/// How long a connection to another server than the one that keeps overrides waits for them.
+/// How long a connection waits for the overrides of another server.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Keeps a connection to one server and sends over it, until the node is closed and empty, or that
-/// server is not one of the backend's any more.
+/// Keeps a connection to one server and sends over it, until the node is closed and empty, or the server has left the
+/// backend.
 pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
     let mut backoff = BACKOFF.0;
     loop {
@@ -32,7 +31,7 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
                 announce(&node, &server, &connection).await;
                 let Err(error) = exchange::run(&node, &server, &connection).await else { break };
                 server.disconnected(&error);
-                // Not yet a reason to turn anyone away; nor to wait, unless it happens all the time.
+                // One break is no outage yet, and needs no pause unless it repeats.
                 if opened.elapsed() > BACKOFF.1 {
                     backoff = BACKOFF.0;
                     continue;
@@ -40,7 +39,7 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
             }
             Ok(None) => {
                 node.rehome_all(&server).await;
-                // Perhaps it kept what operators set: then another one does now.
+                // If it kept the overrides, another server does now.
                 refresh::want(&node);
                 if node.servers.end(&server) {
                     break;
@@ -62,13 +61,13 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
         }
         backoff = (backoff * 2).min(BACKOFF.1);
     }
-    // Perhaps there is nothing left to do for the others.
+    // The other tasks may have nothing left to do either.
     if node.is_finished() {
         node.wake_tasks();
     }
 }
 
-/// A connection, by which it is known already what operators set: what goes out first goes by that.
+/// Opens a connection, and reads the overrides before anything is sent over it.
 async fn connect(
     node: &Node,
     server: &Server,
@@ -86,13 +85,13 @@ async fn connect(
             return Err(error);
         }
     } else if !node.overrides.was_read() && !node.is_closed() {
-        // Unless the server that keeps them is away, they are known then too.
+        // The server that keeps them may be unreachable.
         let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
     }
     Ok(Some(connection))
 }
 
-/// Tells all sessions of the server that there is a new connection.
+/// Tells all sessions of the server of its new connection.
 async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connection>) {
     let connected = server.connected(connection);
     for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
@@ -103,12 +102,12 @@ async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connec
     }
 }
 
-/// There is no connection to be had for now: the policy answers. Sessions are told once.
+/// Notes that no connection can be opened, and tells the sessions once: their policies answer from then on.
 async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
     if server.unreachable(error) {
         for shared in server.outbox.clear() {
             let mut state = shared.lock();
-            // One that moved meanwhile stands in the outbox of its new server.
+            // A session that moved meanwhile is in the outbox of its new server.
             if Arc::ptr_eq(&state.server, server) {
                 state.queued = None;
             }

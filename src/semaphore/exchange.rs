@@ -1,13 +1,13 @@
 //! What goes over one connection to a server, and what comes back.
 //!
-//! Whatever came since the last time goes in one write: one call for each session and operation.
-//! Nothing waits for the answer to the write before. What is on its way at a time is bounded, so that
-//! the time of an answer does not depend on how much there is to be said: what keeps leases alive goes
-//! out in the order in which they end, and a request never waits behind more of it than is on its way.
-//! When the connection breaks, each session asks again for what went unanswered.
+//! Everything that has come since the last write goes out in the next one, as one call for each session and
+//! operation. A write does not wait for the answer to the one before. The number of unanswered calls is bounded, so
+//! the time of an answer does not depend on the backlog: renewals go out in the order in which their leases end, and
+//! a request never waits behind more of them than are unanswered. When the connection breaks, each session asks again
+//! for what went unanswered.
 //!
-//! A server that answers at all is there. A connection over which something was asked in vain, and nothing
-//! was answered meanwhile, is given up: be it a call, a question for overrides, or one of an operator.
+//! A connection is given up when a call, a question for overrides, or one of an operator goes unanswered, and nothing
+//! else was answered meanwhile.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -26,27 +26,26 @@ use super::shared_session::{SharedSession, call_of};
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
 use crate::error::BackendError;
 
-/// Writes that are not answered yet, at the most.
+/// The most unanswered writes.
 const WRITES_MAX: usize = 64;
-/// What a call costs the server, as places go: the script itself as much as so many of them.
+/// The cost of a call without its places, as a number of places.
 const CALL_COST: usize = 8;
-/// What goes out in one write, and what may be unanswered at a time: about 100 and 450 calls to keep
-/// leases alive, 900 and 3600 in all.
+/// Bounds of a write and of all unanswered calls: about 100 and 450 renewals, 900 and 3600 calls in all.
 const BACKGROUND: Window = Window { write: 1024, unanswered: 4096 };
 const ALL: Window = Window { write: 8192, unanswered: 32_768 };
-/// How often to read what operators set, for messages that are lost or forbidden.
+/// How often to read the overrides, in case messages are lost or forbidden.
 const REFRESH: Duration = Duration::from_secs(1);
-/// Messages to other processes that are on their way at a time.
+/// The most unanswered messages to other processes.
 const MESSAGES_IN_FLIGHT_MAX: usize = 64;
 
-/// Bounds on what is sent, as the server's work goes.
+/// Bounds by the work of the server.
 #[derive(Clone, Copy)]
 struct Window {
     write: usize,
     unanswered: usize,
 }
 
-/// What went out in one write.
+/// The calls of one write.
 struct Batch {
     calls: Arc<[AddressedCall]>,
     senders: Vec<(Arc<SharedSession>, u64)>,
@@ -60,23 +59,23 @@ struct Cost {
     all: usize,
 }
 
-/// One connection, with what is on its way.
+/// One connection, with everything that is unanswered on it.
 struct Exchange<'a> {
     node: &'a Node,
     server: &'a Arc<Server>,
     connection: &'a Arc<dyn Connection>,
-    /// How long an answer is waited for.
+    /// How long to wait for an answer.
     patience: Duration,
     batches: VecDeque<Batch>,
     answers: FuturesOrdered<BoxFuture<'static, Result<Vec<Answer>, BackendError>>>,
     on_its_way: Cost,
     refresh: Option<Refresh>,
-    /// Messages, and other questions whose answers say only that the server is there.
+    /// Messages, and other questions of which only matters that they are answered.
     messages: FuturesUnordered<BoxFuture<'static, Result<Result<(), QueryError>, Elapsed>>>,
     answered_at: Instant,
 }
 
-/// Sends and takes answers, until the connection breaks, or nothing is left to do.
+/// Sends calls and takes answers, until the connection breaks or nothing is left to do.
 pub(super) async fn run(
     node: &Node,
     server: &Arc<Server>,
@@ -101,7 +100,7 @@ pub(super) async fn run(
 
 impl Exchange<'_> {
     async fn run(&mut self) -> Result<(), BackendError> {
-        // These are for the whole connection: to make them again for each answer costs more than the rest.
+        // Created once for the connection: creating them for each answer costs more than the rest.
         let mut closed = pin!(self.connection.closed());
         let mut alarm = pin!(sleep(self.patience));
         let mut is_set = false;
@@ -137,8 +136,7 @@ impl Exchange<'_> {
                     heard?;
                 }
                 () = self.server.outbox.came() => {}
-                // Set for a batch that was answered meanwhile, most often: then for the one that is first
-                // now.
+                // Usually set for a batch that was answered meanwhile; then reset for the first one now.
                 () = &mut alarm, if is_set => match self.batches.front() {
                     Some(first) => {
                         let due = first.sent.max(self.answered_at) + self.patience;
@@ -171,7 +169,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Sends what belongs to no place. Says when the next question for overrides is due, if it is not yet.
+    /// Sends messages and questions. Returns when the next question for overrides is due, if it is not yet.
     fn send_questions(&mut self) -> Option<Instant> {
         while self.messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = self.server.next_message()
@@ -202,7 +200,7 @@ impl Exchange<'_> {
         &mut self,
         answer: Result<Vec<Answer>, BackendError>,
     ) -> Result<(), BackendError> {
-        // Taken out once it is answered: what is left is asked for again.
+        // Removed only once it is answered: the sessions ask again for the rest.
         let answers = answer?;
         if let Some(batch) = self.batches.pop_front() {
             self.answered_at = Instant::now();
@@ -213,7 +211,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// What a question says of the connection, whatever its answer.
+    /// Learns from an answer, or from its absence, whether the connection works.
     fn hear<T>(
         &mut self,
         answer: &Result<Result<T, QueryError>, Elapsed>,
@@ -232,7 +230,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Nothing is answered any more.
+    /// Tells the sessions that their calls go unanswered.
     fn end(self) {
         let node = self.node;
         for batch in self.batches {
@@ -250,7 +248,7 @@ impl Exchange<'_> {
     }
 }
 
-/// What is to be sent there now, and may be.
+/// Collects the calls of the next write, within the bounds.
 fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost, sent: Instant) -> Batch {
     let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), Cost::default());
     let all = ALL.write.min(ALL.unanswered.saturating_sub(on_its_way.all));
@@ -261,7 +259,7 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost, sent: Instant) -
             collect_of(node, server, shared, all - cost.all, sent, &mut calls, &mut senders);
     }
     let room = BACKGROUND.unanswered.saturating_sub(on_its_way.background);
-    // Beside what requests wait for, and not after it: leases end whatever else there is to do.
+    // Beside the calls that requests wait for, not after them: leases end under load as well.
     let background = BACKGROUND.write.min(room);
     while cost.background < background
         && let Some(shared) = server.outbox.pop_background()
@@ -273,7 +271,7 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost, sent: Instant) -
     Batch { calls: calls.into(), senders, sent, cost }
 }
 
-/// What one session has to send, as far as there is room. Says what it costs the server.
+/// Collects the calls of one session, within the bounds. Returns their cost.
 pub(super) fn collect_of(
     node: &Node,
     server: &Arc<Server>,
@@ -284,7 +282,7 @@ pub(super) fn collect_of(
     senders: &mut Vec<(Arc<SharedSession>, u64)>,
 ) -> usize {
     let mut state = shared.lock();
-    // It may have been taken out before, or have gone elsewhere.
+    // It may have been collected before, or have moved.
     if !Arc::ptr_eq(&state.server, server) || state.queued.take().is_none() {
         return 0;
     }

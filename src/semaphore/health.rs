@@ -1,4 +1,4 @@
-//! Whether the backend can be asked, and what was answered in its place.
+//! The state of the connection to the backend, and counts of what was answered in its place.
 
 use std::time::Duration;
 
@@ -11,27 +11,27 @@ use crate::metrics::requests::Meter;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
-/// How a [`Semaphore`](crate::Semaphore) is: the answer of
-/// [`health`](crate::Semaphore::health). The counts are of this process, since its start.
+/// The health of a [`Semaphore`](crate::Semaphore), as [`health`](crate::Semaphore::health) returns it. The counts
+/// are those of this process since its start.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether the backend can be asked; of several servers, the one that is worst off.
+    /// Whether the backend can be asked. Of several servers, the worst state.
     pub connection: ConnectionState,
     /// Requests that passed by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
     /// [`OnUnavailable::Local`](crate::OnUnavailable::Local).
     pub admitted_by_policy: u64,
-    /// Requests that were refused because the backend could not be asked; those of a layer in shadow,
-    /// which pass all the same, among them.
+    /// Requests that were refused because the backend could not be asked. Includes those of a layer in shadow,
+    /// which pass all the same.
     pub refused_by_policy: u64,
     /// Permits that were lost to their holders.
     pub lost: u64,
     /// How often the connection to the backend was lost.
     pub disconnects: u64,
     /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
-    /// seconds; while the backend is away, for up to two leases more.
+    /// seconds; in an outage of the backend, up to two leases longer.
     pub semaphores: usize,
-    /// What the backend's operator should know, such as an eviction policy that loses semaphores.
+    /// A warning for the operator of the backend, such as an eviction policy that loses semaphores.
     pub warning: Option<String>,
 }
 
@@ -39,17 +39,17 @@ pub struct Health {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ConnectionState {
-    /// It is in this process.
+    /// The backend is in this process.
     Embedded,
-    /// Nothing was asked yet, or a connection is being opened.
+    /// No connection was needed yet, or one is being opened.
     Connecting,
-    /// There is a connection.
+    /// A connection is open.
     Up,
-    /// It cannot be reached, and the policy answers in its place.
+    /// The backend cannot be reached, and the policy answers in its place.
     Down {
-        /// Why.
+        /// The error of the last attempt.
         error: BackendError,
-        /// Since when.
+        /// When the outage began.
         since: Instant,
     },
 }
@@ -60,19 +60,19 @@ pub(super) struct Counts {
     refused: AtomicU64,
     lost: AtomicU64,
     disconnects: AtomicU64,
-    /// Of the permits that were lost, those that neither a log line nor a metric shows yet; and what counts them.
+    /// Lost permits that neither a log line nor a metric shows yet, and the meters that count them.
     uncounted: AtomicU64,
     losers: Mutex<Vec<Meter>>,
     loss_log: Mutex<LossLog>,
     has_unlogged: AtomicBool,
-    /// When the last refused call was logged.
+    /// When a refused call was logged last.
     refusal_logged: Mutex<Option<Instant>>,
-    /// Of each semaphore, what its requests were refused and its holders lost.
+    /// Rejected requests and lost permits of each semaphore.
     pub(super) tallies: Tallies,
     pub(super) meter: BackendMeter,
 }
 
-/// What was logged of lost permits.
+/// The state of the log of lost permits.
 #[derive(Debug, Default)]
 struct LossLog {
     unlogged: u64,
@@ -104,9 +104,8 @@ impl Counts {
         self.meter.disconnected();
     }
 
-    /// Logs and counts the permits that were lost since the last time: at once, but not more than once a
-    /// second, unless it is to be `all` of them. Says when there is more to log. Not to be called under a
-    /// lock.
+    /// Logs and counts the permits that were lost since the last time, at most once a second unless `all` is set.
+    /// Returns when there is more to log. Must not be called under a lock.
     pub(super) fn log_lost(&self, all: bool) -> Option<Instant> {
         if self.uncounted.load(Ordering::Relaxed) == 0 && !self.has_unlogged.load(Ordering::Relaxed)
         {
@@ -132,7 +131,7 @@ impl Counts {
         None
     }
 
-    /// Logs that the backend refused a call, though it is there: once a minute at the most.
+    /// Logs, at most once a minute, that the backend refused a call though it is reachable.
     pub(super) fn log_refused_call(&self, semaphore: &str, error: &BackendError) {
         let now = Instant::now();
         let mut logged = lock(&self.refusal_logged);

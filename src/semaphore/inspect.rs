@@ -1,37 +1,32 @@
-//! Which semaphores there are, and who has them.
+//! Reading the state of semaphores: which there are, and which requests hold or wait for their permits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 
 use super::Semaphore;
+use super::inspection::{INSPECTED_MAX, Inspection};
 use super::node::Node;
-use super::peers::{PeerAnswer, process};
-use super::tallies::Tally;
-use super::tenants::{TenantNumbers, TenantOverride};
+use super::tenants::TenantOverride;
 use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
-use crate::protocol::claim::{Claim, Tenant};
-use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::claim::Tenant;
 use crate::protocol::overrides::Override;
 use crate::protocol::session::Session;
 use crate::protocol::time::Time;
 
-/// How many holders and waiters an inspection lists.
-const INSPECTED_MAX: u32 = 1000;
-/// How many semaphores to list at a time, at the most.
+/// The most semaphores that a page lists.
 const LISTED_MAX: u32 = 1000;
-/// How often to go on where a piece of the backend's keys had no semaphore in it.
+/// How many pieces of the backend's keys without a semaphore one call reads.
 const PIECES_MAX: u32 = 100;
 
 impl Node {
-    /// What this process knows of the tenants of a semaphore: their names, and which of its places wait and for
-    /// how long; `None`: nothing.
+    /// Returns what this process knows of the tenants of a semaphore: their names, and which of its places wait and
+    /// for how long. `None` if it knows nothing.
     #[expect(clippy::type_complexity, reason = "as they stand in a message")]
     pub(super) fn tenants_of(
         &self,
@@ -47,13 +42,13 @@ impl Node {
         (!names.is_empty() || !waiting.is_empty()).then_some((names, waiting))
     }
 
-    /// The limit that is set for a semaphore, or by which this process goes.
-    fn limit_in_force(&self, name: &str) -> Option<u32> {
+    /// Returns the limit that is set for a semaphore, or that of its policy in this process.
+    pub(super) fn limit_in_force(&self, name: &str) -> Option<u32> {
         let set = self.overrides.of(name).in_place();
         set.or_else(|| self.read_session(name, Session::policy_limit).flatten())
     }
 
-    /// The holders and waiters of a semaphore.
+    /// Returns the holders and waiters of a semaphore.
     pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
         let key = self.backend().key(name);
         self.query(None, &key, |server| server.inspect(&key, most)).await
@@ -61,7 +56,7 @@ impl Node {
 }
 
 impl Semaphore {
-    /// Who holds permits of `name`, and who waits: up to a thousand places.
+    /// Returns the holders and waiters of `name`, up to a thousand in all.
     ///
     /// # Errors
     ///
@@ -70,16 +65,36 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// let seen = semaphore.inspect("openai").await?;
+    /// assert_eq!((seen.in_use, seen.waiting, seen.limit), (1, 0, Some(10)));
+    /// for holder in seen.holders {
+    ///     println!("{} of {:?} for {:?}", holder.id, holder.process, holder.held);
+    /// }
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
         let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
         Ok(Inspection::new(name.as_str(), listing, node, &self.tenants, &HashMap::new()))
     }
 
-    /// As [`inspect`](Self::inspect), and asks the other processes what they are called and for how
-    /// long they have had their permits, since nobody else knows. Waits for their answers for 200 ms at
-    /// the most: of a process that is gone or stands still, or that Redis forbids to subscribe, this
-    /// tells no more than `inspect`. At most 64 processes are asked.
+    /// As [`inspect`](Self::inspect), and asks the other processes for what only they know: what they are called, how long
+    /// they have held their permits, and the limits of their policies.
+    ///
+    /// Asks up to 64 processes and waits up to 200 ms for their answers. Of a process that is gone, that stands still, or
+    /// that may not subscribe in Redis, the result says no more than that of `inspect`.
     ///
     /// # Errors
     ///
@@ -88,6 +103,23 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// for process in semaphore.inspect_fleet("openai").await?.processes {
+    ///     println!("{:?}: {} in use, limit {:?}", process.process, process.in_use, process.limit);
+    /// }
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
     pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
         let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
@@ -100,23 +132,44 @@ impl Semaphore {
         Ok(Inspection::new(name, listing, node, &self.tenants, &answers))
     }
 
-    /// Names the semaphores of which someone holds or waits for a permit: about `most` of them, from
-    /// [`Cursor::default`] on, the beginning; [`Page::next`] tells how to go on.
+    /// Lists about `most` semaphores of which permits are held or waited for. [`Cursor::default`] is the beginning, and
+    /// [`Page::next`] the start of the next page.
     ///
-    /// A semaphore that is there from the first page to the last comes at least once, and perhaps
-    /// twice; one that comes or goes meanwhile may be among them or not. Redis walks all of its keys
-    /// for that, a piece at a time: where it has many that are not semaphores, a page can be empty and
-    /// still not the last. A cluster's masters are walked one after the other; one that cannot be asked
-    /// is passed over and told in [`Page::away`], and while slots move or masters change some names
-    /// can be missed.
+    /// A semaphore that exists from the first page to the last is listed at least once, and perhaps twice; one that comes
+    /// or goes meanwhile may be missing. Redis iterates over all of its keys for this, a piece at a time: if it has many
+    /// other keys, a page can be empty and not be the last. The masters of a cluster are read one after the other. One
+    /// that cannot be asked is skipped and reported in [`Page::away`]; while slots move or masters change, names can be
+    /// missed.
     ///
     /// # Errors
     ///
-    /// If `most` is not from 1 to 1000, or the backend cannot be asked, or does not allow for it.
+    /// If `most` is not from 1 to 1000, or the backend cannot be asked or does not allow it.
     ///
     /// # Cancel safety
     ///
     /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Cursor, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// let mut from = Some(Cursor::default());
+    /// while let Some(cursor) = from {
+    ///     let page = semaphore.list(cursor, 100).await?;
+    ///     for listed in page.semaphores {
+    ///         println!("{}: {} in use, {} waiting", listed.name, listed.in_use, listed.waiting);
+    ///     }
+    ///     from = page.next;
+    /// }
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
     pub async fn list(&self, from: Cursor, most: u32) -> Result<Page, BackendError> {
         if !(1..=LISTED_MAX).contains(&most) {
             return Err(BackendError::call(format!(
@@ -125,7 +178,7 @@ impl Semaphore {
         }
         let node = self.running_node()?;
         if from == Cursor::default() {
-            // What is set stands beside the names; and with it a cluster's map is known.
+            // The overrides are shown beside the names; and this reads the map of a cluster.
             node.catch_up().await?;
         }
         let servers = node.backend().shards();
@@ -154,13 +207,13 @@ impl Semaphore {
                 break;
             }
         }
-        // Together: they go out in one write.
+        // Together, so that they go out in one write.
         let seen = join_all(found.iter().map(|name| node.inspect(name.as_str(), 1))).await;
         let mut semaphores = Vec::with_capacity(found.len());
         for (name, seen) in found.into_iter().zip(seen) {
             let Listing { in_use, waiting, .. } = seen?;
             let set = node.overrides.of(name.as_str());
-            // One that is gone meanwhile is left out.
+            // Leaves out what is gone meanwhile.
             if in_use > 0 || waiting > 0 {
                 let limit = node.limit_in_force(name.as_str());
                 semaphores.push(Listed { name, in_use, waiting, limit, set });
@@ -170,8 +223,7 @@ impl Semaphore {
         Ok(Page { semaphores, away, next })
     }
 
-    /// All tenants for which something is set in place of what their requests say, by semaphore and name; at
-    /// most 1000.
+    /// Returns the overrides of all tenants, by semaphore and name; at most 1000.
     ///
     /// # Errors
     ///
@@ -180,6 +232,21 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_tenant_limit("openai", "acme", 5).await?;
+    /// for (name, tenant, set) in semaphore.tenant_overrides().await? {
+    ///     println!("{name} of {tenant}: cap {:?}, weight {:?}", set.limit, set.weight);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn tenant_overrides(
         &self,
     ) -> Result<Vec<(Name, Name, TenantOverride)>, BackendError> {
@@ -188,8 +255,7 @@ impl Semaphore {
         Ok(node.overrides.of_tenants())
     }
 
-    /// All names for which something is set in place of their policy, whether anyone has a permit of
-    /// them or not; at most 1000, by name.
+    /// Returns the overrides of all semaphores by name, in use or not; at most 1000.
     ///
     /// # Errors
     ///
@@ -198,6 +264,20 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    /// let set = semaphore.overrides().await?;
+    /// assert_eq!((set[0].0.as_str(), set[0].1.limit), ("openai", Some(2)));
+    /// # Ok(()) }
+    /// ```
     pub async fn overrides(&self) -> Result<Vec<(Name, Override)>, BackendError> {
         let node = self.running_node()?;
         node.catch_up().await?;
@@ -210,12 +290,22 @@ impl Semaphore {
     }
 }
 
-/// Where a page of [`Semaphore::list`] begins. As text it is two numbers with a dash, for a URL.
+/// The start of a page of [`Semaphore::list`]. Its text, two numbers with a dash, can stand in a URL.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::Cursor;
+///
+/// let cursor: Cursor = "0-17".parse()?;
+/// assert_eq!(cursor.to_string(), "0-17");
+/// # Ok::<_, tower_semaphore::ConfigError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cursor {
-    /// Which of the servers.
+    /// The index of the server.
     server: usize,
-    /// As the server has it.
+    /// The cursor of that server.
     at: u64,
 }
 
@@ -235,303 +325,37 @@ impl FromStr for Cursor {
         };
         read().ok_or_else(|| {
             ConfigError::new(format!(
-                "cursor: {text:?} cannot be used; allowed: what a page gave as the next"
+                "cursor: {text:?}; expected the `next` of a page, such as \"0-17\""
             ))
         })
     }
 }
 
-/// Some of the semaphores: the answer of [`Semaphore::list`].
+/// A page of semaphores, as [`Semaphore::list`] returns it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Page {
     /// The semaphores, in no order.
     pub semaphores: Vec<Listed>,
-    /// Why servers of a cluster could not be asked, whose semaphores are missing here.
+    /// The errors of cluster nodes that could not be asked. Their semaphores are missing here.
     pub away: Vec<BackendError>,
-    /// Where the next page begins; `None`: this was the last.
+    /// The start of the next page; `None` on the last one.
     pub next: Option<Cursor>,
 }
 
-/// A semaphore that someone holds or waits for a permit of.
+/// A semaphore in a [`Page`], of which permits are held or waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listed {
     /// Its name.
     pub name: Name,
-    /// How many permits are out; those of dead processes count until they are swept.
+    /// How many permits are in use; those of dead processes count until they are swept.
     pub in_use: u64,
     /// How many requests wait; those of dead processes count until they are swept.
     pub waiting: u64,
-    /// The limit that an operator set, or by which this process goes; `None`: nothing is set, and this process has
-    /// not used the semaphore for some seconds. [`Semaphore::inspect_fleet`] asks the others.
+    /// The limit that an operator set, or that of the policy in this process. `None` if nothing is set and this
+    /// process has not used the semaphore for some seconds; [`Semaphore::inspect_fleet`] asks the others.
     pub limit: Option<u32>,
-    /// What is set in place of its policy, as this process knows it: a second old at the most.
+    /// The override, as this process knows it: at most a second old.
     pub set: Override,
-}
-
-/// The holders and waiters of a semaphore at one moment: the answer of [`Semaphore::inspect`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Inspection {
-    /// How many permits are out.
-    pub in_use: u64,
-    /// How many requests wait.
-    pub waiting: u64,
-    /// Who holds, the one whose lease ends first in front.
-    pub holders: Vec<Holder>,
-    /// Who waits, the head of the queue in front; behind that, line by line, those with a tenant.
-    pub waiters: Vec<Waiter>,
-    /// What is set in place of its policy, as this process knows it: a second old at the most.
-    pub set: Override,
-    /// Whether more hold or wait than are listed: then some tenants may be missing, and others have more than is
-    /// told.
-    pub is_cut: bool,
-    /// The tenants that hold or wait, the one with the most in use in front; none where requests name none.
-    pub tenants: Vec<TenantUse>,
-    /// The limit in force: the one that an operator set; else the one by which this process goes; else the highest
-    /// that another process [told](Semaphore::inspect_fleet). `None`: nothing is set, and no process that uses the
-    /// semaphore was asked or answered.
-    pub limit: Option<u32>,
-    /// The limit of the last policy by which this process went, some seconds after its last request: the best guess
-    /// where nobody uses the semaphore. Known of the 1024 semaphores that it counted last.
-    pub last_limit: Option<u32>,
-    /// The processes that hold permits or wait for them, and this one, by id.
-    pub processes: Vec<ProcessUse>,
-}
-
-/// A process that uses a semaphore, among the places that were listed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ProcessUse {
-    /// The process, by a random id.
-    pub node: String,
-    /// What it is called: see [`Holder::process`].
-    pub process: Option<String>,
-    /// Whether it is this process.
-    pub is_own: bool,
-    /// How many permits it has in use.
-    pub in_use: u64,
-    /// How many of its requests wait.
-    pub waiting: u64,
-    /// The limit of its policy, as its last request brought it, if that is known; what operators set goes before it.
-    pub limit: Option<u32>,
-    /// How many of its requests were refused, if that is known: since its start, while the semaphore is among the
-    /// 1024 that it counted last. Requests that gave up are not among them.
-    pub refused: Option<u64>,
-    /// How many permits were lost to their holders in it, likewise.
-    pub lost: Option<u64>,
-}
-
-/// A tenant that holds permits or waits for them, among the places that were listed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TenantUse {
-    /// The tenant by its number, as it stands in the ids of its places.
-    pub id: Tenant,
-    /// Its name. Known where this process has had a request of it, or one of those has that
-    /// [`Semaphore::inspect_fleet`] asked.
-    pub name: Option<Name>,
-    /// How many permits it has in use.
-    pub in_use: u64,
-    /// How many of its requests wait.
-    pub waiting: u64,
-    /// Its weight, as its last place has it.
-    pub weight: u32,
-    /// How many permits it may have in use, as its last place has it; `None`: as many as there are.
-    pub each: Option<u32>,
-    /// How long the one of its requests has been waiting that waits longest, as far as that is known: see
-    /// [`Waiter::waited`].
-    pub longest_wait: Option<Duration>,
-    /// What is set for it in place of what its requests say, if its name is known.
-    pub set: TenantOverride,
-}
-
-/// One that holds a permit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Holder {
-    /// Its place, as [`Semaphore::revoke`] takes it.
-    pub id: PlaceId,
-    /// Its tenant, if it has one.
-    pub tenant: Option<Tenant>,
-    /// How many permits it takes.
-    pub cost: u32,
-    /// Its process, by a random id.
-    pub node: String,
-    /// What its process is called: host and process id. Known for this one, and for those that
-    /// [`Semaphore::inspect_fleet`] asked.
-    pub process: Option<String>,
-    /// Whether it is one of this process.
-    pub is_own: bool,
-    /// For how long it has had its permit; known for this process's own, and for those of processes that
-    /// [`Semaphore::inspect_fleet`] asked.
-    pub held: Option<Duration>,
-    /// When its lease ends, unless it is renewed.
-    pub lease_left: Duration,
-}
-
-/// One that waits for a permit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Waiter {
-    /// Its place, as [`Semaphore::revoke`] takes it.
-    pub id: PlaceId,
-    /// Its tenant, if it has one.
-    pub tenant: Option<Tenant>,
-    /// How many permits it takes.
-    pub cost: u32,
-    /// Its process, by a random id.
-    pub node: String,
-    /// What its process is called: host and process id. Known for this one, and for those that
-    /// [`Semaphore::inspect_fleet`] asked.
-    pub process: Option<String>,
-    /// Whether it is one of this process.
-    pub is_own: bool,
-    /// When its lease ends, unless it is renewed.
-    pub lease_left: Duration,
-    /// How long it has been waiting. Of a place with a tenant that is known for this process's own, and for
-    /// those of processes that [`Semaphore::inspect_fleet`] asked.
-    pub waited: Option<Duration>,
-}
-
-impl Inspection {
-    fn new(
-        name: &str,
-        listing: Listing,
-        own: &Node,
-        numbers: &TenantNumbers,
-        told: &HashMap<NodeId, PeerAnswer>,
-    ) -> Self {
-        let (now, local) = (listing.now, own.now());
-        let (mut holders, mut queue) = (Vec::new(), Vec::new());
-        let mut tenants: BTreeMap<Tenant, TenantUse> = BTreeMap::new();
-        let is_cut = listing.places.len() >= INSPECTED_MAX as usize;
-        let mut processes = BTreeMap::from([(own.id(), ProcessUse::own(name, own))]);
-        for (place, lease_end, ticket) in listing.places {
-            let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
-            let is_own = place.node == own.id();
-            let (id, node, cost) = (place, place.node.to_string(), place.cost());
-            let told = told.get(&place.node);
-            let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
-            let process = named.filter(|named| !named.is_empty()).map(ToOwned::to_owned);
-            let user = processes
-                .entry(place.node)
-                .or_insert_with(|| ProcessUse::other(place.node, process.clone(), told));
-            let tenant = place.claim.map(Claim::tenant);
-            let mut in_line = place.claim.map(|claim| {
-                let seen = tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::new(claim));
-                (seen.weight, seen.each) = (claim.weight(), claim.each());
-                seen
-            });
-            match ticket {
-                None => {
-                    let held =
-                        own.read_session(name, |session| session.held_for(place, local)).flatten();
-                    let told = told.and_then(|told| told.held.get(&place.n).copied());
-                    let held = held.filter(|_| is_own).or(told);
-                    user.in_use += u64::from(cost);
-                    if let Some(seen) = &mut in_line {
-                        seen.in_use += u64::from(cost);
-                    }
-                    let holder =
-                        Holder { id, tenant, cost, node, process, is_own, held, lease_left };
-                    holders.push(holder);
-                }
-                Some(ticket) => {
-                    let told = told.and_then(|told| told.waiting.get(&place.n).copied());
-                    let known = || {
-                        own.read_session(name, |session| session.waiting_for(place, local))
-                            .flatten()
-                            .filter(|_| is_own)
-                    };
-                    let waited = match tenant {
-                        None => Some(Duration::from_micros(now.saturating_sub(ticket))),
-                        Some(_) => known().or(told),
-                    };
-                    user.waiting += 1;
-                    if let Some(seen) = &mut in_line {
-                        seen.waiting += 1;
-                        seen.longest_wait = seen.longest_wait.max(waited);
-                    }
-                    let waiter =
-                        Waiter { id, tenant, cost, node, process, is_own, lease_left, waited };
-                    queue.push((tenant, ticket, waiter));
-                }
-            }
-        }
-        queue.sort_by_key(|(tenant, ticket, _)| (*tenant, *ticket));
-        let set = own.overrides.of(name);
-        let mut tenants: Vec<_> = tenants.into_values().collect();
-        let names = own.tenants_of(name, local).map(|(names, _)| names).unwrap_or_default();
-        let names = told.values().flat_map(|told| &told.tenants).chain(&names);
-        let names: HashMap<_, _> = names.map(|(tenant, name)| (*tenant, name)).collect();
-        for seen in &mut tenants {
-            // What another process says is believed if it can be true.
-            let known = names.get(&seen.id).and_then(|name| Name::from_stored(name));
-            seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id);
-            if let (Some(semaphore), Some(tenant)) = (Name::from_stored(name), &seen.name) {
-                seen.set = own.overrides.of_tenant(&semaphore, tenant);
-            }
-        }
-        tenants.sort_by_key(|seen| std::cmp::Reverse((seen.in_use, seen.waiting)));
-        Self {
-            in_use: listing.in_use,
-            waiting: listing.waiting,
-            holders,
-            waiters: queue.into_iter().map(|(.., waiter)| waiter).collect(),
-            set,
-            is_cut,
-            tenants,
-            limit: own
-                .limit_in_force(name)
-                .or_else(|| processes.values().filter_map(|process| process.limit).max()),
-            last_limit: own.counts.tallies.of(name).limit,
-            processes: processes.into_values().collect(),
-        }
-    }
-}
-
-impl ProcessUse {
-    fn own(name: &str, own: &Node) -> Self {
-        let Tally { refused, lost, .. } = own.counts.tallies.of(name);
-        Self {
-            node: own.id().to_string(),
-            process: Some(process().to_string()),
-            is_own: true,
-            in_use: 0,
-            waiting: 0,
-            limit: own.read_session(name, Session::policy_limit).flatten(),
-            refused: Some(refused),
-            lost: Some(lost),
-        }
-    }
-
-    fn other(node: NodeId, process: Option<String>, told: Option<&PeerAnswer>) -> Self {
-        Self {
-            node: node.to_string(),
-            process,
-            is_own: false,
-            in_use: 0,
-            waiting: 0,
-            limit: told.and_then(|told| told.limit),
-            refused: told.and_then(|told| told.tally).map(|tally| tally.refused),
-            lost: told.and_then(|told| told.tally).map(|tally| tally.lost),
-        }
-    }
-}
-
-impl TenantUse {
-    fn new(claim: Claim) -> Self {
-        Self {
-            id: claim.tenant(),
-            name: None,
-            in_use: 0,
-            waiting: 0,
-            weight: claim.weight(),
-            each: claim.each(),
-            longest_wait: None,
-            set: TenantOverride::default(),
-        }
-    }
 }

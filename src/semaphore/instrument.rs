@@ -1,4 +1,4 @@
-//! One request for a permit, as it is seen from outside: its span, and what is counted of it.
+//! The span and the metrics of a request for a permit.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::AcquireError;
 use crate::metrics::outcome::Outcome;
 use crate::metrics::requests::{Hold, Meter};
 
-/// One request for a permit. Dropped before it has an outcome, it has left.
+/// One request for a permit. If this is dropped before it has an outcome, the request was canceled.
 #[derive(Debug)]
 pub(super) struct Attempt {
     meter: Meter,
@@ -46,14 +46,14 @@ impl Attempt {
         &self.meter
     }
 
-    /// It waits in the queue.
+    /// Notes that it waits in the queue.
     pub(super) fn queued(&mut self) {
         if !std::mem::replace(&mut self.is_queued, true) {
             self.meter.queued();
         }
     }
 
-    /// It has so many permits from here on; `by_policy`: the backend was not asked.
+    /// Notes that it has its permits. `by_policy`: the backend was not asked.
     pub(super) fn granted(
         &mut self,
         by_policy: bool,
@@ -71,11 +71,11 @@ impl Attempt {
         self.meter.hold(permits, now)
     }
 
-    /// It was answered without a permit that counts.
+    /// Notes that it was answered without a counted permit.
     pub(super) fn answered(&mut self, error: Option<&AcquireError>, waited: Duration) {
         let outcome = error.map_or(Outcome::Unlimited, Outcome::of_error);
-        // A request that waited as long as it might waited that long: the moment more that it took to
-        // see that would count in the next bucket.
+        // A request that timed out waited for its timeout: the moment that it took to notice would put it into the
+        // next bucket.
         let waited = if outcome == Outcome::QueueTimeout { self.wait_timeout } else { waited };
         self.over(outcome, waited);
     }
@@ -85,7 +85,7 @@ impl Attempt {
             return;
         }
         self.meter.over(outcome, waited, self.is_queued);
-        // The span ends here, however long the future is kept.
+        // The span ends here, even if the future is kept.
         let span = std::mem::replace(&mut self.span, Span::none());
         let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
         let outcome = outcome.as_str();

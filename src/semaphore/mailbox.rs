@@ -1,4 +1,4 @@
-//! What reaches a process without being asked for: hints, what operators set, and messages of others.
+//! What a process receives unasked: hints, overrides, and messages of other processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::protocol::session::Session;
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {
-        // A place of a name that is not in use here: it is released. Anybody may say so of any name who may
-        // publish, so that not each makes a record.
+        // A hint for a name that is not in use here releases the place. Every client that may publish can send one,
+        // so the number of sessions that hints create is limited.
         if self.sessions.get(name).is_some() || self.sessions.may_be_made_by_hint(Instant::now()) {
             self.with_session(name, self.now(), |state, time| {
                 state.session.handle_hint(hint, time)

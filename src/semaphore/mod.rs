@@ -1,18 +1,22 @@
-//! Permits without HTTP.
+//! Semaphores and permits, without HTTP.
 
 mod acquire;
 mod ask;
 mod clock;
+mod close;
 mod driver;
 mod exchange;
 mod health;
 mod inspect;
+mod inspection;
 mod instrument;
+mod learn;
 #[cfg(all(test, shuttle))]
 mod locks;
 mod mailbox;
 mod node;
 mod operate;
+mod operate_tenants;
 mod outbox;
 mod overrides;
 mod peers;
@@ -39,11 +43,11 @@ use std::time::Duration;
 pub use self::acquire::Acquire;
 pub use self::ask::Ask;
 pub use self::health::{ConnectionState, Health};
-pub use self::inspect::{Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
+pub use self::inspect::{Cursor, Listed, Page};
+pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
-use self::tasks::Tasks;
 use self::tenants::TenantNumbers;
 pub use self::tenants::TenantOverride;
 #[cfg(feature = "redis")]
@@ -57,29 +61,41 @@ use crate::error::ConfigError;
 use crate::metrics::requests::Meter;
 use crate::name::Name;
 
-/// How long a shutdown waits for what is still to be released.
+/// How long a shutdown waits for the last releases.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Permits by name, counted together by all who use the same backend.
+/// Permits by name, counted together by all processes that use the same backend.
 ///
-/// One is enough for a process: clones are cheap and share everything, and any number of names can
-/// be asked for. Each name is a semaphore of its own; it exists as long as someone holds or waits
-/// for a permit of it.
+/// One is enough for a process: clones are cheap and share everything, and any number of names can be used. Each
+/// name is a semaphore of its own, which exists as long as a permit of it is held or waited for.
 ///
 /// # Fairness
 ///
-/// First come is first served, over all processes: permits are granted in the order in which
-/// requests reached the backend. While anyone waits, a newcomer queues too, or is refused if it may
-/// not wait. A permit that comes free goes to the head of the queue in the same step.
+/// Permits are granted first come, first served, over all processes: in the order in which requests reached the
+/// backend. While a request waits, a newcomer queues behind it, or is rejected if it may not wait. A permit that
+/// comes free goes to the head of the queue in the same step.
 ///
-/// Where tenants share a semaphore, an [`Ask`] names the tenant. Then a permit that comes free goes to the
-/// tenant with the fewest in use by weight; see [`Ask::by`].
+/// Where tenants share a semaphore, an [`Ask`] names the tenant. A permit that comes free then goes to the tenant
+/// with the fewest in use by weight; see [`Ask::by`].
 ///
 /// # Leases
 ///
-/// Each place, waiting or held, has a lease, and background tasks of this process keep it alive. If the
-/// process dies, its permits come free when their leases end. See [`Permit::lost`] for what happens
-/// when a lease cannot be renewed.
+/// Each request that waits or holds a permit has a lease, which background tasks of this process renew. If the
+/// process dies, its permits come free when their leases end. See [`Permit::lost`] for what happens when a lease
+/// cannot be renewed.
+///
+/// # Runtimes
+///
+/// Requests are made inside a Tokio runtime with its timer enabled (and its I/O, for Redis). The background tasks run
+/// in the runtime of the first request. If the process has several runtimes, each one in which requests are made, or
+/// a [loss](Permit::lost) is waited for, can take over: when the first runtime is shut down, or is not driven for two
+/// seconds, another renews the leases and asks the backend. Until then nothing is answered in the other runtimes.
+///
+/// A current-thread runtime does nothing while it is not driven. When the last runtime is shut down before the
+/// semaphore is, a warning is logged, and permits that are still held end with their leases. Call
+/// [`shutdown`](Self::shutdown) first.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -105,50 +121,88 @@ pub struct Semaphore {
 
 struct Handle {
     node: Arc<Node>,
-    tasks: Tasks,
 }
 
 impl Semaphore {
-    /// Permits counted in this process.
+    /// Creates a semaphore whose permits are counted in this process.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("jobs", &Policy::new(1)).await?;
+    /// assert_eq!(permit.name(), "jobs");
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn in_memory() -> Self {
         Self::new(MemoryBackend::new())
     }
 
-    /// Permits counted in a Redis, for all processes that use it with the same prefix.
+    /// Creates a semaphore whose permits are counted in Redis, for all processes that use the same Redis.
     ///
-    /// For any of the URLs of [`RedisBackend::builder`], with its defaults: one server, a Unix socket,
-    /// Sentinel or a cluster. Does not connect yet: that happens at the first use, and again whenever
-    /// the connection breaks.
+    /// Takes any of the URLs of [`RedisBackend::builder`], with its defaults: one server, a Unix socket, Sentinel or a
+    /// cluster. Does not connect yet: the first use does, and the connection is reopened whenever it breaks.
     ///
     /// # Errors
     ///
     /// If the URL cannot be used.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::redis("redis://redis.internal/")?;
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    /// # drop(permit); Ok(()) }
+    /// ```
     #[cfg(feature = "redis")]
     pub fn redis(url: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(RedisBackend::builder(url).build()?))
     }
 
-    /// Permits counted by a backend.
+    /// Creates a semaphore whose permits are counted by `backend`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    /// use tower_semaphore::backend::MemoryBackend;
+    ///
+    /// // Two semaphores over one backend, as two processes over one Redis.
+    /// let backend = MemoryBackend::new();
+    /// let (one, other) = (Semaphore::new(backend.clone()), Semaphore::new(backend));
+    /// # let _ = (one, other);
+    /// ```
     #[must_use]
     pub fn new(backend: impl Backend) -> Self {
         let node = Node::new(Arc::new(backend));
-        let handle = Arc::new(Handle { node, tasks: Tasks::default() });
-        Self { handle, tenants: TenantNumbers::salted(b"") }
+        Self { handle: Arc::new(Handle { node }), tenants: TenantNumbers::salted(b"") }
     }
 
-    /// The same semaphore with a salt for the names of tenants, the same in the whole fleet.
+    /// Sets a salt for the names of tenants, which must be the same in the whole fleet.
     ///
-    /// In the backend a tenant is a number of 25 bits, a hash of its name; two tenants of one number share
-    /// their turns and their cap. Of 1,000 tenants some pair does with a chance of 1.5 %, of 10,000 with one of
-    /// 78 %; each process that sees both logs it at debug, and another salt parts them. Where clients choose
-    /// their own names, a salt that they do not know keeps them from choosing one that collides with another's.
+    /// In the backend a tenant is a number of 25 bits, a hash of its name; two tenants with the same number share their
+    /// turns and their cap. Among 1,000 tenants there is such a pair with a probability of 1.5 %, among 10,000 with 78 %.
+    /// Each process that sees both logs it at debug level, and another salt separates them. If clients choose their own
+    /// names, a secret salt keeps them from choosing one that collides with another's.
     ///
-    /// To be called before anything is made of the semaphore: clones and layers keep the salt that it had then.
+    /// Call this before anything else: clones and layers keep the salt of the moment when they were made.
+    ///
+    /// # Examples
     ///
     /// ```
-    /// # use tower_semaphore::Semaphore;
+    /// use tower_semaphore::Semaphore;
+    ///
     /// let semaphore = Semaphore::in_memory().tenant_salt("read from the fleet's secrets");
+    /// # let _ = semaphore;
     /// ```
     #[must_use]
     pub fn tenant_salt(mut self, salt: impl AsRef<[u8]>) -> Self {
@@ -156,43 +210,64 @@ impl Semaphore {
         self
     }
 
-    /// The node, with its tasks running where it needs them for questions.
+    /// Returns the node, with its tasks running where questions need them.
     fn running_node(&self) -> Result<&Node, BackendError> {
-        let Handle { node, tasks } = &*self.handle;
+        let node = &self.handle.node;
         if node.embedded().is_none() {
             // Each question would open a connection, for itself alone.
             if node.is_closed() {
                 return Err(BackendError::call("the semaphore was shut down"));
             }
-            tasks.ensure_running(node)?;
+            node.tasks.ensure_running(node)?;
         }
         Ok(node)
     }
 
-    /// Waits for a permit, for as long as the policy lets it: of the semaphore of this name, or as an
-    /// [`Ask`] says for which tenant and how many.
+    /// Waits for a permit of the semaphore of this name, up to the wait timeout of the policy. An [`Ask`] says for
+    /// which tenant, and how many permits.
     ///
-    /// Takes its place in the queue when it is called, not when it is first polled, and is `Unpin`.
-    /// With a wait timeout of zero it is [`try_acquire`](Self::try_acquire).
+    /// The request joins the queue when this is called, not when the future is first polled. The future is `Unpin`.
+    /// With a wait timeout of zero this is [`try_acquire`](Self::try_acquire).
     ///
     /// # Errors
     ///
     /// [`Rejected`](AcquireError::Rejected) if no permit came free in time, or the queue is full;
     /// [`Unavailable`](AcquireError::Unavailable) if the backend gave no answer within a second;
-    /// [`Closed`](AcquireError::Closed) after a [`shutdown`](Self::shutdown).
+    /// [`Closed`](AcquireError::Closed) after a [`shutdown`](Self::shutdown), or for a request that would have to
+    /// wait after [`stop_waiting`](Self::stop_waiting).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future removes the request from the queue, and its turn is lost; a permit that was
-    /// already granted is released. See [`Acquire`].
+    /// Dropping the future removes the request from the queue, and its turn is lost; a permit that was already granted
+    /// is released. See [`Acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{AcquireError, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let policy = Policy::builder(1).wait_timeout(Duration::from_millis(50)).build()?;
+    ///
+    /// let first = semaphore.acquire("api", &policy).await?;
+    /// let second = semaphore.acquire("api", &policy).await;
+    /// assert!(matches!(second, Err(AcquireError::Rejected(_))));
+    ///
+    /// drop(first);
+    /// let third = semaphore.acquire("api", &policy).await?;
+    /// # drop(third); Ok(()) }
+    /// ```
     pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
         let ask = ask.into();
         self.acquire_measured(ask.name(), Some(&ask), policy, meter)
     }
 
-    /// As [`acquire`](Self::acquire), counted by a meter of the caller's.
-    /// `ask`: where the name is not all that is asked for.
+    /// As [`acquire`](Self::acquire), counted by a meter of the caller. `ask` is `None` where the name is all that is
+    /// asked for.
     pub(crate) fn acquire_measured(
         &self,
         name: &Name,
@@ -203,8 +278,7 @@ impl Semaphore {
         Acquire::new(self, name.as_str(), ask, policy, meter)
     }
 
-    /// Takes a permit if one is free and it is nobody else's turn. The policy's wait timeout does not
-    /// matter.
+    /// Takes a permit if one is free and no request waits for it. Ignores the wait timeout of the policy.
     ///
     /// # Errors
     ///
@@ -212,24 +286,53 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future removes the request from the queue, and its turn is lost; a permit that was
-    /// already granted is released. See [`Acquire`].
+    /// Dropping the future releases a permit that was already granted. See [`Acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{AcquireError, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let policy = Policy::new(1);
+    ///
+    /// let permit = semaphore.try_acquire("api", &policy).await?;
+    /// let error = semaphore.try_acquire("api", &policy).await.unwrap_err();
+    /// assert!(matches!(error, AcquireError::Rejected(rejected) if rejected.in_use == 1));
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let policy = Policy { wait_timeout: Duration::ZERO, ..policy.clone() };
         self.acquire(ask, &policy)
     }
 
-    /// Whether the backend can be asked, and how often the policy answered in its place.
+    /// Returns whether the backend can be asked, and how often the policy answered in its place.
+    ///
+    /// Reads what this process knows; does not ask the backend.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{ConnectionState, Semaphore};
+    ///
+    /// let semaphore = Semaphore::in_memory();
+    /// assert!(matches!(semaphore.health().connection, ConnectionState::Embedded));
+    /// ```
     #[must_use]
     pub fn health(&self) -> Health {
         self.handle.node.health()
     }
 
-    /// Answers all waiting requests with [`Closed`](AcquireError::Closed) at once, and lets none wait any more: a
-    /// request that finds no permit free is rejected. Permits in use are not affected.
+    /// Answers all waiting requests with [`Closed`](AcquireError::Closed) at once, and from then on each request
+    /// that would have to wait. One that finds a permit free takes it. Permits in use are not affected.
     ///
     /// Call it when a graceful shutdown begins; otherwise the server waits until every queued request has been
-    /// answered. A layer answers queued requests with 503.
+    /// answered. A layer answers these requests with 503.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use tower_semaphore::{AcquireError, Policy, Semaphore};
@@ -255,20 +358,35 @@ impl Semaphore {
         self.handle.node.stop_waiting();
     }
 
-    /// Gives everything back and ends the background tasks. Waiting requests are answered with
-    /// [`Closed`](AcquireError::Closed), and so are all that come later; permits that are still held
-    /// are lost to their holders.
+    /// Releases everything and ends the background tasks. Waiting requests, and all that come later, are answered with
+    /// [`Closed`](AcquireError::Closed); permits that are still held are lost to their holders.
     ///
-    /// Takes two seconds at the most, if the backend does not answer.
+    /// Takes about two seconds at most, if the backend does not answer.
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped, the tasks still end, but nobody waits for them.
+    /// If this is dropped, the tasks still end, but nothing waits for them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{AcquireError, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("api", &Policy::new(1)).await?;
+    ///
+    /// semaphore.shutdown().await;
+    /// assert!(permit.is_lost());
+    /// assert!(matches!(semaphore.acquire("api", &Policy::new(1)).await, Err(AcquireError::Closed)));
+    /// # Ok(()) }
+    /// ```
     pub async fn shutdown(&self) {
         let node = &self.handle.node;
         node.close();
         node.give_back();
-        self.handle.tasks.join(SHUTDOWN_TIMEOUT).await;
+        node.tasks.join(node, SHUTDOWN_TIMEOUT).await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! One process's part of all semaphores: how its sessions, servers and overrides work together.
 //!
-//! Everything that happens to a session ends in [`Node::finish`]: act, then post what is to be sent, then
-//! wake the tasks that it concerns. Tasks are in `tasks.rs`, above this.
+//! Every change of a session ends in [`Node::finish`]: act, then post what is to be sent, then wake the tasks that
+//! wait for it.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,13 +12,14 @@ use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts, Health};
-use super::overrides::{News, OverrideCache};
+use super::overrides::OverrideCache;
 use super::peers::Questions;
 use super::policy::ANSWER_TIMEOUT;
 use super::server::{self, Reach};
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
 use super::sessions::{SESSIONS_AT_A_TIME, Sessions};
 use super::shared_session::{SessionState, SharedSession, no_answer};
+use super::tasks::Tasks;
 use crate::backend::{
     Backend, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
 };
@@ -30,7 +31,7 @@ use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// How often a query is redirected before it is given up.
+/// The most redirects that a query follows.
 const REDIRECTS_MAX: usize = 5;
 
 /// A server, with sessions on it.
@@ -47,13 +48,14 @@ pub(crate) struct Node {
     pub(super) questions: Questions,
     pub(super) counts: Arc<Counts>,
     pub(super) meters: Meters,
-    /// Pauses are jittered by it.
+    pub(super) tasks: Tasks,
+    /// Jitters pauses.
     random: Mutex<fastrand::Rng>,
     /// Places in use, over all sessions.
     live: AtomicUsize,
-    closed: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// No request may wait.
-    is_queue_closed: AtomicBool,
+    pub(super) is_queue_closed: AtomicBool,
 }
 
 impl Node {
@@ -69,6 +71,7 @@ impl Node {
             questions: Questions::default(),
             counts,
             meters: Meters::default(),
+            tasks: Tasks::default(),
             random: Mutex::new(fastrand::Rng::with_seed(!seed)),
             live: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -111,14 +114,14 @@ impl Node {
         self.counts.health(worst, self.sessions.len(), warning)
     }
 
-    /// Between half of a pause and all of it, so that a fleet does not come back in step.
+    /// Returns between half of a pause and all of it, so that the processes of a fleet do not reconnect in step.
     pub(super) fn jittered(&self, pause: Duration) -> Duration {
         pause.mul_f64(0.5 + 0.5 * lock(&self.random).f64())
     }
 
     // ===== sessions =====
 
-    /// Does something with the session of a name, which is made for that if there is none.
+    /// Acts on the session of a name, and creates it if there is none.
     pub(super) fn with_session<T>(
         &self,
         name: &str,
@@ -144,7 +147,7 @@ impl Node {
         let key = self.backend.key(&name);
         let server = self.servers.attach(&self.backend.shard(&key), 1);
         let made = self.sessions.insert(&name, |serial| {
-            // Read only now that a new state of the server would find this session.
+            // Read under the lock of the registry: a later change of the server's state finds this session.
             let mut session = Session::new(self.id, serial, server.conditions(), server.is_down());
             session.handle_override(self.overrides.of(&name), Time::ZERO);
             SharedSession::new(Arc::clone(&name), key, session, Arc::clone(&server))
@@ -175,7 +178,7 @@ impl Node {
         Some(read(&state.session))
     }
 
-    /// This moment.
+    /// Returns the current time.
     pub(super) fn now(&self) -> Time {
         self.clock.time(Instant::now())
     }
@@ -184,13 +187,13 @@ impl Node {
     pub(super) fn announce(&self, shared: &Arc<SharedSession>, connected: Connected) {
         let now = self.now();
         let mut state = shared.lock();
-        // What the server has in common with its own past is nothing to a session that came since.
+        // That the server has the data it had before means nothing to a session that came since.
         let same_data = connected.same_data && !std::mem::take(&mut state.is_new_here);
         state.session.handle_connected(Connected { same_data, ..connected }, now);
         self.finish(shared, state, now, None);
     }
 
-    /// Does something with a session: act, then post, then wake. `now` is not later than this.
+    /// Acts on a session, then posts, then wakes. `now` must not be in the future.
     pub(super) fn act<T>(
         &self,
         shared: &Arc<SharedSession>,
@@ -203,8 +206,8 @@ impl Node {
         result
     }
 
-    /// As [`act`](Self::act), for something that came from the server at which the session stayed then;
-    /// with the error that came, if one did.
+    /// As [`act`](Self::act), for what a server answered, with its error if there is one. Does nothing if the session
+    /// has moved to another server since.
     pub(super) fn act_in(
         &self,
         (shared, stay): &(Arc<SharedSession>, u64),
@@ -219,7 +222,7 @@ impl Node {
         }
     }
 
-    /// Posts what a session has to send, and wakes those whom it concerns.
+    /// Posts what a session has to send, and wakes the tasks that its events concern.
     pub(super) fn finish<'a>(
         &self,
         shared: &'a Arc<SharedSession>,
@@ -228,7 +231,7 @@ impl Node {
         error: Option<&BackendError>,
     ) {
         if state.is_retired {
-            // Nobody looks after it any more.
+            // No task renews it any more.
             let woken = state.take_events(shared.name(), error, &self.counts);
             drop(state);
             return woken.wake();
@@ -248,7 +251,7 @@ impl Node {
             let timer = timers.push(Arc::clone(shared), at);
             replaced = state.timer.replace(timer).and_then(|timer| timers.remove(timer));
         }
-        // The tasks wait for the last session that is busy.
+        // The tasks end with the last busy session.
         let may_end = self.is_closed() && !state.session.is_busy();
         drop(state);
         drop(replaced);
@@ -261,13 +264,13 @@ impl Node {
         woken.wake();
     }
 
-    /// Sees to it that the driver takes what a session has to send.
+    /// Queues a session for the driver, if it has something to send.
     fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Time) {
         if let Some(question) = state.session.poll_revocation_check() {
             self.overrides.check_revocations(shared, question);
             self.ask_keeper();
         }
-        // In an outage nothing is sent; what is left is asked for by the session when it is over.
+        // In an outage nothing is sent; the session asks for the rest when it is over.
         if state.server.is_down() || state.held_until.is_some_and(|until| now < until) {
             return;
         }
@@ -280,8 +283,8 @@ impl Node {
         }
     }
 
-    /// Carries out what a session has to send, where the backend answers at once; in one thread at a
-    /// time for each session, so that its calls keep their order.
+    /// Carries out the calls of a session, where the backend answers at once. One thread at a time does this for each
+    /// session, so that its calls keep their order.
     fn call_embedded<'a>(
         &self,
         embedded: &dyn Embedded,
@@ -289,7 +292,7 @@ impl Node {
         mut state: MutexGuard<'a, SessionState>,
         now: Time,
     ) -> MutexGuard<'a, SessionState> {
-        // The thread that carries out calls sees to these too.
+        // The thread that carries out calls takes these too.
         if state.is_busy {
             return state;
         }
@@ -304,7 +307,7 @@ impl Node {
                 drop(state);
                 self.learn_now();
                 state = shared.lock();
-                // Another thread may have read them, and not have told this session yet.
+                // Another thread may have read them without having told this session yet.
                 for id in self.overrides.revoked_of(shared.name()) {
                     state.session.handle_revoked(id, now);
                 }
@@ -315,7 +318,7 @@ impl Node {
         state
     }
 
-    /// Forgets a session that is unused.
+    /// Removes an unused session.
     fn retire(&self, shared: &Arc<SharedSession>, now: Time) {
         if let Some(server) = self.sessions.retire(shared, now) {
             if let Some(limit) = shared.lock().session.policy_limit() {
@@ -335,11 +338,16 @@ impl Node {
         }
     }
 
+    /// Returns whether any place is in use.
+    pub(super) fn has_places(&self) -> bool {
+        self.live.load(Ordering::Acquire) > 0
+    }
+
     // ===== servers =====
 
-    /// Looks where each semaphore of this server is counted now.
+    /// Moves each semaphore of this server to the one that counts it now.
     pub(super) async fn rehome_all(&self, server: &Arc<Server>) {
-        // In an outage nothing changes, and there may be a hundred thousand of them.
+        // In an outage nothing changes, and there may be a hundred thousand sessions.
         if self.backend.routing().is_some_and(|routing| server.is_routed_by(routing)) {
             return;
         }
@@ -351,7 +359,7 @@ impl Node {
         }
     }
 
-    /// Sends a session to the server that counts it now, and asks for everything again there.
+    /// Moves a session to the server that counts it now, and asks for everything again there.
     pub(super) fn rehome(&self, shared: &Arc<SharedSession>, was_redirected: bool) {
         let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
         let now = self.now();
@@ -370,7 +378,7 @@ impl Node {
             state.held_until = Some(now + REDIRECT_PAUSE);
             self.sessions.timers.push(Arc::clone(shared), self.clock.instant(now + REDIRECT_PAUSE));
         }
-        // Read only now that a new state of the server would find this session.
+        // Read after the move: a later change of the server's state finds this session.
         if server.is_up() {
             state.session.handle_connected(server.conditions(), now);
         } else if server.is_down() {
@@ -391,8 +399,8 @@ impl Node {
         }
     }
 
-    /// Asks a server something that belongs to no place: the one that counts the semaphore of `key`, or
-    /// the one of `shard`.
+    /// Asks a server a question that belongs to no place: the server of `shard`, or the one that counts the semaphore
+    /// of `key`.
     ///
     /// # Errors
     ///
@@ -423,7 +431,7 @@ impl Node {
             Err(QueryError::Failed(no_answer()))
         };
         let answer = timeout(ANSWER_TIMEOUT, answer).await;
-        // Perhaps nothing else is asked over that connection that would show what is wrong with it.
+        // Nothing else may be sent over that connection that would show what is wrong with it.
         let is_answered = answer.as_ref().is_ok_and(|answer| {
             answer.as_ref().err().and_then(QueryError::of_connection).is_none()
         });
@@ -435,151 +443,6 @@ impl Node {
             Ok(Err(QueryError::Failed(error))) => Err(error),
             Ok(Err(QueryError::Moved)) | Err(_) => Err(no_answer()),
         }
-    }
-
-    // ===== overrides =====
-
-    /// Whether this server keeps what operators set.
-    pub(super) fn keeps_overrides(&self, server: &Server) -> bool {
-        self.backend.shard(self.overrides.key()) == *server.shard()
-    }
-
-    /// The server that keeps what operators set.
-    pub(super) fn keeper(&self) -> Arc<Server> {
-        self.servers.attach(&self.backend.shard(self.overrides.key()), 0)
-    }
-
-    /// Has what is wanted be asked for now.
-    pub(super) fn ask_keeper(&self) {
-        self.keeper().outbox.wake();
-    }
-
-    /// Has this process go by what operators set before now.
-    ///
-    /// # Errors
-    ///
-    /// If the server that keeps it cannot be asked.
-    pub(super) async fn catch_up(&self) -> Result<(), BackendError> {
-        if self.embedded().is_some() {
-            self.learn_now();
-            return Ok(());
-        }
-        let caught_up = async {
-            let question = self.overrides.want_answer();
-            loop {
-                let changed = self.overrides.changed();
-                if let Some(outcome) = self.overrides.outcome(question) {
-                    return outcome;
-                }
-                let keeper = self.keeper();
-                keeper.outbox.wake();
-                match keeper.reach().await {
-                    Reach::Up(_) => changed.await,
-                    Reach::Down(error) => return Err(error),
-                    Reach::Ended => {}
-                }
-            }
-        };
-        timeout(ANSWER_TIMEOUT, caught_up).await.unwrap_or_else(|_| Err(no_answer()))
-    }
-
-    /// Goes by what operators set from here on; says whether that is news.
-    pub(super) fn learn(&self, news: &News, now: Time) -> bool {
-        for name in &news.names {
-            if let Some(shared) = self.sessions.get(name) {
-                // What is known by then: another thread may have learned something newer.
-                self.act(&shared, now, |session, time| {
-                    session.handle_override(self.overrides.of(name), time);
-                });
-            }
-        }
-        for (id, name) in &news.revoked {
-            if let Some(shared) = self.sessions.get(name) {
-                self.act(&shared, now, |session, time| session.handle_revoked(*id, time));
-            }
-        }
-        !news.names.is_empty() || !news.revoked.is_empty()
-    }
-
-    /// The same, where the backend answers at once.
-    pub(super) fn learn_now(&self) {
-        let Some(embedded) = self.embedded() else { return };
-        loop {
-            let (question, _) = self.overrides.begin();
-            let query = embedded.overrides(self.overrides.key(), self.overrides.version());
-            let Some(Ok(answer)) = query.now_or_never() else { return };
-            let news = self.overrides.answered(question, Ok(answer));
-            let is_news = self.learn(&news, self.now());
-            self.overrides.told(question);
-            if !is_news {
-                return;
-            }
-        }
-    }
-
-    // ===== the end =====
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// No new places from here on. The tasks end when the last place is gone.
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.wake_tasks();
-    }
-
-    /// Lets no request wait from here on; those that do are answered.
-    pub(super) fn stop_waiting(&self) {
-        self.is_queue_closed.store(true, Ordering::Release);
-        for shared in self.sessions.all() {
-            self.act(&shared, self.now(), Session::handle_stop_waiting);
-        }
-    }
-
-    pub(super) fn is_queue_closed(&self) -> bool {
-        self.is_queue_closed.load(Ordering::Acquire)
-    }
-
-    /// Releases all places.
-    pub(super) fn give_back(&self) {
-        for shared in self.sessions.all() {
-            self.act(&shared, self.now(), Session::handle_close);
-        }
-        self.counts.log_lost(true);
-    }
-
-    /// Whether nothing is left to do.
-    pub(super) fn is_finished(&self) -> bool {
-        self.is_closed() && !self.sessions.is_busy()
-    }
-
-    /// No connection is to be had, and none will be waited for only to release something on this server:
-    /// that ends with its lease. Says whether nothing else is left there: a permit can outlive its
-    /// semaphore, and is kept alive.
-    pub(super) fn give_up(&self, server: &Arc<Server>) -> bool {
-        self.abandon(|state| Arc::ptr_eq(&state.server, server) && !state.session.is_in_use());
-        self.wake_tasks();
-        // A permit that is held elsewhere may need to know what was revoked. A server that is needed again
-        // is another one then, with a driver of its own.
-        self.is_finished() || (!self.keeps_overrides(server) && self.servers.end(server))
-    }
-
-    /// Forgets sessions, whatever they have: their permits are lost, and their holders are told.
-    pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) {
-        let now = self.now();
-        for shared in self.sessions.abandon(gone) {
-            let mut state = shared.lock();
-            let server = Arc::clone(&state.server);
-            state.session.handle_close(now);
-            self.finish(&shared, state, now, None);
-            self.servers.detach(&server);
-        }
-    }
-
-    pub(super) fn wake_tasks(&self) {
-        self.servers.wake();
-        self.sessions.timers.wake();
     }
 }
 

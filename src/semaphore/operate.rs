@@ -1,4 +1,4 @@
-//! What an operator can do while everything runs.
+//! Operations on a running fleet: limits, pauses, drains, revocations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Semaphore;
-use super::ask::Ask;
 #[cfg(doc)]
 use super::permit::Permit;
 #[cfg(doc)]
 use super::policy::Limit;
 use super::policy::Policy;
-use super::tenants::{TenantOverride, limit_field, weight_field};
 use crate::backend::{Change, OVERRIDES};
 use crate::error::BackendError;
 #[cfg(doc)]
@@ -21,43 +19,58 @@ use crate::name::Name;
 use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::{Mode, Override};
 
-/// How often to look whether a semaphore has run empty.
+/// How often a drain checks whether a semaphore is empty.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
-/// For how long a revocation is remembered if the lease is unknown, ms: the longest lease, counted from
-/// a renewal that may come while the revocation is under way.
+/// How long a revocation is remembered if the lease is unknown, in ms: the longest lease, counted from a renewal that
+/// may come while the revocation is under way.
 const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
 
-/// # What an operator can do
+/// # Operations
 ///
-/// What is set here for a name counts in place of its policy, in the whole fleet. It is kept where the
-/// permits are counted, for as long as that keeps it, until it is taken back; at most 1000 names can
-/// have something set. Every process is told at once, and looks each second besides, while it uses any
-/// semaphore. This process goes by it when the call is done.
+/// An override that is set here for a name replaces its policy in the whole fleet. The backend keeps it beside the
+/// permits until it is cleared; at most 1000 names can have one. Every process is told at once, and also reads the
+/// overrides each second while it uses any semaphore. This process has applied the override when the call returns.
 ///
-/// A policy of 0 or of [`Limit::Unlimited`] is answered without the backend, so nothing that is set
-/// here reaches it.
+/// A policy with a limit of 0 or [`Limit::Unlimited`] is answered without the backend, so no override reaches it.
 ///
-/// All of these fail if the backend gave no answer within a second, or refuses. Where a call is dropped
-/// before it is done, or fails, what it asked for may or may not be in force; it can be repeated.
+/// All of these fail if the backend gave no answer within a second, or refuses. A call that is dropped before it is
+/// done, or fails, may or may not have taken effect; it can be repeated.
 impl Semaphore {
-    /// Gives `name` this many permits, whatever its policy says. Raising the limit wakes waiters at once.
-    /// Lowering it revokes nothing; granting resumes when usage falls below it.
+    /// Sets the limit of `name`, in place of that of its policy. Raising the limit wakes waiters at once. Lowering it
+    /// revokes nothing; granting resumes when usage falls below it.
     ///
-    /// 0 is as good as [`pause`](Self::pause).
+    /// 0 has the effect of [`pause`](Self::pause).
     ///
     /// # Errors
     ///
-    /// If the backend cannot be asked, or 1000 names have something set already.
+    /// If the backend cannot be asked, or 1000 names have an override already.
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped, the limit may or may not be set.
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    ///
+    /// // The policy says 1, the operator 2.
+    /// let one = semaphore.try_acquire("openai", &Policy::new(1)).await?;
+    /// let two = semaphore.try_acquire("openai", &Policy::new(1)).await?;
+    /// # drop((one, two));
+    /// # Ok(()) }
+    /// ```
     pub async fn set_limit(&self, name: impl Into<Name>, limit: u32) -> Result<(), BackendError> {
         self.change(name, Change::Limit(Some(limit))).await
     }
 
-    /// Takes back what [`set_limit`](Self::set_limit) set: the policy's own limit counts again.
+    /// Clears the limit that [`set_limit`](Self::set_limit) set: that of the policy is in force again.
     ///
     /// # Errors
     ///
@@ -65,12 +78,26 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped, it may or may not be done.
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    /// semaphore.clear_limit("openai").await?;
+    /// assert_eq!(semaphore.limit_of("openai").await?.limit, None);
+    /// # Ok(()) }
+    /// ```
     pub async fn clear_limit(&self, name: impl Into<Name>) -> Result<(), BackendError> {
         self.change(name, Change::Limit(None)).await
     }
 
-    /// What is set for `name` in place of its policy.
+    /// Returns the override of `name`.
     ///
     /// # Errors
     ///
@@ -79,125 +106,29 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Mode, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    /// let set = semaphore.limit_of("openai").await?;
+    /// assert_eq!((set.limit, set.mode), (Some(2), Mode::Open));
+    /// # Ok(()) }
+    /// ```
     pub async fn limit_of(&self, name: impl Into<Name>) -> Result<Override, BackendError> {
         let node = self.running_node()?;
         node.catch_up().await?;
         Ok(node.overrides.of(name.into().as_str()))
     }
 
-    /// Gives a tenant of `name` this cap, whatever its requests say: it has no more permits in use. 0 rejects
-    /// its requests.
-    ///
-    /// Counts for requests that come from then on; those that wait already keep the cap that they came with.
-    ///
-    /// ```
-    /// # use tower_semaphore::Semaphore;
-    /// # async fn example(semaphore: &Semaphore) -> Result<(), tower_semaphore::BackendError> {
-    /// semaphore.set_tenant_limit("openai", "acme", 2).await?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`set_limit`](Self::set_limit); the cap of a tenant counts as one name more, and so does its weight.
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not be done.
-    pub async fn set_tenant_limit(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-        permits: u32,
-    ) -> Result<(), BackendError> {
-        let field = limit_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(Some(permits))).await
-    }
-
-    /// Takes back what [`set_tenant_limit`](Self::set_tenant_limit) set.
-    ///
-    /// # Errors
-    ///
-    /// If the backend cannot be asked.
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not be done.
-    pub async fn clear_tenant_limit(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-    ) -> Result<(), BackendError> {
-        let field = limit_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(None)).await
-    }
-
-    /// Gives a tenant of `name` this weight, whatever its requests say: from 1 to
-    /// [`Ask::MAX_WEIGHT`].
-    ///
-    /// Counts for requests that come from then on.
-    ///
-    /// # Errors
-    ///
-    /// If the weight is out of range; else as [`set_tenant_limit`](Self::set_tenant_limit).
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not be done.
-    pub async fn set_tenant_weight(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-        weight: u32,
-    ) -> Result<(), BackendError> {
-        if !(1..=Ask::MAX_WEIGHT).contains(&weight) {
-            let most = Ask::MAX_WEIGHT;
-            return Err(BackendError::call(format!("weight: {weight}; allowed: 1 to {most}")));
-        }
-        let field = weight_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(Some(weight))).await
-    }
-
-    /// Takes back what [`set_tenant_weight`](Self::set_tenant_weight) set.
-    ///
-    /// # Errors
-    ///
-    /// If the backend cannot be asked.
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not be done.
-    pub async fn clear_tenant_weight(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-    ) -> Result<(), BackendError> {
-        let field = weight_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(None)).await
-    }
-
-    /// What is set for a tenant of `name` in place of what its requests say.
-    ///
-    /// # Errors
-    ///
-    /// If the backend cannot be asked.
-    ///
-    /// # Cancel safety
-    ///
-    /// Reads only.
-    pub async fn tenant_override_of(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-    ) -> Result<TenantOverride, BackendError> {
-        let node = self.running_node()?;
-        node.catch_up().await?;
-        Ok(node.overrides.of_tenant(&name.into(), &tenant.into()))
-    }
-
-    /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting
-    /// requests keep waiting, and newcomers queue or are refused, as their policy says. If the backend
-    /// cannot be asked meanwhile, they are refused even where the policy would admit them.
+    /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting requests keep
+    /// waiting, and newcomers queue or are rejected, as their policy says. If the backend cannot be asked meanwhile, they
+    /// are rejected even where the policy would admit them.
     ///
     /// # Errors
     ///
@@ -205,13 +136,29 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped, it may or may not be done.
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.pause("openai").await?;
+    /// assert!(semaphore.try_acquire("openai", &Policy::new(10)).await.is_err());
+    ///
+    /// semaphore.resume("openai").await?;
+    /// assert!(semaphore.try_acquire("openai", &Policy::new(10)).await.is_ok());
+    /// # Ok(()) }
+    /// ```
     pub async fn pause(&self, name: impl Into<Name>) -> Result<(), BackendError> {
         self.change(name, Change::Mode(Mode::Paused)).await
     }
 
-    /// Gives out permits of `name` again after a [`pause`](Self::pause) or [`drain`](Self::drain), as
-    /// many as its policy allows or as were [set](Self::set_limit).
+    /// Grants permits of `name` again after a [`pause`](Self::pause) or [`drain`](Self::drain), up to the limit of the
+    /// policy or the one that is [set](Self::set_limit). See [`pause`](Self::pause) for an example.
     ///
     /// # Errors
     ///
@@ -219,17 +166,17 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped, it may or may not be done.
+    /// If this is dropped, it may or may not have taken effect.
+    ///
     pub async fn resume(&self, name: impl Into<Name>) -> Result<(), BackendError> {
         self.change(name, Change::Mode(Mode::Open)).await
     }
 
-    /// Lets `name` run empty: newcomers are refused, with [`RejectReason::Draining`], and requests that wait
-    /// already are still served in their turn. Waits until nobody holds or waits, for `timeout` at the
-    /// most, and says whether it came to that. Newcomers are refused until
-    /// [`resume`](Self::resume), in any case.
+    /// Drains `name`: rejects newcomers with [`RejectReason::Draining`], and still serves requests that wait already, in
+    /// their turn. Waits up to `timeout` until no request holds a permit or waits, and returns whether that was reached.
+    /// In any case, newcomers are rejected until [`resume`](Self::resume).
     ///
-    /// A process that the message does not reach can let newcomers in for a second more.
+    /// A process that the message does not reach can admit newcomers for a second more.
     ///
     /// # Errors
     ///
@@ -237,7 +184,25 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Once it has begun to wait, dropping it changes nothing: newcomers are refused still.
+    /// Once it waits, dropping it changes nothing: newcomers are still rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    /// assert!(!semaphore.drain("openai", Duration::from_millis(10)).await?);
+    ///
+    /// drop(permit);
+    /// assert!(semaphore.drain("openai", Duration::from_secs(1)).await?);
+    /// semaphore.resume("openai").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn drain(
         &self,
         name: impl Into<Name>,
@@ -245,7 +210,7 @@ impl Semaphore {
     ) -> Result<bool, BackendError> {
         let name = name.into();
         let began = Instant::now();
-        // A century is as good as for ever, and can be added.
+        // A century never ends in practice, and cannot overflow.
         let until = began + timeout.min(Duration::from_secs(100 * 365 * 24 * 3600));
         self.change(name.clone(), Change::Mode(Mode::Draining)).await?;
         loop {
@@ -261,13 +226,12 @@ impl Semaphore {
         }
     }
 
-    /// Takes the place `id` of `name` from its holder: a permit is lost to its holder, as
-    /// [`Permit::lost`] tells, and a request that waits is refused, with [`RejectReason::Revoked`]. What
-    /// that frees goes to the head of the queue. [`inspect`](Self::inspect) tells the ids.
+    /// Takes the place `id` of `name` from its request: a permit is lost to its holder, as [`Permit::lost`] tells, and a
+    /// waiting request is rejected with [`RejectReason::Revoked`]. What comes free goes to the head of the queue. The ids
+    /// are those of [`inspect`](Self::inspect).
     ///
-    /// The place is free when this is done. Its process is told at once, and finds it out within a
-    /// second if the message is lost; it does not count the place again. `false`: there was no such
-    /// place.
+    /// Returns `false` if there is no such place. Otherwise the place is free when this returns. Its process is told at
+    /// once, and learns it within a second if the message is lost; it does not count the place again.
     ///
     /// # Errors
     ///
@@ -276,21 +240,38 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// If this is dropped, or fails, the place may or may not be revoked; it can be repeated.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// let id = semaphore.inspect("openai").await?.holders[0].id;
+    /// assert!(semaphore.revoke("openai", id).await?);
+    /// assert!(permit.is_lost());
+    /// assert!(!semaphore.revoke("openai", id).await?);
+    /// # Ok(()) }
+    /// ```
     pub async fn revoke(&self, name: impl Into<Name>, id: PlaceId) -> Result<bool, BackendError> {
         let name = name.into();
         let Some(seen_ms) = self.take(&name, id, false).await? else { return Ok(false) };
-        // The record comes first, so that a process that finds its place gone can read why. It is silent:
-        // a holder that is told releases its place at once, and then nobody knows who took it out.
+        // The record comes first, so that a process that finds its place gone can read why. It is silent: a
+        // holder that is told releases its place at once, and its permit would not be seen as revoked.
         let revoked = |keep_ms, tell| Change::Revoked { id, keep_ms, tell };
         self.set(name.as_str(), revoked(LONGEST_MS, false)).await?;
         let taken_ms = self.take(&name, id, true).await?;
-        // With it, those who wait are told that something is free.
+        // This also wakes waiters.
         self.set(name.as_str(), revoked(keep_ms(seen_ms, taken_ms), true)).await?;
         self.running_node()?.catch_up().await?;
         Ok(true)
     }
 
-    /// Looks for a place, or takes it out: for how long its lease goes on, ms, if it is there.
+    /// Looks for a place, or takes it out. Returns what is left of its lease, in ms, if it is there.
     async fn take(
         &self,
         name: &Name,
@@ -306,7 +287,11 @@ impl Semaphore {
         self.change_field(name.into().as_str(), change).await
     }
 
-    async fn change_field(&self, field: &str, change: Change) -> Result<(), BackendError> {
+    pub(super) async fn change_field(
+        &self,
+        field: &str,
+        change: Change,
+    ) -> Result<(), BackendError> {
         self.set(field, change).await?;
         self.running_node()?.catch_up().await
     }
@@ -318,8 +303,8 @@ impl Semaphore {
     }
 }
 
-/// For how long a revocation is remembered, ms: until no proof of its place is good any more. `seen_ms` and
-/// `taken_ms` were left of its lease when it was looked for, and when it was taken out.
+/// How long a revocation is remembered, in ms: until no proof of its place is valid. `seen_ms` and `taken_ms` were
+/// left of its lease when it was found, and when it was taken out.
 fn keep_ms(seen_ms: u64, taken_ms: Option<u64>) -> u64 {
     // Not there: released by its holder, or taken out by another operator or by a try of this call whose
     // answer was lost. These cannot be told apart, and in the last two a proof may still be shown.

@@ -1,4 +1,4 @@
-//! Which sessions have something to send to a server: the most urgent first.
+//! The sessions that have something to send to a server, the most urgent first.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,10 +9,9 @@ use crate::protocol::session::Urgency;
 use crate::protocol::time::Time;
 use crate::sync::{Mutex, lock};
 
-/// A queue with three classes: what requests wait for, what keeps leases alive, and the rest.
+/// A queue with three classes: what requests wait for, renewals, and the rest.
 ///
-/// An item may stand in it more than once; the driver that takes it out knows whether it still has something to
-/// send.
+/// An item can be in it more than once; the driver that takes it out checks whether it still has something to send.
 pub(super) struct Outbox<T> {
     queue: Mutex<Queue<T>>,
     came: Notify,
@@ -22,7 +21,7 @@ struct Queue<T> {
     now: VecDeque<T>,
     before: BinaryHeap<Reverse<Due<T>>>,
     later: VecDeque<T>,
-    /// Counts what came, so that equals keep their order.
+    /// Counts items, so that equal ones keep their order.
     serial: u64,
 }
 
@@ -54,12 +53,12 @@ impl<T> Outbox<T> {
         self.wake();
     }
 
-    /// The next item that a request waits for.
+    /// Takes out the next item that a request waits for.
     pub(super) fn pop_now(&self) -> Option<T> {
         lock(&self.queue).now.pop_front()
     }
 
-    /// The next item that no request waits for: the one whose lease ends first.
+    /// Takes out the next item that no request waits for, in the order in which leases end.
     pub(super) fn pop_background(&self) -> Option<T> {
         let mut queue = lock(&self.queue);
         let due = queue.before.pop().map(|Reverse(due)| due.item);
@@ -75,7 +74,7 @@ impl<T> Outbox<T> {
         all
     }
 
-    /// Waits until something may have come.
+    /// Waits until an item may have come.
     pub(super) async fn came(&self) {
         self.came.notified().await;
     }

@@ -1,7 +1,7 @@
-//! What operators set in place of policies, as this process knows it.
+//! The overrides that operators set, as this process knows them.
 //!
-//! One server keeps it. It is read when a connection to that server opens, when a message says that
-//! something was set, and each second while this process uses any semaphore.
+//! One server keeps them. They are read when a connection to that server opens, when a message announces a change, and
+//! each second while this process uses any semaphore.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::Override;
 use crate::sync::{Mutex, lock};
 
-/// What is known, and whether to ask again.
+/// The known overrides, and the questions for newer ones.
 pub(super) struct OverrideCache {
-    /// Where it is kept.
+    /// The key that keeps them.
     key: Arc<str>,
     state: Mutex<State>,
     answered: Notify,
@@ -31,39 +31,37 @@ pub(super) struct OverrideCache {
 #[derive(Default)]
 struct State {
     overrides: Overrides,
-    /// Something is set for a tenant.
+    /// A tenant has an override.
     has_tenants: bool,
-    /// It was asked for, and there was an answer.
+    /// A question was answered.
     was_read: bool,
-    /// To be asked for.
+    /// A question is to be asked.
     wanted: bool,
-    /// A question is on its way. What is wanted meanwhile is asked for after it.
+    /// A question is unanswered. The next one waits for it.
     asking: bool,
-    /// How many questions were asked, and the last of them that was answered, with its error if it had
-    /// one.
+    /// The number of the last question, and of the last one that was answered.
     asked: u64,
     answered: u64,
-    /// The last of them whose answer the sessions go by.
+    /// The number of the last question whose answer the sessions have applied; and its error.
     told: u64,
     error: Option<BackendError>,
-    /// When another server was named as the one that keeps it.
+    /// When another server was named as the one that keeps them.
     moved_at: Option<Instant>,
-    /// Not to be asked for earlier than this.
+    /// The next question is not asked earlier than this.
     not_before: Option<Instant>,
-    /// The last question failed: said once.
+    /// The last question failed, which is logged once.
     failed: bool,
-    /// Sessions that wait for an answer to a question asked from here on: places of theirs are gone,
-    /// and may have been revoked.
+    /// Sessions that wait for the answer to a later question: places of theirs are gone, and may have been revoked.
     checking: Vec<Check>,
 }
 
-/// A session that waits for an answer, and the number of its question.
+/// A session that waits for an answer, and the number that the session gave its question.
 pub(super) type Check = (Arc<SharedSession>, u64);
 
-/// What an answer brought.
+/// The changes in an answer.
 #[derive(Default)]
 pub(super) struct News {
-    /// The names for which something else is set.
+    /// The names whose override changed.
     pub(super) names: BTreeSet<Arc<str>>,
     /// Places that were revoked, and the names of their semaphores.
     pub(super) revoked: Vec<(PlaceId, Arc<str>)>,
@@ -78,12 +76,12 @@ impl OverrideCache {
         &self.key
     }
 
-    /// What operators set for a name, as far as that is known here.
+    /// Returns the known override of a name.
     pub(super) fn of(&self, name: &str) -> Override {
         lock(&self.state).overrides.of(name)
     }
 
-    /// What operators set for a tenant of a semaphore, as far as that is known here.
+    /// Returns the known override of a tenant.
     pub(super) fn of_tenant(&self, name: &Name, tenant: &Name) -> TenantOverride {
         let state = lock(&self.state);
         if !state.has_tenants {
@@ -96,7 +94,7 @@ impl OverrideCache {
         }
     }
 
-    /// All of it, by semaphore and tenant.
+    /// Returns the known overrides of all tenants, by semaphore and tenant.
     pub(super) fn of_tenants(&self) -> Vec<(Name, Name, TenantOverride)> {
         let fields: Vec<_> = lock(&self.state).overrides.names.keys().cloned().collect();
         let mut of: Vec<_> = fields.iter().filter_map(|field| tenant_of_field(field)).collect();
@@ -109,14 +107,14 @@ impl OverrideCache {
         of.into_iter().map(set).collect()
     }
 
-    /// All names for which operators set something, as far as that is known here.
+    /// Returns all known overrides of names.
     pub(super) fn all(&self) -> Vec<(Arc<str>, Override)> {
         let state = lock(&self.state);
         let all = state.overrides.names.iter();
         all.map(|(name, set)| (Arc::clone(name), *set)).collect()
     }
 
-    /// The places of a name that operators revoked, as far as that is known here.
+    /// Returns the places of a name that are known to be revoked.
     pub(super) fn revoked_of(&self, name: &str) -> Vec<PlaceId> {
         let state = lock(&self.state);
         let revoked = state.overrides.revoked.keys().filter(|(_, of)| **of == *name);
@@ -135,38 +133,38 @@ impl OverrideCache {
         lock(&self.state).wanted = true;
     }
 
-    /// The same, for a caller that waits: its question is the one of this number.
+    /// Wants an answer, for a caller that waits. Returns the number of its question.
     pub(super) fn want_answer(&self) -> u64 {
         let mut state = lock(&self.state);
         state.wanted = true;
         state.asked + 1
     }
 
-    /// What came of a question, or of a later one.
+    /// Returns the outcome of a question, or of a later one.
     pub(super) fn outcome(&self, question: u64) -> Option<Result<(), BackendError>> {
         let state = lock(&self.state);
         (state.told >= question).then(|| state.error.clone().map_or(Ok(()), Err))
     }
 
-    /// Ready when a question is answered from here on.
+    /// Is ready when the next answer has been applied.
     pub(super) fn changed(&self) -> Notified<'_> {
         self.answered.notified()
     }
 
-    /// The same, for a session that found places gone.
+    /// Wants an answer, for a session that found places gone.
     pub(super) fn check_revocations(&self, shared: &Arc<SharedSession>, question: u64) {
         let mut state = lock(&self.state);
         state.wanted = true;
         state.checking.push((Arc::clone(shared), question));
     }
 
-    /// When to ask, if that is wanted and was not done.
+    /// Returns when to ask, if a question is wanted and none is unanswered.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let state = lock(&self.state);
         (state.wanted && !state.asking).then(|| state.not_before.map_or(now, |at| at.max(now)))
     }
 
-    /// A question goes out now. Gives its number, and the sessions that wait for its answer.
+    /// Begins a question. Returns its number, and the sessions that wait for its answer.
     pub(super) fn begin(&self) -> (u64, Vec<Check>) {
         let mut state = lock(&self.state);
         state.wanted = false;
@@ -176,7 +174,7 @@ impl OverrideCache {
         (state.asked, std::mem::take(&mut state.checking))
     }
 
-    /// A question is over, without an answer: its sessions wait for the next one.
+    /// Ends a question without an answer: its sessions wait for the next one.
     pub(super) fn ended(&self, question: u64, checking: Vec<Check>) {
         let mut state = lock(&self.state);
         state.asking &= question < state.asked;
@@ -184,8 +182,8 @@ impl OverrideCache {
         state.checking.extend(checking);
     }
 
-    /// The same, because another server keeps it: that one is to be asked, at once or, if servers name
-    /// each other, after a moment.
+    /// Ends a question because another server keeps the overrides. That one is asked at once or, if servers redirect
+    /// to each other, after a pause.
     pub(super) fn moved(&self, question: u64, checking: Vec<Check>, now: Instant) {
         let mut state = lock(&self.state);
         let before = state.moved_at.replace(now);
@@ -196,20 +194,20 @@ impl OverrideCache {
         state.checking.extend(checking);
     }
 
-    /// The server that keeps it is away: sessions that wait go by what is known.
+    /// Takes the sessions that wait, in an outage of the server that keeps the overrides: they go by what is known.
     pub(super) fn take_checking(&self) -> Vec<Check> {
         std::mem::take(&mut lock(&self.state).checking)
     }
 
-    /// Takes in the answer to a question, unless a later question was answered before. What it brings is for
-    /// the sessions; then comes [`told`](Self::told).
+    /// Takes in the answer to a question, unless a later one was answered before. Returns the changes, for the sessions
+    /// to apply; [`told`](Self::told) comes after that.
     pub(super) fn answered(
         &self,
         question: u64,
         answer: Result<Option<Overrides>, BackendError>,
     ) -> News {
         let mut state = lock(&self.state);
-        // Where another server comes to keep it, two questions can be on their way.
+        // While the overrides move to another server, two questions can be unanswered.
         if question <= state.answered {
             return News::default();
         }
@@ -238,12 +236,12 @@ impl OverrideCache {
         }
         drop(state);
         if let Some(error) = failed {
-            tracing::warn!(target: "tower_semaphore", %error, "what operators set cannot be read, so policies alone count");
+            tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");
         }
         news
     }
 
-    /// The sessions go by the answer to this question: its callers may go on.
+    /// Notes that the sessions have applied the answer to this question, and wakes its callers.
     pub(super) fn told(&self, question: u64) {
         let mut state = lock(&self.state);
         state.told = state.told.max(question);

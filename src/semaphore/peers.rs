@@ -1,5 +1,4 @@
-//! What processes ask each other: for how long they have had their permits, and what they are called.
-//! Nobody else knows.
+//! Questions of processes to each other: what they are called, and how long they have held their permits.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -13,11 +12,11 @@ use crate::protocol::claim::Tenant;
 use crate::protocol::id::NodeId;
 use crate::sync::{Mutex, lock};
 
-/// How long the answers are waited for.
+/// How long to wait for the answers.
 const ANSWERS_TIMEOUT: Duration = Duration::from_millis(200);
-/// How many processes are asked at a time.
+/// The most processes that are asked at a time.
 const ASKED_MAX: usize = 64;
-/// How much of its host's name a process tells.
+/// The most characters of its host name that a process sends.
 const HOST_MAX: usize = 64;
 
 /// The questions that are open.
@@ -37,20 +36,19 @@ struct Question {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerAnswer {
     pub(super) process: Arc<str>,
-    /// Its places, by number, and for how long they have had their permits.
+    /// How long its places have held their permits, by number.
     pub(super) held: HashMap<u64, Duration>,
-    /// Its places of tenants that wait, and for how long.
+    /// How long its waiting places of tenants have waited, by number.
     pub(super) waiting: HashMap<u64, Duration>,
-    /// What it calls tenants.
+    /// The names of tenants that it knows.
     pub(super) tenants: Vec<(Tenant, Arc<str>)>,
-    /// By which limit it goes, and what it counted.
+    /// The limit of its policy, and its counts.
     pub(super) limit: Option<u32>,
     pub(super) tally: Option<Tally>,
 }
 
 impl Questions {
-    /// Asks processes for how long they have had their permits of a name, by `send`; gives what they
-    /// answered in time.
+    /// Asks processes about a name, by `send`. Returns their answers in time.
     pub(super) async fn ask(
         &self,
         name: &str,
@@ -74,7 +72,7 @@ impl Questions {
         std::mem::take(&mut *lock(&question.answers))
     }
 
-    /// A process answered.
+    /// Takes the answer of a process.
     pub(super) fn answered(&self, name: &str, by: NodeId, answer: &PeerAnswer) {
         for question in &*lock(&self.open) {
             if *question.name == *name {
@@ -82,10 +80,8 @@ impl Questions {
             }
         }
     }
-}
 
-impl Questions {
-    /// A process told of tenants, ahead of its answer.
+    /// Takes the tenants that a process sends ahead of its answer.
     pub(super) fn told_of_tenants(
         &self,
         name: &str,
@@ -102,10 +98,8 @@ impl Questions {
             }
         }
     }
-}
 
-impl Questions {
-    /// A process told of its limit and counts, ahead of its answer.
+    /// Takes the limit and the counts that a process sends ahead of its answer.
     pub(super) fn told_of_limit(&self, name: &str, by: NodeId, limit: Option<u32>, tally: Tally) {
         for question in &*lock(&self.open) {
             if *question.name == *name && lock(&question.missing).contains(&by) {
@@ -132,7 +126,7 @@ impl Question {
     }
 }
 
-/// Takes a question back.
+/// Closes a question when it is dropped.
 struct Closes<'a>(&'a Questions, &'a Arc<Question>);
 
 impl Drop for Closes<'_> {
@@ -141,7 +135,7 @@ impl Drop for Closes<'_> {
     }
 }
 
-/// What this process is called: its host, as far as that is known, and its id.
+/// Returns the name of this process: its host, if that is known, and its process id.
 pub(super) fn process() -> &'static Arc<str> {
     static PROCESS: OnceLock<Arc<str>> = OnceLock::new();
     PROCESS.get_or_init(|| {

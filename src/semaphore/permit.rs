@@ -1,4 +1,4 @@
-//! The right to be in flight.
+//! A granted permit.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -13,20 +13,37 @@ use super::place_handle::PlaceHandle;
 use super::policy::ANSWER_TIMEOUT;
 use crate::error::BackendError;
 
-/// A permit of a [`Semaphore`](crate::Semaphore): as long as it or a clone of it lives, one request
-/// more is in flight.
+/// A permit of a [`Semaphore`](crate::Semaphore), held until it and all of its clones are dropped.
 ///
-/// Dropping the last clone gives it back. That never blocks, never panics and needs no runtime; the
-/// release goes out with whatever else the process has to send. Until then the permit is renewed in
-/// the background every third of its lease.
+/// Dropping the last clone releases the permit. That never blocks, never panics and needs no runtime; the release
+/// goes out with whatever else the process has to send. Until then, background tasks renew the permit every third of
+/// its lease.
 ///
-/// A permit can be *lost*: if it could not be renewed for a whole lease (the backend was away, or
-/// this process stood still), another may hold it by now. Its holder is told by
-/// [`lost`](Self::lost), at a deadline that this process keeps by its own monotonic clock, counted
-/// from when it sent the last renewal that was acknowledged.
+/// A permit can be *lost*: if it could not be renewed for a whole lease (the backend was unreachable, or this process
+/// stood still), another request may hold it by now. [`lost`](Self::lost) tells the holder, at a deadline that this
+/// process keeps by its own monotonic clock, counted from when it sent the last renewal that was acknowledged.
 ///
-/// In a request's extensions it stands for the permits of all layers that the request has passed: the
+/// In the extensions of a request, a permit stands for the permits of all layers that the request has passed: the
 /// innermost one, with those further out behind it ([`outer`](Self::outer)). It keeps all of them.
+///
+/// # Examples
+///
+/// A task that keeps a permit until it is done, or until the permit is lost:
+///
+/// ```
+/// use tower_semaphore::{Policy, Semaphore};
+///
+/// # async fn work() {}
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let semaphore = Semaphore::in_memory();
+/// let permit = semaphore.acquire("jobs", &Policy::new(1)).await?;
+/// tokio::select! {
+///     () = work() => {}
+///     () = permit.lost() => eprintln!("stopped; another process may hold the permit"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "a permit that is dropped is released"]
 pub struct Permit {
@@ -38,7 +55,7 @@ pub struct Permit {
 #[derive(Clone)]
 enum Kind {
     Counted(PlaceHandle),
-    /// Where there is no limit, or none that is in force.
+    /// There is no limit, or none is in force.
     Uncounted(Arc<str>),
 }
 
@@ -47,12 +64,12 @@ impl Permit {
         Self { kind: Kind::Counted(place), waited, outer: None }
     }
 
-    /// A permit where there is no limit, or none that is in force.
+    /// Creates a permit where there is no limit, or none is in force.
     pub(crate) fn uncounted(name: &str) -> Self {
         Self { kind: Kind::Uncounted(name.into()), waited: Duration::ZERO, outer: None }
     }
 
-    /// This permit with those of the layers outside behind it. One that is not counted takes no real one's place.
+    /// Puts the permits of the layers outside behind this one. One that is not counted replaces no real one.
     pub(crate) fn within(self, outer: Self) -> Self {
         if outer.place().is_none() {
             return self;
@@ -63,13 +80,24 @@ impl Permit {
         }
     }
 
-    /// The permit of the next layer further out, where the request has passed several that count it.
+    /// Returns the permit of the next layer further out, if the request has passed several layers that count it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Permit;
+    ///
+    /// /// The semaphores that count a request, the innermost first.
+    /// fn names(permit: &Permit) -> Vec<&str> {
+    ///     std::iter::successors(Some(permit), |permit| permit.outer()).map(Permit::name).collect()
+    /// }
+    /// ```
     #[must_use]
     pub fn outer(&self) -> Option<&Self> {
         self.outer.as_deref()
     }
 
-    /// The name of the semaphore, [as it is stored](crate::Name::as_str).
+    /// Returns the name of the semaphore, [as it is stored](crate::Name::as_str).
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.kind {
@@ -78,38 +106,101 @@ impl Permit {
         }
     }
 
-    /// How many permits of the semaphore this is; 1 unless [asked for](crate::Ask::cost) otherwise. 0, if it
-    /// is not counted: where there is no limit, or none that is in force.
+    /// Returns how many permits of the semaphore this is: 1 unless [asked for](crate::Ask::cost) otherwise, and 0 where
+    /// there is no limit or none is in force.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Ask, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire(Ask::of("gpu").cost(3), &Policy::new(8)).await?;
+    /// assert_eq!(permit.cost(), 3);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn cost(&self) -> u32 {
         self.place().map_or(0, PlaceHandle::cost)
     }
 
-    /// How long it took to get it.
+    /// Returns how long the request waited for the permit.
     #[must_use]
     pub const fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Whether the permit is lost, or one [further out](Self::outer). Looks at the clock: true from the deadline on, even if this
-    /// process stood still and nothing else has noticed yet.
+    /// Returns whether the permit, or one [further out](Self::outer), is lost.
+    ///
+    /// Looks at the clock: true from the deadline on, even if this process stood still and nothing else has noticed yet.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("api", &Policy::new(1)).await?;
+    /// assert!(!permit.is_lost());
+    /// let id = semaphore.inspect("api").await?.holders[0].id;
+    /// semaphore.revoke("api", id).await?;
+    /// assert!(permit.is_lost());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.places().any(PlaceHandle::is_lost)
     }
 
-    /// Waits until the permit is lost, or one [further out](Self::outer); never returns if it is released
-    /// first.
+    /// Waits until the permit, or one [further out](Self::outer), is lost. Never returns if it is released first.
     ///
     /// # Cancel safety
     ///
     /// Can be dropped and called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("api", &Policy::new(1)).await?;
+    /// let clone = permit.clone();
+    /// let watcher = tokio::spawn(async move { clone.lost().await });
+    /// # tokio::task::yield_now().await;
+    ///
+    /// semaphore.shutdown().await;
+    /// watcher.await?;
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
     pub async fn lost(&self) {
         Lost { permit: self, listeners: SmallVec::new() }.await;
     }
 
-    /// As [`lost`](Self::lost), for a future or a body written by hand. Wakes the task of the last call
-    /// on this permit; clones have a task each.
+    /// As [`lost`](Self::lost), for a future or a body written by hand.
+    ///
+    /// Wakes the task of the last call on this permit; clones have a task each.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("api", &Policy::new(1)).await?;
+    /// let is_lost = std::future::poll_fn(|cx| std::task::Poll::Ready(permit.poll_lost(cx).is_ready())).await;
+    /// assert!(!is_lost);
+    /// # Ok(()) }
+    /// ```
     pub fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut is_lost = false;
         for place in self.places() {
@@ -118,29 +209,42 @@ impl Permit {
         if is_lost { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Has `waker` woken when the permit is lost; `false`: it is lost already. Does not look at the
-    /// clock: that is the watchdog's.
+    /// Wakes `waker` when the permit is lost; returns `false` if it is lost already. Does not look at the clock, as
+    /// the watchdog does.
     pub(crate) fn on_lost(&self, waker: &Waker) -> bool {
         self.place().is_none_or(|place| place.on_lost(waker))
     }
 
-    /// Releases the permit now, whatever clones of it there are, and those [further out](Self::outer), and waits
-    /// until the backend has acknowledged that: for one second at the most. If it was released by way of a
-    /// clone already, or lost, there is nothing to wait for.
+    /// Releases the permit and those [further out](Self::outer) now, whatever clones there are, and waits up to one
+    /// second for the backend's acknowledgement. Returns at once if the permit was released through a clone already, or
+    /// lost.
     ///
-    /// Other clones hold no permit after this, and [`is_lost`](Self::is_lost) does not tell them: in a
-    /// handler below the layer, the response streams on without a permit.
+    /// Other clones hold no permit after this, and [`is_lost`](Self::is_lost) does not tell them: in a handler below the
+    /// layer, the response streams on without a permit.
     ///
     /// # Errors
     ///
-    /// If the backend could not be told. Then the permit comes free with the next connection, or
-    /// when its lease ends.
+    /// If the backend could not be told. The permit then comes free with the next connection, or when its lease ends.
     ///
     /// # Cancel safety
     ///
-    /// The permit is given back even if this is dropped before it is done.
+    /// The permit is released even if this is dropped before it is done.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("api", &Policy::new(1)).await?;
+    /// permit.release().await?;
+    /// assert_eq!(semaphore.inspect("api").await?.in_use, 0);
+    /// # Ok(()) }
+    /// ```
     pub async fn release(self) -> Result<(), BackendError> {
-        // All of them at once: what rides in one call is answered together.
+        // All at once, so that one call releases them together.
         let released: SmallVec<[_; 1]> = self.places().filter(|place| place.release()).collect();
         let acknowledged = async {
             for place in &released {
@@ -156,16 +260,18 @@ impl Permit {
         })?
     }
 
-    /// Has the permit linger once its last clone is dropped, because what it was for was broken off: it stays
-    /// taken for as long as its [policy](crate::PolicyBuilder::linger) says. Without a linger, nothing changes. The
-    /// same holds for the permits [further out](Self::outer).
+    /// Marks the request of this permit as broken off: once the last clone is dropped, the permit stays taken for
+    /// the [linger](crate::PolicyBuilder::linger) of its policy. Does nothing without a linger. Applies to the
+    /// permits [further out](Self::outer) as well.
     ///
-    /// The other side of a connection that was closed may go on with the request until it notices. Where that
-    /// counts what is in flight, a permit that is free at once lets in one request too many.
+    /// The other side of a closed connection may go on with the request until it notices. If it counts the requests
+    /// in flight, a permit that is free at once lets in one request too many.
     ///
-    /// The permit is kept alive like any other meanwhile. A process that dies or
-    /// [shuts down](crate::Semaphore::shutdown) leaves it to its lease. [`release`](Self::release) does not wait
-    /// for the linger: it releases the permit at once.
+    /// A lingering permit is renewed like any other. A process that dies or
+    /// [shuts down](crate::Semaphore::shutdown) leaves it to its lease. [`release`](Self::release) ignores the
+    /// linger and releases the permit at once.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use std::time::Duration;
@@ -188,12 +294,12 @@ impl Permit {
         self.places().for_each(PlaceHandle::break_off);
     }
 
-    /// Whether its request was refused by a layer further in, or passed on by it.
+    /// Notes whether a layer further in refused the request.
     pub(crate) fn refused_further_in(&self, is_refused: bool) {
         self.places().for_each(|place| place.refused_further_in(is_refused));
     }
 
-    /// The places of this permit and of those further out.
+    /// Iterates over the places of this permit and of those further out.
     fn places(&self) -> impl Iterator<Item = &PlaceHandle> {
         std::iter::successors(Some(self), |permit| permit.outer()).filter_map(Self::place)
     }
@@ -206,10 +312,10 @@ impl Permit {
     }
 }
 
-/// Waits for a loss; leaves nothing when it is dropped.
+/// Waits for a loss. Leaves nothing behind when it is dropped.
 struct Lost<'a> {
     permit: &'a Permit,
-    /// One for each place, from the first look on.
+    /// One for each place, from the first poll on.
     listeners: SmallVec<[u32; 1]>,
 }
 

@@ -1,4 +1,4 @@
-//! A request's handle on its place.
+//! The handle of a request on its place.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -14,26 +14,26 @@ use crate::name::Name;
 use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
 
-/// A handle on a place in a session, which is left when the last one is dropped.
+/// A handle on a place in a session. The place is left when the last handle is dropped.
 #[derive(Debug)]
 pub(super) struct PlaceHandle {
     node: Arc<Node>,
     shared: Arc<SharedSession>,
     index: usize,
-    /// Permits that it takes.
+    /// How many permits it takes.
     cost: u32,
-    /// By which this handle waits for a loss.
+    /// The number by which this handle waits for a loss.
     listener: u32,
     hold: Hold,
 }
 
-/// What a place is taken of, and for which tenant.
+/// The semaphore and the tenant of a place.
 #[derive(Clone, Copy)]
 pub(super) struct PlaceOf<'a> {
     pub(super) name: &'a str,
     pub(super) tenant: Option<&'a Name>,
     pub(super) claim: Option<Claim>,
-    /// Counts it, should its permit be lost.
+    /// Counts the permit if it is lost.
     pub(super) meter: &'a Meter,
 }
 
@@ -62,13 +62,13 @@ impl PlaceHandle {
             on_unavailable,
             headroom: policy.headroom,
             claim,
-            // A part of a ms counts as one.
+            // Rounded up to whole ms.
             linger_ms: u32::try_from(policy.linger.as_micros().div_ceil(1000)).unwrap_or(u32::MAX),
         };
         let now = node.clock.time(now);
         let mut same_number = None;
         let (shared, index) = node.with_session(name, now, |state, time| {
-            // Under the lock of the session: if this is not seen yet, `give_back` finds the place.
+            // Read under the lock of the session: if it is not closed yet, `give_back` finds the place.
             if node.is_closed() {
                 return Err(AcquireError::Closed);
             }
@@ -78,7 +78,7 @@ impl PlaceHandle {
             }
             let Some(index) = state.session.handle_request(limit, options, time) else {
                 return Err(AcquireError::Unavailable(BackendError::call(format!(
-                    "this process has {PLACES_MAX} places in one semaphore, as many as it may"
+                    "this process has {PLACES_MAX} requests in one semaphore; no more are allowed"
                 ))));
             };
             state.begin(index, of.meter.clone());
@@ -95,7 +95,7 @@ impl PlaceHandle {
                 semaphore = name,
                 tenant = tenant.as_str(),
                 other = &*other,
-                "two tenants have one number: they share their turns and their cap"
+                "two tenants have the same number; they share their turns and their cap"
             );
         }
         let index = index?;
@@ -105,7 +105,7 @@ impl PlaceHandle {
         Ok(Self { node, shared, index, cost, listener: 0, hold })
     }
 
-    /// The place of a permit that was granted, and is measured from here on.
+    /// Measures the permit, which was granted, from here on.
     pub(super) fn measured(mut self, hold: Hold) -> Self {
         self.hold = hold;
         self
@@ -116,26 +116,31 @@ impl PlaceHandle {
         &self.shared
     }
 
-    /// How far the request has come. Unless it is done, `cx` is woken when that changes.
+    /// Returns the progress of the request. Unless it is done, `cx` is woken when it changes.
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
         let now = self.node.clock.time(now);
         let mut state = self.shared.lock();
         let progress = state.session.handle_poll(self.index, now);
         if matches!(progress, Progress::Held) {
-            // The usual end. Nothing came of the look: a permit that came too late is none.
+            // The usual case, in which the poll changed nothing.
             return progress;
         }
         let is_pending = matches!(progress, Progress::Joining | Progress::Waiting);
         let abandoned = is_pending.then(|| state.wait(self.index, cx.waker()));
-        // One that came too late is asked for again, or the policy answered.
+        // A permit that came too late is asked for again, or the policy answered.
         self.node.finish(&self.shared, state, now, None);
         drop(abandoned);
         progress
     }
 
-    /// Why the backend did not answer.
+    /// Returns why the backend did not answer.
     pub(super) fn error(&self) -> BackendError {
         self.shared.lock().error(self.index)
+    }
+
+    /// Whether no request may wait any more.
+    pub(super) fn is_queue_closed(&self) -> bool {
+        self.node.is_queue_closed()
     }
 
     pub(super) fn count_refusal(&self) {
@@ -160,16 +165,16 @@ impl PlaceHandle {
         self.shared.lock().session.is_lost(self.index, now)
     }
 
-    /// Wakes `waker` when the permit is lost, in place of the one that this handle named before;
-    /// `false`: it is lost already.
+    /// Wakes `waker` when the permit is lost, in place of the last one of this handle. Returns `false` if it is lost
+    /// already.
     pub(super) fn on_lost(&self, waker: &Waker) -> bool {
         self.wait_for_loss(self.listener, waker)
     }
 
-    /// The same, for one of several that wait by the same handle: see [`listen`](Self::listen).
+    /// As [`on_lost`](Self::on_lost), for a listener of its own: see [`listen`](Self::listen).
     pub(super) fn wait_for_loss(&self, listener: u32, waker: &Waker) -> bool {
         let mut state = self.shared.lock();
-        // Not by the clock: what is noticed there is the watchdog's to tell.
+        // Does not look at the clock: the watchdog does.
         if state.session.was_lost(self.index) {
             return false;
         }
@@ -179,8 +184,15 @@ impl PlaceHandle {
         true
     }
 
-    /// A number to wait for a loss by, until [`unlisten`](Self::unlisten).
+    /// Lets the current runtime take over the renewals, in case that of the request is shut down.
+    pub(super) fn ensure_looked_after(&self) {
+        // Without a runtime here, nothing changes.
+        let _ = self.node.tasks.ensure_running(&self.node);
+    }
+
+    /// Returns the number of a new listener for a loss, until [`unlisten`](Self::unlisten).
     pub(super) fn listen(&self) -> u32 {
+        self.ensure_looked_after();
         self.shared.lock().add_listener(self.index)
     }
 
@@ -189,8 +201,7 @@ impl PlaceHandle {
         drop(abandoned);
     }
 
-    /// Releases the permit, whatever clones there are; says whether there is an acknowledgement to wait
-    /// for.
+    /// Releases the permit, whatever clones there are. Returns whether there is an acknowledgement to wait for.
     pub(super) fn release(&self) -> bool {
         let (now, index) = (Instant::now(), self.index);
         let at = self.node.clock.time(now);
@@ -205,12 +216,12 @@ impl PlaceHandle {
         awaited
     }
 
-    /// The permit lingers once the last handle is gone.
+    /// Lets the permit linger once the last handle is gone.
     pub(super) fn break_off(&self) {
         self.shared.lock().session.handle_break_off(self.index);
     }
 
-    /// Whether its request was refused further in: then it does not linger.
+    /// Notes whether its request was refused further in: then it does not linger.
     pub(super) fn refused_further_in(&self, is_refused: bool) {
         self.shared.lock().session.handle_refused_further_in(self.index, is_refused);
     }

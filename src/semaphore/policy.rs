@@ -1,4 +1,4 @@
-//! How a semaphore is to be used: validated once, when it is built.
+//! The settings of a semaphore, validated once, when they are built.
 
 use std::time::Duration;
 
@@ -7,12 +7,13 @@ pub use crate::protocol::session::OnUnavailable;
 
 /// How long a request waits for the backend's first answer, and for an acknowledgement.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How many permits a semaphore has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// So many. None at all for 0: everything is refused.
+    /// This many. With 0 every request is rejected.
     Permits(u32),
-    /// As many as are asked for. Nothing is counted and the backend is not asked.
+    /// No limit. Nothing is counted, and the backend is not asked.
     Unlimited,
 }
 
@@ -22,10 +23,12 @@ impl From<u32> for Limit {
     }
 }
 
-/// Limit, wait timeout, queue and lease of a semaphore.
+/// The settings of a semaphore: limit, wait timeout, queue and lease.
 ///
-/// All users of one name should use one policy. Where they differ, as during a rolling deploy, each call
+/// All users of one name should use the same policy. Where policies differ, as during a rolling deploy, each call
 /// is judged by the limit that its caller supplies.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,32 +51,41 @@ pub struct Policy {
     pub(crate) headroom: u32,
     pub(crate) linger: Duration,
     pub(crate) on_unavailable: OnUnavailable,
-    /// Under which its requests are counted.
+    /// The label of its requests in the metrics.
     pub(crate) name: &'static str,
 }
 
 /// Builds a [`Policy`].
 #[derive(Clone, Debug)]
-#[must_use = "`build` gives the policy"]
+#[must_use = "`build` returns the policy"]
 pub struct PolicyBuilder {
     policy: Policy,
 }
 
 impl Policy {
-    /// How long to wait for a permit, unless said otherwise: 2 s.
+    /// The default wait timeout: 2 s.
     pub const DEFAULT_WAIT_TIMEOUT: Duration = Duration::from_secs(2);
     /// The longest wait timeout: an hour.
     pub const MAX_WAIT_TIMEOUT: Duration = Duration::from_secs(3600);
-    /// The lease, unless said otherwise: 10 s.
+    /// The default lease: 10 s.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
     /// The shortest lease: half a second.
     pub const MIN_LEASE: Duration = Duration::from_millis(500);
     /// The longest lease: a day.
     pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3600);
-    /// How many may wait for one name, in the whole fleet, unless said otherwise: 10 000.
+    /// How many requests may wait for one name in the whole fleet by default: 10,000.
     pub const DEFAULT_MAX_QUEUE: u32 = 10_000;
 
-    /// This limit, and the defaults for the rest.
+    /// Creates a policy with this limit, and the defaults for the rest.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Limit, Policy};
+    ///
+    /// assert_eq!(Policy::new(10).limit(), Limit::Permits(10));
+    /// assert_eq!(Policy::new(Limit::Unlimited).limit(), Limit::Unlimited);
+    /// ```
     #[must_use]
     pub fn new(limit: impl Into<Limit>) -> Self {
         Self {
@@ -88,19 +100,29 @@ impl Policy {
         }
     }
 
-    /// Starts from this limit and the defaults.
+    /// Starts a policy with this limit and the defaults.
     pub fn builder(limit: impl Into<Limit>) -> PolicyBuilder {
         PolicyBuilder { policy: Self::new(limit) }
     }
 
-    /// The same policy with another limit.
+    /// Returns the policy with another limit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Limit, Policy};
+    ///
+    /// let free = Policy::new(2);
+    /// let paying = free.clone().with_limit(20);
+    /// assert_eq!(paying.limit(), Limit::Permits(20));
+    /// ```
     #[must_use]
     pub fn with_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.limit = limit.into();
         self
     }
 
-    /// The limit.
+    /// Returns the limit.
     #[must_use]
     pub const fn limit(&self) -> Limit {
         self.limit
@@ -108,48 +130,93 @@ impl Policy {
 }
 
 impl PolicyBuilder {
-    /// How long a request may wait for a permit, from its call. Zero: it is refused at once.
+    /// Sets how long a request may wait for a permit, from its call on. With zero it is rejected at once if no permit
+    /// is free.
     ///
-    /// 2 s unless set; an hour at the most.
+    /// The default is 2 s, the maximum an hour.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let policy = Policy::builder(10).wait_timeout(Duration::from_millis(500)).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
     pub const fn wait_timeout(mut self, timeout: Duration) -> Self {
         self.policy.wait_timeout = timeout;
         self
     }
 
-    /// How long a permit outlives a process that dies. While the process lives, its permits are
-    /// renewed every third of this.
+    /// Sets how long a permit outlives a process that dies. While the process lives, its permits are renewed every
+    /// third of this.
     ///
-    /// 10 s unless set; from half a second to a day, in whole ms. A short lease frees a dead
-    /// process's permits sooner; a long one rides out longer stalls of process and backend.
+    /// The default is 10 s; allowed are half a second to a day, in whole milliseconds. A short lease frees the permits of
+    /// a dead process sooner; a long one rides out longer stalls of process and backend.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let policy = Policy::builder(10).lease(Duration::from_secs(5)).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.policy.lease = lease;
         self
     }
 
-    /// How many may wait for one name, in the whole fleet; further requests are rejected at once. Where
-    /// requests name a [tenant](crate::Ask::by), so many of each tenant.
+    /// Sets how many requests may wait for one name in the whole fleet; further ones are rejected at once. Where
+    /// requests name a [tenant](crate::Ask::by), this is the maximum of each tenant.
     ///
-    /// 10 000 unless set.
+    /// The default is 10,000.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let policy = Policy::builder(10).max_queue(100).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
     pub const fn max_queue(mut self, places: u32) -> Self {
         self.policy.max_queue = places;
         self
     }
 
-    /// How many permits only requests of class 0 may take: see [`Ask::class`](crate::Ask::class). Less than
-    /// the limit; where an operator lowers that to the headroom, the other classes wait.
+    /// Sets how many permits are reserved for requests of class 0: see [`Ask::class`](crate::Ask::class). Must be less
+    /// than the limit; where an operator lowers the limit to the headroom, the other classes wait.
     ///
-    /// None unless set. In an outage, what [`OnUnavailable::Local`] lets pass goes by class, and leaves no
-    /// headroom.
+    /// The default is none. In an outage, [`OnUnavailable::Local`] goes by class, and reserves nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// // Batch jobs, of a higher class, leave two of ten permits to interactive requests.
+    /// let policy = Policy::builder(10).headroom(2).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
     pub const fn headroom(mut self, permits: u32) -> Self {
         self.policy.headroom = permits;
         self
     }
 
-    /// How long a permit stays taken after its request was broken off: see [`Permit::break_off`]. For quotas
-    /// that somebody else counts, such as an LLM provider, and which notices late that a client left.
+    /// Sets how long a permit stays taken after its request was broken off: see [`Permit::break_off`]. Use it for
+    /// the quota of a third party, such as an LLM provider, which notices late that a client left.
     ///
-    /// Zero unless set; at most half of the lease. That is what a lease has left at least whenever the process
-    /// dies, so a crash frees no permit sooner than a request that is broken off.
+    /// The default is zero, the maximum half of the lease. A lease has at least that left when a process dies, so a
+    /// crash frees no permit sooner than a request that is broken off.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use std::time::Duration;
@@ -167,31 +234,61 @@ impl PolicyBuilder {
         self
     }
 
-    /// What becomes of a request while the backend cannot be asked. It is refused, unless set.
+    /// Sets what happens to a request while the backend cannot be asked. The default is to refuse it.
     ///
-    /// What passed by this is counted by the backend as soon as it is back, as far as it is still
-    /// in flight.
+    /// Requests that passed by this are counted by the backend as soon as it is back, as far as they are still in
+    /// flight.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{OnUnavailable, Policy};
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// // A limit of 30 for three replicas: each admits 10 by itself in an outage.
+    /// let policy = Policy::builder(30).on_unavailable(OnUnavailable::Local(10)).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
     pub const fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
         self.policy.on_unavailable = on_unavailable;
         self
     }
 
-    /// What the requests under this policy are called in the [metrics](crate::metrics): the value of
-    /// their label `policy`. A layer's own name counts there instead of this.
+    /// Sets the value of the label `policy` in the [metrics](crate::metrics), for requests under this policy. The name
+    /// of a layer replaces it.
     ///
-    /// `default` unless set. Whatever it is set to is kept for as long as the process lives, which is
-    /// why it is no `String`.
+    /// The default is `default`. The metrics keep the name as long as the process lives, so it is `&'static`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let policy = Policy::builder(10).name("nightly").build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
     #[cfg(feature = "metrics")]
     pub const fn name(mut self, name: &'static str) -> Self {
         self.policy.name = name;
         self
     }
 
-    /// The policy.
+    /// Checks the values and returns the policy.
     ///
     /// # Errors
     ///
     /// If a value is out of its range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Policy;
+    ///
+    /// let error = Policy::builder(10).lease(Duration::ZERO).build().unwrap_err();
+    /// assert_eq!(error.to_string(), "lease: 0ns is out of range; allowed: 500ms to 86400s");
+    /// ```
     pub fn build(self) -> Result<Policy, ConfigError> {
         let Policy { lease, wait_timeout, .. } = self.policy;
         if lease < Policy::MIN_LEASE || lease > Policy::MAX_LEASE {

@@ -1,7 +1,7 @@
-//! Questions for what operators set, and what comes of their answers.
+//! Questions for the overrides, and their answers.
 //!
-//! One server keeps it. An answer counts, an error of the call too: without the right to read it, a process
-//! goes by its policies. Where the connection breaks or the answer stays out, the question is asked again.
+//! One server keeps them. An error of the call counts as an answer: without the right to read them, a process goes by
+//! its policies. If the connection breaks or there is no answer, the question is asked again.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) struct Refresh {
     checking: Vec<Check>,
 }
 
-/// What came of a question within the response timeout.
+/// The outcome of a question within the response timeout.
 pub(super) type Answer = Result<Result<Option<Overrides>, QueryError>, Elapsed>;
 
 impl Refresh {
@@ -40,7 +40,7 @@ impl Refresh {
                 node.overrides.moved(question, checking, Instant::now());
                 return node.ask_keeper();
             }
-            // If nothing else is answered, the connection is given up, and the next one begins with the
+            // If nothing else is answered either, the connection is given up, and the next one begins with the
             // question.
             Ok(Err(QueryError::Failed(_))) | Err(_) => {
                 return node.overrides.ended(question, checking);
@@ -52,13 +52,13 @@ impl Refresh {
         node.overrides.told(question);
     }
 
-    /// The connection broke.
+    /// Ends the question because the connection broke.
     pub(super) fn abandon(self, node: &Node) {
         node.overrides.ended(self.question, self.checking);
     }
 }
 
-/// The revocations are known to these sessions.
+/// Tells these sessions that all revocations are known to them.
 pub(super) fn settle(node: &Node, checking: Vec<Check>) {
     for (shared, question) in checking {
         node.act(&shared, node.now(), |session, now| {
@@ -67,7 +67,7 @@ pub(super) fn settle(node: &Node, checking: Vec<Check>) {
     }
 }
 
-/// It is time to ask, if any semaphore was used.
+/// Asks again, if any semaphore was used.
 pub(super) fn want(node: &Node) {
     if node.sessions.were_used() {
         node.overrides.want();

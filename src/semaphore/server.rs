@@ -1,4 +1,4 @@
-//! One server of the backend, as this process sees it: the connection to it, and what is to be sent.
+//! One server of the backend, as this process sees it: the connection to it, and the outbox for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::protocol::session::{Connected, Quarantine};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
-/// Messages to other processes that wait to be sent, at the most.
+/// The most messages to other processes that wait to be sent.
 const MESSAGES_MAX: usize = 1000;
 
-/// One server. `T` is what is sent for: sessions.
+/// One server. `T` is a session, or stands for one in tests.
 pub(super) struct Server<T> {
     shard: Shard,
     clock: Clock,
     counts: Arc<Counts>,
-    /// Whether a loss of data matters.
+    /// Whether a loss of data begins a quarantine.
     quarantines: bool,
     state: Mutex<State>,
-    /// The state is `Down`. Read where the lock would cost too much.
+    /// Whether the state is `Down`, for callers to which the lock would cost too much.
     is_down: AtomicBool,
     changed: Notify,
     met: Mutex<Option<Met>>,
@@ -36,26 +36,26 @@ pub(super) struct Server<T> {
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
     messages: Mutex<VecDeque<Message>>,
-    /// The routing by which its sessions were last sent to where they are counted.
+    /// The version of the routing by which its sessions were moved last.
     routing: AtomicU64,
-    /// Something was asked over its connection in vain, and nobody looked into that yet.
+    /// A question over its connection went unanswered, and the driver has not checked the connection yet.
     doubted: AtomicBool,
-    /// It is none of the backend's servers any more, and no session is left on it.
+    /// It has left the backend, and no session is on it.
     ended: AtomicBool,
 }
 
-/// A message to another process: the key of the semaphore that it is about, to which process, and what.
+/// A message to another process: the key of its semaphore, the process, and the message.
 pub(super) type Message = (Arc<str>, NodeId, PeerMessage);
 
 enum State {
-    /// There is no connection yet, or it was lost just now: requests wait for it.
+    /// No connection is open yet, or it was lost just now. Requests wait for it.
     Connecting,
     Up {
         connection: Arc<dyn Connection>,
         connected: Connected,
         _open: Level,
     },
-    /// It could not be opened, so requests are not made to wait for it.
+    /// The connection could not be opened. Requests do not wait for it.
     Down {
         error: BackendError,
         since: Instant,
@@ -63,11 +63,11 @@ enum State {
     },
 }
 
-/// The data that was there last.
+/// The data that the server had last.
 struct Met {
     /// See [`ServerInfo::data`].
     data: Option<String>,
-    /// When data was lost before that, if it may still matter.
+    /// When data was lost before that, if a quarantine may still be on.
     lost_at: Option<Instant>,
 }
 
@@ -75,7 +75,7 @@ struct Met {
 pub(super) enum Reach {
     Up(Arc<dyn Connection>),
     Down(BackendError),
-    /// Another server is to be asked.
+    /// It has left the backend; ask another server.
     Ended,
 }
 
@@ -106,12 +106,12 @@ impl<T> Server<T> {
 
     // ===== its state =====
 
-    /// Whether the policy answers in its place.
+    /// Returns whether the policy answers in its place.
     pub(super) fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Acquire)
     }
 
-    /// Why it cannot be asked at present, if so.
+    /// Returns why it cannot be asked, in an outage.
     pub(super) fn down(&self) -> Option<BackendError> {
         if !self.is_down() {
             return None;
@@ -136,7 +136,7 @@ impl<T> Server<T> {
         lock(&self.warning).clone()
     }
 
-    /// What a session is to know that comes to this server.
+    /// Returns what a session that moves to this server needs to know.
     pub(super) fn conditions(&self) -> Connected {
         let quarantine = self.quarantine();
         match &*lock(&self.state) {
@@ -154,7 +154,7 @@ impl<T> Server<T> {
         Quarantine { is_on: self.quarantines, lost_at: lost_at.map(|at| self.clock.time(at)) }
     }
 
-    /// Waits until it is known how to reach it.
+    /// Waits until the connection is open, or known to be impossible.
     pub(super) async fn reach(&self) -> Reach {
         loop {
             let changed = self.changed.notified();
@@ -170,7 +170,7 @@ impl<T> Server<T> {
         }
     }
 
-    /// There is a new connection. Gives what sessions are to know of it.
+    /// Notes a new connection. Returns what sessions need to know of it.
     pub(super) fn connected(&self, connection: &Arc<dyn Connection>) -> Connected {
         let info = connection.server();
         self.warn(info.warning.as_deref());
@@ -185,7 +185,7 @@ impl<T> Server<T> {
         match self.become_(up) {
             State::Down { since, .. } => {
                 let away_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-                tracing::info!(target: "tower_semaphore", away_ms, "the backend is back");
+                tracing::info!(target: "tower_semaphore", away_ms, "the backend is reachable again");
             }
             _ => tracing::debug!(target: "tower_semaphore", "connected to the backend"),
         }
@@ -197,20 +197,20 @@ impl<T> Server<T> {
         connected
     }
 
-    /// Keeps a warning of the server's; tells of it, if it is another one than before.
+    /// Keeps the warning of the server, and logs it if it is a new one.
     fn warn(&self, warning: Option<&str>) {
         let before = std::mem::replace(&mut *lock(&self.warning), warning.map(str::to_owned));
         if let Some(warning) = warning.filter(|warning| before.as_deref() != Some(warning)) {
-            tracing::warn!(target: "tower_semaphore", warning, "the backend's operator should know");
+            tracing::warn!(target: "tower_semaphore", warning, "the backend is not configured as it should be");
         }
     }
 
-    /// Looks at the data behind a new connection: whether it is certain to be the same as before.
+    /// Compares the data behind a new connection. Returns whether it is certainly the same as before.
     fn meet(&self, info: &ServerInfo) -> bool {
         let now = Instant::now();
         let mut met = lock(&self.met);
         let (same, lost_at) = match &*met {
-            // A process that is new here knows the age of the data, if that.
+            // On the first connection, all that is known is the age of the data, if that.
             None => (
                 false,
                 match info.age {
@@ -227,14 +227,14 @@ impl<T> Server<T> {
         same
     }
 
-    /// The connection broke. That is no reason yet to turn anyone away.
+    /// Notes that the connection broke. That is not an outage yet.
     pub(super) fn disconnected(&self, error: &BackendError) {
         tracing::debug!(target: "tower_semaphore", %error, "the connection to the backend is lost");
         self.counts.disconnected();
         self.abandoned();
     }
 
-    /// No connection is to be had for now. Whether that is news.
+    /// Notes that no connection can be opened. Returns whether an outage begins with that.
     pub(super) fn unreachable(&self, error: &BackendError) -> bool {
         self.counts.meter.connect_failed();
         if let State::Down { error: last, .. } = &mut *lock(&self.state) {
@@ -246,34 +246,33 @@ impl<T> Server<T> {
         tracing::warn!(
             target: "tower_semaphore",
             %error,
-            "the backend is away: the policy answers in its place"
+            "the backend is unreachable; the policy answers in its place"
         );
         true
     }
 
-    /// Nobody looks after the connection any more.
+    /// Notes that the connection is gone, or that no driver keeps it.
     pub(super) fn abandoned(&self) {
         self.become_(State::Connecting);
     }
 
-    /// Whether its sessions were sent to where they are counted by this routing; notes that they are to be
-    /// from here on.
+    /// Returns whether its sessions were moved by this version of the routing, and notes that they are now.
     pub(super) fn is_routed_by(&self, routing: u64) -> bool {
         self.routing.swap(routing, Ordering::AcqRel) == routing
     }
 
-    /// Something was asked over its connection in vain: its driver sees whether that is any good.
+    /// Notes that a question went unanswered: the driver checks the connection.
     pub(super) fn doubt(&self) {
         self.doubted.store(true, Ordering::Release);
         self.outbox.wake();
     }
 
-    /// Whether there is something to look into.
+    /// Returns whether the connection is to be checked, once.
     pub(super) fn take_doubt(&self) -> bool {
         self.doubted.load(Ordering::Acquire) && self.doubted.swap(false, Ordering::AcqRel)
     }
 
-    /// It is none of the backend's servers any more.
+    /// Notes that it has left the backend.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.changed.notify_waiters();
@@ -287,13 +286,13 @@ impl<T> Server<T> {
         let before = std::mem::replace(&mut *current, state);
         drop(current);
         self.changed.notify_waiters();
-        // What the state before counted ends with it, where no lock is held.
+        // Dropped by the caller, under no lock: gauges change with it.
         before
     }
 
     // ===== messages to other processes =====
 
-    /// Sends a message that needs no answer, unless too many are waiting to be sent.
+    /// Queues a message that needs no answer. Drops it if too many wait.
     pub(super) fn send_message(&self, message: Message) {
         let mut messages = lock(&self.messages);
         if messages.len() < MESSAGES_MAX {

@@ -1,4 +1,4 @@
-//! The servers that this process needs, each with the number of sessions on it.
+//! The servers that this process uses, each with the number of sessions on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,27 +11,27 @@ use super::server::Server;
 use crate::backend::Shard;
 use crate::sync::{Mutex, lock};
 
-/// Two servers can name each other as long as they do not know of one another's state: what is redirected
-/// a second time within this waits a moment.
+/// Two servers can redirect to each other for a moment. A session that is redirected twice within this time waits for
+/// [`REDIRECT_PAUSE`].
 pub(super) const REDIRECT_LOOP: Duration = Duration::from_millis(100);
-/// That moment.
+/// The pause of a session that two servers redirect to each other.
 pub(super) const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
 
-/// Most backends have one server. Where they have several, each has its own connection and driver, so
-/// that one that is away harms only the semaphores that it counts.
+/// The servers of a backend; most have one. Each has its own connection and driver, so an outage of one affects only
+/// the semaphores that it counts.
 pub(super) struct Servers<T> {
     clock: Clock,
     counts: Arc<Counts>,
     quarantines: bool,
     all: Mutex<Vec<Entry<T>>>,
-    /// There is a server without a driver.
+    /// A server without a driver has come.
     came: Notify,
 }
 
 struct Entry<T> {
     server: Arc<Server<T>>,
     sessions: usize,
-    /// A driver looks after it.
+    /// It has a driver.
     is_driven: bool,
 }
 
@@ -44,13 +44,13 @@ impl<T> Servers<T> {
         lock(&self.all).iter().map(|entry| Arc::clone(&entry.server)).collect()
     }
 
-    /// All servers, each with the number of sessions on it.
+    /// Returns all servers, each with the number of sessions on it.
     #[cfg(all(test, shuttle))]
     pub(super) fn counted(&self) -> Vec<(Arc<Server<T>>, usize)> {
         lock(&self.all).iter().map(|entry| (Arc::clone(&entry.server), entry.sessions)).collect()
     }
 
-    /// The server of a shard, with this many sessions more on it.
+    /// Returns the server of a shard, after adding this many sessions to it.
     pub(super) fn attach(&self, shard: &Shard, sessions: usize) -> Arc<Server<T>> {
         let mut all = lock(&self.all);
         if let Some(entry) = all.iter_mut().find(|entry| entry.server.shard() == shard) {
@@ -66,7 +66,7 @@ impl<T> Servers<T> {
         server
     }
 
-    /// One session less.
+    /// Subtracts a session from a server.
     pub(super) fn detach(&self, server: &Arc<Server<T>>) {
         let mut all = lock(&self.all);
         if let Some(entry) = all.iter_mut().find(|entry| Arc::ptr_eq(&entry.server, server)) {
@@ -74,7 +74,7 @@ impl<T> Servers<T> {
         }
     }
 
-    /// Forgets a server, if no session is left on it; says whether that was so.
+    /// Removes a server if no session is left on it. Returns whether it did.
     pub(super) fn end(&self, server: &Arc<Server<T>>) -> bool {
         let mut all = lock(&self.all);
         let before = all.len();
@@ -87,7 +87,7 @@ impl<T> Servers<T> {
         ended
     }
 
-    /// A server without a driver: it has one from here on.
+    /// Returns a server without a driver, and marks it as driven.
     pub(super) fn next_undriven(&self) -> Option<Arc<Server<T>>> {
         let mut all = lock(&self.all);
         let entry = all.iter_mut().find(|entry| !entry.is_driven)?;
@@ -100,7 +100,7 @@ impl<T> Servers<T> {
         self.came.notified().await;
     }
 
-    /// No driver is left, nor a connection.
+    /// Marks all servers as having neither driver nor connection.
     pub(super) fn abandon(&self) {
         for entry in &mut *lock(&self.all) {
             entry.is_driven = false;
@@ -108,7 +108,7 @@ impl<T> Servers<T> {
         }
     }
 
-    /// Has all drivers look whether there is something to do.
+    /// Wakes all drivers.
     pub(super) fn wake(&self) {
         lock(&self.all).iter().for_each(|entry| entry.server.outbox.wake());
     }

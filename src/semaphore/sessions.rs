@@ -1,4 +1,4 @@
-//! The sessions of a process by name, and when the watchdog is to look at them.
+//! The sessions of a process by name, and the timers at which the watchdog handles them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
-/// After so many sessions in a row, a task lets other tasks have their turn.
+/// The most sessions that a task handles before it yields.
 pub(super) const SESSIONS_AT_A_TIME: usize = 128;
-/// So many sessions a second are made because a hint names them, at the most.
+/// The most sessions that hints create in a second.
 const MADE_BY_HINTS_MAX: u32 = 100;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Every session, from its first request until it is unused.
 pub(super) struct Sessions {
     by_name: Mutex<HashMap<Arc<str>, Arc<SharedSession>, RandomState>>,
-    /// From which on the next session numbers its places: no session that is gone went so far.
+    /// The first number for the places of the next session: no session that is gone used it.
     serial: AtomicU64,
-    /// One was made since it was asked last whether any was used.
+    /// A session was created since [`were_used`](Self::were_used) was called last.
     made: AtomicBool,
-    /// How many hints were let make one, since then.
+    /// How many sessions hints have created, and since when.
     made_by_hints: Mutex<Option<(Instant, u32)>>,
     pub(super) timers: Timers<Arc<SharedSession>>,
 }
@@ -47,8 +47,8 @@ impl Sessions {
         lock(&self.by_name).get(name).cloned()
     }
 
-    /// The session of a name; else the one that `make` makes, from the number on that it is given.
-    /// `make` runs where nobody walks over the sessions meanwhile. `Err`: another one was there first.
+    /// Inserts the session that `make` creates for a name, given the first number of its places. `make` runs under the
+    /// lock of the registry. `Err` is the session that was there first.
     pub(super) fn insert(
         &self,
         name: &Arc<str>,
@@ -64,7 +64,7 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Whether a hint for a name that is not in use may make a session now.
+    /// Returns whether a hint for a name that is not in use may create a session now.
     pub(super) fn may_be_made_by_hint(&self, now: Instant) -> bool {
         let mut made = lock(&self.made_by_hints);
         let (since, count) = made.filter(|(at, _)| now < *at + SECOND).unwrap_or((now, 0));
@@ -72,8 +72,7 @@ impl Sessions {
         count < MADE_BY_HINTS_MAX
     }
 
-    /// Takes a session out that is unused. Gives the server that it was on; `None`: it is in use, or was
-    /// taken out before.
+    /// Removes an unused session. Returns its server; `None` if the session is in use, or was removed before.
     pub(super) fn retire(
         &self,
         shared: &Arc<SharedSession>,
@@ -86,7 +85,7 @@ impl Sessions {
         }
         state.is_retired = true;
         let cancelled = state.timer.take().and_then(|timer| self.timers.remove(timer));
-        // Under the lock of the registry: the next session of this name numbers its places from there.
+        // Under the lock of the registry, so that the next session of this name numbers its places from there.
         self.serial.fetch_max(state.session.serial(), Ordering::Relaxed);
         sessions.remove(shared.name());
         let len = sessions.len();
@@ -94,12 +93,12 @@ impl Sessions {
             sessions.shrink_to(2 * len);
         }
         let server = Arc::clone(&state.server);
-        // What it holds is not the last handle: this one is `shared`.
+        // Not the last handle: `shared` is another.
         drop(cancelled);
         Some(server)
     }
 
-    /// All sessions, by name: in no order that depends on how they are hashed.
+    /// Returns all sessions by name, in an order that does not depend on hashes.
     pub(super) fn all(&self) -> Vec<Arc<SharedSession>> {
         let mut all: Vec<_> = lock(&self.by_name).values().cloned().collect();
         all.sort_unstable_by(|a, b| a.name().cmp(b.name()));
@@ -112,7 +111,7 @@ impl Sessions {
         all
     }
 
-    /// Whether there was any since this was asked last: of a request that is refused none may be left.
+    /// Returns whether there was a session since the last call. A rejected request may have left none.
     pub(super) fn were_used(&self) -> bool {
         let made = self.made.swap(false, Ordering::Relaxed);
         made || !lock(&self.by_name).is_empty()
@@ -122,12 +121,12 @@ impl Sessions {
         lock(&self.by_name).len()
     }
 
-    /// Whether any session has something on a server, or something to send.
+    /// Returns whether any session has something on a server, or something to send.
     pub(super) fn is_busy(&self) -> bool {
         lock(&self.by_name).values().any(|shared| shared.lock().session.is_busy())
     }
 
-    /// Takes out the sessions for which `gone` says so, whatever they have.
+    /// Removes the sessions for which `gone` returns true, whatever they have.
     pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) -> Vec<Arc<SharedSession>> {
         let (mut dropped, mut cancelled) = (Vec::new(), Vec::new());
         lock(&self.by_name).retain(|_, shared| {

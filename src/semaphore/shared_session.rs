@@ -1,4 +1,4 @@
-//! A session behind its lock, with the tasks that wait for something of it.
+//! A session behind its lock, with the tasks that wait for its events.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,38 +27,37 @@ pub(super) struct SharedSession {
 
 pub(super) struct SessionState {
     pub(super) session: Session,
-    /// What belongs to the places, by their index.
+    /// The requests of its places, by index.
     requests: Vec<Request>,
-    /// The server that counts it, and how often that was another one. A reply that is not from this
-    /// stay is nobody's: what it was about has been asked for again.
+    /// The server that counts it, and how often it has moved. A reply from an earlier stay is ignored: everything
+    /// has been asked for again since.
     pub(super) server: Arc<Server<Arc<SharedSession>>>,
     pub(super) stay: u64,
     pub(super) moved_at: Option<Time>,
     /// Nothing is to be sent until then.
     pub(super) held_until: Option<Time>,
-    /// How it stands in the outbox of its server.
+    /// Its urgency in the outbox of its server.
     pub(super) queued: Option<Urgency>,
-    /// One thread carries out its calls, where the backend is embedded.
+    /// A thread carries out its calls, where the backend is embedded.
     pub(super) is_busy: bool,
     /// When the watchdog handles it.
     pub(super) timer: Option<Timer>,
-    /// It was taken out of the registry: get another one.
+    /// It was removed from the registry; get another one.
     pub(super) is_retired: bool,
-    /// It came to its server while that had no connection: what the server has in common with its own
-    /// past is new to this session.
+    /// It moved to its server while that had no connection: the data of the server before that means nothing to it.
     pub(super) is_new_here: bool,
     pub(super) tenants: TenantNames,
-    /// How many tenants were last said to wait.
+    /// How many tenants waited at the last count.
     lines: usize,
 }
 
-/// One request's handles on its place, and the tasks that wait for it.
+/// The handles on a place, and the tasks that wait for it.
 #[derive(Default)]
 struct Request {
     /// The request, then the clones of its permit.
     handles: usize,
     waker: Option<Waker>,
-    /// Those that wait for a loss, seldom more than one; and how many numbers were given to them.
+    /// The wakers of those that wait for a loss, rarely more than one, and the number of the last listener.
     lost_wakers: LostWakers,
     listeners: u32,
     /// Why the backend did not answer.
@@ -67,15 +66,15 @@ struct Request {
     meter: Option<Meter>,
 }
 
-/// Each with the number of the handle or the future that it is of.
+/// Wakers by listener: the number of a handle or a future.
 type LostWakers = SmallVec<[(u32, Waker); 1]>;
 
-/// Tasks to wake once the lock is given up; seldom more than one.
+/// Tasks to wake once the lock is released; rarely more than one.
 #[derive(Default)]
 pub(super) struct Woken(SmallVec<[Waker; 2]>);
 
-/// Wakers that nobody needs any more. Dropped where no lock is held: with a waker can go a task, and with
-/// that another permit.
+/// Wakers that are not needed any more. They are dropped under no lock: a waker can drop a task, and that another
+/// permit.
 #[derive(Default)]
 #[must_use = "dropped where the lock is held, it may wait for that lock"]
 pub(super) struct Abandoned {
@@ -122,18 +121,17 @@ impl SharedSession {
 }
 
 impl SessionState {
-    /// A request took the place at `index`.
+    /// Notes that a request took the place at `index`.
     pub(super) fn begin(&mut self, index: usize, meter: Meter) {
         if self.requests.len() <= index {
             self.requests.resize_with(index + 1, Request::default);
         }
-        // The outcome of a request that is answered at once is there already.
+        // A request that was answered at once has its outcome already.
         let request = &mut self.requests[index];
         (request.handles, request.meter) = (1, Some(meter));
     }
 
-    /// There is one handle more on a place. Gives the number by which it waits for a loss; the first
-    /// one's is 0.
+    /// Adds a handle to a place. Returns its listener number; that of the first handle is 0.
     pub(super) fn share(&mut self, index: usize) -> u32 {
         if let Some(request) = self.requests.get_mut(index) {
             request.handles += 1;
@@ -141,7 +139,7 @@ impl SessionState {
         self.add_listener(index)
     }
 
-    /// A handle is gone. `true`: it was the last one.
+    /// Removes a handle. Returns whether it was the last one.
     pub(super) fn end(&mut self, index: usize, listener: u32) -> (bool, Abandoned) {
         let Some(request) = self.requests.get_mut(index) else { return Default::default() };
         request.handles = request.handles.saturating_sub(1);
@@ -152,14 +150,14 @@ impl SessionState {
         (true, Abandoned { _waker: waker, _lost: lost_wakers })
     }
 
-    /// One more waits for the loss of a permit, by this number.
+    /// Returns a number for one more listener for the loss of a permit.
     pub(super) fn add_listener(&mut self, index: usize) -> u32 {
         let Some(request) = self.requests.get_mut(index) else { return 0 };
         request.listeners = request.listeners.wrapping_add(1);
         request.listeners
     }
 
-    /// It waits no more.
+    /// Removes a listener.
     pub(super) fn remove_listener(&mut self, index: usize, listener: u32) -> Abandoned {
         let mut abandoned = Abandoned::default();
         if let Some(request) = self.requests.get_mut(index)
@@ -170,7 +168,7 @@ impl SessionState {
         abandoned
     }
 
-    /// Forgets the room of requests that are gone, after a burst of them.
+    /// Frees the memory of requests that are gone, after a burst.
     pub(super) fn trim(&mut self) {
         self.requests.truncate(self.session.index_bound());
         if self.requests.capacity() > 4 * self.requests.len() + 64 {
@@ -178,8 +176,7 @@ impl SessionState {
         }
     }
 
-    /// Wakes `waker` with the next news of the place. Gives the one before, to be dropped where no lock
-    /// is held.
+    /// Wakes `waker` at the next event of the place. Returns the waker before, to be dropped under no lock.
     pub(super) fn wait(&mut self, index: usize, waker: &Waker) -> Abandoned {
         let mut abandoned = Abandoned::default();
         if let Some(request) = self.requests.get_mut(index)
@@ -190,7 +187,7 @@ impl SessionState {
         abandoned
     }
 
-    /// Wakes `waker` when the permit is lost. Gives the one before, as [`wait`](Self::wait).
+    /// Wakes `waker` when the permit is lost. Returns the waker before, as [`wait`](Self::wait).
     pub(super) fn wait_for_loss(
         &mut self,
         index: usize,
@@ -210,14 +207,13 @@ impl SessionState {
         abandoned
     }
 
-    /// Why the backend did not answer.
+    /// Returns why the backend did not answer.
     pub(super) fn error(&self, index: usize) -> BackendError {
         let error = self.requests.get(index).and_then(|request| request.error.clone());
         error.unwrap_or_else(no_answer)
     }
 
-    /// Takes the session's events; what came of an error is told with it, or else with why its server
-    /// is down.
+    /// Takes the events of the session. Failures get `error`, or else the reason why the server is down.
     pub(super) fn take_events(
         &mut self,
         name: &str,
@@ -270,7 +266,7 @@ impl SessionState {
 }
 
 impl Woken {
-    /// Wakes them. Not under a lock.
+    /// Wakes them. Must not be called under a lock.
     pub(super) fn wake(self) {
         if !self.0.is_empty() {
             self.0.into_iter().for_each(Waker::wake);
@@ -278,7 +274,7 @@ impl Woken {
     }
 }
 
-/// A session's call, as a connection carries it.
+/// Returns a call of a session, as a connection carries it.
 pub(super) fn call_of(
     key: Arc<str>,
     node: NodeId,
@@ -294,7 +290,7 @@ pub(super) fn call_of(
 }
 
 pub(super) fn no_answer() -> BackendError {
-    BackendError::call("the backend gave no answer in time")
+    BackendError::call("the backend did not answer in time")
 }
 
 impl fmt::Debug for SharedSession {

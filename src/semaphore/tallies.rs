@@ -1,4 +1,4 @@
-//! What operators want to know of each semaphore, and no record that goes with its last request can tell.
+//! Counts of each semaphore that outlive its sessions, for operators.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use quick_cache::unsync::Cache;
 
 use crate::sync::{Mutex, lock};
 
-/// Semaphores that are told apart: those that were counted last.
+/// The most semaphores that have counts: those that were counted last.
 const NAMES_MAX: usize = 1024;
 
-/// Counts by name. They outlive the record of a name that nobody uses.
+/// Counts by name. They outlive the session of a name that is not in use.
 pub(super) struct Tallies {
     by_name: Mutex<Cache<Arc<str>, Tally>>,
 }
@@ -20,7 +20,7 @@ pub(super) struct Tallies {
 pub(super) struct Tally {
     pub(super) refused: u64,
     pub(super) lost: u64,
-    /// The limit of its last request, once that is over for some seconds.
+    /// The limit of its last request, once its session is gone.
     pub(super) limit: Option<u32>,
 }
 
@@ -33,7 +33,7 @@ impl Tallies {
         self.change(name, |tally| tally.lost = tally.lost.saturating_add(1));
     }
 
-    /// The record of a name goes.
+    /// Notes that the session of a name is gone.
     pub(super) fn retired(&self, name: &str, limit: u32) {
         self.change(name, |tally| tally.limit = Some(limit));
     }

@@ -1,122 +1,334 @@
 //! The background tasks of a process, from the first use of its semaphores to their end.
 //!
-//! One task starts the others and waits for them: the watchdog, and a driver for each server.
+//! Each Tokio runtime that uses a semaphore runs one supervisor. One of the supervisors leads: it starts the
+//! watchdog and a driver for each server, and waits for them. The others stand by. When the runtime of the leader
+//! is shut down, or stands still, another supervisor takes over, so permits in use outlive every runtime but the
+//! last.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Counter;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::task::{JoinError, JoinHandle, JoinSet};
+use futures_util::future::join_all;
+use tokio::runtime::{self, Handle};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::node::Node;
 use super::{driver, watchdog};
 use crate::error::BackendError;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
+/// How long after a panic, or the end of a runtime, the tasks are started again: those that ran before may be in
+/// the midst of their last step.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
+/// How often the leader shows that its runtime is driven, while others stand by.
+const BEAT: Duration = Duration::from_millis(500);
+/// How long those wait for a beat before one of them takes the lead away.
+const STALL: Duration = Duration::from_secs(2);
+/// How long a shutdown waits for tasks that it has aborted. In a runtime that is not driven they never end.
+const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Numbers what [`STARTED`] remembers, so that no two nodes share a number.
+static GENERATIONS: Counter = Counter::new(0);
+
+thread_local! {
+    /// The runtime in which this thread saw a supervisor last, with the generation of its tasks: most requests
+    /// find it here and take no lock.
+    static STARTED: Cell<Option<(u64, runtime::Id)>> = const { Cell::new(None) };
+}
+
 /// The tasks of one node.
-#[derive(Default)]
 pub(super) struct Tasks {
-    running: Arc<AtomicBool>,
-    supervisor: Mutex<Option<JoinHandle<()>>>,
+    supervisors: Mutex<Vec<Supervisor>>,
+    /// Changes with each supervisor that ends.
+    generation: AtomicU64,
+    lead: Mutex<LeadState>,
+    /// No supervisor leads.
+    vacant: Notify,
+    /// There is one supervisor more.
+    joined: Notify,
+}
+
+/// Who leads.
+#[derive(Default)]
+struct LeadState {
+    leader: Option<runtime::Id>,
+    /// How often the lead was taken: what a leader of before does changes nothing.
+    term: u64,
+    beats: u64,
+    /// The watchdog and the drivers.
+    tasks: Vec<AbortHandle>,
+}
+
+struct Supervisor {
+    runtime: runtime::Id,
+    /// `None` until it is spawned, and once a shutdown waits for it.
+    task: Option<JoinHandle<()>>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self {
+            supervisors: Mutex::default(),
+            generation: AtomicU64::new(next_generation()),
+            lead: Mutex::default(),
+            vacant: Notify::new(),
+            joined: Notify::new(),
+        }
+    }
 }
 
 impl Tasks {
-    /// Tasks that the caller runs itself.
-    #[cfg(all(test, shuttle))]
-    pub(super) fn run_elsewhere() -> Self {
-        Self { running: Arc::new(AtomicBool::new(true)), ..Self::default() }
-    }
-
-    /// Starts the tasks, if they do not run: at first use, because only then is there a runtime, and
-    /// again if that runtime was shut down meanwhile.
+    /// Starts a supervisor in the current runtime, unless it has one.
     ///
     /// # Errors
     ///
-    /// If there is no Tokio runtime here.
+    /// If there is no Tokio runtime, neither here nor one that used this node before.
     pub(super) fn ensure_running(&self, node: &Arc<Node>) -> Result<(), BackendError> {
-        if self.running.load(Ordering::Acquire) {
+        if cfg!(all(test, shuttle)) {
+            // The scenario runs the tasks.
             return Ok(());
         }
-        let runtime = Handle::try_current().map_err(|_| {
-            BackendError::call("a semaphore needs a Tokio runtime; there is none here")
-        })?;
-        let mut supervisor = lock(&self.supervisor);
-        if self.running.swap(true, Ordering::AcqRel) {
+        let generation = self.generation.load(Ordering::Acquire);
+        let Ok(runtime) = Handle::try_current() else {
+            if lock(&self.supervisors).is_empty() {
+                let what = "a semaphore needs a Tokio runtime; there is none here";
+                return Err(BackendError::call(what));
+            }
             return Ok(());
+        };
+        let here = (generation, runtime.id());
+        if STARTED.get() != Some(here) {
+            self.start_in(&runtime, node);
+            STARTED.set(Some(here));
         }
-        node.counts.meter.begin(node.embedded().is_some());
-        let running = Running { running: Arc::clone(&self.running), node: Arc::clone(node) };
-        let before = supervisor.replace(runtime.spawn(supervise(running)));
-        before.into_iter().for_each(|task| task.abort());
         Ok(())
     }
 
-    /// Waits for the tasks, and ends them if that takes too long: what is left then ends with its lease.
-    pub(super) async fn join(&self, patience: Duration) {
-        let supervisor = lock(&self.supervisor).take();
-        if let Some(mut supervisor) = supervisor
-            && timeout(patience, &mut supervisor).await.is_err()
-        {
-            supervisor.abort();
-            let _ = supervisor.await;
+    fn start_in(&self, runtime: &Handle, node: &Arc<Node>) {
+        let id = runtime.id();
+        let mut supervisors = lock(&self.supervisors);
+        if supervisors.iter().any(|supervisor| supervisor.runtime == id) {
+            return;
+        }
+        supervisors.push(Supervisor { runtime: id, task: None });
+        drop(supervisors);
+        self.joined.notify_waiters();
+        node.counts.meter.begin(node.embedded().is_some());
+        // Not under the lock: a runtime that is being shut down drops the task at once.
+        let task = runtime.spawn(supervise(Registered { node: Arc::clone(node), runtime: id }));
+        let mut supervisors = lock(&self.supervisors);
+        if let Some(started) = supervisors.iter_mut().find(|started| started.runtime == id) {
+            started.task = Some(task);
+        }
+    }
+
+    /// The task of a runtime has ended. Returns whether it was the last one.
+    fn ended_in(&self, runtime: runtime::Id) -> bool {
+        let mut supervisors = lock(&self.supervisors);
+        let ended = supervisors.iter().position(|supervisor| supervisor.runtime == runtime);
+        let ended = ended.map(|at| supervisors.swap_remove(at));
+        let is_last = supervisors.is_empty();
+        drop(supervisors);
+        drop(ended);
+        self.generation.store(next_generation(), Ordering::Release);
+        is_last
+    }
+
+    /// Waits for the tasks, and aborts them if that takes too long: what is left then ends with its lease.
+    pub(super) async fn join(&self, node: &Node, patience: Duration) {
+        let leader = lock(&self.lead).leader;
+        // With nothing left to do, the leader may be gone by now.
+        let may_lead =
+            |runtime| leader.map_or_else(|| !node.is_finished(), |leader| leader == runtime);
+        let (mut leading, mut others) = (Vec::new(), Vec::new());
+        for supervisor in lock(&self.supervisors).iter_mut() {
+            let tasks = if may_lead(supervisor.runtime) { &mut leading } else { &mut others };
+            tasks.extend(supervisor.task.take());
+        }
+        // They have nothing to do, and their runtimes may not be driven.
+        others.iter().for_each(JoinHandle::abort);
+        let aborts: Vec<_> = leading.iter().map(JoinHandle::abort_handle).collect();
+        let mut leading = join_all(leading);
+        if timeout(patience, &mut leading).await.is_err() {
+            aborts.iter().for_each(AbortHandle::abort);
+            let _ = timeout(ABORT_TIMEOUT, leading).await;
+        }
+        let _ = timeout(ABORT_TIMEOUT, join_all(others)).await;
+    }
+}
+
+fn next_generation() -> u64 {
+    GENERATIONS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Leads once nobody else does. Returns when the node is closed and empty.
+async fn supervise(registered: Registered) {
+    let Registered { node, runtime } = &registered;
+    let mut seen = None;
+    while !node.is_finished() {
+        let vacant = node.tasks.vacant.notified();
+        if let Some(lead) = Lead::take(node, *runtime) {
+            if seen.is_some() {
+                tracing::info!(
+                    target: "tower_semaphore",
+                    "the runtime of the background tasks was shut down or stood still; they go on in another"
+                );
+                sleep(RESTART_PAUSE).await;
+            }
+            return lead.run().await;
+        }
+        let before = seen.replace(node.tasks.beat_of_leader());
+        if before == seen {
+            node.tasks.depose(node);
+        } else {
+            let _ = timeout(STALL, vacant).await;
         }
     }
 }
 
-/// How long after a panic the tasks are started again.
-const RESTART_PAUSE: Duration = Duration::from_millis(100);
+impl Tasks {
+    /// What changes while the leader's runtime is driven.
+    fn beat_of_leader(&self) -> (u64, u64) {
+        let lead = lock(&self.lead);
+        (lead.term, lead.beats)
+    }
 
-/// Keeps the tasks of a node running until they end by themselves. Whichever panics, all are ended and started
-/// again: permits in use must not depend on a next request.
-async fn supervise(running: Running) {
-    while run(&running.node).await.is_err() {
-        tracing::error!(target: "tower_semaphore", "a background task panicked; all are started again");
-        running.node.servers.abandon();
-        sleep(RESTART_PAUSE).await;
+    /// Shows that the leader's runtime is driven, if others stand by.
+    async fn beat(&self) {
+        let joined = self.joined.notified();
+        if lock(&self.supervisors).len() < 2 {
+            joined.await;
+        }
+        sleep(BEAT).await;
+        lock(&self.lead).beats += 1;
+    }
+
+    /// Takes the lead away from a runtime that stands still. Its tasks do nothing more, whenever it is driven again.
+    fn depose(&self, node: &Node) {
+        let mut lead = lock(&self.lead);
+        let leader = lead.leader.take();
+        let tasks = std::mem::take(&mut lead.tasks);
+        drop(lead);
+        let supervisors = lock(&self.supervisors);
+        let of_leader = supervisors.iter().filter(|supervisor| Some(supervisor.runtime) == leader);
+        for task in of_leader.filter_map(|supervisor| supervisor.task.as_ref()) {
+            task.abort();
+        }
+        drop(supervisors);
+        tasks.iter().for_each(AbortHandle::abort);
+        node.servers.abandon();
+        self.vacant.notify_waiters();
     }
 }
 
-/// Starts the tasks of a node, and waits for them.
-///
-/// # Errors
-///
-/// As soon as one panics. The others are ended.
-async fn run(node: &Arc<Node>) -> Result<(), JoinError> {
-    let mut tasks = JoinSet::new();
-    tasks.spawn(watchdog::run(Arc::clone(node)));
-    loop {
-        if node.embedded().is_none() {
-            while let Some(server) = node.servers.next_undriven() {
-                tasks.spawn(driver::run(Arc::clone(node), server));
+/// The lead. The next supervisor has it as soon as this is dropped.
+struct Lead<'a> {
+    node: &'a Arc<Node>,
+    term: u64,
+}
+
+impl<'a> Lead<'a> {
+    fn take(node: &'a Arc<Node>, runtime: runtime::Id) -> Option<Self> {
+        let mut lead = lock(&node.tasks.lead);
+        if lead.leader.is_some() {
+            return None;
+        }
+        lead.leader = Some(runtime);
+        lead.term += 1;
+        Some(Self { node, term: lead.term })
+    }
+
+    /// Keeps the tasks of a node running until they end by themselves. If one panics, all are ended and started
+    /// again: permits in use must not depend on a next request.
+    async fn run(self) {
+        while self.run_tasks().await.is_err() {
+            tracing::error!(target: "tower_semaphore", "a background task panicked; all are started again");
+            self.node.servers.abandon();
+            sleep(RESTART_PAUSE).await;
+        }
+    }
+
+    /// Starts the tasks of a node, and waits for them.
+    ///
+    /// # Errors
+    ///
+    /// As soon as one panics. The others are ended.
+    async fn run_tasks(&self) -> Result<(), JoinError> {
+        let node = self.node;
+        let mut tasks = JoinSet::new();
+        self.note(tasks.spawn(watchdog::run(Arc::clone(node))));
+        loop {
+            if node.embedded().is_none() {
+                while let Some(server) = node.servers.next_undriven() {
+                    self.note(tasks.spawn(driver::run(Arc::clone(node), server)));
+                }
+            }
+            tokio::select! {
+                biased;
+                ended = tasks.join_next() => match ended {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => return Err(error),
+                    None => return Ok(()),
+                },
+                () = node.servers.came() => {}
+                () = node.tasks.beat() => {}
             }
         }
-        tokio::select! {
-            biased;
-            ended = tasks.join_next() => match ended {
-                Some(Ok(())) => {}
-                Some(Err(error)) => return Err(error),
-                None => return Ok(()),
-            },
-            () = node.servers.came() => {}
+    }
+
+    /// A task is to end with the lead.
+    fn note(&self, task: AbortHandle) {
+        let mut lead = lock(&self.node.tasks.lead);
+        if lead.leader.is_none() || lead.term != self.term {
+            return task.abort();
         }
+        lead.tasks.retain(|task| !task.is_finished());
+        lead.tasks.push(task);
     }
 }
 
-/// Says that the tasks are gone, however they went.
-struct Running {
-    running: Arc<AtomicBool>,
-    node: Arc<Node>,
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        let tasks = &self.node.tasks;
+        let mut lead = lock(&tasks.lead);
+        if lead.leader.is_none() || lead.term != self.term {
+            // It was taken away.
+            return;
+        }
+        lead.leader = None;
+        lead.tasks.clear();
+        drop(lead);
+        self.node.servers.abandon();
+        tasks.vacant.notify_waiters();
+    }
 }
 
-impl Drop for Running {
+/// The supervisor of a runtime, until it ends: by itself, or because that runtime is shut down.
+struct Registered {
+    node: Arc<Node>,
+    runtime: runtime::Id,
+}
+
+impl Drop for Registered {
     fn drop(&mut self) {
-        self.node.servers.abandon();
-        if self.node.is_closed() {
-            // Nobody looks after what is left: it ends with its lease.
-            self.node.abandon(|_| true);
+        let node = &self.node;
+        if !node.tasks.ended_in(self.runtime) {
+            return;
         }
-        self.running.store(false, Ordering::Release);
+        if node.is_closed() {
+            // Nobody looks after what is left: it ends with its lease.
+            node.abandon(|_| true);
+        } else if node.has_places() {
+            tracing::warn!(
+                target: "tower_semaphore",
+                "the last Tokio runtime of this semaphore was shut down before the semaphore was; \
+                 its permits end with their leases unless another runtime uses it before"
+            );
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Tenants by name and number, and what operators set for them.
+//! Tenants by name and number, and their overrides.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,14 +9,13 @@ use sha2::{Digest, Sha256};
 use crate::name::Name;
 use crate::protocol::claim::Tenant;
 
-/// A session remembers the names of so many tenants: those that have places here, and others while there is
-/// room.
+/// The most tenants whose names a session remembers: those that have places here, and others while there is room.
 const NAMES_MAX: usize = 1000;
 
-/// In place of a tenant's name: as a layer has it for requests without one.
+/// Stands in for the name of a tenant, as in a layer for requests without one.
 const NOBODY: &str = "!";
 
-/// Gives tenants their numbers: the same in all processes that have the same salt.
+/// Numbers tenants: alike in all processes that have the same salt.
 #[derive(Clone)]
 pub(super) struct TenantNumbers {
     salted: Arc<Sha256>,
@@ -25,13 +24,13 @@ pub(super) struct TenantNumbers {
 impl TenantNumbers {
     pub(super) fn salted(salt: &[u8]) -> Self {
         let mut hash = Sha256::new();
-        // With its length, so that it cannot run into the name.
+        // With its length, so that salt and name cannot be confused.
         hash.update((salt.len() as u64).to_le_bytes());
         hash.update(salt);
         Self { salted: Arc::new(hash) }
     }
 
-    /// The number of a tenant, or of the requests that name none.
+    /// Returns the number of a tenant, or of the requests without one.
     pub(super) fn of(&self, tenant: Option<&Name>) -> Tenant {
         let mut hash = Sha256::clone(&self.salted);
         hash.update(tenant.map_or(NOBODY, Name::as_str));
@@ -48,15 +47,15 @@ impl fmt::Debug for TenantNumbers {
     }
 }
 
-/// The names of a semaphore's tenants, as far as this process has seen them.
+/// The names of the tenants of a semaphore that this process has seen.
 #[derive(Debug, Default)]
 pub(super) struct TenantNames {
     names: BTreeMap<Tenant, Arc<str>>,
 }
 
 impl TenantNames {
-    /// A tenant of this name has a request; `is_here` says which tenants have a place in this process. Gives the
-    /// name that had the same number before, if that is another one.
+    /// Notes the name of a tenant. `is_here` says which tenants have a place in this process. Returns the name that
+    /// had the same number before, if that is another one.
     pub(super) fn note(
         &mut self,
         tenant: Tenant,
@@ -67,7 +66,7 @@ impl TenantNames {
             return (**known != *name.as_str()).then(|| Arc::clone(known));
         }
         if self.names.len() >= NAMES_MAX {
-            // Names that somebody makes up drive out others like them.
+            // Made-up names displace only each other.
             self.names.retain(|tenant, _| is_here(*tenant));
         }
         if self.names.len() < NAMES_MAX {
@@ -81,27 +80,29 @@ impl TenantNames {
     }
 }
 
-/// What an operator set for a tenant.
+/// What an operator set for a tenant, in place of what its requests ask for.
+///
+/// See [`Semaphore::set_tenant_limit`](crate::Semaphore::set_tenant_limit).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantOverride {
-    /// How many permits it may have in use; `None`: as many as its requests say.
+    /// Its cap; `None` leaves it to its requests.
     pub limit: Option<u32>,
-    /// Its weight; `None`: as its requests say.
+    /// Its weight; `None` leaves it to its requests.
     pub weight: Option<u32>,
 }
 
-/// Where the cap of a tenant is kept among what operators set, in place of a name: no name has an `@` in it.
+/// The field that keeps the cap of a tenant, among the overrides by name: no name contains an `@`.
 pub(super) fn limit_field(name: &Name, tenant: &Name) -> String {
     format!("{name}@{tenant}")
 }
 
-/// The same for its weight.
+/// The field that keeps its weight.
 pub(super) fn weight_field(name: &Name, tenant: &Name) -> String {
     format!("{name}@{tenant}@weight")
 }
 
-/// The semaphore and the tenant whose cap or weight is kept there, if it is one of these.
+/// Returns the semaphore and the tenant whose cap or weight this field keeps, if it keeps one.
 pub(super) fn tenant_of_field(field: &str) -> Option<(Name, Name)> {
     let (name, tenant) = field.split_once('@')?;
     let tenant = tenant.strip_suffix("@weight").unwrap_or(tenant);

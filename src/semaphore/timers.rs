@@ -15,7 +15,7 @@ pub(super) struct Timers<T> {
 
 struct Pending<T> {
     by_time: BTreeMap<Timer, T>,
-    /// Counts what came, so that equals keep their order.
+    /// Counts timers, so that equal ones keep their order.
     serial: u64,
 }
 
@@ -50,7 +50,7 @@ impl<T> Timers<T> {
         lock(&self.pending).by_time.remove(&timer)
     }
 
-    /// Takes out the next timer that is due; `Err`: none is, and this is when the next one will be.
+    /// Takes out the next timer that is due. If none is, `Err` says when the next one will be.
     pub(super) fn due(&self, now: Instant) -> Result<(Timer, T), Option<Instant>> {
         let mut pending = lock(&self.pending);
         match pending.by_time.first_entry() {
@@ -59,7 +59,7 @@ impl<T> Timers<T> {
         }
     }
 
-    /// Waits until there may be an earlier timer.
+    /// Waits until an earlier timer may have come.
     pub(super) async fn came(&self) {
         self.came.notified().await;
     }

@@ -1,4 +1,4 @@
-//! The one task that sees time pass: it renews what is due and says when a lease is lost.
+//! The task that acts on time: it renews leases that are due, and tells when one is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep_until};
 use super::node::Node;
 use super::sessions::SESSIONS_AT_A_TIME;
 
-/// How long to sleep where nothing is due.
+/// How long to sleep when nothing is due.
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
-/// Handles every session when its time comes, until the node is closed and empty.
+/// Handles each session when it is due, until the node is closed and empty.
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
         let due =
@@ -25,7 +25,7 @@ pub(super) async fn run(node: Arc<Node>) {
     }
 }
 
-/// Handles every session that is due; says when the next one is.
+/// Handles all sessions that are due. Returns when the next one is.
 pub(super) async fn handle_due(node: &Node) -> Option<Instant> {
     loop {
         for _ in 0..SESSIONS_AT_A_TIME {

@@ -140,7 +140,7 @@ async fn what_cannot_be_used_is_named() {
     let wrong = [
         (Method::GET, "/semaphores?most=0", "", "1 to 1000"),
         (Method::GET, "/semaphores?from=x", "", "cursor: \"x\""),
-        (Method::GET, "/semaphores/a%2Fb", "", "name: \"a/b\""),
+        (Method::GET, "/semaphores/a%2Fb", "", "name is \"a/b\""),
         (Method::GET, "/semaphores?most=x", "", "most: "),
         (Method::GET, "/semaphores?most=1&most=2", "", "duplicate field `most`"),
         (Method::PUT, "/semaphores/x/limit", "", "\"limit\": N"),
@@ -157,7 +157,7 @@ async fn what_cannot_be_used_is_named() {
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":-1}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":4294967296}"#, "0 to 4294967295"),
         (Method::POST, "/semaphores/x/drain", r#"{"timeout_ms":60001}"#, "0 to 60000"),
-        (Method::DELETE, "/semaphores/x/permits/1", "", "id: \"1\""),
+        (Method::DELETE, "/semaphores/x/permits/1", "", "id is \"1\""),
     ];
     for (method, path, body, detail) in wrong {
         let (status, problem) = ask(&server, method, path, body).await;
@@ -169,7 +169,7 @@ async fn what_cannot_be_used_is_named() {
     let response = server.get("/ops/page/%3Cscript%3E").await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     let html = text(response).await;
-    assert!(html.contains("name: &quot;&lt;script&gt;&quot;"), "{html}");
+    assert!(html.contains("name is &quot;&lt;script&gt;&quot;"), "{html}");
     let long = " ".repeat(5000);
     let (status, _) = ask(&server, Method::PUT, "/semaphores/x/limit", &long).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);

@@ -331,7 +331,7 @@ async fn a_name_of_another_site_shows_nothing() {
     let server = Server::start(app).await;
     let url = format!("http://evil.example:{}/ops", server.address.port());
     browser.open(&url).await;
-    browser.wait_for("document.body.textContent.includes('allowed: localhost')").await;
+    browser.wait_for("document.body.textContent.includes('expected localhost')").await;
     assert_eq!(browser.eval("document.body.textContent.includes('a-secret')").await, false);
     // Its own script speaks to it as to its own site.
     let change = "fetch('/ops/semaphores/a-secret/pause', \

@@ -156,7 +156,7 @@ async fn each_refusal_says_what_stood_in_the_way() {
     semaphore.shutdown().await;
     let (reason, text) = told(builder(&semaphore)).await;
     assert_eq!(reason, RefusalReason::Unavailable);
-    assert_eq!(text, "permits of third-party cannot be had for now");
+    assert_eq!(text, "permits of third-party are unavailable");
 }
 
 #[tokio::test]

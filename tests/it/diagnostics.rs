@@ -20,11 +20,11 @@ fn program(body: &str) -> String {
 }
 
 /// Mistakes, and what the compiler's message has to have.
-const MISTAKES: [(&str, &str, &[&str]); 6] = [
+const MISTAKES: [(&str, &str, &[&str]); 7] = [
     (
         "key_of_a_string",
         "builder.key(\"x-tenant\");",
-        &["does not say whose permits a request takes", "`|parts: &Parts| ...`"],
+        &["does not extract the key of a request", "`|parts: &Parts| ...`"],
     ),
     (
         "key_of_the_request",
@@ -39,12 +39,22 @@ const MISTAKES: [(&str, &str, &[&str]); 6] = [
     (
         "refusal_of_a_string",
         "builder.refusal(\"busy\");",
-        &["does not make the response to a refused request", "`|refusal: &Refusal| ...`"],
+        &["does not make the response to a rejected request", "`|refusal: &Refusal| ...`"],
     ),
     (
         "refusal_of_a_number",
         "builder.refusal(|_: &Refusal| 503);",
-        &["is no response to a refused request", "`axum`"],
+        &["is not a response to a rejected request", "`axum`"],
+    ),
+    (
+        // With the feature `axum`, one that is `IntoResponse` as well would have it twice.
+        "refusal_of_ones_own",
+        "impl tower_semaphore::limit::IntoRefusalResponse for Plan {
+             fn into_refusal_response(self) -> http::Response<tower_semaphore::limit::RefusalBody> {
+                 http::Response::new(String::new().into())
+             }
+         }",
+        &["`Plan` cannot be made an `IntoRefusalResponse`", "`axum::response::IntoResponse`"],
     ),
     (
         "not_built",

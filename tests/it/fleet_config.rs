@@ -204,7 +204,7 @@ async fn a_bad_file_is_refused_with_its_line_and_the_old_one_stays() {
     ];
     for (rules, words) in bad {
         let said = stage.reload_rules(rules).await;
-        assert!(said.contains(words) && said.contains("of before stays"), "{said}");
+        assert!(said.contains(words) && said.contains("previous configuration stays"), "{said}");
         assert_eq!(stage.status("/", "x").await, 429);
     }
     // What cannot change while it runs.
@@ -281,7 +281,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ("[[rule]]\nlimit = 1\nhold = \"foot\"\n", ":3: unknown variant `foot`, expected `body`"),
         (
             "[[rule]]\nlimit = 1\nlimit-for = { a = 1 }\n",
-            ":3: limit-for: the key global is but one",
+            ":3: limit-for: the key global has one value",
         ),
         (
             "[[rule]]\nlimit = 1\nkey = \"path\"\nlimit-for = { a = \"x\" }\n",
@@ -295,11 +295,11 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ("[[rule]]\nlimit = 1\n\neach = 1\n", ":4: each: there are no tenants; allowed: with fair"),
         (
             "[[rule]]\nlimit = \"unlimited\"\nfair-by = \"path\"\n",
-            ":3: fair-by: without a limit nobody waits; allowed",
+            ":3: fair-by: without a limit no request waits; allowed",
         ),
         (
             "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach = 0\n",
-            ":4: each: 0 refuses everything; allowed: 1 or more",
+            ":4: each: 0 rejects all requests; allowed: 1 or more",
         ),
         (
             "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach-for = { a = \"x\" }\n",
@@ -332,7 +332,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ),
         (
             "[[rule]]\nlimit = 1\n[[rule]]\nlimit = 1\nname = \"gateway\"\n",
-            ":5: name: \"gateway\" is that of line 1; allowed: once each",
+            ":5: name: \"gateway\" is the name of the rule in line 1; allowed: once each",
         ),
         ("redis = \"http://x\"\n[[rule]]\nlimit = 1\n", ":1: redis: "),
     ];
@@ -345,7 +345,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
     let said = refused(good, &[]);
     assert!(said.contains("gateway.toml:1: upstream: not set; allowed: http://host"), "{said}");
     let said = refused(good, &["--max-queue", "5"]);
-    assert!(said.contains("--max-queue: allowed in the file alone"), "{said}");
+    assert!(said.contains("--max-queue: allowed only in the file"), "{said}");
 }
 
 /// A gateway that counts its permits itself, and the status and problem of its answers.

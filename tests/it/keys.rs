@@ -22,10 +22,12 @@ use tower_semaphore::limit::{
     PeerIpKey, Refusal,
 };
 use tower_semaphore::{ConcurrencyLimitLayer, Name, Permit, Policy, Semaphore};
+use tracing::Level;
 
 use crate::support::eventually;
 use crate::support::http::{Server, curl, text};
 use crate::support::redis::TestRedis;
+use crate::support::told::Told;
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
 
@@ -270,6 +272,52 @@ async fn what_no_route_matched_can_pass_or_share_one_key() {
     let refused = builder().on_missing_key(MissingKey::Reject(status)).build().unwrap();
     let server = Server::start(Router::new().fallback(named()).layer(refused)).await;
     assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_layer_that_never_sees_a_matched_route_says_so_once() {
+    let told = Told::new();
+    let warnings = || told.events().iter().filter(|event| event.level == Level::WARN).count();
+    let semaphore = Semaphore::in_memory();
+    let router = Router::new().route("/users/{id}", get(async || "served"));
+    let ask = async |service: &Router, path: &str| {
+        let request = Request::get(path).body(axum::body::Body::empty()).unwrap();
+        service.clone().oneshot(request).await.unwrap().status()
+    };
+    // On the routes. Some are asked for that are not there, before and after.
+    let on_routes = router.clone().layer(layer(&semaphore, MatchedPathKey));
+    for _ in 0..99 {
+        assert_eq!(ask(&on_routes, "/nowhere").await, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(ask(&on_routes, "/users/7").await, StatusCode::OK);
+    for _ in 0..200 {
+        assert_eq!(ask(&on_routes, "/nowhere").await, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(warnings(), 0);
+
+    // Around the router.
+    let around = layer(&semaphore, MatchedPathKey).layer(router.clone());
+    let around = Router::new().fallback_service(around);
+    for _ in 0..99 {
+        assert_eq!(ask(&around, "/users/7").await, StatusCode::OK);
+    }
+    assert_eq!(warnings(), 0);
+    for _ in 0..200 {
+        assert_eq!(ask(&around, "/users/7").await, StatusCode::OK);
+    }
+    assert_eq!(warnings(), 1);
+    let warning = told.events().into_iter().find(|event| event.level == Level::WARN).unwrap();
+    assert_eq!(warning.fields["layer"], "api");
+    assert!(warning.name.contains("limits nothing"), "{}", warning.name);
+
+    // As it was meant.
+    let bypass = ConcurrencyLimitLayer::builder(&semaphore, "api").key(MatchedPathKey).limit(1);
+    let bypass = bypass.on_missing_key(MissingKey::Bypass).build().unwrap().layer(router);
+    let bypass = Router::new().fallback_service(bypass);
+    for _ in 0..200 {
+        assert_eq!(ask(&bypass, "/users/7").await, StatusCode::OK);
+    }
+    assert_eq!(warnings(), 1);
 }
 
 #[test]

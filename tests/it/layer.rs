@@ -307,8 +307,14 @@ async fn requests_that_wait_are_answered_at_once_on_a_shutdown_and_those_in_flig
     let response = assert_ready_ok!(two.poll());
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
-    // No other may wait.
+    // Nor may another wait, and it is told the same.
     let response = assert_ready_ok!(ask(&mut service).poll());
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
+    // Where none ever waits, nothing has changed.
+    let builder = bench.builder().limit(1).wait_timeout(Duration::ZERO);
+    let (mut impatient, _handle) = spawn(&builder.build().unwrap());
+    let response = assert_ready_ok!(ask(&mut impatient).poll());
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
 
     next(&mut handle).await.send_response(empty());

@@ -11,6 +11,7 @@ mod admin_access;
 #[cfg(all(feature = "admin", feature = "redis"))]
 mod admin_browser;
 mod auto_traits;
+mod budget;
 mod cached_limits;
 mod cancellation;
 #[cfg(feature = "redis")]
@@ -74,6 +75,7 @@ mod redis_errors;
 mod redis_shapes;
 #[cfg(feature = "axum")]
 mod refusals;
+mod runtimes;
 #[cfg(feature = "redis")]
 mod secrets;
 mod sequences;

@@ -10,7 +10,7 @@ use http_body_util::Full;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::limit::{
-    ConcurrencyLimitBuilder, HeaderKey, KeyLabels, MissingKey, RefusalReason,
+    ConcurrencyLimitBuilder, HeaderKey, KeyLabels, MissingKey, RefusalReason, WaitBudget,
 };
 use tower_semaphore::metrics::{
     ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
@@ -207,6 +207,35 @@ async fn a_layer_counts_under_its_name_and_never_by_key_unless_asked() {
     }
     assert_eq!(recorded.all().len(), before);
     assert!(!recorded.all().keys().any(|name| name.contains("key=") || name.contains("acme")));
+}
+
+#[tokio::test]
+async fn a_request_that_has_no_time_left_to_wait_has_timed_out() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let _held = semaphore.acquire("tenant", &Policy::new(1)).await.unwrap();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "tenant").limit(1).build().unwrap();
+    let answer = |_: Request<()>| ready(Answer::Ok(Response::default()));
+    let mut request = Request::new(());
+    request.extensions_mut().insert(WaitBudget::of(Duration::ZERO));
+    let response = layer.layer(service_fn(answer)).oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let count = |result| recorded.get(&requests("tenant", result));
+    assert_eq!((count("queue_timeout"), count("limit")), (1.0, 0.0));
+}
+
+#[tokio::test]
+async fn no_single_wait_timeout_is_shown_where_it_goes_by_the_request() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let series = format!("{WAIT_TIMEOUT}{{policy=tenant}}");
+    for labels in [KeyLabels::none(), KeyLabels::first(5)] {
+        let builder = builder(&semaphore).wait_timeout_by(|_, _| Duration::from_secs(9));
+        ask(&builder.key_labels(labels).build().unwrap(), Some("acme")).await;
+        assert!(!recorded.all().contains_key(&series));
+    }
+    ask(&builder(&semaphore).build().unwrap(), Some("acme")).await;
+    assert_eq!(recorded.get(&series), 0.0);
 }
 
 #[tokio::test]

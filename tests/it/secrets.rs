@@ -93,3 +93,12 @@ async fn what_a_server_says_is_shown_if_no_password_is_in_it() {
     let shown = shown(format!("redis://:{PASSWORD}@127.0.0.1:{}/", redis.port())).await;
     assert!(shown.contains("invalid username-password pair"), "{shown}");
 }
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_named() {
+    let port = crate::support::redis::free_port();
+    let shown = shown(format!("redis://user:{PASSWORD}@127.0.0.1:{port}/")).await;
+    assert!(shown.contains(&format!("Redis at 127.0.0.1:{port} could not be reached")), "{shown}");
+    assert!(!shown.contains(PASSWORD), "{shown}");
+    assert!(!shown.contains("user:"), "{shown}");
+}

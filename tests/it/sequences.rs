@@ -30,6 +30,12 @@ async fn revoke_all(semaphore: &Semaphore, name: &'static str) {
     }
 }
 
+/// A layer for one request at a time that lingers.
+fn lingering(semaphore: &Semaphore, name: &'static str) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::builder(semaphore, name).limit(1).linger(LINGER).build().unwrap()
+}
+
+/// Two frames, and then no end.
 fn endless() -> StreamBody<impl futures_util::Stream<Item = Result<Frame<Bytes>, BoxError>>> {
     let frames = ["one", "two"].map(|text| Ok(Frame::data(Bytes::from(text))));
     let stream = futures_util::stream::iter(frames);
@@ -39,16 +45,8 @@ fn endless() -> StreamBody<impl futures_util::Stream<Item = Result<Frame<Bytes>,
 #[tokio::test(start_paused = true)]
 async fn a_request_that_a_layer_further_in_cuts_off_lingers_in_those_outside() {
     let semaphore = Semaphore::in_memory();
-    let outer = ConcurrencyLimitLayer::builder(&semaphore, "quota")
-        .limit(1)
-        .linger(LINGER)
-        .build()
-        .unwrap();
-    let inner = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
-        .limit(1)
-        .linger(LINGER)
-        .build()
-        .unwrap();
+    let outer = lingering(&semaphore, "quota");
+    let inner = lingering(&semaphore, "tenant");
     let hangs = service_fn(|_: Request<()>| pending::<Result<Response<Full<Bytes>>, Infallible>>());
     let call = tokio::spawn(outer.layer(inner.layer(hangs)).oneshot(Request::new(())));
     sleep(Duration::from_millis(10)).await;
@@ -65,16 +63,8 @@ async fn a_request_that_a_layer_further_in_cuts_off_lingers_in_those_outside() {
 async fn so_does_a_stream_whatever_it_ends_with() {
     for grpc in [false, true] {
         let semaphore = Semaphore::in_memory();
-        let outer = ConcurrencyLimitLayer::builder(&semaphore, "quota")
-            .limit(1)
-            .linger(LINGER)
-            .build()
-            .unwrap();
-        let inner = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
-            .limit(1)
-            .linger(LINGER)
-            .build()
-            .unwrap();
+        let outer = lingering(&semaphore, "quota");
+        let inner = lingering(&semaphore, "tenant");
         let kind = if grpc { "application/grpc" } else { "text/plain" };
         let streams = service_fn(move |_: Request<()>| async move {
             Ok::<_, Infallible>(
@@ -122,11 +112,7 @@ async fn a_refusal_further_in_is_no_timeout() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_of_grpc_lingers() {
     let semaphore = Semaphore::in_memory();
-    let outer = ConcurrencyLimitLayer::builder(&semaphore, "quota")
-        .limit(1)
-        .linger(LINGER)
-        .build()
-        .unwrap();
+    let outer = lingering(&semaphore, "quota");
     // What tonic's own server timeout answers with.
     let times_out = service_fn(|_: Request<()>| async {
         sleep(Duration::from_millis(50)).await;
@@ -349,11 +335,7 @@ async fn a_refusal_further_in_that_became_an_error_does_not_linger() {
 #[tokio::test(start_paused = true)]
 async fn an_upgraded_connection_lingers_after_its_end() {
     let semaphore = Semaphore::in_memory();
-    let layer = ConcurrencyLimitLayer::builder(&semaphore, "quota")
-        .limit(1)
-        .linger(LINGER)
-        .build()
-        .unwrap();
+    let layer = lingering(&semaphore, "quota");
     let served = service_fn(move |_: Request<()>| async move {
         Ok::<_, Infallible>(Response::builder().status(101).body(Empty::<Bytes>::new()).unwrap())
     });
@@ -453,4 +435,61 @@ async fn a_body_that_panics_as_it_is_dropped_takes_no_other_permit_along() {
         "two have the one permit of b, and nobody is told"
     );
     std::mem::forget(first);
+}
+
+/// A body that takes its time to be dropped.
+struct SlowInDrop;
+impl Body for SlowInDrop {
+    type Data = Bytes;
+    type Error = BoxError;
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Poll::Pending
+    }
+}
+impl Drop for SlowInDrop {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_secs(3));
+    }
+}
+
+/// In a runtime with a single thread, which the drop must not block.
+#[tokio::test]
+async fn a_body_that_is_slow_to_drop_blocks_no_worker() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "a").limit(1).build().unwrap();
+    let service =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(SlowInDrop)) });
+    let slow = layer.layer(service).oneshot(Request::new(())).await.unwrap();
+    let began = Instant::now();
+    revoke_all(&semaphore, "a").await;
+    for _ in 0..10 {
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "blocked for {:?}", began.elapsed());
+    assert!(slow.into_body().collect().await.is_err());
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_body_that_is_slow_to_drop_does_not_delay_the_end_of_others() {
+    let redis = crate::support::redis::TestRedis::start();
+    let (semaphore, other) = (redis.semaphore(), redis.semaphore());
+    let layer = |name: &str| ConcurrencyLimitLayer::builder(&semaphore, name).limit(1).build();
+    let first =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(SlowInDrop)) });
+    let second =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(endless())) });
+    let slow = layer("a").unwrap().layer(first).oneshot(Request::new(())).await.unwrap();
+    let second = layer("b").unwrap().layer(second).oneshot(Request::new(())).await.unwrap();
+    let reader = tokio::spawn(second.into_body().collect());
+    assert_eq!((in_use(&other, "a").await, in_use(&other, "b").await), (1, 1));
+    // An operator elsewhere.
+    revoke_all(&other, "a").await;
+    revoke_all(&other, "b").await;
+    let ended = tokio::time::timeout(Duration::from_secs(2), reader).await;
+    assert!(ended.expect("it waits for the slow one").unwrap().is_err());
+    drop(slow);
 }

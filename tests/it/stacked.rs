@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_semaphore::limit::{ClientTimeout, HeaderKey, PathKey, Refusal, WaitBudget};
+use tower_semaphore::limit::{HeaderKey, PathKey, Refusal};
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Permit, Policy, Semaphore};
 
 use crate::support::eventually;
@@ -318,109 +318,4 @@ async fn a_permit_is_lost_with_any_of_those_that_stand_behind_it() {
     assert!(permit.is_lost());
     let mut polled = tokio_test::task::spawn(std::future::poll_fn(|cx| permit.poll_lost(cx)));
     tokio_test::assert_ready!(polled.poll());
-}
-
-// ===== one budget for all waiting =====
-
-/// Passes requests on, and takes a while for that.
-async fn elapsed<F: Future>(future: F) -> (Duration, F::Output) {
-    let began = tokio::time::Instant::now();
-    let output = future.await;
-    (began.elapsed(), output)
-}
-
-fn waits(semaphore: &Semaphore, name: &str, wait: Duration) -> ConcurrencyLimitLayer {
-    let builder = ConcurrencyLimitLayer::builder(semaphore, name).limit(1);
-    builder.wait_timeout(wait).build().unwrap()
-}
-
-const SECOND: Duration = Duration::from_secs(1);
-
-/// Two layers, the outer of which has a permit free after `first` and the inner never.
-async fn waited_for_both(
-    outer: Duration,
-    inner: Duration,
-    first: Duration,
-    request: Request<()>,
-) -> Duration {
-    let semaphore = Semaphore::in_memory();
-    let policy = Policy::new(1);
-    let outer_held = semaphore.acquire("outer", &policy).await.unwrap();
-    let _inner_held = semaphore.acquire("inner", &policy).await.unwrap();
-    tokio::spawn(async move {
-        tokio::time::sleep(first).await;
-        drop(outer_held);
-    });
-    let service = waits(&semaphore, "outer", outer)
-        .layer(waits(&semaphore, "inner", inner).layer(service_fn(served)));
-    let (waited, response) = elapsed(service.oneshot(request)).await;
-    assert_eq!(response.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
-    waited
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_waits_of_stacked_layers_do_not_add_up() {
-    let request = || Request::new(());
-    let waited = waited_for_both(5 * SECOND, 5 * SECOND, 4 * SECOND, request()).await;
-    assert_eq!(waited, 5 * SECOND);
-    // The inner one may wait longer, and what the outer one waited counts.
-    let waited = waited_for_both(5 * SECOND, 8 * SECOND, 4 * SECOND, request()).await;
-    assert_eq!(waited, 8 * SECOND);
-    // It has what is left of the longer one, and no more than its own.
-    let waited = waited_for_both(5 * SECOND, 2 * SECOND, 4 * SECOND, request()).await;
-    assert_eq!(waited, 5 * SECOND);
-    let waited = waited_for_both(5 * SECOND, SECOND / 2, 4 * SECOND, request()).await;
-    assert_eq!(waited, 4 * SECOND + SECOND / 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_deadline_that_stands_in_the_request_ends_all_waiting() {
-    let mut request = Request::new(());
-    request.extensions_mut().insert(WaitBudget::of(3 * SECOND));
-    let waited = waited_for_both(5 * SECOND, 5 * SECOND, 2 * SECOND, request).await;
-    assert_eq!(waited, 3 * SECOND);
-    let mut request = Request::new(());
-    request.extensions_mut().insert(WaitBudget::of(Duration::ZERO));
-    let waited = waited_for_both(5 * SECOND, 5 * SECOND, 2 * SECOND, request).await;
-    assert_eq!(waited, Duration::ZERO);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_waits_no_longer_than_its_client() {
-    let semaphore = Semaphore::in_memory();
-    let policy = Policy::new(1);
-    let _held = semaphore.acquire("inner", &policy).await.unwrap();
-    let outer_held = semaphore.acquire("outer", &policy).await.unwrap();
-    tokio::spawn(async move {
-        tokio::time::sleep(SECOND).await;
-        drop(outer_held);
-    });
-    let outer = ConcurrencyLimitLayer::builder(&semaphore, "outer").limit(1);
-    let outer = outer.wait_timeout(10 * SECOND).client_timeout(ClientTimeout::grpc());
-    let inner = waits(&semaphore, "inner", 10 * SECOND).layer(service_fn(served));
-    let service = outer.build().unwrap().layer(inner);
-    let request =
-        |timeout: &str| Request::get("/").header("grpc-timeout", timeout).body(()).unwrap();
-    // Two seconds from its arrival: one in the outer layer, one in the inner.
-    let (waited, _) = elapsed(service.clone().oneshot(request("2S"))).await;
-    assert_eq!(waited, 2 * SECOND);
-    // It does not make the layer wait for longer than that does by itself.
-    let (waited, _) = elapsed(service.oneshot(request("2H"))).await;
-    assert_eq!(waited, 10 * SECOND);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_timeout_can_go_by_the_request() {
-    let semaphore = Semaphore::in_memory();
-    let _held = semaphore.acquire("quota", &Policy::new(1)).await.unwrap();
-    let layer = ConcurrencyLimitLayer::builder(&semaphore, "quota").limit(1);
-    let layer = layer.wait_timeout_by(|_, parts| {
-        if parts.headers.contains_key("x-patient") { 7 * SECOND } else { Duration::ZERO }
-    });
-    let service = layer.build().unwrap().layer(service_fn(served));
-    let patient = Request::get("/").header("x-patient", "1").body(()).unwrap();
-    let (waited, _) = elapsed(service.clone().oneshot(patient)).await;
-    assert_eq!(waited, 7 * SECOND);
-    let (waited, _) = elapsed(service.oneshot(Request::new(()))).await;
-    assert_eq!(waited, Duration::ZERO);
 }

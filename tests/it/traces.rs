@@ -106,7 +106,7 @@ mod redis {
         assert!(untold("were lost").len() <= 3, "{:#?}", untold("were lost"));
         redis.restart();
         up(&semaphore).await;
-        let (away, back) = (untold("is away"), untold("is back"));
+        let (away, back) = (untold("is unreachable"), untold("reachable again"));
         assert_eq!((away.len(), back.len()), (1, 1), "{:#?}", told.aloud());
         assert_eq!((away[0].level, back[0].level), (tracing::Level::WARN, tracing::Level::INFO));
         assert!(away[0].fields["error"].contains("Redis"), "{away:?}");

@@ -42,7 +42,7 @@ async fn all_of(
         h1 { "Semaphores" }
         (health(&window.semaphore.health()))
         @for error in &page.away { p.alert role="alert" { "Some are missing: " (error) } }
-        @if page.semaphores.is_empty() { p { "No request holds a permit or waits for one here." } }
+        @if page.semaphores.is_empty() { p { "No request holds a permit or waits for one." } }
         @else { (table("all", "In use", &head, &rows)) }
         @if let Some(next) = page.next { p { a href={ (root.all()) "?from=" (next) "&most=" (most) } { "More" } } }
         @if !overrides.is_empty() {
@@ -97,7 +97,7 @@ fn health(health: &Health) -> Markup {
                 div { dt { "Admitted by policy" } dd { (health.admitted_by_policy) } }
                 div { dt { "Refused by policy" } dd { (health.refused_by_policy) } }
             }
-            p.note { "Counted by the process that serves this page, since its start." }
+            p.note { "Counted by the process that serves this page, since it started." }
             @if let Some(why) = why { p.alert role="alert" { (why) } }
             @if let Some(warning) = &health.warning { p.alert role="alert" { (warning) } }
         }

@@ -6,19 +6,20 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::name::Name;
 use crate::protocol::PlaceId;
 
-/// What a segment of a path is written with. `.` is not: a segment of dots is a way up.
+/// The characters to encode in a path segment. `.` is one of them: a segment of dots leads up.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
-/// The way from the page that a browser shows to the root of these routes, so that all links can be relative.
+/// The relative path from the page in the browser to the root of these routes.
 pub(super) struct Root(pub(super) String);
 
 impl Root {
-    /// From below `page/`.
+    /// The path from a page below `page/`.
     pub(super) fn above() -> Self {
         Self("../".to_owned())
     }
 
-    /// As the browser asked: it goes by the last segment of what it asked for, if that does not end with `/`.
+    /// The path from the URL that the browser requested. A browser resolves links against the last segment, unless
+    /// the URL ends with `/`.
     pub(super) fn from(uri: &OriginalUri) -> Self {
         let path = uri.path();
         if path.ends_with("/page/") {

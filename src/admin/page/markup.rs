@@ -1,4 +1,4 @@
-//! What the pages are made of: buttons, tables, names, numbers.
+//! Parts of pages: buttons, tables, names, numbers.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::name::Name;
 use crate::protocol::overrides::{Mode, Override};
 use crate::semaphore::{Ask, TenantOverride, TenantUse};
 
-/// A button: what it asks before it acts, and the request that it then sends.
+/// A button: its confirmation, and the request that it sends.
 pub(super) struct Action<'a> {
     label: &'a str,
     method: &'static str,
     url: String,
     title: String,
     text: String,
-    /// The number that goes along, by name, with its range and what it is now.
+    /// The number that the request carries: field name, label, range, current value.
     field: Option<(&'static str, &'static str, u32, u32, Option<u32>)>,
     is_grave: bool,
 }
@@ -69,14 +69,14 @@ impl<'a> Action<'a> {
     }
 }
 
-/// The name as it was chosen, as far as that can be shown.
+/// The name before encoding, as far as it can be shown.
 pub(super) fn readable(name: &Name) -> String {
     let bytes: Vec<u8> = percent_decode_str(name.as_str()).collect();
     let text = String::from_utf8_lossy(&bytes);
     text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Characters that show nothing, or turn what stands beside them around: two names would look alike.
+/// Characters that are invisible or change the text direction: with them two names could look alike.
 const fn is_format(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
@@ -111,18 +111,18 @@ pub(super) fn set_of_tenant(set: TenantOverride) -> String {
     }
 }
 
-/// So much of so many, as a bar.
+/// A bar: a value out of a maximum.
 pub(super) fn bar(value: u64, of: Option<u32>, what: &str) -> Markup {
     html! {
         @if let Some(of) = of.filter(|of| *of > 0) {
-            // Full is not what it should be at.
+            // A full bar is shown as not optimal.
             meter min="0" max=(of) high=(of - 1) optimum="0" value=(value.min(of.into()))
                 aria-label={ (what) ": " (value) " of " (of) } {}
         }
     }
 }
 
-/// A table that a narrow window can scroll.
+/// A table that scrolls in a narrow window.
 pub(super) fn table(id: &str, caption: &str, head: &[&str], rows: &Markup) -> Markup {
     html! {
         section #(id) {
@@ -160,7 +160,7 @@ pub(super) fn clear_of_tenant(
     let (url, of, shown) = (root.tenant(name, tenant), readable(name), readable(tenant));
     let clear = |label, what: &str, end| {
         let title = format!("Clear the {what} of tenant {shown} at {of}?");
-        let text = "What its requests say counts again.".to_owned();
+        let text = "What its requests carry applies again.".to_owned();
         Action::new(label, "DELETE", format!("{url}/{end}"), title, text).render(Some(&shown))
     };
     html! {

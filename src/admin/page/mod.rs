@@ -1,5 +1,5 @@
-//! What the page shows. All of it is made here; the script only fetches it again, asks before it acts, and sends what
-//! was confirmed.
+//! The HTML of the page. It is rendered here; the script only refreshes it, asks for confirmation, and sends what was
+//! confirmed.
 
 mod all;
 mod links;
@@ -41,7 +41,7 @@ fn document(root: &Root, title: &str, main: &Markup) -> Html<String> {
                 a.skip href="#main" { "Skip to the content" }
                 header {
                     nav aria-label="Semaphores" { a href=(root.all()) { "Semaphores" } }
-                    p #fresh { noscript { "Without JavaScript this page is not kept up to date, and cannot act." } }
+                    p #fresh { noscript { "Without JavaScript this page is not refreshed, and its buttons do nothing." } }
                 }
                 div #stale hidden {
                     p #stale-reason role="alert" {}
@@ -70,7 +70,7 @@ fn document(root: &Root, title: &str, main: &Markup) -> Html<String> {
     Html(page.into_string())
 }
 
-/// In place of a page that cannot be made. The script tries again.
+/// Replaces a page that cannot be rendered. The script tries again.
 fn failed(root: &Root, problem: &Problem) -> Response {
     let main = html! {
         h1 { "Nothing can be shown" }

@@ -47,6 +47,16 @@ struct One<'a> {
     seen: &'a Inspection,
 }
 
+/// A place, as a row of holders or of the queue shows it.
+struct PlaceRow<'a> {
+    id: PlaceId,
+    process: &'a str,
+    is_own: bool,
+    tenant: Option<Tenant>,
+    cost: u32,
+    waits: bool,
+}
+
 impl One<'_> {
     fn render(&self, window: &Window) -> Markup {
         let Self { name, seen, .. } = self;
@@ -57,7 +67,7 @@ impl One<'_> {
             (self.card())
             (self.plots(window))
             @if seen.is_cut {
-                p.alert role="alert" { "More hold or wait than are listed here: tables and sums are of the first 1000." }
+                p.alert role="alert" { "More requests hold or wait than are listed: tables and sums cover the first 1000." }
             }
             @if !seen.tenants.is_empty() { (self.tenants()) }
             (self.holders())
@@ -66,7 +76,7 @@ impl One<'_> {
         }
     }
 
-    /// The limit but for a pause, during which 0 is in force.
+    /// The limit without regard to a pause, during which 0 is in force.
     fn limit(&self) -> Option<u32> {
         self.seen.set.limit.or_else(|| self.policy()).or(self.seen.last_limit)
     }
@@ -98,7 +108,7 @@ impl One<'_> {
                             @if seen.set.limit.is_some() { "set here, in place of policies" }
                             @else if self.policy().is_some() { "of the policy" }
                             @else if limit.is_some() { "of the last request here" }
-                            @else { "no process that uses it answered" }
+                            @else { "no process that uses it responded" }
                         }
                     }
                     div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
@@ -121,7 +131,7 @@ impl One<'_> {
                 }
                 @if let (None, [least, .., most]) = (seen.set.limit, &limits[..]) {
                     @if least != most {
-                        p.alert role="alert" { "Processes go by different limits: " (least) " to " (most) "." }
+                        p.alert role="alert" { "Processes use different limits: " (least) " to " (most) "." }
                     }
                 }
                 p.do { (self.actions()) }
@@ -141,21 +151,21 @@ impl One<'_> {
             "PUT",
             format!("{url}/limit"),
             format!("Set the limit of {shown}"),
-            "Counts in the whole fleet, in place of every policy, until it is cleared.".to_owned(),
+            "Applies to the whole fleet, in place of every policy, until it is cleared.".to_owned(),
         );
         let clear = Action::new(
             "Clear limit",
             "DELETE",
             format!("{url}/limit"),
             format!("Clear the limit of {shown}?"),
-            "Each request is judged by the limit of its own policy again.".to_owned(),
+            "The limit of each request's own policy applies again.".to_owned(),
         );
         html! {
             @if set.mode != Mode::Paused {
-                (post("Pause", "Pause", "No permit is granted in the whole fleet until it is resumed. Requests keep their turn.").grave().render(None))
+                (post("Pause", "Pause", "No permit is granted in the whole fleet until you resume. Waiting requests keep their position.").grave().render(None))
             }
             @if set.mode != Mode::Draining {
-                (post("Drain", "Drain", "New requests are refused in the whole fleet until it is resumed. Those that wait are still served.").grave().render(None))
+                (post("Drain", "Drain", "New requests are rejected in the whole fleet until you resume. Waiting requests are still served.").grave().render(None))
             }
             @if set.mode != Mode::Open {
                 (post("Resume", "Resume", "Permits are granted again in the whole fleet.").render(None))
@@ -221,7 +231,7 @@ impl One<'_> {
     fn change_of_tenant(&self, one: &TenantUse, tenant: &Name) -> Markup {
         let (shown, of) = (readable(tenant), readable(self.name));
         let url = self.root.tenant(self.name, tenant);
-        let text = "Counts for requests that come from then on, in the whole fleet.";
+        let text = "Applies to requests that arrive from then on, in the whole fleet.";
         let put = |label, what: &str, end| {
             let title = format!("Set the {what} of tenant {shown} at {of}");
             Action::new(label, "PUT", format!("{url}/{end}"), title, text.to_owned())
@@ -259,21 +269,29 @@ impl One<'_> {
         action.grave().render(Some(&format!("place {id} of {process}")))
     }
 
+    /// A row of holders, or of the queue.
+    fn place(&self, row: &PlaceRow<'_>, times: &[String]) -> Markup {
+        let PlaceRow { id, process, is_own, tenant, cost, waits } = *row;
+        html! {
+            tr id={ "place-" (id) } {
+                th scope="row" { code { (id) } }
+                td { (process_name(process, is_own)) }
+                td { (self.tenant(tenant)) }
+                td.n { (cost) }
+                @for time in times { td.n { (time) } }
+                td.do { (self.revoke(id, process, waits)) }
+            }
+        }
+    }
+
     fn holders(&self) -> Markup {
         let head = ["Place", "Process", "Tenant", "Permits", "Held", "Lease left", "Revoke"];
         let rows = html! {
             @for one in &self.seen.holders {
-                @let Holder { id, tenant, cost, .. } = one;
+                @let Holder { id, tenant, cost, is_own, .. } = *one;
                 @let process = one.process.as_ref().unwrap_or(&one.node);
-                tr id={ "place-" (id) } {
-                    th scope="row" { code { (id) } }
-                    td { (process_name(process, one.is_own)) }
-                    td { (self.tenant(*tenant)) }
-                    td.n { (cost) }
-                    td.n { (or_unknown(one.held.map(seconds))) }
-                    td.n { (seconds(one.lease_left)) }
-                    td.do { (self.revoke(*id, process, false)) }
-                }
+                @let times = [or_unknown(one.held.map(seconds)), seconds(one.lease_left)];
+                (self.place(&PlaceRow { id, process, is_own, tenant, cost, waits: false }, &times))
             }
         };
         if self.seen.holders.is_empty() {
@@ -286,16 +304,10 @@ impl One<'_> {
         let head = ["Place", "Process", "Tenant", "Permits", "Waits", "Revoke"];
         let rows = html! {
             @for one in &self.seen.waiters {
-                @let Waiter { id, tenant, cost, .. } = one;
+                @let Waiter { id, tenant, cost, is_own, .. } = *one;
                 @let process = one.process.as_ref().unwrap_or(&one.node);
-                tr id={ "place-" (id) } {
-                    th scope="row" { code { (id) } }
-                    td { (process_name(process, one.is_own)) }
-                    td { (self.tenant(*tenant)) }
-                    td.n { (cost) }
-                    td.n { (or_unknown(one.waited.map(seconds))) }
-                    td.do { (self.revoke(*id, process, true)) }
-                }
+                @let times = [or_unknown(one.waited.map(seconds))];
+                (self.place(&PlaceRow { id, process, is_own, tenant, cost, waits: true }, &times))
             }
         };
         if self.seen.waiters.is_empty() {

@@ -1,4 +1,4 @@
-//! Operations on places, as scripts are called for them, and what those answer.
+//! Operations on places as calls of scripts, and their replies.
 
 use deadpool_redis::redis::{Cmd, Value};
 use smallvec::smallvec;
@@ -11,15 +11,15 @@ use crate::protocol::call::Op;
 use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::{PlaceStatus, Reply};
 
-/// What an id and all that is no id take in a call, with room to spare.
+/// Upper bounds for the bytes of an id, and of all else in a call.
 const ID: usize = 24;
 const FAIR_ID: usize = 40;
 const REST: usize = 80;
 
-/// Which scripts a call uses.
+/// The scripts that a call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum For {
-    /// Those for sets without tenants. They leave any other set as it is, and answer so.
+    /// Those for sets without tenants. They refuse to act on any other set.
     Plain,
     /// Those for any set.
     Tenants,
@@ -39,8 +39,8 @@ impl For {
     }
 }
 
-/// Whether the scripts for plain sets found one with tenants, and did nothing but take out the places that
-/// leave: see `lua/sweep.lua`. The same call is to be made with the other scripts.
+/// Whether a script for plain sets found tenants, and only removed the places that leave: see `lua/sweep.lua`. Then the
+/// call has to be repeated with the other scripts.
 pub(super) fn has_tenants(call: &AddressedCall, value: &Value) -> bool {
     *value == Value::Int(0) && For::call(call) == For::Plain
 }
@@ -107,14 +107,14 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
     command
 }
 
-/// What a script answered, in the shape that its header tells.
+/// Decodes the reply of a script, as its header describes it.
 ///
 /// # Errors
 ///
 /// If no script of this version answers so.
 fn decode(call: &AddressedCall, value: &Value) -> Result<Reply, BackendError> {
     let reply = match (&call.op, value) {
-        // In short: every place holds.
+        // The short form: every place holds.
         (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Int(_)) => {
             number(value).map(|lease_end| {
                 let statuses = smallvec![PlaceStatus::Held; ids.len()];
@@ -126,7 +126,7 @@ fn decode(call: &AddressedCall, value: &Value) -> Result<Reply, BackendError> {
         }
         (Op::Reassert { proofs, .. }, Value::Array(items)) => reply(items, proofs.len()),
         (Op::Release { .. }, Value::Array(items)) => {
-            // Grants are pairs: an odd item is the mark of `more`.
+            // Grants are pairs: an odd item marks `more`.
             let (items, more) = match &**items {
                 [items @ .., Value::Int(1)] if items.len().is_multiple_of(2) => (items, true),
                 items => (items, false),

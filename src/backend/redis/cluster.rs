@@ -1,8 +1,7 @@
-//! Which node of a cluster counts what, and what to do when that changes.
+//! The nodes of a cluster and the slots that each serves.
 //!
-//! The cluster client of the redis crate is not used: it repeats commands that went unanswered, up
-//! to sixteen times, and its connections have no bounds in time. What is needed here is little: a map
-//! of slots, kept by what the nodes themselves say.
+//! The cluster client of the redis crate is not used: it repeats unanswered commands up to sixteen times, and its
+//! connections have no timeouts. Only a map of slots is needed, which the nodes' own replies keep current.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,21 +19,21 @@ use super::slots::{self, Slots, address, shard};
 use crate::backend::Shard;
 use crate::error::BackendError;
 
-/// The map is asked for not more often than this.
+/// The shortest time between two requests for the map.
 const REFRESH: Duration = Duration::from_millis(100);
-/// How many nodes are asked for it before that is given up for now.
+/// How many nodes one request for the map asks.
 const ASKED_MAX: usize = 4;
-/// How many names are tried to find one that a node counts.
+/// How many names are tried to find one in a slot of a given node.
 const NAMES_MAX: u32 = 50_000;
 
 pub(super) struct Cluster {
-    /// The nodes that the user named.
+    /// The nodes of the URL.
     seeds: Vec<Endpoint>,
     slots: Mutex<Slots>,
-    /// Counts the changes of the map.
+    /// Incremented with every change of the map.
     version: AtomicU64,
     refreshed: tokio::sync::Mutex<Option<(Instant, Result<(), BackendError>)>>,
-    /// To nodes that slots are on their way to.
+    /// Connections to nodes that slots are migrating to.
     asking: tokio::sync::Mutex<HashMap<Shard, Multiplexed>>,
 }
 
@@ -49,12 +48,12 @@ impl Cluster {
         }
     }
 
-    /// The master of a key; one without a name, where that is not known.
+    /// The master of a key; unnamed while it is unknown.
     pub(super) fn master(&self, key: &str) -> Shard {
         self.slots().master(slots::slot(key)).cloned().unwrap_or_default()
     }
 
-    /// All that have slots; the unnamed one, as long as none is known.
+    /// All masters with slots; the unnamed one while none is known.
     pub(super) fn masters(&self) -> Vec<Shard> {
         let masters = self.slots().masters();
         if masters.is_empty() { vec![Shard::default()] } else { masters }
@@ -82,7 +81,7 @@ impl Cluster {
         names.find(|name| slots.master(slots::slot(&key(name))) == Some(master))
     }
 
-    /// A node said who has a slot. Says who that is.
+    /// Records the master of a slot from a node's reply, and returns it.
     pub(super) fn moved(&self, slot: u16, to: &str, said_by: &Shard) -> Option<Shard> {
         let master = named(to, said_by)?;
         let mut slots = self.slots();
@@ -98,7 +97,7 @@ impl Cluster {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Asks for the map of slots, unless that was done just now. `suspect` is asked last.
+    /// Requests the map of slots, unless that was done within [`REFRESH`]. `suspect` is asked last.
     pub(super) async fn refresh(
         &self,
         suspect: &Shard,
@@ -117,7 +116,7 @@ impl Cluster {
 
     async fn ask_nodes(&self, suspect: &Shard, patience: Patience) -> Result<(), BackendError> {
         let mut nodes = self.slots().nodes.clone();
-        // Another order each time, so that not all ask the same one, nor the same ones again.
+        // A random order, so that not all processes ask the same nodes.
         fastrand::shuffle(&mut nodes);
         nodes.sort_by_key(|(host, port)| shard(host, *port) == *suspect);
         let known =
@@ -142,11 +141,11 @@ impl Cluster {
             }
         }
         Err(BackendError::connection(format!(
-            "no node of the cluster told where its slots are{why}"
+            "no node of the cluster returned the map of slots{why}"
         )))
     }
 
-    /// Sends commands to the node that a slot is on its way to.
+    /// Sends commands to the node that a slot is migrating to.
     pub(super) async fn ask(
         &self,
         to: &str,
@@ -154,14 +153,14 @@ impl Cluster {
         commands: Vec<Cmd>,
         patience: Patience,
     ) -> Result<Vec<Value>, BackendError> {
-        let node =
-            named(to, said_by).ok_or_else(|| BackendError::call("a node without address"))?;
-        // All else that was sent with these waits for them.
+        let node = named(to, said_by)
+            .ok_or_else(|| BackendError::call("the redirection names no address"))?;
+        // The other calls of the batch wait for these.
         let answer = timeout(patience.answer / 2, self.ask_at(&node, commands, patience)).await;
         match answer {
             Ok(answer) => answer,
             Err(_) => {
-                // It may be half open. The next one to ask opens another.
+                // The connection may be half open. The next call opens another.
                 self.asking.lock().await.remove(&node);
                 Err(BackendError::call("no answer in time"))
             }
@@ -193,7 +192,7 @@ impl Cluster {
         let count = pipeline.len();
         match connection.send_packed_commands(&pipeline, 0, count).await {
             Ok(values) if values.len() == count => {
-                // Who may not ask is told so, and not what came of it.
+                // A missing right to ASKING is reported instead of its consequences.
                 let pairs = values.chunks_exact(2).map(|pair| match pair {
                     [refused @ Value::ServerError(_), _] => refused.clone(),
                     [_, answer] => answer.clone(),
@@ -201,7 +200,7 @@ impl Cluster {
                 });
                 Ok(pairs.collect())
             }
-            Ok(_) => Err(BackendError::call("fewer answers than it was asked")),
+            Ok(_) => Err(BackendError::call("the node sent fewer replies than commands")),
             Err(error) => {
                 self.asking.lock().await.remove(node);
                 Err(error::broken(error))
@@ -225,10 +224,10 @@ async fn ask_node(node: &Endpoint, patience: Patience) -> Result<Slots, BackendE
     let address = node.address().to_string();
     let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
     Slots::read(&answer, host)
-        .ok_or_else(|| BackendError::connection("it answered what no cluster does"))
+        .ok_or_else(|| BackendError::connection("the reply to CLUSTER SLOTS cannot be read"))
 }
 
-/// The node at an address; without a host it is on that of the node which said so.
+/// The node at an address; without a host, it is on the host of the node that sent the address.
 fn named(to: &str, said_by: &Shard) -> Option<Shard> {
     let (host, port) = to.rsplit_once(':')?;
     let host = if host.is_empty() { address(said_by)?.0 } else { host };

@@ -1,7 +1,6 @@
-//! One connection to Redis: calls one way, answers and hints the other.
+//! A connection to Redis: calls one way, answers and hints the other.
 //!
-//! The mailbox's subscription rides on the same connection (RESP3), so that there is one socket to
-//! watch, and a lost one is noticed once.
+//! The subscription to hints uses the same connection (RESP3), so there is one socket to watch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ use crate::protocol::id::{NodeId, PlaceId};
 pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
     pub(super) server: ServerInfo,
-    /// Whether the connection was closed, where that shows.
+    /// Whether the connection was closed, if that can be observed.
     pub(super) closed: Option<watch::Receiver<bool>>,
     /// If the server is a node of a cluster.
     pub(super) member: Option<Member>,
@@ -41,7 +40,7 @@ pub(super) struct RedisConnection {
     pub(super) named: Option<Named>,
 }
 
-/// A master by the word of sentinels.
+/// A master that sentinels named.
 #[derive(Clone)]
 pub(super) struct Named {
     pub(super) by: Arc<Sentinel>,
@@ -65,7 +64,7 @@ impl Connection for RedisConnection {
     fn closed(&self) -> BoxFuture<'_, ()> {
         let closed = async {
             let Some(closed) = &self.closed else { return std::future::pending().await };
-            // An error says that nothing is left of the connection.
+            // An error means that the sender is gone, and the connection with it.
             let _ = closed.clone().wait_for(|closed| *closed).await;
         };
         let Some(Named { by, server, patience }) = &self.named else { return closed.boxed() };
@@ -91,7 +90,7 @@ impl Connection for RedisConnection {
                 |i: usize, by| calls::command(&calls[i], by, For::call(&calls[i]), counted);
             let (mut values, mut late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
-            // Sets that turn out to have tenants: their calls are made again, by the scripts for those.
+            // Calls on sets that turn out to have tenants are repeated with the scripts for those.
             let tenanted: Vec<usize> =
                 (0..calls.len()).filter(|i| calls::has_tenants(&calls[*i], &values[*i])).collect();
             if !tenanted.is_empty() {
@@ -165,8 +164,8 @@ impl RedisConnection {
     }
 }
 
-/// Sends commands together, and again what has to be; gives a value for each, errors of the server among
-/// them, and which of them may have been carried out after commands that were sent later.
+/// Sends commands in one write, and repeats those that need it. Returns a value for each, which may be an error of the
+/// server, and which of them may have been carried out after commands that were sent later.
 async fn run(
     connection: &mut Multiplexed,
     member: Option<&Member>,
@@ -174,8 +173,8 @@ async fn run(
     command: impl Fn(usize, By) -> Cmd,
 ) -> Result<(Vec<Value>, Vec<usize>), BackendError> {
     let mut values = send(connection, (0..count).map(|i| command(i, By::Hash))).await?;
-    // Scripts that this server does not know (any more) are sent whole. What was sent after them may
-    // have been carried out before them.
+    // Scripts that the server does not know are sent again in full. Later commands may have been carried out before
+    // them.
     let mut late: Vec<usize> =
         values.iter().enumerate().filter(|(_, v)| is_unknown(v)).map(|(i, _)| i).collect();
     if !late.is_empty() {
@@ -190,7 +189,7 @@ async fn run(
     Ok((values, late))
 }
 
-/// An error of the server: of this call alone, or a sign that the connection is of no use for now.
+/// Classifies an error of the server: it affects this call alone, or the connection.
 fn failure(error: RedisError, member: Option<&Member>) -> Result<QueryError, BackendError> {
     match member {
         Some(member) => member.failure(error),
@@ -203,8 +202,8 @@ impl Member {
         self.cluster.master(key) == self.node
     }
 
-    /// What is on its way to another node is asked for there: says which calls that were. Nothing of
-    /// them was done here.
+    /// Repeats calls whose slot is migrating on the node that it migrates to, and returns which these were. They were not
+    /// carried out here.
     async fn ask(&self, command: impl Fn(usize, By) -> Cmd, values: &mut [Value]) -> Vec<usize> {
         let mut asked = Vec::new();
         let mut nodes: Vec<(String, Vec<usize>)> = Vec::new();
@@ -219,9 +218,9 @@ impl Member {
                 }
             }
         }
-        // All at once: what else went out with these waits for the slowest of them.
+        // Concurrently: the rest of the batch waits for the slowest.
         let answers = join_all(nodes.iter().map(|(to, those)| {
-            // Whole, because that node need not know the scripts.
+            // Scripts in full, because that node may not know them.
             let commands = those.iter().map(|i| command(*i, By::Text)).collect();
             self.cluster.ask(to, &self.node, commands, self.patience)
         }));
@@ -234,9 +233,9 @@ impl Member {
                     }
                     asked.extend(those);
                 }
-                // Asked for again from the start, before long.
+                // The calls are repeated from the start soon.
                 Err(error) => {
-                    tracing::debug!(target: "tower_semaphore", %error, to, "a slot that moves cannot be asked for")
+                    tracing::debug!(target: "tower_semaphore", %error, to, "the node that a slot is migrating to could not be asked")
                 }
             }
         }
@@ -252,7 +251,7 @@ impl Member {
                 Ok(QueryError::Moved)
             }
             Some("ASK" | "TRYAGAIN") => Ok(QueryError::Moved),
-            // Of this slot alone; the others are served.
+            // This slot alone is down; the others are served.
             Some("CLUSTERDOWN") if error.detail().is_some_and(|text| text.contains("slot")) => {
                 let text = format!("the cluster refused: {error}");
                 Ok(QueryError::Failed(BackendError::call(text).with_source(error)))
@@ -274,7 +273,7 @@ impl fmt::Debug for Member {
     }
 }
 
-/// One write; one value for each command, errors of the server among them.
+/// Sends commands in one write. Returns a value for each, which may be an error of the server.
 async fn send(
     connection: &mut Multiplexed,
     commands: impl ExactSizeIterator<Item = Cmd>,
@@ -288,7 +287,7 @@ async fn send(
     if values.len() == count {
         Ok(values)
     } else {
-        Err(BackendError::connection("Redis gave fewer answers than it was asked"))
+        Err(BackendError::connection("Redis sent fewer replies than commands"))
     }
 }
 

@@ -11,36 +11,53 @@ use super::error;
 use super::multiplexed::Multiplexed;
 use crate::error::BackendError;
 
-/// So much of the start of a password is looked for in what a server says.
+/// How many characters of a password are searched for in an error of a server.
 const REPEATED_MIN: usize = 8;
 
-/// How long opening a connection, and an answer, may take.
+/// The timeouts for opening a connection and for an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) connect: Duration,
     pub(super) answer: Duration,
 }
 
-/// A connection of our own to one server.
+/// Opens a connection to one server. Errors name its address.
+pub(super) async fn dial_named(
+    to: &Endpoint,
+    config: AsyncConnectionConfig,
+    patience: Patience,
+) -> Result<Multiplexed, BackendError> {
+    let whom = format!("Redis at {}", to.address());
+    open(to, config, patience).await.map_err(|error| unreachable(error, &whom, to.secret()))
+}
+
+/// As [`dial_named`], but the caller names the address.
 pub(super) async fn dial(
     to: &Endpoint,
     config: AsyncConnectionConfig,
     patience: Patience,
 ) -> Result<Multiplexed, BackendError> {
+    open(to, config, patience).await.map_err(|error| unreachable(error, "Redis", to.secret()))
+}
+
+async fn open(
+    to: &Endpoint,
+    config: AsyncConnectionConfig,
+    patience: Patience,
+) -> Result<Multiplexed, PoolError> {
     let config = config
         .set_connection_timeout(Some(patience.connect))
-        // The caller bounds the answers: it knows what to do about it.
+        // The caller applies the response timeout.
         .set_response_timeout(None)
         .set_pipeline_buffer_size(1024);
     let limit = patience.connect;
-    let opened = match to.tls() {
+    match to.tls() {
         Some(tls) => match timeout(limit, tls.open(to.info(), config)).await {
             Ok(opened) => opened.map_err(PoolError::Backend),
             Err(_) => Err(PoolError::Timeout(TimeoutType::Create)),
         },
         None => plain(to, config, limit).await,
-    };
-    opened.map_err(|error| unreachable(error, to.secret()))
+    }
 }
 
 async fn plain(
@@ -59,48 +76,51 @@ async fn plain(
     take(&pool).await
 }
 
-/// A connection out of a pool of the user's.
+/// Takes a connection from the user's pool.
 pub(super) async fn from(pool: &Pool) -> Result<Multiplexed, BackendError> {
-    take(pool).await.map_err(|error| unreachable(error, None))
+    take(pool).await.map_err(|error| unreachable(error, "Redis", None))
 }
 
-/// For good: going back would cost a round trip each time.
+/// Takes a connection that is never returned: a return would cost a round trip each time.
 async fn take(pool: &Pool) -> Result<Multiplexed, PoolError> {
     pool.get().await.map(|connection| Connection::take(connection).into())
 }
 
-fn unreachable(error: PoolError, secret: Option<&str>) -> BackendError {
+fn unreachable(error: PoolError, whom: &str, secret: Option<&str>) -> BackendError {
     match error {
         PoolError::Timeout(_) => {
-            let text = "Redis could not be reached in time; is it there, and does it speak TLS on this \
-                        port if and only if the URL says rediss?";
+            let text = format!(
+                "{whom} could not be reached in time; check that it is running, and that the URL begins with \
+                 rediss if and only if the port speaks TLS"
+            );
             BackendError::connection(text).with_source(error)
         }
-        PoolError::Backend(error) => refused(error, secret),
+        PoolError::Backend(error) => refused(error, whom, secret),
         error => {
-            let text = format!("Redis could not be reached: {error}");
+            let text = format!("{whom} could not be reached: {error}");
             BackendError::connection(text).with_source(error)
         }
     }
 }
 
-/// What went wrong, without the password: a server may repeat what it was sent. One that knows no `HELLO`
-/// does.
-fn refused(error: RedisError, secret: Option<&str>) -> BackendError {
-    let text = format!("Redis could not be reached: {error}{}", error::advice(&error));
+/// The error without the password. A server may echo its input; one that does not know `HELLO` does.
+fn refused(error: RedisError, whom: &str, secret: Option<&str>) -> BackendError {
+    let text = error.to_string();
+    let advice = error::advice(&error);
     if let Some((text, _)) = text.split_once("with args beginning with") {
         let text = text.trim_end_matches([',', ' ']);
-        return BackendError::connection(format!("{text}{}", error::advice(&error)));
+        return BackendError::connection(format!("{whom} could not be reached: {text}{advice}"));
     }
-    // A long one may be repeated in part.
+    // A long password may be echoed in part.
     let start = |secret: &str| secret.chars().take(REPEATED_MIN).collect::<String>();
     let Some(start) = secret.map(start).filter(|start| text.contains(start)) else {
+        let text = format!("{whom} could not be reached: {text}{advice}");
         return BackendError::connection(text).with_source(error);
     };
     let is_code =
         |code: &&str| code.bytes().all(|c| c.is_ascii_uppercase()) && !code.contains(&start);
     let code = error.code().filter(is_code).unwrap_or("ERR");
     BackendError::connection(format!(
-        "Redis could not be reached: {code}, with a text that is not shown because the password may be in it"
+        "{whom} could not be reached: {code}; the message is not shown because it may contain the password"
     ))
 }

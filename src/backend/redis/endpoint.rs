@@ -1,10 +1,10 @@
-//! A server, and how it is spoken to.
+//! A server and its connection settings.
 
 use deadpool_redis::redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 
 use super::tls::Tls;
 
-/// Has no `Debug`: a password is in it.
+/// Does not implement `Debug`, because it contains a password.
 #[derive(Clone)]
 pub(super) struct Endpoint {
     info: ConnectionInfo,
@@ -16,7 +16,7 @@ impl Endpoint {
         Self { info, tls }
     }
 
-    /// Another server, spoken to in the same way.
+    /// Another server with the same settings.
     pub(super) fn at(&self, host: String, port: u16) -> Self {
         let info = self.info.clone().set_addr(ConnectionAddr::Tcp(host, port));
         Self { info, tls: self.tls.clone() }
@@ -34,7 +34,7 @@ impl Endpoint {
         self.tls.as_ref()
     }
 
-    /// What no error may show: the password, or the user where that is all there is, which is a token then.
+    /// What no error may show: the password, or a user without a password, which is then a token.
     pub(super) fn secret(&self) -> Option<&str> {
         let settings: &RedisConnectionInfo = self.info.redis_settings();
         settings.password().or_else(|| settings.username()).filter(|secret| !secret.is_empty())

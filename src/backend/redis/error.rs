@@ -1,18 +1,18 @@
-//! What an error of the redis crate, or of the server, means to a call and to its connection.
+//! Classifies errors of the redis crate and of the server: those of one call, and those of its connection.
 
 use deadpool_redis::redis::{ErrorKind, RedisError};
 
 use crate::error::BackendError;
 
-/// Codes of errors that strike every call: this server is of no use for now.
+/// Error codes that affect every call: the server is unusable for now.
 const OF_NO_USE: [&str; 8] =
     ["LOADING", "BUSY", "READONLY", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"];
 
-/// An error of the server: of this call alone, or a sign that this server is of no use for now.
+/// Classifies an error of the server. `Ok`: it affects this call alone.
 ///
 /// # Errors
 ///
-/// In the second case.
+/// If the server is unusable for now.
 pub(super) fn failure(error: RedisError) -> Result<BackendError, BackendError> {
     let text = format!("Redis refused: {error}{}", advice(&error));
     let in_script = || error.detail().and_then(code_in_script);
@@ -23,12 +23,12 @@ pub(super) fn failure(error: RedisError) -> Result<BackendError, BackendError> {
     Ok(BackendError::call(text).with_source(error))
 }
 
-/// The code of an error that a command in a script ran into, from the text behind `ERR`. Redis before
-/// 7.0 puts its own words in front of it: `Error running script (call to f_<sha>): @user_script:<line>:
+/// The code of an error of a command in a script, from the text after `ERR`. Redis before 7.0 puts a prefix in front of
+/// it: `Error running script (call to f_<sha>): @user_script:<line>:
 /// @user_script: <line>: -<code> ...`; the second place and the dash are not always there.
 ///
-/// Read from the start, and only where the server itself writes, so that no word of a client's is taken
-/// for a code: names of keys and users stand behind the code, if anywhere.
+/// Parsed strictly from the start, so that no text of a client is taken for a code: names of keys and users only occur
+/// after the code.
 fn code_in_script(text: &str) -> Option<&str> {
     const HASH: usize = 40;
     let rest = text.strip_prefix("Error running script (call to f_")?;
@@ -42,13 +42,13 @@ fn code_in_script(text: &str) -> Option<&str> {
     (!code.is_empty() && code.bytes().all(|c| c.is_ascii_uppercase())).then_some(code)
 }
 
-/// What stands behind the number of a line.
+/// The text after a line number.
 fn line(text: &str) -> Option<&str> {
     let (number, rest) = text.split_once(": ")?;
     number.bytes().all(|c| c.is_ascii_digit()).then_some(rest)
 }
 
-/// What to do about an error, where it does not say so itself.
+/// What to do about an error that does not say so itself.
 pub(super) fn advice(error: &RedisError) -> &'static str {
     let text = error.to_string();
     if text.contains("nknown Redis command")
@@ -61,25 +61,27 @@ pub(super) fn advice(error: &RedisError) -> &'static str {
         || text.contains("has no permissions to run")
         || text.contains("can't publish")
     {
-        "; see RedisBackend for what its user must be allowed to do"
+        "; see RedisBackend for the rights that its user needs"
     } else if error.code() == Some("MOVED") {
-        "; this is a node of a cluster: say redis-cluster:// in its URL"
+        "; this is a node of a cluster; expected a URL that begins with redis-cluster://"
     } else if text.contains("UnknownIssuer") || text.contains("BadSignature") {
-        "; name the authority that signed its certificate with TlsSettings::root_certificates"
+        "; add the authority that signed its certificate with TlsSettings::root_certificates"
     } else if text.contains("not valid for name") {
-        "; its certificate is for another name: see TlsSettings::server_name"
+        "; its certificate is for another name; see TlsSettings::server_name"
     } else if text.contains("CertificateRequired") {
-        "; it asks for a client certificate: see TlsSettings::client_certificate"
+        "; it requires a client certificate; see TlsSettings::client_certificate"
+    } else if error.is_connection_refusal() {
+        "; check that it listens on this port"
     } else if error.is_connection_dropped() {
-        "; has it as many clients as it may (maxclients), or does it speak TLS on this port?"
+        "; check whether it has reached maxclients, and whether this port speaks TLS"
     } else if error.is_timeout() {
-        "; is it there, and does it speak TLS on this port if and only if the URL says rediss?"
+        "; check that it is running, and that the URL begins with rediss if and only if the port speaks TLS"
     } else {
         ""
     }
 }
 
-/// The connection broke, so any call on it may or may not have been carried out.
+/// The connection broke. Any call on it may or may not have been carried out.
 pub(super) fn broken(error: RedisError) -> BackendError {
     let text = format!("the connection to Redis failed: {error}{}", advice(&error));
     BackendError::connection(text).with_source(error)

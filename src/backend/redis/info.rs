@@ -1,4 +1,4 @@
-//! What Redis says of itself when a connection opens.
+//! The `INFO` of a server when a connection opens.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::error;
 use crate::backend::ServerInfo;
 use crate::error::BackendError;
 
-/// Asks for run, replication and memory. A user who may not ask gets an answer that knows nothing.
+/// Reads run, replication and memory. Everything is unknown to a user without the right to `INFO`.
 pub(super) async fn ask(
     connection: &mut MultiplexedConnection,
 ) -> Result<ServerInfo, BackendError> {
@@ -30,7 +30,7 @@ fn read(info: &str) -> ServerInfo {
     // A restart changes the first, a promotion the second.
     let data =
         field("run_id").zip(field("master_replid")).map(|(run, data)| format!("{run}/{data}"));
-    // A server that was a replica once has its data since a time that it does not tell.
+    // The age of the data of a promoted replica is unknown.
     let promoted = field("master_replid2").is_none_or(|id| id.bytes().any(|c| c != b'0'));
     let age = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
     let age = age.filter(|_| !promoted);

@@ -1,4 +1,4 @@
-//! Every name that this crate gives to something in Redis.
+//! The names of all keys and channels in Redis.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::protocol::id::NodeId;
 const PREFIX_MAX: usize = 40;
 
 /// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox;
-/// `<prefix>:{!overrides}` is what operators set, and `<prefix>:@overrides` tells of it.
+/// `<prefix>:{!overrides}` has the overrides, and `<prefix>:@overrides` announces their changes.
 ///
 /// Names come [encoded](crate::Name), so that nothing in them reaches this syntax; with the longest
 /// prefix and the longest name a key has 171 bytes.
@@ -23,7 +23,7 @@ impl Keys {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if prefix.is_empty() || prefix.len() > PREFIX_MAX || !prefix.chars().all(allowed) {
             return Err(ConfigError::new(format!(
-                "key prefix: {prefix:?} cannot be used; allowed: 1 to {PREFIX_MAX} of A-Z a-z 0-9 . _ -"
+                "key prefix is {prefix:?}; expected 1 to {PREFIX_MAX} of A-Z a-z 0-9 . _ -"
             )));
         }
         Ok(Self { prefix: prefix.into() })
@@ -38,7 +38,7 @@ impl Keys {
         key.strip_prefix(&*self.prefix)?.strip_prefix(":{")?.strip_suffix('}')
     }
 
-    /// Where `lua/override.lua` tells of changes.
+    /// The channel on which `lua/override.lua` announces changes.
     pub(super) fn overrides(&self) -> String {
         format!("{}:@overrides", self.prefix)
     }

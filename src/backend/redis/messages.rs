@@ -1,10 +1,10 @@
-//! What other processes and scripts send to a process: hints, news of overrides, and peer messages.
+//! Messages to a process: hints, changes of overrides, and peer messages.
 
 use crate::backend::PeerMessage;
 use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::Hint;
 
-/// A hint: `<key> <n> <lease_end> ...`, with the place's claim behind its number.
+/// Parses hints: `<key> <n> <lease_end> ...`, with the claim of a place after its number.
 pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let key = words.next()?;
@@ -15,8 +15,8 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)
     Some((key, pairs))
 }
 
-/// A message of another process: `<key> <message>`.
+/// Parses a message of another process: `<key> <message>`.
 pub(super) fn peer_message(message: &[u8]) -> Option<PeerMessage> {
     let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
-    text.starts_with(['?', '=', '&', '#']).then(|| text.parse().ok())?
+    PeerMessage::parse(text)
 }

@@ -1,20 +1,20 @@
-//! A connection that many share.
+//! A connection that many callers share.
 
 use std::ops::{Deref, DerefMut};
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 
-/// A connection, with the task that moves its bytes where redis did not start that itself. The task
-/// ends with the last clone, answered or not; left alone it would wait for every answer.
+/// A connection, with the task that drives it unless redis started one. The task is aborted with the last clone;
+/// otherwise it would wait for every outstanding reply.
 #[derive(Clone, Debug)]
 pub(super) struct Multiplexed {
     connection: MultiplexedConnection,
-    #[cfg(feature = "tls")]
+    #[cfg(feature = "tls-no-provider")]
     _driver: Option<std::sync::Arc<Driver>>,
 }
 
 impl Multiplexed {
-    #[cfg(feature = "tls")]
+    #[cfg(feature = "tls-no-provider")]
     pub(super) fn spawn(
         connection: MultiplexedConnection,
         driver: impl Future<Output = ()> + Send + 'static,
@@ -28,7 +28,7 @@ impl From<MultiplexedConnection> for Multiplexed {
     fn from(connection: MultiplexedConnection) -> Self {
         Self {
             connection,
-            #[cfg(feature = "tls")]
+            #[cfg(feature = "tls-no-provider")]
             _driver: None,
         }
     }
@@ -48,11 +48,11 @@ impl DerefMut for Multiplexed {
     }
 }
 
-#[cfg(feature = "tls")]
+#[cfg(feature = "tls-no-provider")]
 #[derive(Debug)]
 struct Driver(tokio::task::JoinHandle<()>);
 
-#[cfg(feature = "tls")]
+#[cfg(feature = "tls-no-provider")]
 impl Drop for Driver {
     fn drop(&mut self) {
         self.0.abort();

@@ -1,4 +1,4 @@
-//! Questions and orders that belong to no place, as scripts and commands, and what those answer.
+//! Operations that belong to no place, as scripts and commands, and their replies.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::BackendError;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::overrides::Override;
 
-/// The command of a query, and how its answer is read.
+/// The command of a query, and the decoder of its reply.
 pub(super) struct QueryCommand<T> {
     pub(super) command: Box<dyn Fn(By) -> Cmd + Send + Sync>,
     read: Box<Read<T>>,
@@ -27,11 +27,11 @@ impl<T> QueryCommand<T> {
         Self { command: Box::new(command), read: Box::new(read) }
     }
 
-    /// What was answered.
+    /// Decodes the reply.
     ///
     /// # Errors
     ///
-    /// If no script of this version answers so.
+    /// If it is not a reply of this version of the scripts.
     pub(super) fn read(&self, value: &Value) -> Result<T, BackendError> {
         (self.read)(value).ok_or_else(|| unexpected(value))
     }
@@ -48,15 +48,14 @@ pub(super) fn inspect(key: &Arc<str>, most: u32) -> QueryCommand<Listing> {
     )
 }
 
-/// Keys of semaphores; `pattern` is the key of all names. No character of a prefix means anything but
-/// itself in a pattern.
+/// Lists the keys of semaphores; `pattern` is the key of all names. No character of a prefix is special in a pattern.
 pub(super) fn list(pattern: &Arc<str>, from: u64, most: u32) -> QueryCommand<Names> {
     let (pattern, of) = (Arc::clone(pattern), Arc::clone(pattern));
     QueryCommand::new(
         move |_| {
             let mut scan = cmd("SCAN");
             scan.arg(from).arg("MATCH").arg(&*pattern).arg("COUNT").arg(most);
-            // The overrides' key looks like one of theirs.
+            // The key of the overrides matches the pattern too.
             scan.arg("TYPE").arg("zset").take()
         },
         move |value| match value {
@@ -132,7 +131,7 @@ fn names(pattern: &str, items: &[Value]) -> Option<Names> {
     let mut names = Vec::with_capacity(keys.len());
     for key in keys {
         let Value::BulkString(key) = key else { return None };
-        // A key of someone else's may be anything.
+        // A key of another program can be anything.
         let key = std::str::from_utf8(key).ok();
         names.extend(key.and_then(|key| key.strip_prefix(before)?.strip_suffix(after)));
     }
@@ -140,8 +139,8 @@ fn names(pattern: &str, items: &[Value]) -> Option<Names> {
     Some(Names { names, next: number(next)? })
 }
 
-/// A field that this version cannot read is passed over: a later one may have written it. Where that is
-/// the version, the next question reads everything again.
+/// Skips fields that this version cannot read: a later one may have written them. If that is the version field, the next
+/// query reads everything again.
 fn read_overrides(items: &[Value]) -> Overrides {
     let mut read = Overrides::default();
     for (field, value) in pairs(items) {
@@ -150,14 +149,14 @@ fn read_overrides(items: &[Value]) -> Overrides {
             read.version = value.parse().unwrap_or_default();
         } else if let Some(place) = field.strip_prefix('@') {
             read.revoked.extend(revoked(place, value));
-        } else if let Ok(set) = value.parse::<Override>() {
+        } else if let Some(set) = Override::parse(value) {
             read.names.insert(field.into(), set);
         }
     }
     read
 }
 
-/// `<id> <name>`, and until when that counts.
+/// Parses `<id> <name>`, and until when the record is needed.
 fn revoked(place: &str, end: &str) -> Option<((PlaceId, Arc<str>), u64)> {
     let (id, name) = place.split_once(' ')?;
     Some(((PlaceId::parse(id.as_bytes())?, name.into()), end.parse().ok()?))

@@ -1,10 +1,10 @@
-//! The scripts of `lua/`, and how they are called.
+//! The scripts of `lua/`, and their calls.
 
 use std::sync::LazyLock;
 
 use deadpool_redis::redis::{Cmd, Pipeline, Script};
 
-/// What several scripts have in common, and where they say that it goes.
+/// Parts that several scripts share, and the marks at which they are inserted.
 const PIECES: [(&str, &str); 13] = [
     ("--@clock", include_str!("../../../lua/clock.lua")),
     ("--@queued", include_str!("../../../lua/queued.lua")),
@@ -21,7 +21,7 @@ const PIECES: [(&str, &str); 13] = [
     ("--@fair/answer", include_str!("../../../lua/fair/answer.lua")),
 ];
 
-/// A script's text and its name in Redis.
+/// The text of a script and its hash.
 pub(super) struct Lua {
     text: String,
     hash: String,
@@ -76,7 +76,7 @@ static ALL: [&LazyLock<Lua>; 13] = [
     &FAIR_REVOKE,
 ];
 
-/// Makes all scripts known, so that none has to be sent a second time, out of its turn.
+/// Loads all scripts, so that none has to be sent a second time, out of order.
 pub(super) fn load() -> Pipeline {
     let mut pipeline = Pipeline::new();
     for script in ALL {
@@ -85,16 +85,16 @@ pub(super) fn load() -> Pipeline {
     pipeline
 }
 
-/// How a script is named in its call.
+/// How a call names its script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    /// Redis answers NOSCRIPT if it does not know the hash.
+    /// By its hash. Redis replies NOSCRIPT if it does not know that.
     Hash,
-    /// Redis knows the script from then on.
+    /// By its text. Redis knows the script from then on.
     Text,
 }
 
-/// The beginning of a script's call: its arguments follow, about as many and as long as that.
+/// The start of a call of a script, with capacity for this many arguments and bytes.
 pub(super) fn call(script: &Lua, by: By, key: &str, arguments: usize, bytes: usize) -> Cmd {
     let (command, script) = match by {
         By::Hash => ("EVALSHA", &script.hash),

@@ -1,4 +1,4 @@
-//! Which server is the master, as sentinels tell it.
+//! The master, as sentinels name it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::error;
 use super::multiplexed::Multiplexed;
 use crate::error::BackendError;
 
-/// How often a sentinel is asked, while there is a connection to the master, whether it is that still.
+/// How often a sentinel is asked for the master while there is a connection to it.
 const ASKED_AGAIN: Duration = Duration::from_millis(250);
 
-/// Several sentinels, and what they call the master.
+/// The sentinels, and their name for the master.
 pub(super) struct Sentinel {
     sentinels: Vec<Endpoint>,
     master: String,
-    /// The servers': all but the address.
+    /// The settings for connections to the master, without its address.
     server: Endpoint,
-    /// Which one to ask first.
+    /// The index of the sentinel to ask first.
     first: AtomicUsize,
 }
 
@@ -30,7 +30,7 @@ impl Sentinel {
         Self { sentinels, master, server, first: AtomicUsize::new(0) }
     }
 
-    /// The master now, by the first sentinel that knows. Asks each in turn.
+    /// Asks the sentinels in turn for the master, and returns the first answer.
     pub(super) async fn master(&self, patience: Patience) -> Result<Endpoint, BackendError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut why = String::new();
@@ -44,23 +44,22 @@ impl Sentinel {
                 }
                 Ok(None) => {
                     why +=
-                        &format!("; {}: it knows no master {:?}", sentinel.address(), self.master);
+                        &format!("; {}: no master is named {:?}", sentinel.address(), self.master);
                 }
                 Err(error) => why += &format!("; {}: {error}", sentinel.address()),
             }
         }
-        Err(BackendError::connection(format!("no sentinel told where the master is{why}")))
+        Err(BackendError::connection(format!("no sentinel named the master{why}")))
     }
 
-    /// The server that was named was of no use: another sentinel is asked first.
+    /// The named server was not usable: asks another sentinel first the next time.
     pub(super) fn distrust(&self) {
         let next = (self.first.load(Ordering::Relaxed) + 1) % self.sentinels.len();
         self.first.store(next, Ordering::Relaxed);
     }
 
-    /// Ready when a sentinel names another server than this one. An old master that lives is told
-    /// by its sentinels some ten seconds after the new one that it is none any more, and grants
-    /// until then. Goes on over one connection to the sentinel that named the master.
+    /// Completes when the sentinel that named this master names another one. Sentinels demote an old master that is
+    /// still running only about ten seconds after they named the new one, and it grants permits until then.
     pub(super) async fn replaced(&self, master: &Endpoint, patience: Patience) {
         let mut kept: Option<(usize, Multiplexed)> = None;
         loop {

@@ -1,4 +1,4 @@
-//! Which node of a cluster has which slot.
+//! The slots of a cluster and their nodes.
 
 use crc::{CRC_16_XMODEM, Crc};
 use deadpool_redis::redis::{Value, from_redis_value_ref};
@@ -6,10 +6,10 @@ use deadpool_redis::redis::{Value, from_redis_value_ref};
 use crate::backend::Shard;
 
 const SLOTS: usize = 16384;
-/// A slot whose master is not known.
+/// Marks a slot whose master is unknown.
 const NOBODY: u16 = u16::MAX;
 
-/// The slot of a key: of what stands between its first braces, if anything does.
+/// The slot of a key: that of its hash tag, if it has one.
 pub(super) fn slot(key: &str) -> u16 {
     const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
@@ -20,9 +20,9 @@ pub(super) fn slot(key: &str) -> u16 {
 #[derive(Clone)]
 pub(super) struct Slots {
     masters: Vec<Shard>,
-    /// Which of them, by slot.
+    /// The index of the master of each slot.
     of: Box<[u16]>,
-    /// All nodes, replicas too: each can be asked for this.
+    /// All nodes, replicas included: each can be asked for the map.
     pub(super) nodes: Vec<(String, u16)>,
 }
 
@@ -62,7 +62,7 @@ impl Slots {
         self.masters.get(usize::from(*self.of.get(usize::from(slot))?))
     }
 
-    /// Those that have slots, by the first of them.
+    /// The masters that have slots, ordered by their first.
     pub(super) fn masters(&self) -> Vec<Shard> {
         let mut seen = vec![false; self.masters.len()];
         let first = |index: &&u16| {
@@ -72,7 +72,7 @@ impl Slots {
         masters.map(|index| self.masters[usize::from(*index)].clone()).collect()
     }
 
-    /// One slot's master is another.
+    /// Changes the master of a slot.
     pub(super) fn set(&mut self, slot: u16, master: &Shard) {
         let master = self.index(master);
         if let Some(of) = self.of.get_mut(usize::from(slot)) {

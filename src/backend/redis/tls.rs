@@ -1,8 +1,7 @@
 //! Connections over TLS.
 //!
-//! They are opened here and not by redis: that takes no rustls configuration of the user's, needs a crypto
-//! provider that is installed for the whole process, and reads the system's certificates again for each
-//! connection.
+//! They are opened here and not by the redis crate, which accepts no rustls configuration, requires a process-wide crypto
+//! provider, and reads the system's certificates again for each connection.
 
 use std::fmt;
 use std::io;
@@ -24,17 +23,16 @@ use crate::error::ConfigError;
 
 /// TLS settings for connections to Redis: trusted authorities, client certificate, crypto provider.
 ///
-/// The defaults are the system's certificate authorities (or those of `SSL_CERT_FILE` and
-/// `SSL_CERT_DIR`), no client certificate, TLS 1.2 and 1.3, and the crypto provider that is installed for
-/// the process, or `ring` if none is. Certificates are read once, when the backend is built, and nothing is
-/// installed for the process. The certificates of servers are always verified, except by a verifier in a
-/// [configuration of your own](Self::from_config).
+/// By default, TLS trusts the system's certificate authorities (or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`), presents
+/// no client certificate, and uses TLS 1.2 or 1.3 with the crypto provider of the process, or `ring` if none is
+/// installed. With the feature `tls-no-provider` alone there is no `ring`, and a provider must be installed or
+/// [named](Self::crypto_provider). Certificates are read once, when the backend is built, and nothing is installed for the process. Server
+/// certificates are always verified, unless the verifier of [your own configuration](Self::from_config) does not.
 ///
-/// The certificate of a server must be valid for the host by which it is reached. That is the host of the
-/// URL, or the host that Sentinel and the nodes of a cluster announce, which is an address by default
-/// (`replica-announce-ip`, `sentinel announce-hostnames` and `cluster-preferred-endpoint-type hostname`
-/// change that). For certificates without addresses, [`server_name`](Self::server_name) sets one name for
-/// all servers.
+/// The certificate of a server must be valid for the host in the URL, or for the host that Sentinel or the cluster
+/// announces. The latter is an address by default; `replica-announce-ip`, `sentinel announce-hostnames` and
+/// `cluster-preferred-endpoint-type hostname` change that. For certificates without addresses,
+/// [`server_name`](Self::server_name) sets one name for all servers.
 ///
 /// # Examples
 ///
@@ -65,14 +63,14 @@ pub struct TlsSettings {
 }
 
 impl TlsSettings {
-    /// The system's certificate authorities, and no client certificate.
+    /// Creates the default settings: the system's certificate authorities, and no client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A rustls configuration of your own, with its provider, its certificates and its verifier.
+    /// Uses your own rustls configuration, with its provider, certificates and verifier.
     ///
-    /// Only [`server_name`](Self::server_name) can be set besides.
+    /// It can only be combined with [`server_name`](Self::server_name).
     ///
     /// # Examples
     ///
@@ -94,18 +92,17 @@ impl TlsSettings {
         Self { config: Some(config.into()), ..Self::default() }
     }
 
-    /// Trusts the certificate authorities in this PEM text, and no longer the system's. Called again it
-    /// adds to them.
+    /// Trusts the certificate authorities in this PEM text instead of the system's. Repeated calls add to them.
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.roots.get_or_insert_default().push(pem.into());
         self
     }
 
-    /// Presents this certificate to servers that ask for one (`tls-auth-clients`): PEM texts of the
-    /// certificate with its intermediates, and of its key (PKCS #8, PKCS #1 or SEC 1).
+    /// Presents this certificate to servers that request one (`tls-auth-clients`): the certificate with its
+    /// intermediates, and its key (PKCS #8, PKCS #1 or SEC 1), both as PEM.
     ///
-    /// Files are not read again: to present a renewed certificate, build a new backend, or use a
-    /// [configuration](Self::from_config) with a resolver of your own.
+    /// To present a renewed certificate, build a new backend, or use a [configuration](Self::from_config) with your own
+    /// resolver.
     pub fn client_certificate(
         mut self,
         certificates: impl Into<Vec<u8>>,
@@ -115,20 +112,19 @@ impl TlsSettings {
         self
     }
 
-    /// Does the cryptography with this provider, and not with that of the process or `ring`.
+    /// Uses this crypto provider instead of that of the process or `ring`.
     pub fn crypto_provider(mut self, provider: impl Into<Arc<CryptoProvider>>) -> Self {
         self.provider = Some(provider.into());
         self
     }
 
-    /// Expects certificates for this name, by whatever host or address a server is reached. It is sent to
-    /// the server as well (SNI).
+    /// Verifies server certificates against this name instead of the host, and sends it to servers (SNI).
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
     }
 
-    /// Ready to connect. `what` is what these are called in errors.
+    /// Builds the connector. `what` names these settings in errors.
     pub(super) fn build(self, what: &str) -> Result<Tls, ConfigError> {
         let Self { config, provider, roots, client, server_name } = self;
         let bad = |why: String| ConfigError::new(format!("{what}: {why}"));
@@ -152,15 +148,17 @@ impl TlsSettings {
     }
 }
 
-/// A configuration, or what is wrong with it. No text of a PEM parser is in that: it may be of a key.
+/// Builds a configuration. Errors contain no text of the PEM parser, which may quote a key.
 fn configure(
     provider: Option<Arc<CryptoProvider>>,
     roots: Option<&[Vec<u8>]>,
     client: Option<(Vec<u8>, Vec<u8>)>,
 ) -> Result<ClientConfig, String> {
-    let provider = provider
-        .or_else(|| CryptoProvider::get_default().cloned())
-        .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
+    let provider = provider.or_else(|| CryptoProvider::get_default().cloned()).or_else(built_in);
+    let provider = provider.ok_or(
+        "no crypto provider; install one for the process, name one with TlsSettings::crypto_provider, or \
+         enable the feature `tls` of tower-semaphore",
+    )?;
     let builder = ClientConfig::builder_with_provider(provider);
     let builder = builder
         .with_safe_default_protocol_versions()
@@ -177,6 +175,14 @@ fn configure(
         .map_err(|error| format!("client certificate and key: {error}"))
 }
 
+/// The provider that comes with the feature `tls`.
+fn built_in() -> Option<Arc<CryptoProvider>> {
+    #[cfg(feature = "tls")]
+    return Some(Arc::new(rustls::crypto::ring::default_provider()));
+    #[cfg(not(feature = "tls"))]
+    None
+}
+
 fn roots_of(pems: &[Vec<u8>]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for pem in pems {
@@ -190,7 +196,7 @@ fn roots_of(pems: &[Vec<u8>]) -> Result<RootCertStore, String> {
 fn roots_of_the_system() -> Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Among the system's there may be some that are not understood.
+    // Some of the system's certificates may be unsupported.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
@@ -222,7 +228,7 @@ impl From<Arc<ClientConfig>> for TlsSettings {
 }
 
 impl fmt::Debug for TlsSettings {
-    /// Shows no certificate and no key.
+    /// Shows neither certificates nor keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsSettings")
             .field("has_config", &self.config.is_some())
@@ -233,7 +239,7 @@ impl fmt::Debug for TlsSettings {
     }
 }
 
-/// Settings that were found to be usable, shared by all connections that use them.
+/// Validated settings, shared by all connections.
 #[derive(Clone)]
 pub(super) struct Tls {
     connector: TlsConnector,
@@ -241,7 +247,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// A connection to a server. The caller bounds it in time.
+    /// Opens a connection to a server. The caller applies the timeout.
     pub(super) async fn open(
         &self,
         info: &ConnectionInfo,
@@ -261,7 +267,7 @@ impl Tls {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.clone()).map_err(io::Error::other)?,
         };
-        // All at once, as redis does it: an address that does not answer must not use up the time.
+        // Concurrently, as the redis crate does: an address that does not respond must not use up the timeout.
         let addresses: Vec<_> = lookup_host((host.as_str(), *port)).await?.collect();
         if addresses.is_empty() {
             return Err(io::Error::other("the host has no address"));

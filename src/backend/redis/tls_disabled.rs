@@ -1,4 +1,4 @@
-//! Stands in for `tls.rs` without the feature `tls`: no URL that needs it is taken.
+//! Replaces `tls.rs` without the feature `tls`: URLs that need it are rejected.
 
 use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionInfo, RedisError};
 

@@ -1,4 +1,4 @@
-//! What scripts answer, from the values of the redis crate.
+//! Decodes replies of scripts from values of the redis crate.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use crate::protocol::claim::Claim;
 use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::{Grant, LINE_MAX, PlaceStatus, Reply, TICKET_MIN};
 
-/// What a member begins with that is a ticket: see `lua/queued.lua`.
+/// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
 
-/// The scores of lease ends begin here, where places have claims: see `lua/fair/acquire.lua`.
+/// The lowest score of a lease end of a place with a claim: see `lua/fair/acquire.lua`.
 const FAIR_LEASES: u64 = 10_000_000_000_000;
 
-/// In place of the earliest lease end: the bound on work was reached, see `lua/answer.lua`.
+/// Stands for the earliest lease end if the bound on work was reached: see `lua/answer.lua`.
 const MORE: u64 = 1;
 
 pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {
@@ -62,7 +62,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     for (member, score) in pairs(tickets) {
         let Value::BulkString(member) = member else { return None };
         let id = PlaceId::parse(member.strip_prefix(&QUEUED)?)?;
-        // One whose lease has ended, or that is past the list, is left out.
+        // Skips a ticket whose lease has ended or was not listed.
         if let Some(i) = index.get(&id) {
             places[*i].2 = match id.claim {
                 None => Some(number(score)?),
@@ -79,13 +79,13 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
         waiting = waits.len() as u64;
         in_use = holds.iter().map(|place| u64::from(place.0.cost())).sum();
     }
-    // Those with a claim were listed on their own.
+    // Places with a claim are listed separately.
     places.sort_by_key(|(_, lease_end, _)| *lease_end);
     places.truncate(most);
     Some(Listing { now, in_use, waiting, places })
 }
 
-/// The ticket of a place in a tenant's line, by its score: -f + k·2⁻²⁸. One that holds has f.
+/// The ticket of a place in a tenant's line from its score, -f + k·2⁻²⁸. A held place has the score f.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -134,7 +134,9 @@ pub(super) fn number(value: &Value) -> Option<u64> {
 
 pub(super) fn unexpected(value: &Value) -> BackendError {
     let shown: String = format!("{value:?}").chars().take(200).collect();
-    BackendError::call(format!("Redis answered what no script of this version does: {shown}"))
+    BackendError::call(format!(
+        "Redis sent a reply that this version of the scripts does not send: {shown}"
+    ))
 }
 
 #[cfg(test)]

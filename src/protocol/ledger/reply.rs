@@ -1,4 +1,4 @@
-//! What a ledger answers.
+//! Replies of a ledger.
 
 use smallvec::SmallVec;
 
@@ -7,22 +7,22 @@ use super::Ledger;
 use crate::protocol::claim::Claim;
 use crate::protocol::id::PlaceId;
 
-/// What the ledger says of one place.
+/// The status of one place in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlaceStatus {
-    /// It is not there, or not any more.
+    /// It is not there, or no longer.
     Gone,
-    /// It has a permit.
+    /// It holds a permit.
     Held,
     /// It waits, and this is its ticket.
     Waiting(u64),
-    /// It was refused: no permit is free, and it may not wait.
+    /// It was rejected: no permit is free, and it may not wait.
     NoPermit,
-    /// It was refused: as many wait as may, in all or in its tenant's line.
+    /// It was rejected: the queue is full, in all or in its tenant's line.
     QueueFull,
-    /// It was refused: its tenant has as many permits in use as it may, and it may not wait.
+    /// It was rejected: its tenant has reached its limit, and it may not wait.
     TenantFull,
-    /// It was refused: it asks for more permits than it could ever have.
+    /// It was rejected: it asks for more permits than it can ever get.
     NeverFits,
 }
 
@@ -35,7 +35,7 @@ pub struct Grant {
     pub lease_end: u64,
 }
 
-/// A grant, as the process of the place is told of it.
+/// A grant, as a message to the process of the place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hint {
     /// The place's number.
@@ -52,23 +52,21 @@ impl From<Grant> for Hint {
     }
 }
 
-/// What an operation answers; a release tells its grants alone. Redis leaves the counts out, too, where
-/// permits are free and nobody needs them.
+/// The reply to an operation. A release only reports its grants. Redis omits the counts while permits are free.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reply {
-    /// The lease end that the operation gave, ms; 0 where it gives none.
+    /// The lease end that the operation set, in ms; 0 if it sets none.
     pub lease_end: u64,
-    /// The earliest lease end among all places, ms, while anyone waits; else 0, and 0 if `more`.
-    /// Asking again just after it replaces a dead holder without delay.
+    /// The earliest lease end of all places, in ms, while any place waits; otherwise, or if `more`, 0. A call just after
+    /// it replaces a dead holder without delay.
     pub earliest: u64,
     /// How many permits are in use, after the operation.
     pub in_use: u64,
     /// How many places wait, after the operation.
     pub waiting: u64,
-    /// One for each id of the operation, in its order; as they stood *before* the grants below,
-    /// but for `acquire`.
+    /// One for each id of the operation, in order; as of *before* the grants below, except for `acquire`.
     pub statuses: SmallVec<[PlaceStatus; 1]>,
-    /// Places of the calling node that this operation granted. Other nodes get a hint.
+    /// The places of the calling node that this operation granted. Other nodes get hints.
     pub granted: Vec<Grant>,
     /// The places of the calling node that an audit found.
     pub found: Vec<PlaceId>,

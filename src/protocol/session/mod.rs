@@ -1,10 +1,9 @@
-//! What one process waits for and holds in one semaphore, with local deadlines.
+//! One process's half of a semaphore: the places that wait or hold, with local deadlines.
 //!
-//! A pure state machine like the [`Ledger`](super::ledger::Ledger), and the other half of the
-//! protocol: the rules by which a process believes what it is told. Requests, replies, hints,
-//! connections and time come in through `handle_*`; calls ([`Session::poll_call`]), events
-//! ([`Session::take_events`]) and the next deadline ([`Session::poll_timeout`]) come out. After each
-//! input, its driver takes out all three.
+//! A pure state machine like the [`Ledger`](super::ledger::Ledger), and the other half of the protocol: the rules by
+//! which a process trusts replies and hints. Requests, replies, hints, connections and time are passed to `handle_*`.
+//! After each of these, the driver takes calls ([`Session::poll_call`]), events ([`Session::take_events`]) and the next
+//! deadline ([`Session::poll_timeout`]).
 //!
 //! The rules are in `../README.md`; comments name them by their numbers.
 
@@ -111,35 +110,35 @@ pub struct Session {
     events: SmallVec<[Event; 2]>,
 }
 
-/// Something that a request, or who counts, is to be told of. Places are named by their index.
+/// An event for a request or for the metrics. Places are identified by their index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// Its request can go on: see [`Session::handle_poll`].
     Progress(usize),
-    /// It passed by policy, because the backend could not be asked.
+    /// The policy admitted it, because the backend was unavailable.
     Admitted(usize),
-    /// It was refused by policy, because the backend could not be asked or refused the call.
+    /// The policy rejected it, because the backend was unavailable or refused the call.
     Failed(usize),
-    /// It was refused because the process's own share is used up.
+    /// It was rejected because the process's share is used up.
     Refused(usize),
-    /// A permit in use was lost to its holder.
+    /// The lease of a permit in use was lost.
     Lost(usize),
     /// Its release was answered: see [`Session::released`].
     Released(usize),
 }
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// Its first answer is still to come.
+    /// It awaits its first answer.
     Joining,
     /// It waits for a permit.
     Waiting,
     /// It has a permit.
     Held,
-    /// It is in flight by policy.
+    /// The policy admitted it.
     Admitted,
-    /// It was refused.
+    /// It was rejected.
     Refused {
         /// Why.
         reason: RejectReason,
@@ -153,7 +152,7 @@ pub enum Progress {
         /// because permits of this process alone reach it.
         is_tenant_full: bool,
     },
-    /// The backend could not be asked.
+    /// The backend was unavailable.
     Failed,
     /// The semaphore was shut down.
     Closed,

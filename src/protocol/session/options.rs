@@ -1,41 +1,40 @@
-//! What a request asks for, and what becomes of it in an outage.
+//! The options of a request, and its policy for outages.
 
 use std::time::Duration;
 
 use crate::protocol::claim::Claim;
 
-/// What becomes of a request while the backend cannot be asked.
+/// What happens to requests while the backend is unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnUnavailable {
-    /// It is refused. The default: the cap holds.
+    /// Rejects them, so the limit holds. The default.
     #[default]
     Refuse,
-    /// It passes, whatever is in flight: there is no cap until the backend is back. Where an operator
-    /// paused the semaphore, or set its limit to 0, it is refused.
+    /// Admits them, however many are in flight: there is no limit until the backend is back. While an operator has
+    /// paused the semaphore or set its limit to 0, they are rejected.
     Admit,
-    /// It takes one of this many permits of the process's own, and waits for one as it would
-    /// otherwise. Permits that the process held before count against them. With the limit divided by
-    /// the number of processes the fleet keeps the cap, if no process held more than its share when
-    /// the backend went away; what it held beyond that comes on top until it is released. A limit that
-    /// an operator set is never passed; 0 or a pause lets nothing in.
+    /// Grants this many permits in each process, and requests wait for them as usual. Permits that the process already
+    /// holds count. Set it to the limit divided by the number of processes to keep the limit in the fleet, provided
+    /// that no process held more than its share when the outage began; the excess is in flight until it is released. A
+    /// limit that an operator set is never exceeded; 0 or a pause admits nothing.
     Local(u32),
 }
 
-/// What a place asks for.
+/// The options of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AcquireOptions {
     /// The lease.
     pub lease: Duration,
-    /// How many places may wait; `None`: this one may not.
+    /// The longest queue; `None`: this place may not wait.
     pub max_queue: Option<u32>,
-    /// What becomes of it while the backend cannot be asked.
+    /// What happens to it while the backend is unavailable.
     pub on_unavailable: OnUnavailable,
-    /// So many permits are left to requests of class 0.
+    /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
-    /// Whose it is, where the semaphore is shared between tenants.
+    /// Its claim, where tenants share the semaphore.
     pub claim: Option<Claim>,
-    /// For how long its permit stays taken if the request is broken off, ms.
+    /// How long its permit stays taken if the request is broken off, in ms.
     pub linger_ms: u32,
 }
 

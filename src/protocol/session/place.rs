@@ -50,16 +50,16 @@ pub(super) struct Place {
     pub(super) linger: Linger,
 }
 
-/// Whether a permit outlives its request, because what it was for may still go on elsewhere.
+/// Whether a permit outlives its request, because the other side may still be working on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Linger {
     #[default]
     No,
     /// Its request was broken off, and has not left yet.
     Due,
-    /// It was refused further in, so nothing of it goes on elsewhere.
+    /// A layer further in rejected it, so the other side never saw it.
     Spared,
-    /// Its request has left; so many ms after it was granted, it has lingered long enough.
+    /// Its request has left; it is released this many ms after its grant.
     Until(u32),
 }
 
@@ -160,7 +160,7 @@ impl Place {
         }
     }
 
-    /// Its request has left, and it lingers. Gives until when.
+    /// Its request has left, and it lingers. Returns until when.
     pub(super) fn begin_to_linger(&mut self, now: Time) -> Time {
         let held_ms = now.since(self.held_at).as_nanos().div_ceil(1_000_000);
         let held_ms = u32::try_from(held_ms).unwrap_or(u32::MAX);

@@ -108,8 +108,8 @@ impl Session {
         }
     }
 
-    /// What the request at `index` has its permit for was broken off: the permit lingers once the request
-    /// leaves, because the other side may notice later (rule 8).
+    /// The request at `index` was broken off: its permit lingers once the request leaves, because the other side may
+    /// notice later (rule 8).
     pub fn handle_break_off(&mut self, index: usize) {
         let place = self.places.get_mut(index).filter(|place| place.may_linger());
         if let Some(place) = place.filter(|place| place.linger != Linger::Spared) {
@@ -117,8 +117,8 @@ impl Session {
         }
     }
 
-    /// Whether the request at `index` was refused before it reached what its permit is for. Then it does not
-    /// linger, whatever else breaks it off; until it is passed on in another try.
+    /// Records whether a layer further in rejected the request at `index`. Its permit then does not linger, however the
+    /// request ends, unless a later attempt is passed on.
     pub fn handle_refused_further_in(&mut self, index: usize, is_refused: bool) {
         let Some(place) = self.places.get_mut(index).filter(|place| place.may_linger()) else {
             return;

@@ -29,7 +29,6 @@ use tokio::runtime::Builder;
 
 use self::backend::TestBackend;
 use super::node::Node;
-use super::tasks::Tasks;
 use super::tenants::TenantNumbers;
 use super::{Handle, Policy, Semaphore, watchdog};
 
@@ -86,8 +85,7 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
 /// A process of its own, whose tasks the scenario runs.
 fn process(backend: &TestBackend) -> Semaphore {
     let node = Node::new(Arc::new(backend.clone()));
-    let handle = Arc::new(Handle { node, tasks: Tasks::run_elsewhere() });
-    Semaphore { handle, tenants: TenantNumbers::salted(b"") }
+    Semaphore { handle: Arc::new(Handle { node }), tenants: TenantNumbers::salted(b"") }
 }
 
 fn policy(permits: u32) -> Policy {

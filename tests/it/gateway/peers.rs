@@ -1,4 +1,4 @@
-//! Who is asking: what the upstream is told, and whose word counts.
+//! Client addresses: what the upstream is told, and which proxies are trusted.
 
 use super::{Stage, echoing, seen};
 

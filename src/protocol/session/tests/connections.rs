@@ -94,7 +94,7 @@ fn a_waiter_that_the_server_lost_comes_back_under_a_new_id_with_its_ticket() {
     rig.ledger = Ledger::new();
     rig.limit = 0;
     let now = rig.now();
-    rig.session.handle_override("- paused".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("- paused").expect("an override"), now);
     rig.reconnect(Connected::default());
     rig.settle();
     let after = rig.id(index);

@@ -45,7 +45,7 @@ fn waiters_ask_at_once_for_more_permits() {
     let index = rig.request();
     rig.settle();
     let now = rig.now();
-    rig.session.handle_override("2 open".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("2 open").expect("an override"), now);
     rig.settle();
     assert_eq!(rig.progress(index), Progress::Held);
     assert_eq!(rig.session.limit_in_force(), 2);
@@ -76,7 +76,7 @@ fn more_permits_are_no_reason_to_ask_where_nobody_waits_any_more() {
     rig.leave(waits);
     rig.settle();
     let now = rig.now();
-    rig.session.handle_override("2 open".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("2 open").expect("an override"), now);
     assert_eq!(rig.session.urgency(), None);
     rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1, claim: None }, now);
     assert_eq!(rig.session.urgency(), None);
@@ -86,12 +86,12 @@ fn more_permits_are_no_reason_to_ask_where_nobody_waits_any_more() {
 fn more_permits_are_given_out_in_an_outage_too() {
     let mut rig = Rig::new(3);
     let now = rig.now();
-    rig.session.handle_override("1 open".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("1 open").expect("an override"), now);
     rig.session.handle_unreachable(now);
     let requests = [(); 3].map(|()| rig.request_with(with(OnUnavailable::Local(3))));
     let seen = requests.map(|index| rig.progress(index));
     assert_eq!(seen, [Progress::Admitted, Progress::Waiting, Progress::Waiting]);
-    rig.session.handle_override("2 open".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("2 open").expect("an override"), now);
     let seen = requests.map(|index| rig.progress(index));
     assert_eq!(seen, [Progress::Admitted, Progress::Admitted, Progress::Waiting]);
 }

@@ -84,7 +84,7 @@ fn nothing_is_admitted_where_an_operator_paused_or_set_0() {
     for set in ["- paused", "0 open"] {
         let mut rig = Rig::new(1);
         let now = rig.now();
-        rig.session.handle_override(set.parse().expect("an override"), now);
+        rig.session.handle_override(Override::parse(set).expect("an override"), now);
         rig.session.handle_unreachable(now);
         let admit = rig.request_with(with(OnUnavailable::Admit));
         assert_eq!(rig.progress(admit), Progress::Failed, "{set}");
@@ -100,7 +100,7 @@ fn nothing_is_admitted_where_an_operator_paused_or_set_0() {
 fn a_share_is_never_more_than_what_an_operator_set() {
     let mut rig = Rig::new(4);
     let now = rig.now();
-    rig.session.handle_override("1 open".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("1 open").expect("an override"), now);
     rig.session.handle_unreachable(now);
     let first = rig.request_with(with(OnUnavailable::Local(3)));
     let second = rig.request_with(with(OnUnavailable::Local(3)));
@@ -112,7 +112,7 @@ fn a_share_is_never_more_than_what_an_operator_set() {
 fn draining_refuses_newcomers() {
     let mut rig = Rig::new(1);
     let now = rig.now();
-    rig.session.handle_override("- draining".parse().expect("an override"), now);
+    rig.session.handle_override(Override::parse("- draining").expect("an override"), now);
     let index = rig.request();
     assert!(is_refused(rig.progress(index), RejectReason::Draining));
     assert_eq!(rig.calls(), []);

@@ -1,0 +1,205 @@
+//! Opens a connection to a server, prepares it and tests it.
+
+use std::sync::{Arc, OnceLock};
+
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, cmd,
+};
+use tokio::sync::watch;
+
+use super::connection::{Member, Named, RedisConnection};
+use super::dial::{self, dial_named};
+use super::endpoint::Endpoint;
+use super::keys::Keys;
+use super::multiplexed::Multiplexed;
+use super::{Caller, RedisBackend, Servers, error, info, messages, scripts};
+use crate::backend::{AddressedCall, Answer, Connection, OVERRIDES, Shard};
+use crate::error::BackendError;
+use crate::name::Name;
+use crate::protocol::call::Op;
+use crate::protocol::id::{Ids, NodeId, PlaceId};
+
+impl RedisBackend {
+    pub(super) async fn open_to(
+        &self,
+        shard: &Shard,
+    ) -> Result<Option<RedisConnection>, BackendError> {
+        match &self.servers {
+            Servers::One(server) => self.open(server, None).await.map(Some),
+            Servers::Pool(pool) => {
+                let connection = tokio::time::timeout(self.patience.connect, dial::from(pool));
+                let connection = connection.await.map_err(|_| no_answer())??;
+                self.prepare(connection, None, None).await.map(Some)
+            }
+            Servers::Sentinel(sentinel) => {
+                let server = sentinel.master(self.patience).await?;
+                let mut opened = self.open(&server, None).await;
+                match &mut opened {
+                    Ok(opened) => {
+                        let (by, patience) = (Arc::clone(sentinel), self.patience);
+                        opened.named = Some(Named { by, server, patience });
+                    }
+                    // It may be down, or no longer the master: ask another sentinel next.
+                    Err(_) => sentinel.distrust(),
+                }
+                opened.map(Some)
+            }
+            Servers::Cluster(cluster) => {
+                let told = cluster.refresh(shard, self.patience).await;
+                let Some(server) = cluster.endpoint(shard) else {
+                    told?;
+                    return if cluster.is_complete() { Ok(None) } else { Err(no_master()) };
+                };
+                if told.is_ok() && !cluster.has(shard) {
+                    return Ok(None);
+                }
+                let (cluster, node) = (Arc::clone(cluster), shard.clone());
+                let member = Member { cluster, node, patience: self.patience };
+                self.open(&server, Some(member)).await.map(Some)
+            }
+        }
+    }
+
+    async fn open(
+        &self,
+        to: &Endpoint,
+        member: Option<Member>,
+    ) -> Result<RedisConnection, BackendError> {
+        let (closed, closings) = watch::channel(false);
+        let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
+        let config = AsyncConnectionConfig::new().set_push_sender(deliver(
+            caller,
+            keys,
+            member.clone(),
+            closed,
+        ));
+        let connection = dial_named(to, config, self.patience).await?;
+        self.prepare(connection, Some(closings), member).await
+    }
+
+    /// Loads the scripts, tests the connection and subscribes to hints. Without `closed` it cannot receive hints.
+    async fn prepare(
+        &self,
+        mut connection: Multiplexed,
+        closed: Option<watch::Receiver<bool>>,
+        member: Option<Member>,
+    ) -> Result<RedisConnection, BackendError> {
+        let opened = async {
+            let server = info::ask(&mut connection).await?;
+            let mut opened = RedisConnection { connection, server, closed, member, named: None };
+            // A user that may not load scripts sends each of them in full, once.
+            let scripts = scripts::load();
+            let count = scripts.len();
+            opened
+                .connection
+                .send_packed_commands(&scripts, 0, count)
+                .await
+                .map_err(error::broken)?;
+            let Some((node, _)) = self.caller.get() else { return Ok(opened) };
+            self.probe(&mut opened, *node).await?;
+            if opened.closed.is_some() {
+                let channels = [self.keys.mailbox(*node), self.keys.overrides()];
+                match opened.connection.subscribe(&channels).await {
+                    Ok(()) => opened.server.poll_only = false,
+                    Err(error) if is_forbidden(&error) => {
+                        tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
+                    }
+                    Err(error) => return Err(error::broken(error)),
+                }
+            }
+            Ok(opened)
+        };
+        tokio::time::timeout(self.patience.answer, opened).await.map_err(|_| no_answer())?
+    }
+
+    /// Tests whether this server is usable: it is not a replica, is not loading, knows the newest command that the
+    /// scripts use, and permits this user to call them. Leaves no data behind.
+    async fn probe(&self, opened: &mut RedisConnection, node: NodeId) -> Result<(), BackendError> {
+        let ids = Ids::from_elem(PlaceId { node, poll_only: true, n: 0, claim: None }, 1);
+        let acquire =
+            Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
+        // No encoded name is equal to this.
+        let name = match &opened.member {
+            None => "!probe".to_owned(),
+            Some(Member { cluster, node, .. }) => {
+                let key = |name: &str| self.keys.semaphore(name).to_string();
+                let Some(name) = cluster.name_at(node, key) else { return Ok(()) };
+                name
+            }
+        };
+        let key = self.keys.semaphore(&name);
+        let calls = [acquire, Op::Release { ids }].map(|op| AddressedCall {
+            key: Arc::clone(&key),
+            node,
+            limit: 0,
+            headroom: 0,
+            op,
+        });
+        for answer in opened.send(Arc::from(calls)).await? {
+            if let Answer::Failed(error) = answer {
+                return Err(BackendError::connection(error.to_string()).with_source(error));
+            }
+        }
+        // No process has this id, so nobody receives it.
+        let channel = self.keys.mailbox(NodeId::new(0));
+        let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
+        if let Err(error) = published.query_async::<()>(&mut *opened.connection).await {
+            if !is_forbidden(&error) {
+                return Err(error::broken(error));
+            }
+            let advice = error::advice(&error);
+            opened.server.warning.get_or_insert_with(|| {
+                format!("hints cannot be sent, so waiting requests of other processes poll: {error}{advice}")
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Passes on hints. Runs on the connection's own task, and must not block.
+fn deliver(
+    caller: Arc<OnceLock<Caller>>,
+    keys: Keys,
+    member: Option<Member>,
+    closed: watch::Sender<bool>,
+) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+    move |push| {
+        if push.kind == PushKind::Disconnection {
+            closed.send_replace(true);
+        }
+        let PushInfo { kind: PushKind::Message, data } = push else { return Ok(()) };
+        let [_, Value::BulkString(message)] = data.as_slice() else { return Ok(()) };
+        let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;
+        if let Some((key, hints)) = messages::hints(message)
+            && let Some(name) = keys.name(key)
+            && (name == OVERRIDES || Name::from_stored(name).is_some())
+            // In a cluster every node forwards each message; only that of the master counts.
+            && member.as_ref().is_none_or(|member| member.is_master_of(key))
+        {
+            if name == OVERRIDES {
+                mailbox.overridden();
+                return Ok(());
+            }
+            if let Some(message) = messages::peer_message(message) {
+                mailbox.message(name, message);
+                return Ok(());
+            }
+            hints.for_each(|hint| mailbox.hint(name, hint));
+        }
+        Ok(())
+    }
+}
+
+fn is_forbidden(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+}
+
+fn no_answer() -> BackendError {
+    BackendError::connection("Redis did not respond in time")
+}
+
+fn no_master() -> BackendError {
+    BackendError::connection(
+        "no node of the cluster serves this slot; expected a cluster that covers all slots",
+    )
+}

@@ -1,0 +1,292 @@
+//! What a request needs before it is passed on: its key, the limit of that, and a permit.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use http::request::Parts;
+use tokio::time::Instant;
+
+use super::budget::{CountedWait, WaitBudget};
+use super::cached::{Found, LookUp};
+use super::fair::{Asked, with_cap};
+use super::key::MissingKey;
+use super::refusal::{Refusal, RefusalReason};
+use super::settings::{KeySource, LimitSource, Settings};
+use super::shadow;
+use crate::error::{AcquireError, BackendError};
+use crate::metrics::outcome::Outcome;
+use crate::name::Name;
+use crate::semaphore::{Acquire, Ask, Limit, Permit, Policy};
+
+/// What a request waits for.
+#[allow(clippy::large_enum_variant, reason = "in place: the usual case allocates nothing")]
+pub(super) enum Wait {
+    /// Nothing: the verdict is there, until it is taken.
+    Done(Option<Verdict>),
+    Key(BoxFuture<'static, Option<Name>>),
+    Limit(Name, BoxFuture<'static, Limit>),
+    CachedLimit(Name, LookUp),
+    /// The cap of its tenant, from a [`CachedLimit`](super::CachedLimit).
+    CachedCap(Box<CapLookUp>),
+    Permit(PermitWait),
+}
+
+/// A request that waits for a permit of its key.
+pub(super) struct PermitWait {
+    key: Name,
+    tenant: Option<Box<Name>>,
+    acquire: Acquire,
+    /// How long it could wait, if other layers left it all of that.
+    allowed: Duration,
+    /// In the request's budget, if it came with one.
+    counted: Option<CountedWait>,
+}
+
+/// A request that waits for the cap of its tenant.
+pub(super) struct CapLookUp {
+    key: Name,
+    limit: Limit,
+    ask: Ask,
+    tenant: Name,
+    lookup: LookUp,
+}
+
+pub(super) enum Verdict {
+    /// With a permit, and the wait that was allowed for it.
+    Pass(Option<Permit>, Duration),
+    Refuse(Box<Refusal>),
+}
+
+impl Verdict {
+    /// The request needs no permit.
+    const BYPASS: Self = Self::Pass(None, Duration::ZERO);
+}
+
+impl Settings {
+    /// The first step. Takes the place in the queue at once, unless the key or the limit must be looked up.
+    pub(super) fn begin(&self, parts: &Parts) -> Wait {
+        if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+            self.meter.of(None).count(Outcome::Bypassed);
+            return Wait::Done(Some(Verdict::BYPASS));
+        }
+        match &self.key {
+            KeySource::Sync(extractor) => self.keyed(extractor.extract(parts), parts),
+            KeySource::Async(extract) => Wait::Key(extract(parts)),
+        }
+    }
+
+    fn keyed(&self, key: Option<Name>, parts: &Parts) -> Wait {
+        let key = match key {
+            Some(key) => {
+                self.keyless.found();
+                key
+            }
+            None => match self.without_key(parts) {
+                Ok(key) => key,
+                Err(verdict) => return Wait::Done(Some(verdict)),
+            },
+        };
+        match &self.limit {
+            LimitSource::Fixed(limit) => self.limited(key, *limit, parts),
+            LimitSource::Sync(limit) => {
+                let limit = limit(&key, parts);
+                self.limited(key, limit, parts)
+            }
+            LimitSource::Async(limit) => {
+                let limit = limit(&key, parts);
+                Wait::Limit(key, limit)
+            }
+            LimitSource::Cached(limits) => match limits.find(&key, parts) {
+                Found::Known(limit) => self.looked_up(key, limit, parts),
+                Found::Later(lookup) => Wait::CachedLimit(key, lookup),
+            },
+        }
+    }
+
+    /// What happens to a request without a key, by the layer or else by its extractor.
+    fn missing_key(&self, parts: &Parts) -> MissingKey {
+        self.missing_key.unwrap_or_else(|| match &self.key {
+            KeySource::Sync(extractor) => extractor.missing_key(parts),
+            KeySource::Async(_) => MissingKey::default(),
+        })
+    }
+
+    /// The key that requests without one share, or the verdict on such a request.
+    fn without_key(&self, parts: &Parts) -> Result<Name, Verdict> {
+        let status = match self.missing_key(parts) {
+            MissingKey::Shared => return Ok(Name::missing()),
+            MissingKey::Bypass => {
+                if self.missing_key.is_none() {
+                    self.keyless.passed(&self.name);
+                }
+                self.meter.of(None).count(Outcome::Bypassed);
+                return Err(Verdict::BYPASS);
+            }
+            MissingKey::Reject(status) => status,
+        };
+        tracing::debug!(
+            target: "tower_semaphore",
+            layer = &*self.name,
+            %status,
+            "the request has no key for this layer: see its `key` and `on_missing_key`"
+        );
+        self.meter.of(None).count(Outcome::MissingKey);
+        Err(Verdict::Refuse(Refusal::new(&self.name, None, status).into()))
+    }
+
+    fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>, parts: &Parts) -> Wait {
+        match limit {
+            Ok(limit) => self.limited(key, limit, parts),
+            Err(error) => self.limit_unknown(key, None, error),
+        }
+    }
+
+    fn limit_unknown(&self, key: Name, tenant: Option<Name>, error: BackendError) -> Wait {
+        let label = if self.is_metered_by_tenant { tenant.as_ref() } else { Some(&key) };
+        self.meter.of(label).count(Outcome::Unavailable);
+        let mut refusal = Refusal::new(&self.name, Some(key), StatusCode::SERVICE_UNAVAILABLE);
+        refusal.reason = RefusalReason::LimitUnknown;
+        refusal.error = Some(error);
+        refusal.tenant = tenant;
+        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.retry_after).into())))
+    }
+
+    fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
+        let name = self.name_of(Some(&key));
+        let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None, parts) };
+        match fair.ask(name, parts) {
+            Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask), parts),
+            Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
+            Asked::Later(ask, lookup) => {
+                let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
+                Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
+            }
+        }
+    }
+
+    /// `ask`: `None` where the name is all there is.
+    #[inline]
+    fn asked(
+        &self,
+        key: Name,
+        limit: Limit,
+        name: &Name,
+        ask: Option<&Ask>,
+        parts: &Parts,
+    ) -> Wait {
+        let tenant = ask.and_then(Ask::tenant);
+        let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
+        let allowed = self.wait_timeout(&key, parts);
+        let mut policy = self.policy.clone().with_limit(limit);
+        let acquire = |policy| self.semaphore.acquire_measured(name, ask, &policy, meter);
+        let (acquire, counted) = if self.shadow.is_some() {
+            policy.wait_timeout = Duration::ZERO;
+            (acquire(policy).answer_timeout(shadow::SHADOW_TIMEOUT), None)
+        } else {
+            let budget = parts.extensions.get::<WaitBudget>();
+            policy.wait_timeout = budget.map_or(allowed, |left| left.left(allowed, Instant::now));
+            let is_over = policy.wait_timeout.is_zero() && !allowed.is_zero();
+            let mut acquire = acquire(policy);
+            if is_over {
+                acquire = acquire.out_of_time();
+            }
+            if let Some(timeout) = budget.and_then(WaitBudget::answer_timeout) {
+                acquire = acquire.answer_timeout(timeout);
+            }
+            (acquire, budget.and_then(WaitBudget::wait))
+        };
+        let tenant = tenant.cloned().map(Box::new);
+        Wait::Permit(PermitWait { key, tenant, acquire, allowed, counted })
+    }
+
+    /// How long a request may wait in this layer, whatever others leave of that. In shadow, none waits.
+    fn wait_timeout(&self, key: &Name, parts: &Parts) -> Duration {
+        match &self.wait_timeout {
+            _ if self.shadow.is_some() => Duration::ZERO,
+            None => self.policy.wait_timeout,
+            Some(by) => by(key, parts).min(Policy::MAX_WAIT_TIMEOUT),
+        }
+    }
+
+    /// The semaphore of this key.
+    pub(super) fn name_of(&self, key: Option<&Name>) -> Name {
+        let name = self.full_name.clone();
+        match key {
+            Some(key) => name.join(key),
+            None => name,
+        }
+    }
+
+    fn refused(&self, key: Name, tenant: Option<Name>, error: AcquireError) -> Refusal {
+        let mut refusal = Refusal::from_error(&self.name, Some(key), self.full_status, error);
+        refusal.tenant = tenant;
+        if refusal.reason == RefusalReason::CostTooHigh {
+            return refusal;
+        }
+        refusal.retry_after(self.retry_after)
+    }
+}
+
+impl Wait {
+    pub(super) fn poll(
+        &mut self,
+        settings: &Settings,
+        parts: &Parts,
+        cx: &mut Context<'_>,
+    ) -> Poll<Verdict> {
+        loop {
+            *self = match self {
+                Self::Done(verdict) => match verdict.take() {
+                    Some(verdict) => return Poll::Ready(verdict),
+                    None => return Poll::Pending,
+                },
+                Self::Key(extract) => {
+                    let key = ready!(extract.as_mut().poll(cx));
+                    settings.keyed(key, parts)
+                }
+                Self::Limit(key, limit) => {
+                    let limit = ready!(limit.as_mut().poll(cx));
+                    let key = key.clone();
+                    settings.limited(key, limit, parts)
+                }
+                Self::CachedLimit(key, lookup) => {
+                    let limit = ready!(lookup.poll(key, parts, cx));
+                    let key = key.clone();
+                    settings.looked_up(key, limit, parts)
+                }
+                Self::CachedCap(waiting) => {
+                    let CapLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
+                    let cap = ready!(lookup.poll(tenant, parts, cx));
+                    let key = key.clone();
+                    match cap {
+                        Ok(cap) => {
+                            let ask = with_cap(ask.clone(), cap);
+                            settings.asked(key, *limit, ask.name(), Some(&ask), parts)
+                        }
+                        Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),
+                    }
+                }
+                Self::Permit(waiting) => {
+                    let PermitWait { key, tenant, acquire, allowed, counted } = waiting;
+                    let answer = ready!(Pin::new(acquire).poll(cx));
+                    *counted = None;
+                    return Poll::Ready(match answer {
+                        Ok(permit) => {
+                            if let Some(shadow) = &settings.shadow {
+                                shadow.passed();
+                            }
+                            Verdict::Pass(Some(permit), *allowed)
+                        }
+                        Err(error) => {
+                            let tenant = tenant.take().map(|tenant| *tenant);
+                            Verdict::Refuse(settings.refused(key.clone(), tenant, error).into())
+                        }
+                    });
+                }
+            };
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Tenants that share the permits of a key.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::ConcurrencyLimitBuilder;
+use crate::limit::cached::CachedLimit;
+use crate::limit::fair::EachSource;
+use crate::limit::key::KeyExtractor;
+#[cfg(feature = "metrics")]
+use crate::limit::labels::KeyLabels;
+use crate::name::Name;
+#[cfg(doc)]
+use crate::semaphore::Ask;
+use crate::semaphore::Limit;
+
+/// # Tenants that share one quota
+///
+/// [`key`](Self::key) says which semaphore a request is counted in; [`fair_by`](Self::fair_by) says whose turn it
+/// is in it. A permit that comes free goes to the tenant with the fewest in use, so a tenant that queues a thousand
+/// requests, or whose requests take long, delays no other beyond a fair share. A tenant alone may use everything.
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_semaphore::limit::HeaderKey;
+/// use tower_semaphore::{ConcurrencyLimitLayer, Name, Semaphore};
+///
+/// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+/// let semaphore = Semaphore::in_memory();
+/// let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
+///     .limit(10)
+///     .fair_by(HeaderKey::from_static("x-tenant"))
+///     .weight_by(|tenant: &Name, _: &Parts| if tenant.as_str() == "acme" { 3 } else { 1 })
+///     .each(4)
+///     .class_by(|_: &Name, parts: &Parts| u8::from(parts.uri.path().starts_with("/batch")))
+///     .headroom(2)
+///     .build()?;
+/// # Ok(()) }
+/// ```
+impl ConcurrencyLimitBuilder {
+    /// Sets the extractor of the tenant.
+    ///
+    /// A permit that comes free goes to the tenant with the fewest in use, by weight; among equals to the one that
+    /// has been at that level longest. Within a tenant, requests are served in the order in which they came.
+    /// Requests without a tenant are one tenant together. [`max_queue`](Self::max_queue) bounds the line of each
+    /// tenant.
+    ///
+    /// Fairness is only as good as the identity: a client that can choose its tenant can be many. Take it from
+    /// authentication; see also [`Semaphore::tenant_salt`](crate::Semaphore::tenant_salt).
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn fair_by(mut self, tenant: impl KeyExtractor) -> Self {
+        self.fair.tenant = Some(Arc::new(tenant));
+        self
+    }
+
+    /// Sets the weight of a tenant, 1 to 64; any other counts as the nearest of these. The default is 1. See
+    /// [`Ask::weight`].
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
+    /// use http::request::Parts;
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// /// Inserted into the request's extensions by authentication.
+    /// #[derive(Clone, Copy)]
+    /// struct Plan { weight: u32 }
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .weight_by(|_: &Name, parts: &Parts| parts.extensions.get::<Plan>().map_or(1, |plan| plan.weight))
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn weight_by<F>(mut self, weight: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> u32 + Send + Sync + 'static,
+    {
+        self.fair.weight = Some(Arc::new(weight));
+        self
+    }
+
+    /// Sets the class of a request, 0 to 7. No request of a higher class is served while a tenant of a lower one
+    /// may be: see [`Ask::class`]. The default is 0.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
+    /// use http::request::Parts;
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // Batches are served after everything else.
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .class_by(|_: &Name, parts: &Parts| u8::from(parts.uri.path().starts_with("/batch")))
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn class_by<F>(mut self, class: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> u8 + Send + Sync + 'static,
+    {
+        self.fair.class = Some(Arc::new(class));
+        self
+    }
+
+    /// Sets how many permits only requests of class 0 may take: see
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom). Needs [`class_by`](Self::class_by). Where
+    /// [`limit_by`](Self::limit_by) gives a key no more than that, its requests of other classes wait in vain.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
+    /// use http::request::Parts;
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // Batches take eight of ten permits at most.
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .class_by(|_: &Name, parts: &Parts| u8::from(parts.uri.path().starts_with("/batch")))
+    ///     .headroom(2)
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn headroom(mut self, permits: u32) -> Self {
+        self.headroom = permits;
+        self.policy = self.policy.headroom(permits);
+        self
+    }
+
+    /// Sets how many permits of a key one tenant may have in use. Enforced together with the limit, without another
+    /// round trip. The default is no cap.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .each(4)
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn each(mut self, cap: impl Into<Limit>) -> Self {
+        self.fair.each = Some(EachSource::Fixed(cap.into()));
+        self
+    }
+
+    /// Sets how many permits of a key a tenant may have in use, by tenant and request. With 0, the tenant's requests
+    /// are rejected.
+    ///
+    /// Called for each request in the task that serves it: it must not block.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
+    /// use http::request::Parts;
+    /// use tower_semaphore::limit::HeaderKey;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .each_by(|tenant: &Name, _: &Parts| if tenant.as_str() == "acme" { 8 } else { 2 })
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn each_by<F, L>(mut self, cap: F) -> Self
+    where
+        F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
+        L: Into<Limit>,
+    {
+        self.fair.each =
+            Some(EachSource::Sync(Arc::new(move |tenant, parts| cap(tenant, parts).into())));
+        self
+    }
+
+    /// Sets a source of caps by tenant, with a cache: see [`limit_cached`](Self::limit_cached).
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::{CachedLimit, HeaderKey};
+    ///
+    /// # fn layer(semaphore: &Semaphore, caps: &CachedLimit) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .each_cached(caps)
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
+        self.fair.each = Some(EachSource::Cached(caps.clone()));
+        self
+    }
+
+    /// Sets which tenants the [metrics](crate::metrics) tell apart by a label `tenant`, in place of the label of
+    /// [`key_labels`](Self::key_labels). The default is none, without such a label.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::{HeaderKey, KeyLabels};
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .tenant_labels(KeyLabels::first(100))
+    ///     .build()
+    /// # }
+    /// ```
+    #[cfg(feature = "metrics")]
+    pub fn tenant_labels(mut self, labels: KeyLabels) -> Self {
+        self.tenant_labels = Some(labels);
+        self
+    }
+
+    /// Sets how many permits a request takes, all at once or none: see [`Ask::cost`]. The default is 1.
+    ///
+    /// Needs no tenants; without them, all requests of a key are in one line.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use http::request::Parts;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // A batch counts as four requests.
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .cost_by(|parts: &Parts| if parts.uri.path() == "/batch" { 4 } else { 1 })
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn cost_by<F>(mut self, cost: F) -> Self
+    where
+        F: Fn(&Parts) -> u32 + Send + Sync + 'static,
+    {
+        self.fair.cost = Some(Arc::new(cost));
+        self
+    }
+}

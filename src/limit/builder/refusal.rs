@@ -1,0 +1,107 @@
+//! How requests are rejected.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::ConcurrencyLimitBuilder;
+#[cfg(doc)]
+use crate::limit::Refusal;
+use crate::limit::refusal_response::RefusalResponse;
+
+/// # Rejecting
+impl ConcurrencyLimitBuilder {
+    /// Sets the status of a response to a request that found the semaphore full. The default is 429, which blames
+    /// the caller; 503 fits a pool that all callers share. It must be a client or server error.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use http::StatusCode;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "database")
+    ///     .limit(50)
+    ///     .full_status(StatusCode::SERVICE_UNAVAILABLE)
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn full_status(mut self, status: StatusCode) -> Self {
+        self.full_status = status;
+        self
+    }
+
+    /// Sets the pause in `Retry-After`: whole seconds, at random between this and twice this. The default is 1 s;
+    /// at most a day.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use std::time::Duration;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "reports").limit(2).retry_after(Duration::from_secs(30)).build()
+    /// # }
+    /// ```
+    pub const fn retry_after(mut self, pause: Duration) -> Self {
+        self.retry_after = pause;
+        self
+    }
+
+    /// Sets whether the default response has the headers `RateLimit-Policy` and `RateLimit`
+    /// (draft-ietf-httpapi-ratelimit-headers-11). The default is `true`.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "internal").limit(10).rate_limit_fields(false).build()
+    /// # }
+    /// ```
+    pub const fn rate_limit_fields(mut self, send: bool) -> Self {
+        self.rate_limit_fields = send;
+        self
+    }
+
+    /// Sets whether a gRPC call, known by its content type, is rejected with a gRPC status. The default is `true`.
+    ///
+    /// The status is `RESOURCE_EXHAUSTED` for a full semaphore, or `UNAVAILABLE` if
+    /// [`full_status`](Self::full_status) is a server error; and `UNAVAILABLE` for an unavailable backend. It comes
+    /// with `grpc-retry-pushback-ms`. A stream whose permit is lost ends with `UNAVAILABLE`.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // A proxy that translates HTTP statuses itself.
+    /// ConcurrencyLimitLayer::builder(semaphore, "upstream").limit(10).grpc_status(false).build()
+    /// # }
+    /// ```
+    pub const fn grpc_status(mut self, send: bool) -> Self {
+        self.grpc_status = send;
+        self
+    }
+
+    /// Sets the response to a rejected request, in place of the default one, a problem document (RFC 9457).
+    ///
+    /// A gRPC call ends with its status all the same, unless [`grpc_status`](Self::grpc_status) is off. The
+    /// [`Refusal`] is in the response's extensions in any case.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use http::Response;
+    /// use tower_semaphore::limit::Refusal;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .refusal(|refusal: &Refusal| {
+    ///         let message = format!("{{\"error\":{{\"type\":\"{}\"}}}}", refusal.reason.as_str());
+    ///         // Its status is the refusal's, as none is set here.
+    ///         Response::new(message)
+    ///     })
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn refusal(mut self, response: impl RefusalResponse) -> Self {
+        self.response = Some(Arc::new(response));
+        self
+    }
+}

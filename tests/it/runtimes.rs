@@ -1,0 +1,176 @@
+//! A semaphore that several Tokio runtimes of one process use.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tower_semaphore::{Permit, Policy, Semaphore};
+
+const LEASE: Duration = Duration::from_secs(1);
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// Acquires in this runtime: a semaphore looks for one when it is asked, not when it is polled.
+fn acquire_in(runtime: &Runtime, semaphore: &Semaphore, name: &str) -> Permit {
+    runtime.block_on(async { semaphore.acquire(name, &policy()).await.unwrap() })
+}
+
+fn policy() -> Policy {
+    Policy::builder(1).lease(LEASE).wait_timeout(Duration::ZERO).build().unwrap()
+}
+
+/// Holds a permit in one runtime for three leases, after the runtime of the first request has ended.
+fn outlive_the_first(semaphore: &Semaphore, other: Option<&Semaphore>) {
+    let (first, second) = (runtime(), runtime());
+    drop(acquire_in(&first, semaphore, "warm"));
+    let permit = acquire_in(&second, semaphore, "x");
+    drop(first);
+    assert_held(&second, other, &permit);
+    second.block_on(semaphore.shutdown());
+}
+
+/// Looks at the permit for three leases, and asks another process for it. Asks nothing of its own semaphore, for a
+/// request starts what has ended.
+fn assert_held(runtime: &Runtime, other: Option<&Semaphore>, permit: &Permit) {
+    let until = Instant::now() + 3 * LEASE;
+    while Instant::now() < until {
+        assert!(!permit.is_lost(), "nothing renews it");
+        if let Some(other) = other {
+            let asked = runtime.block_on(async { other.try_acquire("x", &policy()).await });
+            asked.expect_err("another has the permit");
+        }
+        thread::sleep(LEASE / 10);
+    }
+}
+
+#[test]
+fn a_permit_outlives_the_runtime_of_the_first_request() {
+    let semaphore = Semaphore::in_memory();
+    outlive_the_first(&semaphore, None);
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_permit_in_redis_outlives_the_runtime_of_the_first_request() {
+    let redis = crate::support::redis::TestRedis::start();
+    outlive_the_first(&redis.semaphore(), Some(&redis.semaphore()));
+}
+
+#[test]
+fn a_permit_outlives_every_runtime_but_its_own() {
+    let semaphore = Semaphore::in_memory();
+    let own = runtime();
+    let permit = acquire_in(&own, &semaphore, "x");
+    for _ in 0..20 {
+        let other = runtime();
+        drop(acquire_in(&other, &semaphore, "y"));
+    }
+    assert_held(&own, None, &permit);
+}
+
+/// The second runtime makes no request; it is where the holder waits for a loss.
+#[test]
+fn a_holder_in_another_runtime_is_told_of_a_loss() {
+    let semaphore = Semaphore::in_memory();
+    let (first, second) = (runtime(), runtime());
+    let permit = acquire_in(&first, &semaphore, "x");
+    let clone = permit.clone();
+    let told = second.spawn(async move { clone.lost().await });
+    // With it, a task that stands by.
+    for _ in 0..5000 {
+        if second.metrics().num_alive_tasks() > 1 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(first);
+    assert_held(&second, None, &permit);
+    assert!(!told.is_finished());
+    let revoked = second.block_on(async {
+        let holder = semaphore.inspect("x").await.unwrap().holders.remove(0);
+        semaphore.revoke("x", holder.id).await.unwrap()
+    });
+    assert!(revoked);
+    second.block_on(async { tokio::time::timeout(LEASE, told).await.unwrap().unwrap() });
+}
+
+#[test]
+fn a_shutdown_does_not_wait_for_a_runtime_that_is_not_driven() {
+    let (done, is_done) = channel();
+    thread::spawn(move || {
+        let idle = Builder::new_current_thread().enable_all().build().unwrap();
+        let driven = runtime();
+        let semaphore = Semaphore::in_memory();
+        let _permit = acquire_in(&idle, &semaphore, "x");
+        driven.block_on(semaphore.shutdown());
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(10)).expect("it waits for ever");
+}
+
+#[test]
+fn a_shutdown_does_not_wait_for_those_that_stand_by() {
+    let idle = Builder::new_current_thread().enable_all().build().unwrap();
+    let driven = runtime();
+    let semaphore = Semaphore::in_memory();
+    drop(acquire_in(&driven, &semaphore, "x"));
+    // It leads: with the supervisor there is a watchdog.
+    while driven.metrics().num_alive_tasks() < 2 {
+        thread::yield_now();
+    }
+    drop(acquire_in(&idle, &semaphore, "x"));
+    let began = Instant::now();
+    driven.block_on(semaphore.shutdown());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use super::*;
+    use crate::support::eventually;
+    use crate::support::redis::TestRedis;
+
+    fn connections(redis: &TestRedis) -> usize {
+        let list: String = redis.command(&["CLIENT", "LIST"]);
+        list.lines().filter(|line| !line.contains("cmd=client")).count()
+    }
+
+    #[test]
+    fn one_runtime_leads_and_the_others_stand_by() {
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        let runtimes = [(); 4].map(|()| runtime());
+        for runtime in &runtimes {
+            drop(acquire_in(runtime, &semaphore, "x"));
+        }
+        // Each release is seen by the next request, so both go over one connection.
+        for _ in 0..500 {
+            for runtime in &runtimes {
+                drop(acquire_in(runtime, &semaphore, "x"));
+            }
+        }
+        assert_eq!(connections(&redis), 1);
+    }
+
+    #[test]
+    fn another_runtime_takes_over_from_one_that_is_not_driven() {
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        let idle = Builder::new_current_thread().enable_all().build().unwrap();
+        drop(acquire_in(&idle, &semaphore, "x"));
+        let driven = runtime();
+        driven.block_on(eventually("a request is answered", || async {
+            semaphore.try_acquire("x", &policy()).await.is_ok()
+        }));
+        // The first one is driven again: it stands by from here on.
+        drop(acquire_in(&idle, &semaphore, "x"));
+        for _ in 0..500 {
+            drop(acquire_in(&driven, &semaphore, "x"));
+        }
+        let permit = acquire_in(&idle, &semaphore, "x");
+        assert_held(&driven, Some(&redis.semaphore()), &permit);
+    }
+}
