@@ -76,7 +76,9 @@ pub struct Life {
     alive: Vec<u64>,
     /// When those that are over were, for a moment.
     ended: Vec<VecDeque<u64>>,
-    /// Until when places may stand there that were taken late.
+    /// Permits that linger, and those that did a moment ago, by name.
+    lingering: Vec<VecDeque<Lingering>>,
+    /// Until when places may stand there that were taken late, or that a shutdown left to their leases.
     late: Vec<u64>,
     /// When the last one was there.
     used: Vec<u64>,
@@ -127,6 +129,17 @@ impl Loss {
     }
 }
 
+/// A permit whose request was broken off, and which lingers.
+#[derive(Clone, Copy, Debug)]
+struct Lingering {
+    /// Until when it is counted at least, µs.
+    until: u64,
+    /// How many permits it is.
+    units: u64,
+    /// Its process could renew its lease before, so the server counts it whatever happens to the process.
+    is_certain: bool,
+}
+
 /// By what the requests for a name are compared, as far as they ask for tenants.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
@@ -170,6 +183,8 @@ pub struct Checker {
     /// By name: the longest lease of all processes. By process of the plan and name: its own.
     leases: Vec<u64>,
     own_leases: Vec<Vec<u64>>,
+    /// By process of the plan and name: how long permits linger.
+    lingers: Vec<Vec<u64>>,
     shares: Vec<u64>,
     admits: Vec<bool>,
     drained: Vec<bool>,
@@ -242,6 +257,11 @@ impl Checker {
                 .iter()
                 .map(|own| own.iter().map(|policy| policy.lease * MS).collect())
                 .collect(),
+            lingers: plan
+                .policies
+                .iter()
+                .map(|own| own.iter().map(|policy| policy.linger * MS).collect())
+                .collect(),
             shares: (0..names).map(share).collect(),
             admits: (0..names)
                 .map(|name| policies(name).any(|policy| policy.outage == OutagePolicy::Admit))
@@ -272,6 +292,7 @@ impl Checker {
             slot,
             alive: vec![0; self.names],
             ended: vec![VecDeque::new(); self.names],
+            lingering: vec![VecDeque::new(); self.names],
             late: vec![0; self.names],
             used: vec![0; self.names],
             believed: vec![0; self.names],
@@ -289,12 +310,51 @@ impl Checker {
         });
     }
 
-    /// A process is gone.
-    pub fn died(&mut self, process: usize) {
-        self.lives[process].lives = false;
-        for request in self.requests.iter_mut().flatten().filter(|r| r.process == process) {
-            request.over = true;
+    /// A process is gone, and what it was at is broken off.
+    pub fn died(&mut self, process: usize, at: u64, home: &[usize]) {
+        for number in 0..self.requests.len() {
+            let open = self.requests[number].filter(|r| r.process == process && !r.over);
+            let Some(request) = open else { continue };
+            if request.granted.is_some() && !self.lives[process].closing {
+                self.breaks_off(&request, at, home[request.name], "broken off by a crash");
+            }
+            self.requests[number] = Some(Request { over: true, ..request });
         }
+        self.lives[process].lives = false;
+    }
+
+    /// A process shuts down, and leaves permits that may linger to their leases.
+    pub fn shuts_down(&mut self, process: usize, at: u64) {
+        let life = &mut self.lives[process];
+        life.closing = true;
+        for name in 0..self.names {
+            if self.lingers[life.slot][name] > 0 {
+                life.late[name] = life.late[name].max(at + self.own_leases[life.slot][name]);
+            }
+        }
+    }
+
+    /// A request that has a permit is broken off: the permit lingers from now on.
+    fn breaks_off(&mut self, request: &Request, at: u64, server: usize, how: &'static str) {
+        let (process, name) = (request.process, request.name);
+        let linger = self.lingers[self.lives[process].slot][name];
+        if linger == 0 {
+            return;
+        }
+        self.count(how);
+        let is_certain = self.settled_since(process, name, server) < at;
+        let life = &mut self.lives[process];
+        let until = at + linger;
+        life.used[name] = life.used[name].max(until);
+        life.lingering[name].push_back(Lingering { until, units: request.cost(), is_certain });
+    }
+
+    /// Since when a process's places of a name stand in its server as the process thinks.
+    fn settled_since(&self, process: usize, name: usize, server: usize) -> u64 {
+        self.quiet_since(process, server)
+            .max(self.unsettled[name])
+            .max(self.uncapped[name])
+            .max(self.call_errors_until)
     }
 
     /// From `begin` to `end` a process of the plan, or all, can be hindered in speaking with a server.
@@ -346,6 +406,10 @@ impl Checker {
         let until = end + self.leases[name] + SETTLE;
         let in_use = self.in_use(name, begin);
         self.losses[name].push(Loss { begin, until, in_use });
+        // Nobody shows a proof for what these left.
+        for life in self.lives.iter_mut().filter(|life| !life.lives || life.closing) {
+            life.lingering[name].iter_mut().for_each(|permit| permit.is_certain = false);
+        }
         let quarantine = if self.quarantine { self.leases[name] } else { 0 };
         self.unsettle(name, end + quarantine + SETTLE);
     }
@@ -502,9 +566,10 @@ impl Checker {
         wait: u64,
         layered: bool,
         entry: &Entry,
-        server: usize,
+        home: &[usize],
     ) {
         let Entry { at, number, seen } = *entry;
+        let server = home[name];
         self.lives[process].events += 1;
         if seen == Seen::Begins {
             self.count("requests");
@@ -554,13 +619,24 @@ impl Checker {
             Seen::Refused(_) | Seen::Lost => {
                 self.count("lost");
                 self.lost(number, &request, at, server);
+                if self.lives[process].closing {
+                    self.breaks_off(&request, at, server, "broken off by a shutdown");
+                }
                 self.over(number, at);
             }
             Seen::Leaves => {
                 self.count("left");
+                if request.granted.is_some() {
+                    self.breaks_off(&request, at, server, "broken off before the response");
+                }
                 self.over(number, at);
             }
             Seen::GivesBack => self.over(number, at),
+            Seen::BreaksOff => {
+                let how = if layered { "broken off in the response" } else { "broken off" };
+                self.breaks_off(&request, at, server, how);
+                self.over(number, at);
+            }
             Seen::Released(took, well) => {
                 self.count(if well { "released" } else { "release failed" });
                 if took > ANSWER_TIMEOUT + SLACK + frozen {
@@ -590,7 +666,7 @@ impl Checker {
         let life = &mut self.lives[request.process];
         life.alive[request.name] -= 1;
         life.ended[request.name].push_back(at);
-        life.used[request.name] = at;
+        life.used[request.name] = life.used[request.name].max(at);
         if request.granted.is_some() {
             life.believed[request.name] -= 1;
             life.units[request.name] -= request.cost();
@@ -723,10 +799,13 @@ impl Checker {
         }
     }
 
-    /// How many permits are in use, as far as their holders know.
+    /// How many permits are in use, as far as their holders know; with those that linger.
     fn in_use(&self, name: usize, at: u64) -> u64 {
         let awake = self.lives.iter().filter(|life| life.lives && life.awake_since + 10 * MS <= at);
-        awake.map(|life| life.units[name]).sum()
+        let held: u64 = awake.map(|life| life.units[name]).sum();
+        let lingering = self.lives.iter().flat_map(|life| &life.lingering[name]);
+        let counted = lingering.filter(|permit| permit.is_certain && permit.until > at);
+        held + counted.map(|permit| permit.units).sum::<u64>()
     }
 
     /// Whether more permits are in use than may be.
@@ -770,12 +849,22 @@ impl Checker {
         set: (Option<u32>, bool),
     ) {
         let mut living_waits = false;
+        let mut left_behind = 0;
         for (process, (held, waiting)) in places.iter().copied().enumerate().take(self.lives.len())
         {
             let quiet = self.quiet_since(process, server).max(self.unsettled[name]);
             let quiet = quiet.max(self.call_errors_until);
+            let settled = self.settled_since(process, name, server);
             let life = &mut self.lives[process];
+            let lingering = &mut life.lingering[name];
+            while lingering.front().is_some_and(|permit| permit.until + ENDED < at) {
+                lingering.pop_front();
+            }
+            let linger =
+                lingering.iter().filter(|it| it.is_certain && it.until > at).count() as u64;
+            let lingered = lingering.len() as u64;
             if !life.lives {
+                left_behind += linger;
                 continue;
             }
             living_waits |= waiting > 0 && quiet < at && !life.closing;
@@ -783,7 +872,7 @@ impl Checker {
             while ended.front().is_some_and(|end| end + ENDED < at) {
                 ended.pop_front();
             }
-            let more = held + waiting > life.alive[name] + ended.len() as u64;
+            let more = held + waiting > life.alive[name] + ended.len() as u64 + lingered;
             let fewer = held < life.believed[name];
             let orphans = since(&mut life.orphans[name], more, at);
             let uncounted = since(&mut life.uncounted[name], fewer, at);
@@ -803,6 +892,19 @@ impl Checker {
                 self.lives[process].uncounted[name] = None;
                 self.flag("uncounted", at, text);
             }
+            if linger > 0 && held < believed + linger && settled < at {
+                let text = format!(
+                    "process {process} uses {believed} permits of n{name}, {linger} more linger, and {held} are counted"
+                );
+                self.flag("linger", at, text);
+            }
+        }
+        let (held_by_none, _) = places.last().copied().unwrap_or_default();
+        if held_by_none < left_behind && at > self.unsettled[name].max(self.uncapped[name]) {
+            let text = format!(
+                "{left_behind} permits of n{name} linger whose processes are gone, and {held_by_none} are counted"
+            );
+            self.flag("linger", at, text);
         }
         let limit = match set {
             (_, true) => 0,

@@ -338,6 +338,8 @@ pub struct PolicyPlan {
     pub outage: OutagePolicy,
     /// How long a request may wait, where the layer says so, ms.
     pub wait: u64,
+    /// How long a permit lingers if its request is broken off, ms.
+    pub linger: u64,
 }
 
 /// How a permit is given back.
@@ -351,6 +353,8 @@ pub enum GiveBack {
     ReleaseLeft,
     /// A clone of it lives on for a while.
     Clone,
+    /// Its request is broken off: a client leaves in mid-response, or a caller says so.
+    BreakOff,
 }
 
 /// A request.
@@ -449,6 +453,12 @@ pub enum Planted {
     WritesAhead,
     /// A client takes a refusal for the end of its semaphore.
     SaysClosed,
+    /// Permits of requests that were broken off do not linger.
+    ForgetsToLinger,
+    /// They linger longer than their policy says.
+    LingersTooLong,
+    /// A permit lingers although its request ended well.
+    LingersAlways,
     // From here on: a server of which the ledger is [`Naive`](crate::naive::Naive).
     /// None: the ledger of the test's own, with all its rules.
     Naive,
@@ -487,7 +497,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 29] = [
+    pub const ALL: [(Self, &str); 32] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -504,6 +514,9 @@ impl Planted {
         (Self::ConnectsAgain, "work: connects"),
         (Self::WritesAhead, "work: unanswered"),
         (Self::SaysClosed, "closed"),
+        (Self::ForgetsToLinger, "linger"),
+        (Self::LingersTooLong, "orphan"),
+        (Self::LingersAlways, "orphan"),
         (Self::SettlesNothing, "turn"),
         (Self::StampsAnew, "turn"),
         (Self::LevelByWaiting, "turn"),
@@ -614,7 +627,28 @@ impl Plan {
         plan.add_faults(rng);
         plan.add_operations(rng);
         plan.add_tenants(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 71])));
+        plan.add_lingers(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 83])));
         plan
+    }
+
+    /// Some requests are broken off, and the permits of some names linger then.
+    fn add_lingers(&mut self, rng: &mut Rng) {
+        if matches!(self.scenario, Scenario::Large | Scenario::Tardy) {
+            return;
+        }
+        for name in 0..self.names {
+            let part = rng.pick(&[0, 0, 20, 8, 4, 2, 2]);
+            for policy in self.policies.iter_mut().map(|own| &mut own[name]) {
+                // At most half of the lease, and no more than a run has time for.
+                policy.linger = policy.lease.checked_div(part).unwrap_or(0).min(5000);
+            }
+        }
+        let broken_off = rng.pick(&[0, 10, 40]);
+        for request in &mut self.requests {
+            if rng.percent(broken_off) {
+                request.back = GiveBack::BreakOff;
+            }
+        }
     }
 
     /// Some names are shared between tenants; with requests of no tenant beside them, as while a fleet
@@ -700,6 +734,7 @@ impl Plan {
                     _ => OutagePolicy::Refuse,
                 },
                 wait: rng.pick(&[0, 200, 1000, 2500]),
+                linger: 0,
             })
             .collect();
         let differ = matches!(scenario, Scenario::Deploy | Scenario::All);

@@ -44,6 +44,8 @@ pub enum Seen {
     Leaves,
     /// The permit is given back from here on.
     GivesBack,
+    /// The request is broken off, and its permit dropped.
+    BreaksOff,
     /// The permit was lost.
     Lost,
     /// A release that was waited for is done, after so many µs; and whether well.
@@ -221,7 +223,7 @@ impl Process {
         let journal = Arc::new(Journal { port: Arc::clone(&port), entries: Mutex::default() });
         let services = [false, true].map(|is_fair| {
             let layer = |(name, plan)| {
-                layer(&semaphore, name, plan, is_fair).layer(Handler(Arc::clone(&journal)))
+                layer(&semaphore, name, plan, is_fair, planted).layer(Handler(Arc::clone(&journal)))
             };
             layers.iter().enumerate().map(layer).collect()
         });
@@ -325,7 +327,7 @@ impl Process {
         let mut client = Client {
             number,
             plan,
-            policy: policy_of(policy, plan.wait),
+            policy: policy_of(policy, plan.wait, self.planted),
             semaphore: self.semaphore.clone(),
             journal: Arc::clone(&self.journal),
             planted: self.planted,
@@ -407,12 +409,22 @@ fn ask_of(name: usize, plan: Option<AskPlan>) -> Ask {
     if each > 0 { ask.each(each) } else { ask }
 }
 
-fn policy_of(plan: &PolicyPlan, wait: u64) -> Policy {
+/// For how long permits linger, ms: as the policy says, or as a planted fault has it.
+fn linger_of(plan: &PolicyPlan, planted: Option<Planted>) -> Duration {
+    Duration::from_millis(match planted {
+        Some(Planted::ForgetsToLinger) => 0,
+        Some(Planted::LingersTooLong) if plan.linger > 0 => plan.lease / 2,
+        _ => plan.linger,
+    })
+}
+
+fn policy_of(plan: &PolicyPlan, wait: u64, planted: Option<Planted>) -> Policy {
     Policy::builder(plan.limit)
         .headroom(plan.headroom)
         .wait_timeout(Duration::from_millis(wait))
         .lease(Duration::from_millis(plan.lease))
         .max_queue(plan.max_queue)
+        .linger(linger_of(plan, planted))
         .on_unavailable(match plan.outage {
             OutagePolicy::Refuse => OnUnavailable::Refuse,
             OutagePolicy::Admit => OnUnavailable::Admit,
@@ -427,12 +439,14 @@ fn layer(
     name: usize,
     plan: &PolicyPlan,
     is_fair: bool,
+    planted: Option<Planted>,
 ) -> ConcurrencyLimitLayer {
     let builder = ConcurrencyLimitLayer::builder(semaphore, format!("l{name}"))
         .limit(plan.limit)
         .wait_timeout(Duration::from_millis(plan.wait))
         .lease(Duration::from_millis(plan.lease))
-        .max_queue(plan.max_queue);
+        .max_queue(plan.max_queue)
+        .linger(linger_of(plan, planted));
     let builder = if is_fair {
         builder
             .fair_by(|parts: &Parts| Some(format!("t{}", asked(parts).tenant)))
@@ -593,12 +607,16 @@ impl Client {
             }
             None => permit,
         };
+        let is_broken_off = self.plan.back == GiveBack::BreakOff;
+        if is_broken_off || self.planted == Some(Planted::LingersAlways) {
+            permit.break_off();
+        }
         if !held(&permit, self.plan.hold - half).await {
             return self.saw(Seen::Lost);
         }
-        self.saw(Seen::GivesBack);
+        self.saw(if is_broken_off { Seen::BreaksOff } else { Seen::GivesBack });
         match self.plan.back {
-            GiveBack::Drop | GiveBack::Clone => drop(permit),
+            GiveBack::Drop | GiveBack::Clone | GiveBack::BreakOff => drop(permit),
             GiveBack::Release => {
                 let began = Instant::now();
                 let well = permit.release().await.is_ok();
@@ -645,8 +663,9 @@ impl Client {
                 Some(Err(_)) => return self.saw(Seen::Lost),
                 None => break,
             }
-            if self.plan.back == GiveBack::ReleaseLeft && self.number.is_multiple_of(3) {
-                break;
+            if self.plan.back == GiveBack::BreakOff {
+                self.saw(Seen::BreaksOff);
+                return drop(body);
             }
         }
         self.saw(Seen::GivesBack);

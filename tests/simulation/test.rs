@@ -13,7 +13,7 @@ use simulation::world::{Outcome, run};
 /// How many runs the test of all rules makes.
 const RUNS: usize = 500;
 /// Runs of which each kind of fault is met at least once.
-const KINDS: [&str; 21] = [
+const KINDS: [&str; 26] = [
     "policy: refuse",
     "policy: admit",
     "policy: local",
@@ -35,6 +35,11 @@ const KINDS: [&str; 21] = [
     "requests of tenants",
     "requests for several permits",
     "turns judged",
+    "broken off",
+    "broken off before the response",
+    "broken off in the response",
+    "broken off by a crash",
+    "broken off by a shutdown",
 ];
 
 /// The lines that a child of the program wrote.
@@ -106,7 +111,9 @@ fn the_same_seed_gives_the_same_hash() {
 #[test]
 fn other_builds_give_the_same_hash() {
     let hash = |scenario, seed| run(&Plan::new(scenario, seed), false, &|| {}).hash;
-    let seen: Vec<_> = [Scenario::Calm, Scenario::Loss, Scenario::Operators, Scenario::Processes]
+    let scenarios =
+        [Scenario::Calm, Scenario::Loss, Scenario::Operators, Scenario::Processes, Scenario::Layer];
+    let seen: Vec<_> = scenarios
         .into_iter()
         .map(|scenario| format!("{} {:016x}", scenario.name(), hash(scenario, 5)))
         .collect();

@@ -417,7 +417,7 @@ impl<'a> World<'a> {
                 }
             }
             Seen::Revoked => self.checker.count("revoked"),
-            Seen::ShutsDown => self.checker.lives[process].closing = true,
+            Seen::ShutsDown => self.checker.shuts_down(process, entry.at),
             Seen::ShutDown(took) => {
                 self.checker.count("shut down");
                 let frozen = self.checker.lives[process].frozen;
@@ -447,8 +447,7 @@ impl<'a> World<'a> {
                     );
                     self.checker.flag("recovery", entry.at, text);
                 }
-                let server = self.homes[plan.name];
-                self.checker.saw(process, (plan.name, plan.ask), wait, layered, entry, server);
+                self.checker.saw(process, (plan.name, plan.ask), wait, layered, entry, &self.homes);
             }
         }
     }
@@ -1057,6 +1056,9 @@ impl<'a> World<'a> {
                     | Planted::KeepsPermit
                     | Planted::NeverAnswers
                     | Planted::SaysClosed
+                    | Planted::ForgetsToLinger
+                    | Planted::LingersTooLong
+                    | Planted::LingersAlways
             )
         });
         let process = Process::start(slot, port, self.now, layers, planted);
@@ -1068,7 +1070,7 @@ impl<'a> World<'a> {
 
     fn kill(&mut self, process: usize, silent: bool) {
         self.note(|| format!("process {process} dies"));
-        self.checker.died(process);
+        self.checker.died(process, self.now, &self.homes);
         let mut lanes: Vec<_> =
             self.lanes.keys().filter(|(whose, _)| *whose == process).copied().collect();
         lanes.sort_unstable();
