@@ -60,6 +60,7 @@ mod linger;
 mod long_names;
 #[cfg(feature = "redis")]
 mod lua;
+mod manual;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod operate;

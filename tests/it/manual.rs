@@ -1,0 +1,79 @@
+//! The manual names what there is: every event of the crate, and every flag of the gateway.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+const TARGET: &str = "target: \"tower_semaphore\"";
+
+/// The last string literal of the macro call whose arguments continue with `rest`: the message of an
+/// event, or the name of a span.
+fn message(rest: &str) -> &str {
+    let (mut depth, mut last, mut at) = (1, "", 0);
+    let bytes = rest.as_bytes();
+    while depth > 0 {
+        match bytes[at] {
+            b'(' => depth += 1,
+            b')' => depth -= 1,
+            b'"' => {
+                let end = at + 1 + rest[at + 1..].find('"').expect("a closing quote");
+                last = &rest[at + 1..end];
+                at = end;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    last
+}
+
+fn messages(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            messages(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = std::fs::read_to_string(&path).unwrap();
+            // A literal may go on in the next line.
+            let source: Vec<_> = source.split("\\\n").collect();
+            let source: String = source.iter().map(|line| line.trim_start()).collect();
+            let calls = source.split(TARGET).skip(1);
+            // The text of one is in a variable.
+            let literal = calls.map(message).filter(|message| !message.starts_with('{'));
+            found.extend(literal.map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn every_event_is_documented() {
+    let mut found = BTreeSet::new();
+    messages(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+    let page = include_str!("../../docs/observability.md");
+    assert!(found.len() > 20, "{found:?}");
+    for message in found {
+        assert!(page.contains(&format!("`{message}")), "docs/observability.md lacks {message:?}");
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn every_flag_of_the_gateway_is_documented() {
+    fn flags(text: &str) -> BTreeSet<&str> {
+        let is_flag = |c: char| c.is_ascii_lowercase() || c == '-';
+        let words = text.split(|c| !is_flag(c)).filter(|word| word.starts_with("--"));
+        words.filter(|word| word.len() > 2 && !word.starts_with("---")).collect()
+    }
+    let output = crate::support::gateway::Gateway::command().arg("--help").output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let mut offered = flags(&help);
+    assert!(offered.remove("--help"));
+    let page = include_str!("../../docs/gateway.md");
+    let (_, page) = page.split_once("\n## Flags\n").unwrap();
+    let (page, _) = page.split_once("\n## ").unwrap();
+    let documented: BTreeSet<_> =
+        flags(page).into_iter().filter(|flag| *flag != "--help").collect();
+    assert!(offered.is_subset(&documented), "{:?}", offered.difference(&documented));
+    if cfg!(feature = "admin") {
+        assert_eq!(documented, offered);
+    }
+}
