@@ -12,7 +12,8 @@
 -- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
 -- ARGV[5]   node        the caller's
 -- ARGV[6]   leaving     integer >= 0, how many of the ids leave
--- ARGV[7..] id          those that leave, in any order; then one or many that come, in the order of their arrival
+-- ARGV[7]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
+-- ARGV[8..] id          those that leave, in any order; then one or many that come, in the order of their arrival
 --
 -- Returns   lease_end, if all that come were granted at once; else
 --           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
@@ -26,15 +27,15 @@
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local first, last = 7 + ARGV[6], #ARGV
+local first, last = 8 + ARGV[6], #ARGV
 local count_of_ids = last - first + 1
 --@clock
 local lease_end = now_ms + lease_ms
 local all = redis.call('ZCARD', key)
 local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
 --@queued
-if first > 7 then
-  local members = { unpack(ARGV, 7, first - 1) }
+if first > 8 then
+  local members = { unpack(ARGV, 8, first - 1) }
   if waiting > 0 then
     for i = 1, #members do members[#members + 1] = queued .. members[i] end
   end
@@ -81,6 +82,7 @@ local scores = redis.call('ZMSCORE', key, unpack(members))
 local score = string.format('%.0f', lease_end)
 -- Whether a lease that was there before is gone or longer: it may have been the earliest.
 local moved = gone
+local is_first = waiting == 0
 local statuses, writes, ticket = {}, {}, 0
 for i, id in ipairs(ids) do
   local status
@@ -112,6 +114,9 @@ for i, id in ipairs(ids) do
   end
 end
 --@write
+if is_first and waiting > 0 and ARGV[7] == '1' then
+  --@recall
+end
 if moved then
   earliest = nil
 elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then

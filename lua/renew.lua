@@ -8,14 +8,14 @@
 -- ARGV[4]   node        the caller's
 -- ARGV[5..] id          one or many
 --
--- Returns   lease_end, if nobody waits and every id holds; else
+-- Returns   lease_end, if nobody waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
 --           permit was free and a place waited: call again, at once
 --           status: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
 --           The statuses are those from before the grants that this call made.
 -- Errors    none of its own
--- Cost      7 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
+-- Cost      8 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
@@ -49,9 +49,9 @@ if #writes > 0 then
   redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
   redis.call('ZADD', key, 'XX', unpack(writes))
 end
-if waiting == 0 and #writes == 2 * #ids then return lease_end end
-
 local in_use = redis.call('ZCARD', key) - 2 * waiting
+if waiting == 0 and #writes == 2 * #ids and in_use <= limit then return lease_end end
+
 --@promote
 -- The earliest may have been one of those that were renewed.
 earliest = nil

@@ -21,7 +21,8 @@
 -- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
 -- ARGV[6]   node        the caller's
 -- ARGV[7]   leaving     integer >= 0, how many of the ids leave
--- ARGV[8..] id          those that leave, in any order; then one or many that come, in the order of their arrival
+-- ARGV[8]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
+-- ARGV[9..] id          those that leave, in any order; then one or many that come, in the order of their arrival
 --
 -- Returns   lease_end, if all that come were granted at once; else
 --           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
@@ -36,13 +37,13 @@
 
 local key = KEYS[1]
 local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local first, last = 8 + ARGV[7], #ARGV
+local first, last = 9 + ARGV[7], #ARGV
 --@clock
 --@queued
 local lease_end = now_ms + lease_ms
-if first > 8 then
+if first > 9 then
   local members, count = {}, 0
-  for i = 8, first - 1 do
+  for i = 9, first - 1 do
     local id = ARGV[i]
     members[count + 1], members[count + 2] = id, queued .. id
     count = count + 2
@@ -87,14 +88,14 @@ local settle, remove
 local is_second, is_tried = false, false
 repeat
   if is_second then
-    local left = { unpack(ARGV, 8, first - 1) }
+    local left = { unpack(ARGV, 9, first - 1) }
     --@fair/settle
     if turn[1] then
       --@fair/leave
     end
   end
   -- Whether all can be granted at once: nobody waits who could be served, and no cap stands in the way.
-  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 8)) then
+  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 9)) then
     is_tried = true
     local writes, count, all, room = {}, 0, units, limit
     local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
@@ -170,6 +171,7 @@ if swept then turn, units = nil, nil end
 --@fair/promote
 
 local ids = { unpack(ARGV, first) }
+local is_first = ARGV[8] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0
 local members = { unpack(ids) }
 local count = #ids
 for i, id in ipairs(ids) do
@@ -346,6 +348,14 @@ for i, id in ipairs(ids) do
   statuses[i] = status
 end
 --@fair/write
+if is_first then
+  for _, status in ipairs(statuses) do
+    if status >= 1e14 then
+      --@recall
+      break
+    end
+  end
+end
 if moved then
   earliest = nil
 elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then

@@ -8,14 +8,14 @@
 -- ARGV[5]   node        the caller's
 -- ARGV[6..] id          one or many
 --
--- Returns   lease_end, if nobody waits and every id holds; else
+-- Returns   lease_end, if nobody waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
 --           permit was free and a place waited that could have it: call again, at once
 --           status: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
 --           The statuses are those from before the grants that this call made.
 -- Errors    none of its own
--- Cost      7 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
+-- Cost      8 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
@@ -68,7 +68,9 @@ if #writes > 0 then
 else
   redis.call('ZREM', key, '')
 end
-if not turn[1] and #writes == 2 * count then return lease_end end
+if not turn[1] and #writes == 2 * count and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then
+  return lease_end
+end
 
 if #tenants > 0 then
   -- A line that was stopped is looked at once more, because the limit may be another now.

@@ -143,6 +143,9 @@ impl MemoryBackend {
         // A process may call as soon as it gets its hint, so the lock is released first.
         drop(state);
         for (mailbox, grants) in hints {
+            if grants.is_empty() {
+                mailbox.recall(key);
+            }
             for grant in grants {
                 mailbox.hint(key, grant.into());
             }
@@ -177,7 +180,8 @@ impl Backend for MemoryBackend {
 
 impl Embedded for MemoryBackend {
     fn call(&self, key: &Arc<str>, node: NodeId, call: &Call, now: Instant) -> Reply {
-        let caller = Caller { now: self.at(now), limit: call.limit, headroom: call.headroom, node };
+        let Call { limit, headroom, recalls, .. } = *call;
+        let caller = Caller { now: self.at(now), limit, headroom, node, recalls };
         self.with_ledger(key, |ledger, post| match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
                 ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)

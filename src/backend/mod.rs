@@ -265,6 +265,8 @@ pub struct AddressedCall {
     pub limit: u32,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
+    /// Whether newcomers that have to wait recall permits that other processes keep.
+    pub recalls: bool,
     /// What to do.
     pub op: Op,
 }
@@ -313,6 +315,12 @@ pub trait Mailbox: Send + Sync {
     ///
     /// A hint may arrive late, twice or never: the grant itself is data in the backend.
     fn hint(&self, name: &str, hint: Hint);
+
+    /// A request of another process waits for the semaphore `name`: permits that this process keeps for its own next
+    /// requests are given back. Never blocks.
+    ///
+    /// Like a hint, it may arrive late, twice or never.
+    fn recall(&self, name: &str);
 
     /// An operator set something in place of a policy: see [`Queries::overrides`]. Never blocks.
     ///

@@ -10,6 +10,8 @@ pub struct Call {
     pub limit: u32,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
+    /// Whether newcomers that have to wait recall permits that other processes keep.
+    pub recalls: bool,
     /// The operation.
     pub op: Op,
 }

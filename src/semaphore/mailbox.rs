@@ -23,6 +23,12 @@ impl Mailbox for Node {
         }
     }
 
+    fn recall(&self, name: &str) {
+        if let Some(shared) = self.sessions.get(name) {
+            self.act(&shared, self.now(), Session::handle_recall);
+        }
+    }
+
     fn overridden(&self) {
         if self.embedded().is_some() {
             self.learn_now();

@@ -14,6 +14,9 @@ use crate::name::Name;
 use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
 
+/// For how long permits are passed on after a reply said that no other process waits.
+const REUSE_MS: u32 = 50;
+
 /// A handle on a place in a session. The place is left when the last handle is dropped.
 #[derive(Debug)]
 pub(super) struct PlaceHandle {
@@ -64,6 +67,7 @@ impl PlaceHandle {
             claim,
             // Rounded up to whole ms.
             linger_ms: u32::try_from(policy.linger.as_micros().div_ceil(1000)).unwrap_or(u32::MAX),
+            reuse_ms: if policy.reuse { REUSE_MS } else { 0 },
         };
         let now = node.clock.time(now);
         let mut same_number = None;

@@ -285,6 +285,7 @@ pub(super) fn call_of(
         node,
         limit: call.limit,
         headroom: call.headroom,
+        recalls: call.recalls,
         op: call.op,
     }
 }

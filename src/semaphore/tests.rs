@@ -145,8 +145,9 @@ impl Connection for OneConnection {
         async move {
             let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
             let answer = |call: &AddressedCall| {
-                let AddressedCall { key, node, limit, headroom, op } = call;
-                let call = Call { limit: *limit, headroom: *headroom, op: op.clone() };
+                let AddressedCall { key, node, limit, headroom, recalls, op } = call;
+                let call =
+                    Call { limit: *limit, headroom: *headroom, recalls: *recalls, op: op.clone() };
                 let reply = memory.call(key, *node, &call, Instant::now());
                 Answer::Reply { reply, late: false }
             };

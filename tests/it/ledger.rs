@@ -56,7 +56,7 @@ impl Desk {
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) -> Reply {
         let Self { ledger, now, limit, posted, gone } = self;
-        let caller = Caller { now: *now, limit: *limit, headroom: 0, node };
+        let caller = Caller { now: *now, limit: *limit, headroom: 0, node, recalls: false };
         let reply = run(ledger, caller, &mut |to, grants| {
             assert_ne!(to, node, "own grants come in the reply");
             posted.push((to, grants.to_vec()));

@@ -62,7 +62,7 @@ impl Desk {
         let Self { ledger, now, limit, headroom, gone, posted, .. } = self;
         // Time passes, so that no two things happen at one moment.
         *now += 100;
-        let caller = Caller { now: *now, limit: *limit, headroom: *headroom, node };
+        let caller = Caller { now: *now, limit: *limit, headroom: *headroom, node, recalls: false };
         run(ledger, caller, &mut |to, grants| {
             posted.extend(grants);
             !gone.contains(&to)

@@ -232,6 +232,7 @@ impl Config {
         let ask = (!asks.is_empty()).then(|| asks[usize::from(request) % asks.len()]);
         AcquireOptions {
             linger_ms: 0,
+            reuse_ms: 0,
             lease: process::ticks(self.leases[usize::from(request) % self.leases.len()]),
             max_queue: wait.then_some(self.max_queue),
             on_unavailable: self.policies[process],

@@ -118,7 +118,7 @@ pub(crate) fn cost(place: &PlaceId) -> usize {
 fn rebuilt(places: impl IntoIterator<Item = (PlaceId, u64, Option<u64>)>) -> Ledger {
     let mut ledger = Ledger::new();
     for (id, end, ticket) in places {
-        let caller = Caller { now: 0, limit: 0, headroom: 0, node: id.node };
+        let caller = Caller { now: 0, limit: 0, headroom: 0, node: id.node, recalls: false };
         ledger.reassert(caller, end, &[(id, ticket.unwrap_or(end))], &mut |_, _| true);
     }
     ledger
@@ -140,7 +140,13 @@ pub(crate) fn carry_out(
     post: &mut dyn FnMut(PlaceId, u64) -> bool,
 ) -> Reply {
     let node = NODES[usize::from(process)];
-    let caller = Caller { now: now_ms * 1000, limit: call.limit, headroom: call.headroom, node };
+    let caller = Caller {
+        now: now_ms * 1000,
+        limit: call.limit,
+        headroom: call.headroom,
+        node,
+        recalls: call.recalls,
+    };
     let mut post = |_: NodeId, grants: &[Grant]| {
         // As PUBLISH does: one message a node, so it is there for all of them or for none.
         let mut heard = true;

@@ -1054,8 +1054,13 @@ impl Store {
         let is_tight =
             ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit) || is_fair;
         let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
-        let mut caller =
-            Caller { now, limit: call.limit, headroom: call.headroom, node: call.node };
+        let mut caller = Caller {
+            now,
+            limit: call.limit,
+            headroom: call.headroom,
+            node: call.node,
+            recalls: call.recalls,
+        };
         let listens = &mut *site.listens;
         let mut posted = 0;
         let mut post = |node: NodeId, grants: &[Grant]| {

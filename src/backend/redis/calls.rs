@@ -66,7 +66,7 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
         op => op.places(),
     };
     let id = if plain { ID } else { FAIR_ID };
-    let mut command = scripts::call(script, by, &call.key, 7 + places, REST + places * id);
+    let mut command = scripts::call(script, by, &call.key, 8 + places, REST + places * id);
     let (node, counted) = (call.node.text(), u8::from(counted));
     if let Op::Audit { most } = &call.op {
         command.arg(*most);
@@ -79,7 +79,7 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
     match &call.op {
         Op::Acquire { leaving, lease_ms, max_queue, ids } => {
             command.arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
-            command.arg(counted).arg(&node[..]).arg(leaving.len());
+            command.arg(counted).arg(&node[..]).arg(leaving.len()).arg(u8::from(call.recalls));
             for id in leaving.iter().chain(ids) {
                 command.arg(id.text_of(&node).as_bytes());
             }
@@ -169,8 +169,10 @@ pub(crate) fn decode_wire(
         3 => Op::Reassert { lease_ms: 1000, proofs: ids.into_iter().map(|id| (id, 1)).collect() },
         _ => Op::Audit { most: 1000 },
     };
-    let answer =
-        decode(&AddressedCall { key: "x".into(), node, limit: 1, headroom: 0, op }, &value);
+    let answer = decode(
+        &AddressedCall { key: "x".into(), node, limit: 1, headroom: 0, recalls: false, op },
+        &value,
+    );
     if let Ok(reply) = &answer {
         assert!(reply.statuses.is_empty() || reply.statuses.len() == places);
     }

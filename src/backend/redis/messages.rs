@@ -20,3 +20,8 @@ pub(super) fn peer_message(message: &[u8]) -> Option<PeerMessage> {
     let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
     PeerMessage::parse(text)
 }
+
+/// Whether a message says that another process waits: the key is all of it.
+pub(super) fn is_recall(message: &[u8]) -> bool {
+    !message.contains(&b' ')
+}

@@ -133,6 +133,7 @@ impl RedisBackend {
             node,
             limit: 0,
             headroom: 0,
+            recalls: false,
             op,
         });
         for answer in opened.send(Arc::from(calls)).await? {
@@ -183,6 +184,9 @@ fn deliver(
             if let Some(message) = messages::peer_message(message) {
                 mailbox.message(name, message);
                 return Ok(());
+            }
+            if messages::is_recall(message) {
+                mailbox.recall(name);
             }
             hints.for_each(|hint| mailbox.hint(name, hint));
         }

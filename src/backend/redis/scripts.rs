@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 use deadpool_redis::redis::{Cmd, Pipeline, Script};
 
 /// Parts that several scripts share, and the marks at which they are inserted.
-const PIECES: [(&str, &str); 13] = [
+const PIECES: [(&str, &str); 14] = [
     ("--@clock", include_str!("../../../lua/clock.lua")),
     ("--@queued", include_str!("../../../lua/queued.lua")),
     ("--@sweep", include_str!("../../../lua/sweep.lua")),
     ("--@promote", include_str!("../../../lua/promote.lua")),
     ("--@write", include_str!("../../../lua/write.lua")),
+    ("--@recall", include_str!("../../../lua/recall.lua")),
     ("--@answer", include_str!("../../../lua/answer.lua")),
     ("--@fair/settle", include_str!("../../../lua/fair/settle.lua")),
     ("--@fair/leave", include_str!("../../../lua/fair/leave.lua")),

@@ -52,6 +52,23 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
+    /// Sets whether a permit that is given back goes straight to the next request of this process, without a call to the
+    /// backend, as long as no other process waits. For names that are hot in each process and permits that are held for
+    /// milliseconds.
+    ///
+    /// The default is `false`; not with a wait timeout of zero. See [`PolicyBuilder::reuse`].
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "database").limit(20).reuse(true).build()
+    /// # }
+    /// ```
+    pub const fn reuse(mut self, reuse: bool) -> Self {
+        self.policy = self.policy.reuse(reuse);
+        self
+    }
+
     /// Sets how long a permit outlives a process that dies. The default is 10 s. See [`PolicyBuilder::lease`].
     ///
     /// ```

@@ -31,6 +31,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, next_in_line, ticket_of};
@@ -48,6 +49,9 @@ pub const TICKET_MIN: u64 = 100_000_000_000_000;
 /// [`HINT_WORK`] more. The places that the operation names are not counted.
 pub const WORK_MAX: usize = 500;
 
+/// Places that are looked at for nodes to recall permits from: those with the earliest lease ends.
+const RECALL_MAX: usize = 128;
+
 /// The cost of one hint to another node, out of [`WORK_MAX`].
 pub const HINT_WORK: usize = 4;
 
@@ -62,6 +66,8 @@ pub struct Caller {
     pub headroom: u32,
     /// The calling node.
     pub node: NodeId,
+    /// Newcomers that have to wait recall permits that other nodes keep.
+    pub recalls: bool,
 }
 
 impl Caller {
@@ -72,7 +78,7 @@ impl Caller {
     }
 }
 
-/// Delivers hints to a node; `false` says that nobody listens there, so that the node is gone.
+/// Delivers hints to a node, or without any the word that somebody waits; `false` says that nobody listens there, so that the node is gone.
 pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 
 /// One semaphore: its places, held and waiting.
@@ -197,6 +203,7 @@ impl Ledger {
             // Full, or so it looks: waiting places go first, and only then the newcomers.
             let budget = self.sweep(caller.now);
             reply.granted = self.promote(caller, budget, post);
+            let is_first = self.waiting() == 0;
             let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
             for id in ids {
                 let status = match self.places.get(id) {
@@ -211,8 +218,24 @@ impl Ledger {
                 self.settle(caller.now);
                 reply.statuses.push(status);
             }
+            if caller.recalls && is_first && self.waiting() > 0 {
+                self.recall(caller.node, post);
+            }
         }
         self.close(caller, reply)
+    }
+
+    /// Tells the other nodes with places here that somebody waits.
+    fn recall(&mut self, caller: NodeId, post: Post<'_>) {
+        let mut nodes: SmallVec<[NodeId; 4]> = SmallVec::new();
+        for (.., id) in self.by_end().iter().take(RECALL_MAX) {
+            if !id.poll_only && id.node != caller && !nodes.contains(&id.node) {
+                nodes.push(id.node);
+            }
+        }
+        for node in nodes {
+            post(node, &[]);
+        }
     }
 
     /// What becomes of a place that is not there yet. `last`: the last ticket of the queue.

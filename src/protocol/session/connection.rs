@@ -37,6 +37,7 @@ impl Session {
             self.data_was_lost(at);
         }
         self.outage = false;
+        self.end_reuse(now);
         self.local_queue = LocalQueue::new();
         self.take_calls_back();
         self.renewals.clear();

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::Session;
 use super::options::OnUnavailable;
-use super::place::{Place, Places, index_of, serial_of};
+use super::place::{Place, Places, serial_of};
 use crate::error::RejectReason;
 use crate::protocol::claim::{Claim, Tenant};
 use crate::protocol::lines::Lines;
@@ -56,7 +56,10 @@ impl LocalQueue {
 
     fn settle(&mut self, places: &Places, now: Time) {
         let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
-        let claim_of = |n: u64| places.get(index_of(n)).map_or_else(Claim::nobodys, Place::claim);
+        let claim_of = |n: u64| {
+            let place = places.index(n).and_then(|index| places.get(index));
+            place.map_or_else(Claim::nobodys, Place::claim)
+        };
         for tenant in std::mem::take(&mut self.touched) {
             self.lines.settle(tenant, now, claim_of);
         }
@@ -88,12 +91,13 @@ impl Session {
         loop {
             self.local_queue.settle(&self.places, now);
             let Some(n) = self.local_queue.next() else { return };
-            let Some(place) = self.places.get(index_of(n)) else { return };
+            let Some(index) = self.places.index(n) else { return };
+            let Some(place) = self.places.get(index) else { return };
             if self.exceeds_share(place) {
-                self.fail(index_of(n), now);
+                self.fail(index, now);
             } else if self.has_share(place) {
                 // It leaves the queue as it gets its new number.
-                self.admit(index_of(n), now);
+                self.admit(index, now);
             } else {
                 return;
             }

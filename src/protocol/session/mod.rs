@@ -15,6 +15,7 @@ mod overrides;
 mod place;
 mod reply;
 mod request;
+mod reuse;
 mod tenants;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ pub use self::options::{AcquireOptions, OnUnavailable};
 use self::overrides::RevocationCheck;
 pub use self::place::PLACES_MAX;
 use self::place::{Places, State};
+use self::reuse::Reuse;
 use self::tenants::Tenants;
 pub use self::transmit::Urgency;
 use super::claim::{Claim, Tenant};
@@ -52,6 +54,8 @@ pub struct Session {
     in_flight: u64,
     waiting: u64,
     joining: u64,
+    /// Places in flight by policy.
+    admitted: u64,
     /// Those that have a claim.
     tenants: Tenants,
     /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
@@ -60,6 +64,8 @@ pub struct Session {
     headroom: u32,
     lease: Duration,
     longest_lease: Duration,
+    /// Where permits are passed on.
+    reuse: Option<Box<Reuse>>,
     /// What an operator set in place of the policy.
     overrides: Override,
 
@@ -169,11 +175,13 @@ impl Session {
             in_flight: 0,
             waiting: 0,
             joining: 0,
+            admitted: 0,
             tenants: Tenants::default(),
             limit: 0,
             headroom: 0,
             lease: Duration::ZERO,
             longest_lease: Duration::ZERO,
+            reuse: None,
             overrides: Override::default(),
             poll_only: connected.poll_only,
             outage: is_outage,
@@ -249,6 +257,9 @@ impl Session {
             place.queued = true;
         }
         let claim = place.options.claim;
+        if self.reuse.is_some() && before.is_without_permit() != state.is_without_permit() {
+            self.follow_queue(index, state.is_without_permit());
+        }
         if let Some(claim) = claim {
             self.follow_tenant(index, claim, before, state);
         }
@@ -280,6 +291,9 @@ impl Session {
             State::Held | State::Admitted { .. } => {
                 if self.outage {
                     self.local_queue.count(claim.unwrap_or_else(Claim::nobodys), is_in);
+                }
+                if matches!(state, State::Admitted { .. }) {
+                    self.admitted = if is_in { self.admitted + 1 } else { self.admitted - 1 };
                 }
                 (&mut self.in_flight, claim.map_or(1, |claim| u64::from(claim.cost())))
             }

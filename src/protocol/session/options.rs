@@ -36,6 +36,9 @@ pub struct AcquireOptions {
     pub claim: Option<Claim>,
     /// How long its permit stays taken if the request is broken off, in ms.
     pub linger_ms: u32,
+    /// For how long, in ms, its permit may go to other requests of this process after a reply said that no other
+    /// process waits; 0: each permit is given back.
+    pub reuse_ms: u32,
 }
 
 impl AcquireOptions {

@@ -15,6 +15,7 @@ impl Session {
     /// told.
     pub fn handle_unreachable(&mut self, now: Time) {
         self.outage = true;
+        self.end_reuse(now);
         self.take_calls_back();
         let mut places: Vec<_> =
             self.places.iter().map(|(index, place)| (place.n, index)).collect();
@@ -145,12 +146,12 @@ impl Session {
     /// In flight without the backend: under a new id, because the old one may stand there as waiting.
     pub(super) fn admit(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
-        let n = self.places.number(index);
+        let n = self.places.renumber(index);
         let poll_only = self.poll_only;
         if let Some(place) = self.places.get_mut(index) {
-            place.n = n;
             place.poll_only = poll_only;
             place.held_at = now;
+            place.granted_at = now;
             place.acked = now;
         }
         self.set(index, State::Admitted { announced: false });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::{Place, index_of};
+use super::place::Place;
 use super::{Session, State};
 use crate::error::RejectReason;
 use crate::protocol::id::PlaceId;
@@ -71,8 +71,8 @@ impl Session {
         }
         let renamed = self.revocation_checks.iter().find(|check| check.old == id.n);
         let n = renamed.map_or(id.n, |check| check.new);
-        let Some(place) = self.places.find(n) else { return };
-        let index = index_of(n);
+        let Some(index) = self.places.index(n) else { return };
+        let Some(place) = self.places.get(index) else { return };
         if place.is_in_flight() && place.taken {
             self.lose(index, now);
         } else if place.is_live() || place.is_joining() {
@@ -86,17 +86,16 @@ impl Session {
     /// revoked; and that from an answer to a question that is asked from here on, because a revocation
     /// is recorded first and carried out then.
     pub(super) fn gone(&mut self, n: u64, now: Time) {
-        let index = index_of(n);
-        let Some(place) = self.places.find(n).filter(|place| !place.restoring) else { return };
+        let Some(index) = self.places.index(n) else { return };
+        let Some(place) = self.places.get(index).filter(|place| !place.restoring) else { return };
         let mut new = n;
         if place.is_waiting() {
             // Back under a new id: what still names the old one must not reach this stay.
-            new = self.places.number(index);
+            new = self.places.renumber(index);
             // A replica that is promoted may still have the old one.
             self.left_at = Some(now);
             let poll_only = self.poll_only;
             if let Some(place) = self.places.get_mut(index) {
-                place.n = new;
                 place.poll_only = poll_only;
             }
         }
@@ -125,7 +124,8 @@ impl Session {
             .partition::<Vec<_>, _>(is_known);
         self.revocation_checks = unknown;
         for RevocationCheck { new: n, .. } in known {
-            let Some(place) = self.places.find(n) else { continue };
+            let Some(index) = self.places.index(n) else { continue };
+            let Some(place) = self.places.get_mut(index) else { continue };
             match place.state {
                 State::Held => {
                     self.reasserts.push_back(n);
@@ -134,7 +134,7 @@ impl Session {
                 State::Waiting { ticket: Some(_) } => self.reasserts.push_back(n),
                 State::Waiting { ticket: None } => {
                     place.restoring = false;
-                    self.set(index_of(n), State::Joining { sent: false, hint: None });
+                    self.set(index, State::Joining { sent: false, hint: None });
                     self.joins.push_back(n);
                 }
                 _ => {}
@@ -146,14 +146,14 @@ impl Session {
     /// For how long a place has had its permit; `None`: it has none.
     #[must_use]
     pub fn held_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
-        let place = self.places.get(index_of(id.n)).filter(|place| place.n == id.n)?;
+        let place = self.places.get(self.places.index(id.n)?)?;
         place.is_in_flight().then(|| now.since(place.held_at))
     }
 
     /// For how long a place has been waiting; `None`: it does not.
     #[must_use]
     pub fn waiting_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
-        let place = self.places.get(index_of(id.n)).filter(|place| place.n == id.n)?;
+        let place = self.places.get(self.places.index(id.n)?)?;
         place.is_waiting().then(|| now.since(place.held_at))
     }
 

@@ -1,6 +1,6 @@
 //! One request's place, and the table of all places of a session.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::options::{AcquireOptions, OnUnavailable};
@@ -35,8 +35,12 @@ pub(super) struct Place {
     /// When the call that this answered was sent; of a place in flight by policy, when it was last to be
     /// announced.
     pub(super) acked: Time,
-    /// When it was granted; before that, when its request came.
+    /// When its request got its permit; before that, when its request came.
     pub(super) held_at: Time,
+    /// When the permit was granted, whatever request had it since.
+    pub(super) granted_at: Time,
+    /// Counts the requests of the session, so that they are served in the order in which they came.
+    pub(super) arrival: u64,
     /// The request knows that it has its permit.
     pub(super) taken: bool,
     /// It once stood in a queue, the backend's or the process's own: to its request it waits from then
@@ -61,6 +65,8 @@ pub(super) enum Linger {
     Spared,
     /// Its request has left; it is released this many ms after its grant.
     Until(u32),
+    /// Its request has left; it is kept until then for the next request of this process.
+    Kept(Time),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +99,13 @@ pub(super) enum State {
     Released {
         acknowledged: bool,
     },
+}
+
+impl State {
+    /// Whether its request has asked for a permit and has none.
+    pub(super) const fn is_without_permit(self) -> bool {
+        matches!(self, Self::Joining { .. } | Self::Waiting { .. })
+    }
 }
 
 impl Place {
@@ -156,8 +169,13 @@ impl Place {
     pub(super) fn lingers_until(&self) -> Option<Time> {
         match self.linger {
             Linger::Until(ms) => Some(self.held_at + Duration::from_millis(u64::from(ms))),
-            Linger::No | Linger::Due | Linger::Spared => None,
+            Linger::No | Linger::Due | Linger::Spared | Linger::Kept(_) => None,
         }
+    }
+
+    /// Whether no request has it.
+    pub(super) const fn has_left(&self) -> bool {
+        matches!(self.linger, Linger::Until(_) | Linger::Kept(_))
     }
 
     /// Its request has left, and it lingers. Returns until when.
@@ -189,6 +207,8 @@ impl Place {
 pub(super) struct Places {
     entries: Vec<Option<Place>>,
     free: BTreeSet<usize>,
+    /// Numbers that name another index than that of their place: a permit that is passed on takes its number along.
+    strays: BTreeMap<u64, usize>,
     /// Counts the numbers given out.
     serial: u64,
 }
@@ -213,7 +233,7 @@ impl Places {
     }
 
     pub(super) const fn starting_at(serial: u64) -> Self {
-        Self { entries: Vec::new(), free: BTreeSet::new(), serial }
+        Self { entries: Vec::new(), free: BTreeSet::new(), strays: BTreeMap::new(), serial }
     }
 
     /// Adds what `make` makes of its number.
@@ -232,6 +252,9 @@ impl Places {
     #[inline]
     pub(super) fn remove(&mut self, index: usize) -> Option<Place> {
         let place = self.entries.get_mut(index)?.take()?;
+        if index_of(place.n) != index {
+            self.strays.remove(&place.n);
+        }
         if index + 1 < self.entries.len() {
             self.free.insert(index);
             return Some(place);
@@ -257,7 +280,52 @@ impl Places {
 
     /// The place with this number.
     pub(super) fn find(&mut self, n: u64) -> Option<&mut Place> {
-        self.get_mut(index_of(n)).filter(|place| place.n == n)
+        self.index(n).and_then(|index| self.get_mut(index))
+    }
+
+    /// Where the place with this number is.
+    pub(super) fn index(&self, n: u64) -> Option<usize> {
+        let index = index_of(n);
+        match self.get(index) {
+            Some(place) if place.n == n => Some(index),
+            _ if self.strays.is_empty() => None,
+            _ => self.strays.get(&n).copied(),
+        }
+    }
+
+    /// Gives the place at `index` a new number. Returns it.
+    pub(super) fn renumber(&mut self, index: usize) -> u64 {
+        let n = self.number(index);
+        if let Some(place) = self.entries.get_mut(index).and_then(Option::as_mut) {
+            let old = std::mem::replace(&mut place.n, n);
+            if index_of(old) != index {
+                self.strays.remove(&old);
+            }
+        }
+        n
+    }
+
+    /// Exchanges what the backend knows of two places: their numbers and leases. Requests keep their indexes.
+    pub(super) fn exchange(&mut self, one: usize, other: usize) {
+        let (low, high) = (one.min(other), one.max(other));
+        let Some((below, above)) = self.entries.split_at_mut_checked(high) else { return };
+        let (Some(Some(a)), Some(Some(b))) = (below.get_mut(low), above.first_mut()) else {
+            return;
+        };
+        std::mem::swap(&mut a.n, &mut b.n);
+        std::mem::swap(&mut a.poll_only, &mut b.poll_only);
+        std::mem::swap(&mut a.lease_end, &mut b.lease_end);
+        std::mem::swap(&mut a.acked, &mut b.acked);
+        std::mem::swap(&mut a.granted_at, &mut b.granted_at);
+        std::mem::swap(&mut a.check, &mut b.check);
+        std::mem::swap(&mut a.restoring, &mut b.restoring);
+        for (n, index) in [(a.n, low), (b.n, high)] {
+            if index_of(n) == index {
+                self.strays.remove(&n);
+            } else {
+                self.strays.insert(n, index);
+            }
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Place)> {
@@ -269,14 +337,14 @@ impl Places {
     }
 
     /// A number that no place of this session had before, for the one at `index`.
-    pub(super) const fn number(&mut self, index: usize) -> u64 {
+    const fn number(&mut self, index: usize) -> u64 {
         let serial = self.serial;
         self.serial += 1;
         ((serial << INDEX_BITS) | index as u64) % (1 << 56)
     }
 }
 
-/// Where the place with this number is in the table.
+/// Where the place that got this number was in the table then.
 pub(super) fn index_of(n: u64) -> usize {
     usize::try_from(n & (PLACES_MAX as u64 - 1)).unwrap_or(usize::MAX)
 }
@@ -305,11 +373,14 @@ mod tests {
                     headroom: 0,
                     claim: None,
                     linger_ms: 0,
+                    reuse_ms: 0,
                 },
                 state: State::Held,
                 lease_end: 0,
                 acked: Time::ZERO,
                 held_at: Time::ZERO,
+                granted_at: Time::ZERO,
+                arrival: 0,
                 taken: true,
                 queued: false,
                 check: false,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::{Place, WAITING_RENEWAL, index_of};
+use super::place::{Place, WAITING_RENEWAL};
 use super::{Event, IDLE, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::call::Op;
@@ -39,6 +39,7 @@ impl Session {
     pub fn handle_reply(&mut self, op: &Op, reply: &Reply, late: bool, sent: Time, now: Time) {
         let timing = Timing { sent, now, late };
         self.arrived(op);
+        self.hear_who_waits(op, reply, late, (sent, now));
         // A reply in short says nothing of it.
         if (reply.in_use, reply.waiting) != (0, 0) {
             self.seen = (reply.in_use, reply.waiting);
@@ -87,8 +88,9 @@ impl Session {
             Op::Acquire { leaving, ids, .. } => {
                 self.stayed(leaving, now);
                 for id in ids {
-                    if self.places.find(id.n).is_some_and(|place| place.is_joining()) {
-                        self.wait_or_fall_back(index_of(id.n), now);
+                    let Some(index) = self.places.index(id.n) else { continue };
+                    if self.places.get(index).is_some_and(Place::is_joining) {
+                        self.wait_or_fall_back(index, now);
                     }
                 }
             }
@@ -110,6 +112,7 @@ impl Session {
     /// A hint: a place of this process was granted.
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, claim, lease_end } = hint;
+        self.hear_of_grant(n);
         self.promoted(PlaceId { node: self.node, poll_only: false, n, claim }, lease_end, now);
     }
 
@@ -157,8 +160,10 @@ impl Session {
     }
 
     fn joined(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
-        let index = index_of(id.n);
-        let hint = match self.places.find(id.n) {
+        let Some(index) = self.places.index(id.n) else {
+            return self.release_late(id, status, timing);
+        };
+        let hint = match self.places.get(index) {
             Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
             Some(place) if place.is_live() => return,
             _ => return self.release_late(id, status, timing),
@@ -193,7 +198,7 @@ impl Session {
     fn renewed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
         let Some(place) = self.places.find(n) else { return };
         match (place.state, status) {
-            (State::Held, PlaceStatus::Gone) if place.held_at > timing.sent => {
+            (State::Held, PlaceStatus::Gone) if place.granted_at > timing.sent => {
                 place.check = true;
                 self.renew = true;
             }
@@ -204,11 +209,12 @@ impl Session {
 
     fn reasserted(&mut self, id: PlaceId, status: PlaceStatus, lease_end: u64, timing: Timing) {
         self.restored(id.n);
-        let Some(place) = self.places.find(id.n) else {
+        let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);
         };
+        let Some(place) = self.places.get(index) else { return };
         match (place.state, status) {
-            (State::Held, PlaceStatus::Gone) => self.expire(index_of(id.n), timing.now),
+            (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
             (State::Waiting { .. }, PlaceStatus::Gone) => self.renew = true,
             _ if !place.is_live() => self.release_late(id, status, timing),
             _ => self.confirmed(id.n, status, lease_end, timing),
@@ -217,7 +223,8 @@ impl Session {
 
     /// A renewal found the place.
     fn confirmed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
-        let Some(place) = self.places.find(n) else { return };
+        let Some(index) = self.places.index(n) else { return };
+        let Some(place) = self.places.get_mut(index) else { return };
         match (place.state, status) {
             (State::Waiting { .. }, PlaceStatus::Held) => {
                 self.acknowledge(n, lease_end, timing.sent);
@@ -227,17 +234,17 @@ impl Session {
             // believed, it is asked for again: nothing takes the permit from the request.
             (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
                 self.acknowledge(n, lease_end, timing.sent);
-                self.set(index_of(n), State::Held);
+                self.set(index, State::Held);
                 self.want_renewal(n);
             }
             (State::Waiting { .. }, PlaceStatus::Waiting(ticket)) => {
                 self.acknowledge(n, lease_end, timing.sent);
-                self.set(index_of(n), State::Waiting { ticket: Some(ticket) });
+                self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.want_renewal(n);
             }
             (State::Held, PlaceStatus::Held) => {
                 if timing.now >= place.deadline() {
-                    self.expire(index_of(n), timing.now);
+                    self.expire(index, timing.now);
                 } else {
                     self.acknowledge(n, lease_end, timing.sent);
                     self.want_renewal(n);
@@ -282,8 +289,8 @@ impl Session {
 
     /// The place has a permit; if that is news too old to believe, it asks first.
     fn grant(&mut self, n: u64, now: Time) {
-        let Some(place) = self.places.find(n) else { return };
-        let index = index_of(n);
+        let Some(index) = self.places.index(n) else { return };
+        let Some(place) = self.places.get_mut(index) else { return };
         if now >= place.deadline() {
             if place.is_waiting() {
                 self.renew = true;
@@ -293,6 +300,7 @@ impl Session {
             return;
         }
         place.held_at = now;
+        place.granted_at = now;
         self.set(index, State::Held);
         self.events.push(Event::Progress(index));
         self.want_renewal(n);
@@ -324,8 +332,8 @@ impl Session {
     }
 
     fn release_answered(&mut self, n: u64, acknowledged: bool) {
-        if self.places.find(n).is_some_and(|place| matches!(place.state, State::Releasing)) {
-            let index = index_of(n);
+        let Some(index) = self.places.index(n) else { return };
+        if self.places.get(index).is_some_and(|place| matches!(place.state, State::Releasing)) {
             self.set(index, State::Released { acknowledged });
             self.events.push(Event::Released(index));
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{Linger, PLACES_MAX, Place, State};
+use super::place::{Linger, PLACES_MAX, Place, State, serial_of};
 use super::{Event, IDLE, Progress, Session};
 use crate::error::RejectReason;
 use crate::protocol::id::{NodeId, PlaceId};
@@ -24,6 +24,9 @@ impl Session {
             return None;
         }
         self.limit = limit;
+        if let Some(index) = self.take_kept(limit, &options, now) {
+            return Some(index);
+        }
         if options.headroom != self.headroom {
             // What releases and renewals free is not given to what others leave to class 0.
             let others = if self.places.is_empty() { 0 } else { self.headroom };
@@ -48,8 +51,11 @@ impl Session {
             check: false,
             restoring: false,
             linger: Linger::No,
+            granted_at: now,
+            arrival: serial_of(n),
         });
         self.joining += 1;
+        self.follow_queue(index, true);
         let n = self.places.get(index).map_or(0, |place| place.n);
         self.want(now + IDLE);
         if self.overrides.mode == Mode::Draining {
@@ -133,18 +139,21 @@ impl Session {
     /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
     /// to another.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
-        match self.places.get_mut(index) {
-            Some(place) if place.linger == Linger::Due && place.is_in_flight() => {
-                let until = place.begin_to_linger(now);
-                self.want(until);
-            }
-            _ => self.take_out(index, now),
+        let due = |place: &&mut Place| place.linger == Linger::Due && place.is_in_flight();
+        if let Some(place) = self.places.get_mut(index).filter(due) {
+            let until = place.begin_to_linger(now);
+            self.want(until);
+        } else if self.may_pass_on(index, now) {
+            self.pass_on(index, now);
+        } else {
+            self.take_out(index, now);
         }
     }
 
     /// Takes a place out that no request has.
     #[inline]
     pub(super) fn take_out(&mut self, index: usize, now: Time) {
+        self.follow_queue(index, false);
         let Some(place) = self.places.remove(index) else { return };
         self.count(place.state, place.options.claim, false);
         if let Some(claim) = place.options.claim {
@@ -256,7 +265,9 @@ impl Session {
         self.local_queue = LocalQueue::new();
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
-            if place.may_linger() {
+            if matches!(place.linger, Linger::Kept(_)) {
+                self.take_out(index, now);
+            } else if place.may_linger() {
                 // Not released: its lease ends it, as that of a process that dies.
                 let is_taken = place.lingers_until().is_none();
                 self.set(index, if is_taken { State::Lost } else { State::Closed });
@@ -347,7 +358,7 @@ impl Session {
     }
 
     pub(super) fn lose(&mut self, index: usize, now: Time) {
-        if self.places.get(index).is_some_and(|place| place.lingers_until().is_some()) {
+        if self.places.get(index).is_some_and(Place::has_left) {
             // There is no holder to be told.
             return self.take_out(index, now);
         }

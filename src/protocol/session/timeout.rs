@@ -34,6 +34,7 @@ impl Session {
                 self.expire(index, now);
             }
         }
+        self.release_idle(now);
         let idle_until = self.idle_until(now);
         if now < idle_until {
             self.want(idle_until);

@@ -18,6 +18,13 @@ const AUDIT_MAX: u32 = 1000;
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
 const NEVER_ENDS: u64 = TICKET_MIN - 1;
 
+/// What a call says of its requests.
+struct Terms {
+    limit: u32,
+    headroom: u32,
+    recalls: bool,
+}
+
 /// How soon a session's next call is to go out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Urgency {
@@ -34,7 +41,11 @@ impl Session {
     #[must_use]
     pub fn urgency(&self) -> Option<Urgency> {
         let joins = !self.joins.is_empty();
-        if !self.releases.is_empty() || self.more || (joins && !self.resync) {
+        if !self.releases.is_empty()
+            || self.more
+            || (joins && !self.resync)
+            || self.is_kept_for_nobody()
+        {
             return Some(Urgency::Now);
         }
         if self.has_renewals() {
@@ -55,6 +66,7 @@ impl Session {
             && self.reasserts.is_empty()
             && self.renewals.is_empty()
             && !(self.renew || self.audit || self.more)
+            && !self.is_kept_for_nobody()
     }
 
     fn has_renewals(&self) -> bool {
@@ -71,6 +83,9 @@ impl Session {
             self.end_resync();
             return None;
         }
+        if self.is_kept_for_nobody() {
+            self.release_kept(now);
+        }
         self.drop_expired_releases(now);
         if self.renew && self.renewing == 0 && self.renewals.is_empty() {
             self.begin_renewals(now);
@@ -78,7 +93,7 @@ impl Session {
         self.end_resync();
         let joins = !self.resync && self.skip_to_join();
         let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
-        let mut terms = (self.limit, self.headroom);
+        let mut terms = Terms { limit: self.limit, headroom: self.headroom, recalls: false };
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
             if joins && !between { self.next_acquire(ids, &mut terms) } else { Op::Release { ids } }
@@ -104,8 +119,8 @@ impl Session {
         if !matches!(op, Op::Audit { .. }) {
             self.more = false;
         }
-        let (limit, headroom) = terms;
-        Some(Call { limit: self.limit_of_call(limit, now), headroom, op })
+        let Terms { limit, headroom, recalls } = terms;
+        Some(Call { limit: self.limit_of_call(limit, now), headroom, recalls, op })
     }
 
     /// The limit of a call whose requests know this one.
@@ -214,15 +229,17 @@ impl Session {
     }
 
     /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
-    /// there is room for beside those that leave. Their limit and headroom go into `terms`.
-    fn next_acquire(&mut self, leaving: Ids, terms: &mut (u32, u32)) -> Op {
+    /// there is room for beside those that leave. What else the call says of them goes into `terms`.
+    fn next_acquire(&mut self, leaving: Ids, terms: &mut Terms) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
         let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
         while permits < CALL_MAX && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
-            let asked =
-                (place.limit, AcquireOptions { claim: None, linger_ms: 0, ..place.options });
+            let asked = (
+                place.limit,
+                AcquireOptions { claim: None, linger_ms: 0, reuse_ms: 0, ..place.options },
+            );
             match &common {
                 None => common = Some(asked),
                 Some(common) if *common != asked => break,
@@ -231,6 +248,7 @@ impl Session {
             if let State::Joining { sent, .. } = &mut place.state {
                 *sent = true;
             }
+            terms.recalls |= place.options.reuse_ms > 0;
             permits += place.cost() as usize;
             ids.push(place.id(node));
             self.joins.pop_front();
@@ -238,7 +256,7 @@ impl Session {
         match common {
             Some((limit, options)) => {
                 let lease_ms = options.lease_ms();
-                *terms = (limit, options.headroom);
+                (terms.limit, terms.headroom) = (limit, options.headroom);
                 Op::Acquire { leaving, lease_ms, max_queue: options.max_queue, ids }
             }
             None => Op::Release { ids: leaving },

@@ -145,12 +145,17 @@ impl Connection for TestBackend {
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let backend = self.clone();
         let answers = async move {
-            let answer = |AddressedCall { key, node, limit, headroom, op }: &AddressedCall| {
-                let call =
-                    crate::protocol::Call { limit: *limit, headroom: *headroom, op: op.clone() };
-                let reply = backend.carry_out(key, *node, &call, Instant::now());
-                Answer::Reply { reply, late: false }
-            };
+            let answer =
+                |AddressedCall { key, node, limit, headroom, recalls, op }: &AddressedCall| {
+                    let call = crate::protocol::Call {
+                        limit: *limit,
+                        headroom: *headroom,
+                        recalls: *recalls,
+                        op: op.clone(),
+                    };
+                    let reply = backend.carry_out(key, *node, &call, Instant::now());
+                    Answer::Reply { reply, late: false }
+                };
             Ok(calls.iter().map(answer).collect())
         };
         answers.boxed()

@@ -231,8 +231,13 @@ impl<'a> Model<'a> {
         command: &Cmd,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
-        let caller =
-            Caller { now: self.now, limit: self.limit, headroom: self.headroom, node: node(at) };
+        let caller = Caller {
+            now: self.now,
+            limit: self.limit,
+            headroom: self.headroom,
+            node: node(at),
+            recalls: false,
+        };
         let mut messages = Vec::new();
         let (alive, counted) = (self.alive, self.counted);
         let reply = run(&mut self.ledger, caller, &mut |to, grants| {

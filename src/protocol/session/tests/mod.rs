@@ -8,6 +8,7 @@ mod operators;
 mod outages;
 mod renewals;
 mod replies;
+mod reuse;
 mod sending;
 mod tenants;
 mod waiting;
@@ -34,6 +35,7 @@ const OPTIONS: AcquireOptions = AcquireOptions {
     headroom: 0,
     claim: None,
     linger_ms: 0,
+    reuse_ms: 0,
 };
 
 /// Moments are ms, by the clocks of the process and the server alike.
@@ -52,12 +54,14 @@ struct Rig {
     limit: u32,
     now_ms: u64,
     others: u64,
+    /// Processes that the ledger told that somebody waits.
+    recalled: Vec<NodeId>,
 }
 
 impl Rig {
     fn new(limit: u32) -> Self {
         let session = Session::new(NODE, 1, Connected::default(), false);
-        Self { session, ledger: Ledger::new(), limit, now_ms: 0, others: 0 }
+        Self { session, ledger: Ledger::new(), limit, now_ms: 0, others: 0, recalled: Vec::new() }
     }
 
     fn now(&self) -> Time {
@@ -65,7 +69,7 @@ impl Rig {
     }
 
     fn ask(&self, node: NodeId, limit: u32) -> Caller {
-        Caller { now: (EPOCH_MS + self.now_ms) * 1000, limit, headroom: 0, node }
+        Caller { now: (EPOCH_MS + self.now_ms) * 1000, limit, headroom: 0, node, recalls: false }
     }
 
     /// Time passes; the watchdog looks whenever it is to.
@@ -122,6 +126,7 @@ impl Rig {
         assert_eq!(self.session.in_flight, units, "in flight");
         assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
+        self.session.check_reuse();
         let queue = self.session.local_queue.places();
         for n in &queue {
             let mut places = self.session.places.iter();
@@ -162,7 +167,7 @@ impl Rig {
     }
 
     fn carry_out(&mut self, call: &Call) -> Reply {
-        let caller = self.ask(NODE, call.limit);
+        let caller = Caller { recalls: call.recalls, ..self.ask(NODE, call.limit) };
         let post: super::super::ledger::Post<'_> = &mut |_, _| true;
         match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
@@ -241,8 +246,14 @@ impl Rig {
     fn other(&mut self) -> PlaceId {
         self.others += 1;
         let id = PlaceId { node: OTHER, poll_only: false, n: self.others, claim: None };
-        let caller = self.ask(OTHER, self.limit);
-        self.ledger.acquire(caller, 3_600_000, Some(8), &[], &[id], &mut |_, _| true);
+        let caller = Caller { recalls: true, ..self.ask(OTHER, self.limit) };
+        let recalled = &mut self.recalled;
+        self.ledger.acquire(caller, 3_600_000, Some(8), &[], &[id], &mut |node, grants| {
+            if grants.is_empty() {
+                recalled.push(node);
+            }
+            true
+        });
         id
     }
 

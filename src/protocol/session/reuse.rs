@@ -1,0 +1,381 @@
+//! Permits that go from one request of this process straight to its next one (rule 9).
+//!
+//! A permit that is passed on stays one place of the backend, so nothing is counted twice and nothing is sent. It is
+//! passed on only while this process knows that no other one waits, and for a bounded time after the reply that said
+//! so. The idea is that of locks that stay with the node that used them last until another node asks, as in GFS2
+//! ("glocks") and in NFSv4 (delegations); that it must not be done while others wait is what lock cohorting
+//! (Dice, Marathe and Shavit, 2012) bounds by a count and this by a message.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use super::options::AcquireOptions;
+use super::place::{Linger, Place};
+use super::{Event, Session, State};
+use crate::protocol::call::Op;
+use crate::protocol::claim::Claim;
+use crate::protocol::id::PlaceId;
+use crate::protocol::ledger::{PlaceStatus, Reply};
+use crate::protocol::overrides::Mode;
+use crate::protocol::time::Time;
+
+/// What a session knows for passing permits on. It is there from the first request on that asks for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Reuse {
+    /// The requests of this process that have no permit, in the order in which they came, and how many there are of
+    /// each claim.
+    queue: BTreeSet<(u64, usize)>,
+    claims: BTreeMap<Option<Claim>, usize>,
+    /// Permits without a request by number, that which was used last behind the others.
+    kept: VecDeque<u64>,
+    /// Places of this process that stand in the backend's queue, by what came before on this connection. Replies come
+    /// in the order of their calls, so this is what a reply has counted of this process.
+    standing: BTreeSet<u64>,
+    alone: Option<Alone>,
+    /// What was sent before says nothing of who waits.
+    recalled_at: Option<Time>,
+    /// When a renewal was last wanted for its reply alone.
+    asked_at: Option<Time>,
+}
+
+/// No other process waited, and no more permits were in use than the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Alone {
+    /// When the call was sent whose reply said so.
+    heard: Time,
+    /// Permits in use then, at the most.
+    in_use: u64,
+}
+
+impl Reuse {
+    fn join(&mut self, index: usize, place: &Place) {
+        if self.queue.insert((place.arrival, index)) {
+            *self.claims.entry(place.options.claim).or_default() += 1;
+        }
+    }
+
+    fn leave(&mut self, index: usize, place: &Place) {
+        if self.queue.remove(&(place.arrival, index))
+            && let Some(count) = self.claims.get_mut(&place.options.claim)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.claims.remove(&place.options.claim);
+            }
+        }
+    }
+
+    /// Who of this process stands in the queue, after a call.
+    fn hear(&mut self, op: &Op, reply: &Reply, late: bool) {
+        let mut stands = |id: &PlaceId, status: &PlaceStatus| {
+            // A release that was sent later may have been carried out before.
+            if matches!(status, PlaceStatus::Waiting(_)) && !late {
+                self.standing.insert(id.n);
+            } else {
+                self.standing.remove(&id.n);
+            }
+        };
+        match op {
+            Op::Acquire { ids, .. } | Op::Renew { ids, .. } => {
+                ids.iter().zip(&reply.statuses).for_each(|(id, status)| stands(id, status));
+            }
+            Op::Reassert { proofs, .. } => {
+                proofs.iter().zip(&reply.statuses).for_each(|((id, _), status)| stands(id, status));
+            }
+            Op::Release { .. } | Op::Audit { .. } => {}
+        }
+        if let Op::Acquire { leaving: ids, .. } | Op::Release { ids } = op {
+            for id in ids {
+                self.standing.remove(&id.n);
+            }
+        }
+        for grant in &reply.granted {
+            self.standing.remove(&grant.id.n);
+        }
+    }
+}
+
+/// Permits in use and places that wait, after a call; `None`: its reply does not say.
+fn counted(op: &Op, reply: &Reply, limit: u64) -> Option<(u64, u64)> {
+    match op {
+        Op::Release { .. } | Op::Audit { .. } => None,
+        _ if (reply.in_use, reply.waiting) != (0, 0) => Some((reply.in_use, reply.waiting)),
+        // In short, which permits of tenants may be granted in while lines of others are stopped.
+        Op::Acquire { leaving, ids, .. }
+            if leaving.iter().chain(ids).any(|id| id.claim.is_some()) =>
+        {
+            None
+        }
+        // In short: nobody waits, and the limit is kept.
+        _ => Some((limit, 0)),
+    }
+}
+
+impl Session {
+    /// Another process waits: what is kept here is given back, and nothing is passed on until a call that is sent from
+    /// here on says that no other process waits.
+    pub fn handle_recall(&mut self, now: Time) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.recalled_at = Some(now);
+            reuse.alone = None;
+        }
+    }
+
+    /// How many permits are kept for the next requests of this process.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.reuse.as_ref().map_or(0, |reuse| reuse.kept.len())
+    }
+
+    /// Takes a reply's word for who waits.
+    pub(super) fn hear_who_waits(
+        &mut self,
+        op: &Op,
+        reply: &Reply,
+        late: bool,
+        (sent, now): (Time, Time),
+    ) {
+        let limit = u64::from(self.limit_in_force());
+        // What is in use here and not counted there is not in the count of the reply.
+        let is_counted = !self.resync && self.admitted == 0;
+        let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
+        let hears = !self.poll_only && !self.outage;
+        let Some(reuse) = &mut self.reuse else { return };
+        reuse.hear(op, reply, late);
+        if late || reuse.recalled_at.is_some_and(|at| sent <= at) {
+            return;
+        }
+        let Some((in_use, waiting)) = counted(op, reply, limit) else {
+            if let Op::Acquire { ids, .. } = op
+                && let Some(id) = ids.first()
+            {
+                self.ask_if_hot(id.n, now);
+            }
+            return;
+        };
+        let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
+        let is_alone = waiting <= reuse.standing.len() as u64 && in_use <= limit;
+        let is_known = is_counted && hears && !is_quarantined && !is_gone;
+        reuse.alone = (is_alone && is_known).then_some(Alone { heard: sent, in_use });
+    }
+
+    /// A hint: a place of this process does not stand in the queue any more.
+    pub(super) fn hear_of_grant(&mut self, n: u64) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.standing.remove(&n);
+        }
+    }
+
+    /// Whether this process knows that no other one waits, by a call that was sent less than so long ago.
+    fn is_alone(&self, within_ms: u32, now: Time) -> bool {
+        let within = Duration::from_millis(u64::from(within_ms));
+        let alone = self.reuse.as_ref().and_then(|reuse| reuse.alone);
+        alone.is_some_and(|alone| {
+            now < alone.heard + within && alone.in_use <= u64::from(self.limit_in_force())
+        })
+    }
+
+    /// Whether a permit is good for one more request. The backend acknowledged it not long ago, so that the request
+    /// has most of a lease.
+    fn is_good_for_another(place: &Place, now: Time) -> bool {
+        !place.restoring && now + place.options.lease / 2 < place.deadline()
+    }
+
+    /// Follows a request into the queue of those without a permit, or out of it.
+    pub(super) fn follow_queue(&mut self, index: usize, is_in: bool) {
+        let (Some(reuse), Some(place)) = (&mut self.reuse, self.places.get(index)) else { return };
+        match is_in {
+            true if place.is_joining() || place.is_waiting() => reuse.join(index, place),
+            _ => reuse.leave(index, place),
+        }
+    }
+
+    /// From the first request on that asks for it, permits are passed on.
+    fn begin_reuse(&mut self) {
+        if self.reuse.is_none() {
+            self.reuse = Some(Box::default());
+            for index in self.indexes() {
+                self.follow_queue(index, true);
+            }
+        }
+    }
+
+    /// Gives a request that comes the permit that was used last, if one is kept for it.
+    pub(super) fn take_kept(
+        &mut self,
+        limit: u32,
+        options: &AcquireOptions,
+        now: Time,
+    ) -> Option<usize> {
+        if options.reuse_ms == 0 {
+            return None;
+        }
+        self.begin_reuse();
+        let n = self.reuse.as_ref()?.kept.back().copied()?;
+        if self.overrides.mode == Mode::Draining || !self.is_alone(options.reuse_ms, now) {
+            return None;
+        }
+        let index = self.places.index(n)?;
+        let place = self.places.get_mut(index)?;
+        if place.limit != limit
+            || place.options != *options
+            || !Self::is_good_for_another(place, now)
+        {
+            return None;
+        }
+        place.linger = Linger::No;
+        place.taken = false;
+        place.queued = false;
+        place.held_at = now;
+        self.reuse.as_mut()?.kept.pop_back();
+        self.ask_ahead(n, options.reuse_ms, now);
+        Some(index)
+    }
+
+    /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
+    pub(super) fn may_pass_on(&self, index: usize, now: Time) -> bool {
+        let (Some(reuse), Some(place)) = (&self.reuse, self.places.get(index)) else {
+            return false;
+        };
+        let ms = place.options.reuse_ms;
+        if ms == 0
+            || !matches!(place.state, State::Held)
+            || place.has_left()
+            || !Self::is_good_for_another(place, now)
+            || !self.is_alone(ms, now)
+        {
+            return false;
+        }
+        let Some((_, first)) = reuse.queue.first() else { return true };
+        // Whose turn it is among tenants, only the backend knows.
+        reuse.claims.len() == 1
+            && self
+                .places
+                .get(*first)
+                .is_some_and(|other| (other.limit, other.options) == (place.limit, place.options))
+    }
+
+    /// Gives the permit at `index` to the request of this process that has waited longest, or keeps it.
+    pub(super) fn pass_on(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        let (n, ms) = (place.n, place.options.reuse_ms);
+        self.ask_ahead(n, ms, now);
+        let Some(reuse) = &mut self.reuse else { return };
+        let Some((_, to)) = reuse.queue.first().copied() else {
+            let until = now + Duration::from_millis(u64::from(ms));
+            let is_first = reuse.kept.is_empty();
+            reuse.kept.push_back(n);
+            if let Some(place) = self.places.get_mut(index) {
+                place.linger = Linger::Kept(until);
+                place.taken = true;
+            }
+            if is_first {
+                self.want(until);
+            }
+            return;
+        };
+        let Some(before) = self.places.get(to).map(|place| place.state) else { return };
+        // The permit takes its number along; and the place in the queue leaves it.
+        self.places.exchange(index, to);
+        self.set(to, State::Held);
+        if let Some(place) = self.places.get_mut(to) {
+            place.held_at = now;
+        }
+        self.events.push(Event::Progress(to));
+        self.set(index, before);
+        self.take_out(index, now);
+    }
+
+    /// Has a permit renewed for the sake of the reply, which says who waits, before what is known is too old.
+    fn ask_ahead(&mut self, n: u64, ms: u32, now: Time) {
+        let half = Duration::from_millis(u64::from(ms)) / 2;
+        let Some(reuse) = &mut self.reuse else { return };
+        let is_old = |at: Time| now >= at + half;
+        if reuse.alone.is_none_or(|alone| is_old(alone.heard)) && reuse.asked_at.is_none_or(is_old)
+        {
+            reuse.asked_at = Some(now);
+            self.renewals.push_back(n);
+        }
+    }
+
+    /// As [`ask_ahead`](Self::ask_ahead), where permits are used so often that the question is worth a call.
+    fn ask_if_hot(&mut self, n: u64, now: Time) {
+        let Some(ms) = self.places.find(n).map(|place| place.options.reuse_ms) else { return };
+        let within = Duration::from_millis(u64::from(ms));
+        if ms > 0 && self.left_at.is_some_and(|at| now < at + within) {
+            self.ask_ahead(n, ms, now);
+        }
+    }
+
+    /// Whether permits are kept that no request of this process will get.
+    pub(super) fn is_kept_for_nobody(&self) -> bool {
+        self.reuse.as_ref().is_some_and(|reuse| {
+            let limit = u64::from(self.limit_in_force());
+            !reuse.kept.is_empty()
+                && (!reuse.queue.is_empty() || reuse.alone.is_none_or(|alone| alone.in_use > limit))
+        })
+    }
+
+    /// Gives back what is kept.
+    pub(super) fn release_kept(&mut self, now: Time) {
+        let Some(reuse) = &mut self.reuse else { return };
+        for n in std::mem::take(&mut reuse.kept) {
+            if let Some(index) = self.places.index(n) {
+                self.take_out(index, now);
+            }
+        }
+    }
+
+    /// Gives back what nobody has used for long, and what would be so before long.
+    pub(super) fn release_idle(&mut self, now: Time) {
+        while let Some(n) = self.reuse.as_ref().and_then(|reuse| reuse.kept.front().copied()) {
+            let place =
+                self.places.index(n).and_then(|index| Some((index, self.places.get(index)?)));
+            if let Some((index, place)) = place
+                && let Linger::Kept(until) = place.linger
+            {
+                let half = Duration::from_millis(u64::from(place.options.reuse_ms)) / 2;
+                if now + half < until {
+                    self.want(until);
+                    return;
+                }
+                self.take_out(index, now);
+            }
+            if let Some(reuse) = &mut self.reuse {
+                reuse.kept.pop_front();
+            }
+        }
+    }
+
+    /// What was known of others is not, from here on.
+    pub(super) fn end_reuse(&mut self, now: Time) {
+        self.release_kept(now);
+        if let Some(reuse) = &mut self.reuse {
+            reuse.alone = None;
+            reuse.standing.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// What is noted for passing permits on is what there is.
+    pub(super) fn check_reuse(&self) {
+        let Some(reuse) = &self.reuse else { return };
+        let places = || self.places.iter();
+        let waits = places().filter(|(_, place)| place.state.is_without_permit());
+        let queue: BTreeSet<_> = waits.map(|(index, place)| (place.arrival, index)).collect();
+        assert_eq!(reuse.queue, queue, "requests without a permit");
+        assert_eq!(reuse.claims.values().sum::<usize>(), queue.len(), "their claims");
+        let is_kept = |place: &Place| matches!(place.linger, Linger::Kept(_));
+        let kept: BTreeSet<_> = places().filter(|(_, p)| is_kept(p)).map(|(_, p)| p.n).collect();
+        assert!(kept.iter().all(|n| reuse.kept.contains(n)), "each kept permit is found");
+        for (index, place) in places() {
+            assert_eq!(
+                self.places.index(place.n),
+                Some(index),
+                "each place is found by its number"
+            );
+        }
+    }
+}

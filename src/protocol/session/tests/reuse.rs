@@ -1,0 +1,570 @@
+//! Permits that are passed on, kept and recalled.
+
+use super::*;
+use crate::protocol::claim::{Claim, Tenant};
+use crate::protocol::ledger::Hint;
+use crate::protocol::overrides::{Mode, Override};
+
+const REUSE: AcquireOptions = AcquireOptions { reuse_ms: 50, ..OPTIONS };
+
+fn claim(tenant: u32) -> Option<Claim> {
+    Some(Claim::new(Tenant::of_hash(u64::from(tenant))))
+}
+
+impl Rig {
+    /// A request that has its permit.
+    fn holder(&mut self, options: AcquireOptions) -> usize {
+        let index = self.request_with(options);
+        self.settle();
+        assert_eq!(self.progress(index), Progress::Held);
+        index
+    }
+
+    fn recall(&mut self) {
+        let now = self.now();
+        self.session.handle_recall(now);
+    }
+
+    /// A request comes and has its permit, and nothing is sent for it.
+    fn reuses(&mut self, options: AcquireOptions) -> bool {
+        let index = self.request_with(options);
+        let is_held = self.progress(index) == Progress::Held;
+        assert_eq!(is_held, !self.session.places.get(index).unwrap().is_joining());
+        self.leave(index);
+        is_held
+    }
+
+    /// Permits of the other process.
+    fn in_use_elsewhere(&self) -> usize {
+        let places = self.ledger.places();
+        places.filter(|(id, _, ticket)| id.node == OTHER && ticket.is_none()).count()
+    }
+
+    fn kept(&self) -> usize {
+        self.session.kept()
+    }
+}
+
+/// A session that keeps the permit of its last request.
+fn keeper(limit: u32) -> Rig {
+    let mut rig = Rig::new(limit);
+    let held = rig.holder(REUSE);
+    rig.leave(held);
+    assert_eq!((rig.kept(), rig.calls()), (1, vec![]), "kept, and nothing is sent");
+    rig
+}
+
+#[test]
+fn a_request_that_comes_takes_the_permit_that_was_given_back() {
+    let mut rig = keeper(1);
+    let (before, n) = (rig.places(), rig.session.places.iter().next().unwrap().1.n);
+    for _ in 0..100 {
+        let next = rig.request_with(REUSE);
+        assert_eq!(rig.progress(next), Progress::Held);
+        assert_eq!((rig.kept(), rig.id(next).n), (0, n));
+        rig.leave(next);
+    }
+    assert_eq!((rig.calls(), rig.places()), (vec![], before));
+}
+
+#[test]
+fn a_request_that_does_not_ask_for_it_gives_its_permit_back() {
+    let mut rig = keeper(1);
+    let held = rig.holder(OPTIONS);
+    assert_eq!(rig.kept(), 0, "it went to the backend for this request");
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn a_request_that_waits_is_handed_the_permit_in_its_turn() {
+    let mut rig = Rig::new(1);
+    let first = rig.holder(REUSE);
+    let waits: Vec<_> = (0..3).map(|_| rig.request_with(REUSE)).collect();
+    rig.settle();
+    let (n, mut has) = (rig.id(first).n, first);
+    for next in waits {
+        assert_eq!(rig.progress(next), Progress::Waiting);
+        rig.leave(has);
+        assert_eq!((rig.progress(next), rig.id(next).n), (Progress::Held, n));
+        let sent = rig.settle();
+        assert!(matches!(&sent[..], [Op::Release { ids }] if ids.len() == 1), "{sent:?}");
+        assert_eq!(rig.ledger.in_use(), 1);
+        has = next;
+    }
+    // A later request has the index of the first, and another number.
+    let other = rig.request_with(REUSE);
+    assert_ne!(rig.id(other).n, n);
+    rig.settle();
+    rig.leave(has);
+    assert_eq!((rig.progress(other), rig.id(other).n), (Progress::Held, n));
+    rig.settle();
+    rig.leave(other);
+    rig.live(100);
+    assert!(rig.ledger.is_empty() && rig.session.places.is_empty(), "nothing is left");
+}
+
+#[test]
+fn the_handed_permit_is_renewed_lost_and_revoked_under_its_number() {
+    let handed = || {
+        let mut rig = Rig::new(1);
+        let first = rig.holder(REUSE);
+        let next = rig.request_with(REUSE);
+        rig.settle();
+        rig.leave(first);
+        rig.settle();
+        assert_eq!(rig.progress(next), Progress::Held);
+        (rig, next)
+    };
+    let (mut rig, next) = handed();
+    rig.live(10_000);
+    assert_eq!((rig.progress(next), rig.ledger.in_use()), (Progress::Held, 1));
+    let id = rig.id(next);
+    let now = rig.now();
+    assert_eq!(rig.session.held_for(id, now), Some(ms(10_000)));
+    rig.session.handle_revoked(id, now);
+    assert!(rig.session.was_lost(next));
+    let (mut rig, next) = handed();
+    rig.pass(3000);
+    assert!(rig.session.was_lost(next), "its lease ended");
+}
+
+#[test]
+fn a_request_that_has_not_been_answered_is_handed_the_permit() {
+    for is_sent in [true, false] {
+        let mut rig = Rig::new(1);
+        let first = rig.holder(REUSE);
+        let next = rig.request_with(REUSE);
+        let (call, sent) = (is_sent.then(|| rig.call().unwrap()), rig.now());
+        rig.leave(first);
+        assert_eq!(rig.progress(next), Progress::Held);
+        if let Some(call) = call {
+            let reply = rig.carry_out(&call);
+            rig.reply(&call.op, &reply, sent);
+        }
+        rig.settle();
+        assert_eq!((rig.progress(next), rig.ledger.in_use()), (Progress::Held, 1));
+        assert_eq!(rig.ledger.waiting(), 0, "nothing of it is left in the queue");
+    }
+}
+
+#[test]
+fn what_nobody_uses_is_given_back() {
+    let mut rig = keeper(5);
+    rig.pass(50);
+    assert_eq!(rig.kept(), 0);
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn what_is_used_again_and_again_is_asked_about_forty_times_a_second() {
+    let mut rig = keeper(4);
+    let (mut calls, mut places) = (0, 0);
+    for _ in 0..1000 {
+        rig.pass(1);
+        assert!(rig.reuses(REUSE), "at {} ms", rig.now_ms);
+        for op in rig.settle() {
+            let Op::Renew { ids, .. } = op else { panic!("{op:?}") };
+            (calls, places) = (calls + 1, places + ids.len());
+        }
+    }
+    assert!((38..=42).contains(&calls), "{calls} calls");
+    assert_eq!(calls, places, "of one place each");
+}
+
+#[test]
+fn a_question_does_not_renew_those_that_wait() {
+    let mut rig = Rig::new(1);
+    let mut has = rig.holder(REUSE);
+    let waits: Vec<_> = (0..8).map(|_| rig.request_with(REUSE)).collect();
+    rig.settle();
+    let mut renewed = 0;
+    for next in waits {
+        rig.pass(10);
+        rig.leave(has);
+        assert_eq!(rig.progress(next), Progress::Held);
+        has = next;
+        for op in rig.settle() {
+            renewed += if let Op::Renew { ids, .. } = op { ids.len() } else { 0 };
+        }
+    }
+    assert!((2..=4).contains(&renewed), "{renewed}");
+}
+
+#[test]
+fn a_recall_ends_it_until_a_later_call_says_that_nobody_else_waits() {
+    let mut rig = keeper(1);
+    let other = rig.other();
+    assert_eq!(rig.recalled, [NODE]);
+    rig.recall();
+    assert_eq!((rig.settle().len(), rig.kept()), (1, 0));
+    assert_eq!(rig.places(), [other]);
+    assert!(!rig.reuses(REUSE));
+    rig.settle();
+    rig.other_leaves(other);
+    rig.pass(1);
+    // The reply says that nobody waits.
+    let held = rig.holder(REUSE);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 1);
+}
+
+#[test]
+fn a_reply_to_what_was_sent_before_a_recall_does_not_undo_it() {
+    let mut rig = Rig::new(2);
+    let held = rig.request_with(REUSE);
+    let (call, sent) = (rig.call().unwrap(), rig.now());
+    let reply = rig.carry_out(&call);
+    rig.recall();
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!(rig.progress(held), Progress::Held);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+}
+
+#[test]
+fn without_a_recall_it_ends_when_the_question_is_answered() {
+    let mut rig = keeper(1);
+    rig.other();
+    let mut passed_until = 0;
+    for at in 1..200 {
+        rig.pass(1);
+        if rig.reuses(REUSE) {
+            passed_until = at;
+        }
+        rig.settle();
+    }
+    assert!((20..=50).contains(&passed_until), "{passed_until} ms");
+    assert_eq!(rig.in_use_elsewhere(), 1);
+}
+
+#[test]
+fn without_any_answer_it_ends_after_its_time() {
+    let mut rig = keeper(1);
+    let mut passed_until = 0;
+    for at in 1..200 {
+        rig.pass(1);
+        if rig.reuses(REUSE) {
+            passed_until = at;
+        }
+        drop(rig.calls());
+    }
+    assert_eq!(passed_until, 49);
+}
+
+#[test]
+fn who_waits_of_another_process_is_not_taken_for_ones_own() {
+    let mut rig = Rig::new(1);
+    let first = rig.holder(REUSE);
+    rig.other();
+    let own = rig.request_with(REUSE);
+    // The reply counts two: the other's, and this one.
+    rig.settle();
+    rig.leave(first);
+    assert_eq!(rig.progress(own), Progress::Waiting, "it is not its turn");
+    rig.settle();
+    assert_eq!(rig.in_use_elsewhere(), 1);
+}
+
+#[test]
+fn places_that_are_only_sent_do_not_count_as_ones_own() {
+    let mut rig = Rig::new(1);
+    let first = rig.holder(REUSE);
+    // Another process waits; and three of this process are on their way behind a renewal that says one waits.
+    rig.other();
+    rig.pass(1000);
+    let (renewal, sent) = (rig.call().unwrap(), rig.now());
+    let own: Vec<_> = (0..3).map(|_| rig.request_with(REUSE)).collect();
+    let _ = rig.call().expect("they are sent");
+    let reply = rig.carry_out(&renewal);
+    assert_eq!(reply.waiting, 1);
+    rig.reply(&renewal.op, &reply, sent);
+    rig.leave(first);
+    assert!(own.iter().all(|index| rig.progress(*index) != Progress::Held));
+}
+
+#[test]
+fn a_hint_that_comes_takes_its_place_out_of_what_stands_there() {
+    let mut rig = Rig::new(1);
+    let first = rig.other();
+    let own = rig.request_with(REUSE);
+    rig.settle();
+    let grant = rig.other_leaves(first)[0];
+    rig.other();
+    rig.hint(grant);
+    assert_eq!(rig.progress(own), Progress::Held);
+    rig.pass(1000);
+    // One waits, and it is not this process's.
+    rig.settle();
+    rig.leave(own);
+    assert_eq!(rig.kept(), 0);
+}
+
+#[test]
+fn what_is_above_the_limit_is_not_passed_on() {
+    let mut rig = Rig::new(3);
+    let held: Vec<_> = (0..3).map(|_| rig.holder(REUSE)).collect();
+    rig.limit = 1;
+    let last = rig.request_with(REUSE);
+    rig.settle();
+    for index in held {
+        rig.leave(index);
+        rig.settle();
+    }
+    assert_eq!((rig.progress(last), rig.ledger.in_use()), (Progress::Held, 1));
+}
+
+#[test]
+fn nor_when_it_is_above_because_of_an_outage() {
+    let admit = AcquireOptions { on_unavailable: OnUnavailable::Admit, ..REUSE };
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let admitted: Vec<_> = (0..3).map(|_| rig.request_with(admit)).collect();
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!(rig.ledger.in_use(), 3, "they are counted");
+    for (left, index) in (0..3).rev().zip(admitted) {
+        rig.leave(index);
+        assert_eq!(rig.kept(), 0, "{left} are left");
+        rig.settle();
+    }
+    assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn a_renewal_that_finds_more_in_use_than_the_limit_ends_it() {
+    let mut rig = keeper(1);
+    // As another process does that counts what it let pass in an outage.
+    let caller = rig.ask(OTHER, 1);
+    let id = PlaceId { node: OTHER, poll_only: false, n: 9, claim: None };
+    rig.ledger.reassert(caller, 3_000_000, &[(id, u64::MAX >> 20)], &mut |_, _| true);
+    assert_eq!(rig.ledger.in_use(), 2);
+    let mut last = 0;
+    for at in 1..100 {
+        rig.pass(1);
+        if rig.reuses(REUSE) {
+            last = at;
+        }
+        rig.settle();
+    }
+    assert!(last <= 26, "{last}");
+    assert_eq!(rig.places(), [id]);
+}
+
+#[test]
+fn a_lower_limit_of_an_operator_ends_it_and_a_pause_does() {
+    for (mode, limit) in [(Mode::Open, Some(1)), (Mode::Paused, None)] {
+        let mut rig = Rig::new(2);
+        let held: Vec<_> = (0..2).map(|_| rig.holder(REUSE)).collect();
+        held.into_iter().for_each(|index| rig.leave(index));
+        assert_eq!(rig.kept(), 2);
+        let now = rig.now();
+        rig.session.handle_override(Override { mode, limit, ..Override::default() }, now);
+        rig.settle();
+        assert_eq!((rig.kept(), rig.ledger.in_use()), (0, 0), "{mode:?}");
+    }
+}
+
+#[test]
+fn a_drained_semaphore_gives_no_kept_permit_to_a_newcomer() {
+    let mut rig = keeper(2);
+    let now = rig.now();
+    rig.session.handle_override(Override { mode: Mode::Draining, ..Override::default() }, now);
+    let index = rig.request_with(REUSE);
+    assert!(is_refused(rig.progress(index), RejectReason::Draining));
+}
+
+#[test]
+fn other_terms_take_no_kept_permit_and_let_it_go() {
+    for options in [
+        AcquireOptions { lease: ms(5000), ..REUSE },
+        AcquireOptions { max_queue: None, ..REUSE },
+        AcquireOptions { claim: claim(1), ..REUSE },
+    ] {
+        let mut rig = keeper(1);
+        let index = rig.request_with(options);
+        assert_eq!(rig.progress(index), Progress::Joining);
+        rig.settle();
+        assert_eq!((rig.progress(index), rig.kept()), (Progress::Held, 0), "{options:?}");
+    }
+    let mut rig = keeper(1);
+    rig.limit = 2;
+    assert!(!rig.reuses(REUSE));
+}
+
+#[test]
+fn among_tenants_only_the_backend_says_who_is_next() {
+    let of = |tenant| AcquireOptions { claim: claim(tenant), ..REUSE };
+    let mut rig = Rig::new(1);
+    let first = rig.holder(of(1));
+    let [same, other] = [1, 2].map(|tenant| rig.request_with(of(tenant)));
+    rig.settle();
+    rig.leave(first);
+    assert_eq!((rig.progress(same), rig.progress(other)), (Progress::Waiting, Progress::Waiting));
+    let n = rig.id(same).n;
+    rig.settle();
+    assert_eq!((rig.progress(same), rig.id(same).n), (Progress::Held, n), "by the backend");
+    // Of one tenant, the permit is passed on.
+    let mut rig = Rig::new(1);
+    let first = rig.holder(of(1));
+    let next = rig.request_with(of(1));
+    rig.settle();
+    rig.leave(first);
+    assert_eq!(rig.progress(next), Progress::Held);
+}
+
+#[test]
+fn a_short_reply_to_places_of_tenants_says_nothing_of_who_waits() {
+    let mut rig = Rig::new(2);
+    let held = rig.request_with(AcquireOptions { claim: claim(1), ..REUSE });
+    let (call, now) = (rig.call().unwrap(), rig.now());
+    let lease_end = EPOCH_MS + 3000;
+    let reply = Reply { lease_end, statuses: smallvec![PlaceStatus::Held], ..Reply::default() };
+    rig.reply(&call.op, &reply, now);
+    assert_eq!(rig.progress(held), Progress::Held);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+}
+
+#[test]
+fn requests_with_and_without_it_in_turn_keep_what_is_known() {
+    let mut rig = Rig::new(4);
+    let waits = rig.holder(OPTIONS);
+    for _ in 0..10 {
+        let [with, without] = [REUSE, OPTIONS].map(|options| rig.holder(options));
+        rig.leave(without);
+        rig.settle();
+        rig.leave(with);
+        assert_eq!(rig.kept(), 1);
+        assert!(rig.reuses(REUSE));
+    }
+    rig.leave(waits);
+}
+
+#[test]
+fn those_that_wait_again_after_an_outage_are_served_before_what_is_kept() {
+    let mut rig = Rig::new(1);
+    let first = rig.holder(REUSE);
+    let waits = rig.request_with(REUSE);
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    rig.reconnect(same_data());
+    rig.settle();
+    rig.leave(first);
+    rig.settle();
+    assert_eq!((rig.progress(waits), rig.kept()), (Progress::Held, 0));
+}
+
+#[test]
+fn what_is_kept_does_not_outlive_its_connection_or_its_semaphore() {
+    let mut rig = keeper(1);
+    rig.reconnect(Connected::default());
+    assert_eq!(rig.kept(), 0);
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+    let mut rig = keeper(1);
+    let now = rig.now();
+    rig.session.handle_close(now);
+    rig.settle();
+    assert!(rig.ledger.is_empty());
+    let mut rig = keeper(1);
+    rig.session.handle_unreachable(now);
+    assert_eq!((rig.kept(), rig.session.in_flight), (0, 0));
+}
+
+#[test]
+fn a_kept_permit_that_is_lost_concerns_nobody() {
+    let mut rig = keeper(1);
+    let id = rig.session.places.iter().next().unwrap().1.id(NODE);
+    let now = rig.now();
+    rig.session.take_events();
+    rig.session.handle_revoked(id, now);
+    assert!(rig.session.take_events().is_empty());
+    assert!(!rig.reuses(REUSE));
+}
+
+#[test]
+fn a_permit_whose_request_never_took_it_is_kept_like_any_other() {
+    let mut rig = Rig::new(1);
+    let index = rig.session.handle_request(1, REUSE, rig.now()).unwrap();
+    rig.settle();
+    rig.leave(index);
+    assert_eq!(rig.kept(), 1);
+    drop(rig.calls());
+    // Whatever happens to it, no request waits for it.
+    rig.pass(4000);
+    assert_eq!(rig.session.waiting, 0);
+}
+
+#[test]
+fn a_permit_that_was_found_gone_is_not_passed_on_and_a_hot_one_is_found_so() {
+    let mut rig = keeper(1);
+    rig.ledger = Ledger::new();
+    let mut asked = 0;
+    for _ in 0..100 {
+        rig.pass(1);
+        rig.reuses(REUSE);
+        let (calls, now) = (rig.calls(), rig.now());
+        for call in calls {
+            asked += u32::from(matches!(call.op, Op::Renew { .. }));
+            let reply = rig.carry_out(&call);
+            // Its request has changed meanwhile.
+            rig.pass(1);
+            rig.reuses(REUSE);
+            rig.reply(&call.op, &reply, now);
+        }
+        if rig.session.poll_revocation_check().is_some() {
+            rig.calls();
+            assert_eq!(rig.kept(), 0);
+            assert!(!rig.reuses(REUSE));
+            return assert!(asked <= 2, "{asked}");
+        }
+    }
+    panic!("it was never believed to be gone");
+}
+
+#[test]
+fn a_lingering_permit_is_not_passed_on() {
+    let mut rig = Rig::new(2);
+    let held = rig.holder(AcquireOptions { linger_ms: 200, ..REUSE });
+    rig.session.handle_break_off(held);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+    rig.live(300);
+    assert!(rig.ledger.is_empty());
+}
+
+#[test]
+fn the_permit_that_was_used_last_is_used_first_and_the_others_go() {
+    let mut rig = Rig::new(4);
+    let held: Vec<_> = (0..4).map(|_| rig.holder(REUSE)).collect();
+    let last = rig.id(held[3]).n;
+    held.into_iter().for_each(|index| rig.leave(index));
+    for _ in 0..6 {
+        rig.pass(10);
+        let index = rig.request_with(REUSE);
+        assert_eq!(rig.id(index).n, last);
+        rig.leave(index);
+        rig.settle();
+    }
+    assert_eq!((rig.kept(), rig.ledger.in_use()), (1, 1));
+}
+
+#[test]
+fn a_hint_for_the_number_of_a_place_that_was_left_releases_it() {
+    let mut rig = Rig::new(1);
+    let first = rig.holder(REUSE);
+    let next = rig.request_with(REUSE);
+    rig.settle();
+    let n = rig.id(next).n;
+    rig.leave(first);
+    let now = rig.now();
+    rig.session.handle_hint(Hint { n, claim: None, lease_end: EPOCH_MS + 3000 }, now);
+    rig.settle();
+    assert_eq!((rig.progress(next), rig.ledger.in_use()), (Progress::Held, 1));
+}
