@@ -76,6 +76,7 @@ mod redis_errors;
 mod redis_shapes;
 #[cfg(feature = "axum")]
 mod refusals;
+mod reuse;
 mod runtimes;
 #[cfg(feature = "redis")]
 mod secrets;

@@ -1,0 +1,346 @@
+//! Permits that go straight to the next request of their process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::{ConcurrencyLimitLayer, Policy, Semaphore};
+
+const NAME: &str = "pool";
+
+fn policy(limit: u32) -> Policy {
+    let builder = Policy::builder(limit).wait_timeout(Duration::from_secs(20));
+    builder.lease(Duration::from_secs(3)).reuse(true).build().unwrap()
+}
+
+/// How many have a permit, and had one at once.
+#[derive(Default)]
+struct Gauge {
+    now: AtomicU64,
+    most: AtomicU64,
+    all: AtomicU64,
+}
+
+impl Gauge {
+    fn enter(&self) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        self.all.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn it_is_refused_together_with_a_wait_timeout_of_zero() {
+    let error = Policy::builder(1).reuse(true).wait_timeout(Duration::ZERO).build().unwrap_err();
+    assert!(error.to_string().starts_with("reuse: not with a wait timeout of zero"), "{error}");
+    let builder = ConcurrencyLimitLayer::builder(&Semaphore::in_memory(), NAME).limit(1);
+    builder.reuse(true).wait_timeout(Duration::ZERO).build().unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_uses_is_given_back_after_fifty_ms() {
+    let backend = MemoryBackend::new();
+    let [one, other] = [(); 2].map(|()| Semaphore::new(backend.clone()));
+    drop(one.acquire(NAME, &policy(1)).await.unwrap());
+    assert_eq!(other.inspect(NAME).await.unwrap().in_use, 1);
+    // It may not wait, so it recalls nothing.
+    other.try_acquire(NAME, &policy(1)).await.unwrap_err();
+    tokio::time::sleep(Duration::from_millis(51)).await;
+    drop(other.try_acquire(NAME, &policy(1)).await.unwrap());
+    tokio::time::sleep(Duration::from_millis(51)).await;
+    assert!(backend.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_may_not_wait_gets_what_its_own_process_keeps() {
+    let semaphore = Semaphore::in_memory();
+    drop(semaphore.acquire(NAME, &policy(1)).await.unwrap());
+    drop(semaphore.try_acquire(NAME, &policy(1)).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_permit_is_free_for_all() {
+    let backend = MemoryBackend::new();
+    let semaphore = Semaphore::new(backend.clone());
+    semaphore.acquire(NAME, &policy(1)).await.unwrap().release().await.unwrap();
+    assert!(backend.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_is_passed_on_when_its_last_clone_is_dropped() {
+    let semaphore = Semaphore::in_memory();
+    let permit = semaphore.acquire(NAME, &policy(1)).await.unwrap();
+    let clone = permit.clone();
+    let next = tokio::spawn({
+        let semaphore = semaphore.clone();
+        async move { semaphore.acquire(NAME, &policy(1)).await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    drop(permit);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(!next.is_finished());
+    drop(clone);
+    let next = next.await.unwrap();
+    // The clones of the one before have nothing to do with it.
+    let lost = tokio::time::timeout(Duration::from_secs(10), next.lost()).await;
+    assert!(lost.is_err(), "it is renewed");
+}
+
+/// Requests of several processes and threads, some with clones, some that give up.
+async fn crowd(semaphores: &[Semaphore], limit: u32, tasks: usize, rounds: usize) {
+    let (gauge, mut all) = (Arc::new(Gauge::default()), JoinSet::new());
+    for task in 0..tasks {
+        let (semaphore, gauge) = (semaphores[task % semaphores.len()].clone(), Arc::clone(&gauge));
+        all.spawn(async move {
+            for round in 0..rounds {
+                let acquire = semaphore.acquire(NAME, &policy(limit));
+                if (round + task).is_multiple_of(5) {
+                    // Whatever it has, it leaves.
+                    let _ = tokio::time::timeout(Duration::from_micros(50), acquire).await;
+                    continue;
+                }
+                let permit = acquire.await.unwrap();
+                gauge.enter();
+                let last = if round % 3 == 0 { permit.clone() } else { permit };
+                tokio::task::yield_now().await;
+                gauge.leave();
+                drop(last);
+            }
+        });
+    }
+    while let Some(task) = all.join_next().await {
+        task.unwrap();
+    }
+    assert!(gauge.most.load(Ordering::SeqCst) <= u64::from(limit));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn threads_of_one_process_share_what_is_passed_on() {
+    let semaphore = Semaphore::in_memory();
+    crowd(std::slice::from_ref(&semaphore), 3, 16, 500).await;
+    crate::support::eventually("nothing is in use", async || {
+        semaphore.inspect(NAME).await.unwrap().in_use == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_cap_holds_among_processes_that_pass_permits_on() {
+    let backend = MemoryBackend::new();
+    let semaphores: Vec<_> = (0..3).map(|_| Semaphore::new(backend.clone())).collect();
+    let (gauge, mut all) = (Arc::new(Gauge::default()), JoinSet::new());
+    for task in 0..12 {
+        let (semaphore, gauge) = (semaphores[task % 3].clone(), Arc::clone(&gauge));
+        all.spawn(async move {
+            for _ in 0..300 {
+                let permit = semaphore.acquire(NAME, &policy(4)).await.unwrap();
+                gauge.enter();
+                tokio::task::yield_now().await;
+                gauge.leave();
+                drop(permit);
+            }
+        });
+    }
+    while let Some(task) = all.join_next().await {
+        task.unwrap();
+    }
+    assert!(gauge.most.load(Ordering::SeqCst) <= 4);
+    crate::support::eventually("nothing is in use", async || {
+        semaphores[0].inspect(NAME).await.unwrap().in_use == 0
+    })
+    .await;
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use std::time::Instant;
+
+    use tower_semaphore::backend::RedisBackend;
+
+    use super::*;
+    use crate::support::proxy::{Proxy, REPLIES};
+    use crate::support::redis::TestRedis;
+    use crate::support::semaphore::{empty, waiting, warm};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_hot_name_costs_fifty_calls_a_second() {
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        warm(&semaphore).await;
+        let (began, before, mut count) = (Instant::now(), redis.calls("evalsha"), 0u64);
+        while began.elapsed() < Duration::from_secs(2) {
+            drop(semaphore.acquire(NAME, &policy(1)).await.unwrap());
+            count += 1;
+            tokio::task::yield_now().await;
+        }
+        let calls = redis.calls("evalsha") - before;
+        let seconds = began.elapsed().as_secs_f64();
+        assert!(calls as f64 <= 50.0 * seconds + 4.0, "{calls} calls in {seconds} s");
+        assert!(count > 100 * calls, "{count} requests, {calls} calls");
+        empty(&redis).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_tenants_too() {
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        warm(&semaphore).await;
+        let ask = tower_semaphore::Ask::from(NAME).by("one");
+        let (began, before, mut count) = (Instant::now(), redis.calls("evalsha"), 0u64);
+        while began.elapsed() < Duration::from_secs(1) {
+            drop(semaphore.acquire(ask.clone(), &policy(1)).await.unwrap());
+            count += 1;
+            tokio::task::yield_now().await;
+        }
+        let calls = redis.calls("evalsha") - before;
+        assert!(calls <= 60, "{calls} calls");
+        assert!(count > 100 * calls, "{count} requests, {calls} calls");
+        empty(&redis).await;
+    }
+
+    /// A process that passes its one permit on all the time, until it is told to end.
+    fn hot(semaphore: &Semaphore) -> tokio::task::JoinHandle<u64> {
+        let semaphore = semaphore.clone();
+        tokio::spawn(async move {
+            let mut count = 0;
+            while let Ok(permit) = semaphore.acquire(NAME, &policy(1)).await {
+                count += 1;
+                tokio::task::yield_now().await;
+                drop(permit);
+            }
+            count
+        })
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_request_of_another_process_has_its_turn() {
+        let redis = TestRedis::start();
+        let [busy, other] = [(); 2].map(|()| redis.semaphore());
+        warm(&busy).await;
+        warm(&other).await;
+        let task = hot(&busy);
+        for _ in 0..100 {
+            let permit = other.acquire(NAME, &policy(1)).await.unwrap();
+            // The busy one waits for it, in the queue of all.
+            waiting(&other, NAME, 1).await;
+            drop(permit);
+        }
+        busy.shutdown().await;
+        assert!(task.await.unwrap() >= 100);
+        empty(&redis).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn without_the_recall_it_has_it_when_what_is_known_is_too_old() {
+        let redis = TestRedis::start();
+        let proxy = Proxy::start(redis.port()).await;
+        let busy = Semaphore::new(RedisBackend::builder(proxy.url()).build().unwrap());
+        let other = redis.semaphore();
+        warm(&busy).await;
+        warm(&other).await;
+        let task = hot(&busy);
+        let mut waited = Vec::new();
+        for _ in 0..5 {
+            crate::support::eventually("it is in use", async || {
+                other.inspect(NAME).await.unwrap().in_use == 1
+            })
+            .await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            // Neither replies nor recalls arrive from here on.
+            proxy.hold(REPLIES);
+            let began = Instant::now();
+            let permit = other.acquire(NAME, &policy(1)).await.unwrap();
+            waited.push(began.elapsed());
+            proxy.flow();
+            drop(permit);
+        }
+        // What was known was up to 50 ms old; others use this machine, too.
+        let least = waited.iter().min().unwrap();
+        assert!(*least <= Duration::from_millis(70), "{waited:?}");
+        busy.shutdown().await;
+        task.await.unwrap();
+        empty(&redis).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_cap_holds_on_redis() {
+        let redis = TestRedis::start();
+        let semaphores = [(); 2].map(|()| redis.semaphore());
+        let (gauge, mut all) = (Arc::new(Gauge::default()), JoinSet::new());
+        for task in 0..16 {
+            let (semaphore, gauge) = (semaphores[task % 2].clone(), Arc::clone(&gauge));
+            all.spawn(async move {
+                for round in 0..200 {
+                    let permit = semaphore.acquire(NAME, &policy(3)).await.unwrap();
+                    gauge.enter();
+                    tokio::task::yield_now().await;
+                    gauge.leave();
+                    drop(permit);
+                    // Now one process is alone, now both compete.
+                    if (round / 20 + task) % 2 == 0 {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                }
+            });
+        }
+        while let Some(task) = all.join_next().await {
+            task.unwrap();
+        }
+        assert!(gauge.most.load(Ordering::SeqCst) <= 3);
+        assert_eq!(gauge.all.load(Ordering::SeqCst), 16 * 200);
+        empty(&redis).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_server_that_lost_its_data_does_not_let_the_excess_stay() {
+        let redis = TestRedis::start();
+        let [busy, other] = [(); 2].map(|()| redis.semaphore());
+        warm(&busy).await;
+        warm(&other).await;
+        let task = hot(&busy);
+        crate::support::eventually("it is in use", async || {
+            other.inspect(NAME).await.unwrap().in_use == 1
+        })
+        .await;
+        redis.command::<()>(&["FLUSHALL"]);
+        // Both may be in for a moment, and then one.
+        let permit = other.acquire(NAME, &policy(1)).await.unwrap();
+        crate::support::eventually("one has it, and one waits", async || {
+            let seen = other.inspect(NAME).await.unwrap();
+            (seen.in_use, seen.waiting) == (1, 1)
+        })
+        .await;
+        drop(permit);
+        busy.shutdown().await;
+        task.await.unwrap();
+        empty(&redis).await;
+    }
+}
+
+#[cfg(feature = "admin")]
+mod fleet {
+    use super::*;
+    use crate::support::fleet::Fleet;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_process_that_dies_leaves_what_it_kept_for_one_lease() {
+        let args = ["--limit", "4", "--wait", "30s", "--lease", "2s", "--reuse"];
+        let mut fleet = Fleet::start(2, &args).await;
+        for _ in 0..20 {
+            assert_eq!(fleet.client.get(&fleet.url(0, "/?ms=1")).await, 200);
+        }
+        fleet.gateways[0].kill();
+        let began = std::time::Instant::now();
+        let (client, url) = (&fleet.client, fleet.url(1, "/?ms=500"));
+        let all = futures_util::future::join_all((0..4).map(|_| client.get(&url))).await;
+        assert_eq!(all, [200; 4]);
+        assert!(began.elapsed() < Duration::from_secs(2 + 1 + 1), "{:?}", began.elapsed());
+        fleet.quiet().await;
+    }
+}
