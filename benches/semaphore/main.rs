@@ -24,6 +24,7 @@ mod plots;
 mod redis;
 mod reference;
 mod requests;
+mod reuse;
 mod scale;
 mod stats;
 mod table;
@@ -87,12 +88,13 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 14] = [
+const CASES: [(&str, Case); 15] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("uncontended", uncontended::run),
     ("throughput", throughput::run),
     ("contended", contended::run),
+    ("reuse", reuse::run),
     ("drain", drain::run),
     ("crash", crash::run),
     ("http", http::run),
