@@ -279,18 +279,24 @@ impl Places {
     }
 
     /// The place with this number.
+    #[inline]
     pub(super) fn find(&mut self, n: u64) -> Option<&mut Place> {
         self.index(n).and_then(|index| self.get_mut(index))
     }
 
     /// Where the place with this number is.
+    #[inline]
     pub(super) fn index(&self, n: u64) -> Option<usize> {
         let index = index_of(n);
-        match self.get(index) {
-            Some(place) if place.n == n => Some(index),
-            _ if self.strays.is_empty() => None,
-            _ => self.strays.get(&n).copied(),
+        if self.get(index).is_some_and(|place| place.n == n) {
+            return Some(index);
         }
+        self.stray(n)
+    }
+
+    #[inline(never)]
+    fn stray(&self, n: u64) -> Option<usize> {
+        self.strays.get(&n).copied()
     }
 
     /// Gives the place at `index` a new number. Returns it.

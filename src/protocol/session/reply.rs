@@ -171,17 +171,17 @@ impl Session {
         let seen = (reply.in_use, reply.waiting);
         match status {
             PlaceStatus::Held => {
-                self.acknowledge(id.n, reply.lease_end, timing.sent);
-                self.grant(id.n, timing.now);
+                self.acknowledge(index, reply.lease_end, timing.sent);
+                self.grant(index, timing.now);
             }
             PlaceStatus::Waiting(ticket) => {
-                self.acknowledge(id.n, reply.lease_end, timing.sent);
+                self.acknowledge(index, reply.lease_end, timing.sent);
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.events.push(Event::Progress(index));
                 if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
-                    self.grant(id.n, timing.now);
+                    self.grant(index, timing.now);
                 } else {
-                    self.want_renewal(id.n);
+                    self.want_renewal(index);
                     if let Some(end) = self.quarantined_until().filter(|end| timing.now < *end) {
                         self.want(end);
                     }
@@ -227,27 +227,27 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         match (place.state, status) {
             (State::Waiting { .. }, PlaceStatus::Held) => {
-                self.acknowledge(n, lease_end, timing.sent);
-                self.grant(n, timing.now);
+                self.acknowledge(index, lease_end, timing.sent);
+                self.grant(index, timing.now);
             }
             // A permit in flight by policy is counted from here on. If the reply is too old to be
             // believed, it is asked for again: nothing takes the permit from the request.
             (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
-                self.acknowledge(n, lease_end, timing.sent);
+                self.acknowledge(index, lease_end, timing.sent);
                 self.set(index, State::Held);
-                self.want_renewal(n);
+                self.want_renewal(index);
             }
             (State::Waiting { .. }, PlaceStatus::Waiting(ticket)) => {
-                self.acknowledge(n, lease_end, timing.sent);
+                self.acknowledge(index, lease_end, timing.sent);
                 self.set(index, State::Waiting { ticket: Some(ticket) });
-                self.want_renewal(n);
+                self.want_renewal(index);
             }
             (State::Held, PlaceStatus::Held) => {
                 if timing.now >= place.deadline() {
                     self.expire(index, timing.now);
                 } else {
-                    self.acknowledge(n, lease_end, timing.sent);
-                    self.want_renewal(n);
+                    self.acknowledge(index, lease_end, timing.sent);
+                    self.want_renewal(index);
                 }
             }
             (State::Held, PlaceStatus::Waiting(_)) => {
@@ -263,33 +263,33 @@ impl Session {
         self.places.find(n).into_iter().for_each(|place| place.restoring = false);
     }
 
-    fn acknowledge(&mut self, n: u64, lease_end: u64, sent: Time) {
-        if let Some(place) = self.places.find(n) {
+    fn acknowledge(&mut self, index: usize, lease_end: u64, sent: Time) {
+        if let Some(place) = self.places.get_mut(index) {
             place.lease_end = lease_end;
             place.acked = sent;
         }
     }
 
-    fn want_renewal(&mut self, n: u64) {
-        if let Some(at) = self.places.find(n).map(|place| place.acked + place.interval()) {
+    fn want_renewal(&mut self, index: usize) {
+        if let Some(at) = self.places.get(index).map(|place| place.acked + place.interval()) {
             self.want(at);
         }
     }
 
     fn promoted(&mut self, id: PlaceId, lease_end: u64, now: Time) {
-        let Some(place) = self.places.find(id.n) else {
+        let Some(index) = self.places.index(id.n) else {
             return self.release_stranger(id, now);
         };
+        let Some(place) = self.places.get_mut(index) else { return };
         match &mut place.state {
             State::Joining { hint, .. } => *hint = Some(lease_end),
-            State::Waiting { .. } if lease_end >= place.lease_end => self.grant(id.n, now),
+            State::Waiting { .. } if lease_end >= place.lease_end => self.grant(index, now),
             _ => {}
         }
     }
 
     /// The place has a permit; if that is news too old to believe, it asks first.
-    fn grant(&mut self, n: u64, now: Time) {
-        let Some(index) = self.places.index(n) else { return };
+    fn grant(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get_mut(index) else { return };
         if now >= place.deadline() {
             if place.is_waiting() {
@@ -303,7 +303,7 @@ impl Session {
         place.granted_at = now;
         self.set(index, State::Held);
         self.events.push(Event::Progress(index));
-        self.want_renewal(n);
+        self.want_renewal(index);
     }
 
     /// Releases were carried out.

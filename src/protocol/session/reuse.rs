@@ -128,13 +128,21 @@ impl Session {
     }
 
     /// Takes a reply's word for who waits.
+    #[inline]
     pub(super) fn hear_who_waits(
         &mut self,
         op: &Op,
         reply: &Reply,
         late: bool,
-        (sent, now): (Time, Time),
+        timing: (Time, Time),
     ) {
+        if self.reuse.is_some() {
+            self.hear_counts(op, reply, late, timing);
+        }
+    }
+
+    #[inline(never)]
+    fn hear_counts(&mut self, op: &Op, reply: &Reply, late: bool, (sent, now): (Time, Time)) {
         let limit = u64::from(self.limit_in_force());
         // What is in use here and not counted there is not in the count of the reply.
         let is_counted = !self.resync && self.admitted == 0;
@@ -182,7 +190,15 @@ impl Session {
     }
 
     /// Follows a request into the queue of those without a permit, or out of it.
+    #[inline]
     pub(super) fn follow_queue(&mut self, index: usize, is_in: bool) {
+        if self.reuse.is_some() {
+            self.move_in_queue(index, is_in);
+        }
+    }
+
+    #[inline(never)]
+    fn move_in_queue(&mut self, index: usize, is_in: bool) {
         let (Some(reuse), Some(place)) = (&mut self.reuse, self.places.get(index)) else { return };
         match is_in {
             true if place.is_joining() || place.is_waiting() => reuse.join(index, place),
@@ -201,15 +217,18 @@ impl Session {
     }
 
     /// Gives a request that comes the permit that was used last, if one is kept for it.
+    #[inline]
     pub(super) fn take_kept(
         &mut self,
         limit: u32,
         options: &AcquireOptions,
         now: Time,
     ) -> Option<usize> {
-        if options.reuse_ms == 0 {
-            return None;
-        }
+        if options.reuse_ms == 0 { None } else { self.take_kept_with(limit, options, now) }
+    }
+
+    #[inline(never)]
+    fn take_kept_with(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
         self.begin_reuse();
         let n = self.reuse.as_ref()?.kept.back().copied()?;
         if self.overrides.mode == Mode::Draining || !self.is_alone(options.reuse_ms, now) {
@@ -233,7 +252,13 @@ impl Session {
     }
 
     /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
+    #[inline]
     pub(super) fn may_pass_on(&self, index: usize, now: Time) -> bool {
+        self.reuse.is_some() && self.may_pass_on_now(index, now)
+    }
+
+    #[inline(never)]
+    fn may_pass_on_now(&self, index: usize, now: Time) -> bool {
         let (Some(reuse), Some(place)) = (&self.reuse, self.places.get(index)) else {
             return false;
         };
@@ -256,6 +281,7 @@ impl Session {
     }
 
     /// Gives the permit at `index` to the request of this process that has waited longest, or keeps it.
+    #[inline(never)]
     pub(super) fn pass_on(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         let (n, ms) = (place.n, place.options.reuse_ms);
@@ -308,6 +334,7 @@ impl Session {
     }
 
     /// Whether permits are kept that no request of this process will get.
+    #[inline]
     pub(super) fn is_kept_for_nobody(&self) -> bool {
         self.reuse.as_ref().is_some_and(|reuse| {
             let limit = u64::from(self.limit_in_force());
