@@ -126,6 +126,7 @@ struct ProcessView {
     process: Option<String>,
     is_own: bool,
     in_use: u64,
+    kept: Option<u64>,
     waiting: u64,
     limit: Option<u32>,
     refused: Option<u64>,
@@ -177,8 +178,8 @@ impl From<TenantUse> for TenantView {
 
 impl From<ProcessUse> for ProcessView {
     fn from(one: ProcessUse) -> Self {
-        let ProcessUse { node, process, is_own, in_use, waiting, limit, refused, lost } = one;
-        Self { node, process, is_own, in_use, waiting, limit, refused, lost }
+        let ProcessUse { node, process, is_own, in_use, kept, waiting, limit, refused, lost } = one;
+        Self { node, process, is_own, in_use, kept, waiting, limit, refused, lost }
     }
 }
 

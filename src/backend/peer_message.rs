@@ -43,6 +43,8 @@ pub enum PeerMessage {
         refused: u64,
         /// How many permits were lost to their holders in it.
         lost: u64,
+        /// How many permits it keeps for its next requests. A process of an older version does not say.
+        kept: u64,
     },
 }
 
@@ -69,11 +71,11 @@ impl fmt::Display for PeerMessage {
                 names.iter().try_for_each(|(tenant, name)| write!(f, " {tenant} {name}"))?;
                 waiting.iter().try_for_each(|(n, ms)| write!(f, " {n} {ms}"))
             }
-            Self::Counted { by, limit: Some(limit), refused, lost } => {
-                write!(f, "# {by} {limit} {refused} {lost}")
+            Self::Counted { by, limit: Some(limit), refused, lost, kept } => {
+                write!(f, "# {by} {limit} {refused} {lost} {kept}")
             }
-            Self::Counted { by, limit: None, refused, lost } => {
-                write!(f, "# {by} - {refused} {lost}")
+            Self::Counted { by, limit: None, refused, lost, kept } => {
+                write!(f, "# {by} - {refused} {lost} {kept}")
             }
         }
     }
@@ -118,7 +120,9 @@ impl PeerMessage {
                     limit => Some(limit.parse().ok()?),
                 };
                 let mut count = || words.next()?.parse().ok();
-                Some(Self::Counted { by, limit, refused: count()?, lost: count()? })
+                let (refused, lost) = (count()?, count()?);
+                let kept = count().unwrap_or_default();
+                Some(Self::Counted { by, limit, refused, lost, kept })
             }
             _ => None,
         }
@@ -151,12 +155,14 @@ mod tests {
                 names: vec![(Tenant::of_hash(7), "acme%2Feu".into())],
                 waiting: held,
             },
-            PeerMessage::Counted { by, limit: None, refused: 0, lost: u64::MAX },
-            PeerMessage::Counted { by, limit: Some(u32::MAX), refused: 1, lost: 0 },
+            PeerMessage::Counted { by, limit: None, refused: 0, lost: u64::MAX, kept: 3 },
+            PeerMessage::Counted { by, limit: Some(u32::MAX), refused: 1, lost: 0, kept: 0 },
         ];
         for message in messages {
             assert_eq!(PeerMessage::parse(&message.to_string()), Some(message));
         }
+        let older = PeerMessage::Counted { by, limit: Some(4), refused: 1, lost: 2, kept: 0 };
+        assert_eq!(PeerMessage::parse("# 00000000007 4 1 2"), Some(older));
         for other in [
             "",
             "?",

@@ -61,6 +61,10 @@ pub struct ProcessUse {
     pub is_own: bool,
     /// How many permits it has in use.
     pub in_use: u64,
+    /// How many of those it keeps for its next requests, if that is known: see [`PolicyBuilder::reuse`].
+    ///
+    /// [`PolicyBuilder::reuse`]: crate::PolicyBuilder::reuse
+    pub kept: Option<u64>,
     /// How many of its requests wait.
     pub waiting: u64,
     /// The limit of the policy of its last request, if that is known. An override precedes it.
@@ -246,6 +250,7 @@ impl ProcessUse {
             process: Some(process().to_string()),
             is_own: true,
             in_use: 0,
+            kept: Some(own.read_session(name, Session::kept).unwrap_or_default() as u64),
             waiting: 0,
             limit: own.read_session(name, Session::policy_limit).flatten(),
             refused: Some(refused),
@@ -259,6 +264,7 @@ impl ProcessUse {
             process,
             is_own: false,
             in_use: 0,
+            kept: told.map(|told| told.kept),
             waiting: 0,
             limit: told.and_then(|told| told.limit),
             refused: told.and_then(|told| told.tally).map(|tally| tally.refused),

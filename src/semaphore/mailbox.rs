@@ -49,8 +49,9 @@ impl Mailbox for Node {
                     self.send_message(name, by, tenants);
                 }
                 let limit = self.read_session(name, Session::policy_limit).flatten();
+                let kept = self.read_session(name, Session::kept).unwrap_or_default() as u64;
                 let Tally { refused, lost, .. } = self.counts.tallies.of(name);
-                let counted = PeerMessage::Counted { by: self.id(), limit, refused, lost };
+                let counted = PeerMessage::Counted { by: self.id(), limit, refused, lost, kept };
                 self.send_message(name, by, counted);
                 let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
                 self.send_message(name, by, PeerMessage::Held { by: self.id(), process, held });
@@ -64,9 +65,9 @@ impl Mailbox for Node {
                 let waiting = waiting.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
                 self.questions.told_of_tenants(name, by, &names, &waiting.collect());
             }
-            PeerMessage::Counted { by, limit, refused, lost } => {
+            PeerMessage::Counted { by, limit, refused, lost, kept } => {
                 let tally = Tally { refused, lost, limit: None };
-                self.questions.told_of_limit(name, by, limit, tally);
+                self.questions.told_of_limit(name, by, limit, tally, kept);
             }
         }
     }

@@ -45,6 +45,8 @@ pub(super) struct PeerAnswer {
     /// The limit of its policy, and its counts.
     pub(super) limit: Option<u32>,
     pub(super) tally: Option<Tally>,
+    /// How many permits it keeps.
+    pub(super) kept: u64,
 }
 
 impl Questions {
@@ -100,12 +102,19 @@ impl Questions {
     }
 
     /// Takes the limit and the counts that a process sends ahead of its answer.
-    pub(super) fn told_of_limit(&self, name: &str, by: NodeId, limit: Option<u32>, tally: Tally) {
+    pub(super) fn told_of_limit(
+        &self,
+        name: &str,
+        by: NodeId,
+        limit: Option<u32>,
+        tally: Tally,
+        kept: u64,
+    ) {
         for question in &*lock(&self.open) {
             if *question.name == *name && lock(&question.missing).contains(&by) {
                 let mut answers = lock(&question.answers);
                 let answer = answers.entry(by).or_default();
-                (answer.limit, answer.tally) = (limit, Some(tally));
+                (answer.limit, answer.tally, answer.kept) = (limit, Some(tally), kept);
             }
         }
     }

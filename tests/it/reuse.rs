@@ -48,7 +48,12 @@ async fn what_nobody_uses_is_given_back_after_fifty_ms() {
     let backend = MemoryBackend::new();
     let [one, other] = [(); 2].map(|()| Semaphore::new(backend.clone()));
     drop(one.acquire(NAME, &policy(1)).await.unwrap());
-    assert_eq!(other.inspect(NAME).await.unwrap().in_use, 1);
+    let seen = one.inspect(NAME).await.unwrap();
+    let kept: Vec<_> = seen.processes.iter().map(|process| process.kept).collect();
+    assert_eq!((seen.in_use, kept), (1, vec![Some(1)]), "it counts as in use");
+    let seen = other.inspect_fleet(NAME).await.unwrap();
+    let kept = seen.processes.iter().find(|process| !process.is_own).unwrap().kept;
+    assert_eq!((seen.in_use, kept), (1, Some(1)), "others know");
     // It may not wait, so it recalls nothing.
     other.try_acquire(NAME, &policy(1)).await.unwrap_err();
     tokio::time::sleep(Duration::from_millis(51)).await;

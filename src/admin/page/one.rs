@@ -317,7 +317,7 @@ impl One<'_> {
     }
 
     fn processes(&self) -> Markup {
-        let head = ["Process", "In use", "Waiting", "Limit", "Refused", "Leases lost"];
+        let head = ["Process", "In use", "Kept", "Waiting", "Limit", "Refused", "Leases lost"];
         table(
             "processes",
             "Processes",
@@ -327,6 +327,7 @@ impl One<'_> {
                     tr id={ "process-" (one.node) } {
                         th scope="row" { (process_name(one.process.as_ref().unwrap_or(&one.node), one.is_own)) }
                         td.n { (one.in_use) }
+                        td.n { (or_unknown(one.kept)) }
                         td.n { (one.waiting) }
                         td.n { (or_unknown(one.limit)) }
                         td.n { (or_unknown(one.refused)) }
