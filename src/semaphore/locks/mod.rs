@@ -13,6 +13,7 @@
 mod backend;
 mod overrides;
 mod requests;
+mod reuse;
 mod sessions;
 
 use std::future::Future;
