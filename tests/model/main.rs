@@ -742,18 +742,17 @@ fn configs() -> Vec<Config> {
         Config {
             name: "reuse, slow call, late recall",
             reuse: [&[1]; 3],
-            differ: true,
             requests: [2, 1, 0],
-            ticks: 2,
+            ticks: 1,
             faults: Faults { slow: 1, late_recalls: 1, ..NONE },
             ..BASE
         },
         Config {
             name: "reuse, requests that wait",
             reuse: [&[1]; 3],
-            requests: [3, 1, 0],
+            requests: [2, 1, 0],
             slots: 2,
-            ticks: 0,
+            ticks: 1,
             faults: Faults { slow: 1, ..NONE },
             ..BASE
         },
