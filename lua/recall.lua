@@ -14,6 +14,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '(33554432', '(100000000000
   local to = string.match(id, '^(%w+):')
   if to and not told[to] then
     told[to] = true
-    redis.pcall('PUBLISH', string.match(key, '^(.-):{') .. ':@' .. to, key)
+    local channel = string.match(key, '^(.-):{') .. ':@' .. to
+    redis.pcall('PUBLISH', channel, key)
   end
 end

@@ -94,6 +94,8 @@ enum Step {
 struct Terms {
     lease_ms: u64,
     max_queue: Option<u32>,
+    /// Whether those that have to wait recall permits that other nodes keep.
+    recalls: bool,
 }
 
 /// A place's id.
@@ -213,8 +215,13 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     let picks = move || prop::collection::vec(pick(of), sizes.clone());
     let few = move || prop::collection::vec(pick(of), 0..=most);
     let leaving = move || prop_oneof![Just(Vec::new()), few()];
-    let terms =
-        || (lease(), queue()).prop_map(|(lease_ms, max_queue)| Terms { lease_ms, max_queue });
+    let terms = || {
+        (lease(), queue(), any::<bool>()).prop_map(|(lease_ms, max_queue, recalls)| Terms {
+            lease_ms,
+            max_queue,
+            recalls,
+        })
+    };
     let proofs = prop::collection::vec((pick(of), proof()), batch.clone());
     let ids = prop::collection::vec(claim(of), batch);
     let node = 0..NODES;
@@ -345,7 +352,7 @@ fn they_do_so_with_hundreds_of_places_of_tenants_too() {
 }
 
 fn acquire(node: usize, lease_ms: u64) -> Step {
-    let terms = Terms { lease_ms, max_queue: Some(20_000) };
+    let terms = Terms { lease_ms, max_queue: Some(20_000), recalls: false };
     Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids: vec![None; 512], terms }
 }
 
@@ -416,6 +423,32 @@ fn hundreds_are_granted_at_once_across_nodes() {
     let messages: Vec<_> = expected.iter().flat_map(|e| &e.messages).collect();
     let told: usize = messages.iter().map(|(_, text)| text.split(' ').count() / 2).sum();
     assert_eq!((messages.len(), told), (4, 511 + 512));
+}
+
+#[test]
+fn those_whose_leases_end_first_are_recalled_and_no_more_places_are_looked_at() {
+    let terms = |lease_ms, recalls| Terms { lease_ms, max_queue: Some(20_000), recalls };
+    let acquire = |node, claim, count: usize, terms| {
+        let ids = vec![claim; count];
+        Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids, terms }
+    };
+    let tenant = Some(Claim::new(Tenant::of_hash(7)));
+    for (claim, first, told_of) in
+        [(None, 127, 2), (None, 128, 1), (tenant, 127, 2), (tenant, 128, 1)]
+    {
+        let steps = vec![
+            acquire(0, claim, first, terms(10_000, false)),
+            acquire(1, claim, 1, terms(11_000, false)),
+            acquire(2, claim, 1, terms(12_000, true)),
+            acquire(3, claim, 1, terms(12_000, true)),
+        ];
+        let limit = u32::try_from(first).unwrap() + 1;
+        let expected = told(limit, steps);
+        let messages: Vec<_> = expected.iter().map(|e| e.messages.len()).collect();
+        let last = messages.len() - 1;
+        assert_eq!((messages[last - 1], messages[last]), (told_of, 0), "{messages:?}");
+        assert!(expected[last - 1].messages.iter().all(|(_, text)| text == KEY));
+    }
 }
 
 #[test]

@@ -28,6 +28,7 @@ struct Desk {
     ledger: Ledger,
     now: u64,
     limit: u32,
+    recalls: bool,
     posted: Vec<(NodeId, Vec<Grant>)>,
     gone: Vec<NodeId>,
 }
@@ -39,7 +40,8 @@ impl Desk {
 
     fn bounded(limit: u32, work_max: usize) -> Self {
         let ledger = Ledger::with_work_max(work_max);
-        Self { ledger, now: BEGAN, limit, posted: Vec::new(), gone: Vec::new() }
+        let (posted, gone) = (Vec::new(), Vec::new());
+        Self { ledger, now: BEGAN, limit, recalls: false, posted, gone }
     }
 
     fn now_ms(&self) -> u64 {
@@ -55,8 +57,8 @@ impl Desk {
         node: NodeId,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) -> Reply {
-        let Self { ledger, now, limit, posted, gone } = self;
-        let caller = Caller { now: *now, limit: *limit, headroom: 0, node, recalls: false };
+        let Self { ledger, now, limit, recalls, posted, gone } = self;
+        let caller = Caller { now: *now, limit: *limit, headroom: 0, node, recalls: *recalls };
         let reply = run(ledger, caller, &mut |to, grants| {
             assert_ne!(to, node, "own grants come in the reply");
             posted.push((to, grants.to_vec()));
@@ -598,6 +600,78 @@ fn more_is_not_said_under_a_limit_of_zero() {
     desk.limit = 0;
     assert!(!desk.release(&[id(A, 0)]).more);
     assert_eq!(desk.ledger.waiting(), 11);
+}
+
+// --- recalls --------------------------------------------------------------------------------------
+
+impl Desk {
+    /// Who was told that somebody waits, since the last look.
+    fn recalled(&mut self) -> Vec<NodeId> {
+        let posted = std::mem::take(&mut self.posted).into_iter();
+        posted.filter(|(_, grants)| grants.is_empty()).map(|(to, _)| to).collect()
+    }
+}
+
+/// Full, with permits of `A`, of `B`, whose leases end later, and of a node that no message reaches.
+fn full() -> Desk {
+    let mut desk = Desk::new(4);
+    desk.recalls = true;
+    desk.acquire(&[id(A, 1), id(A, 2)]);
+    desk.acquire(&[poll_only(C, 1)]);
+    desk.pass(1);
+    desk.acquire(&[id(B, 1)]);
+    assert_eq!(desk.recalled(), [], "permits were free");
+    desk
+}
+
+#[test]
+fn the_first_to_wait_recalls_what_other_nodes_keep_once() {
+    let mut desk = full();
+    desk.acquire(&[id(C, 2), id(C, 3)]);
+    assert_eq!(desk.recalled(), [A, B]);
+    desk.acquire(&[id(C, 4)]);
+    desk.acquire(&[id(C, 2)]);
+    desk.renew(&[id(C, 2)]);
+    assert_eq!(desk.recalled(), [], "somebody waits already");
+    desk.release(&[id(C, 2), id(C, 3), id(C, 4)]);
+    desk.acquire(&[id(B, 2)]);
+    assert_eq!(desk.recalled(), [A], "a queue begins anew, and the caller is not told");
+}
+
+#[test]
+fn a_queue_that_ends_as_another_begins_recalls() {
+    let mut desk = full();
+    desk.acquire(&[id(C, 2)]);
+    desk.recalled();
+    // The permit of B goes to the one that waits; and who waits then is the first.
+    desk.ask(B, |ledger, caller, post| {
+        ledger.acquire(caller, LEASE, Some(1000), &[id(B, 1)], &[id(B, 2)], post)
+    });
+    assert!(desk.holds(id(C, 2)) && desk.waits(id(B, 2)));
+    assert_eq!(desk.recalled(), [A, C]);
+}
+
+#[test]
+fn nothing_is_recalled_for_those_that_do_not_wait_or_do_not_ask_for_it() {
+    let mut desk = full();
+    desk.try_acquire(&[id(C, 2)]);
+    desk.acquire_of(C, Some(0), &[id(C, 3)]);
+    assert_eq!(desk.recalled(), []);
+    desk.recalls = false;
+    desk.acquire(&[id(C, 4)]);
+    assert_eq!(desk.recalled(), []);
+    desk.recalls = true;
+    desk.acquire(&[id(C, 5)]);
+    assert_eq!(desk.recalled(), [], "the queue began before");
+}
+
+#[test]
+fn a_recall_that_nobody_hears_takes_nothing_out() {
+    let mut desk = full();
+    desk.gone = vec![A];
+    desk.acquire(&[id(C, 2)]);
+    assert_eq!(desk.recalled(), [A, B]);
+    assert!(desk.holds(id(A, 1)) && desk.waits(id(C, 2)));
 }
 
 // --- ids ------------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ use tower_semaphore::{AcquireError, Policy, Semaphore};
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
-const PIECES: [(&str, &str); 13] = [
+const PIECES: [(&str, &str); 14] = [
     ("clock", include_str!("../../lua/clock.lua")),
     ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
     ("promote", include_str!("../../lua/promote.lua")),
     ("write", include_str!("../../lua/write.lua")),
+    ("recall", include_str!("../../lua/recall.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
     ("fair/settle", include_str!("../../lua/fair/settle.lua")),
     ("fair/leave", include_str!("../../lua/fair/leave.lua")),
@@ -144,6 +145,7 @@ fn no_number_becomes_text_inaccurately() {
     let known = [
         "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "recall: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "fair/settle: local f, member = tonumber(digits, 36), 't' .. digits",
         "fair/settle: members[count + 1], members[count + 2] = id, queued .. id",
         "fair/settle: members[count] = i .. queued .. id",
@@ -217,7 +219,7 @@ fn only_the_one_key_is_touched() {
     }
     for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
         // A message may fail, and nothing else.
-        let pcalls = usize::from(["promote", "override", "fair/promote"].contains(&name));
+        let pcalls = usize::from(["promote", "recall", "override", "fair/promote"].contains(&name));
         assert_eq!(code(text).matches("pcall").count(), pcalls, "{name}");
         assert_eq!(code(text).matches("redis.pcall('PUBLISH', channel,").count(), pcalls, "{name}");
         assert!(!code(text).contains("redis.call ("), "{name}");
@@ -417,7 +419,7 @@ fn calls_cost_what_the_headers_say() {
     let (one, two, three) = (id("1"), id("2"), id("3"));
     let acquire = |leaving: &[&str], ids: &[&str]| {
         let count = leaving.len().to_string();
-        let arguments = [&["10", "5000", "100", "1", node, &count][..], leaving, ids].concat();
+        let arguments = [&["10", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
         commands(&server, "acquire", &arguments)
     };
     assert_eq!(cost("acquire"), 5);
@@ -445,7 +447,8 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     let (three, four) = (id("3", "0000c", "00002"), id("4", "0000c", "00002"));
     let acquire = |leaving: &[&str], ids: &[&str]| {
         let count = leaving.len().to_string();
-        let arguments = [&["10", "0", "5000", "100", "1", node, &count][..], leaving, ids].concat();
+        let arguments =
+            [&["10", "0", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
         commands(&server, "fair/acquire", &arguments)
     };
     assert_eq!(cost("fair/acquire"), 5);
@@ -460,7 +463,7 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     assert_eq!(server.keys(), 0);
     // From line to line.
     let (five, six) = (id("5", "0000a", "00000"), id("6", "0000b", "00000"));
-    let waits = ["1", "0", "5000", "100", "1", node, "0"];
+    let waits = ["1", "0", "5000", "100", "1", node, "0", "0"];
     for id in [&one, &two, &five, &six] {
         commands(&server, "fair/acquire", &[&waits[..], &[id]].concat());
     }
@@ -504,8 +507,8 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
     for (limit, those, lease) in sets {
         let lease = lease.to_string();
         let calls: [(&str, Vec<&str>); 6] = [
-            ("acquire", vec!["2", "5000", "100", "1", node, "0", &plain]),
-            ("acquire", vec!["0", "5000", "-1", "1", node, "0", &plain]),
+            ("acquire", vec!["2", "5000", "100", "1", node, "0", "0", &plain]),
+            ("acquire", vec!["0", "5000", "-1", "1", node, "0", "0", &plain]),
             ("release", vec![limit, "1", node, &plain]),
             ("release", vec![limit, "1", node]),
             ("renew", vec![limit, "5000", "1", node, &plain]),
@@ -515,7 +518,7 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
             let _: String = server.command(&["FLUSHALL"]);
             for i in those {
                 let acquire =
-                    [limit, "0", lease.as_str(), "100", "1", node, "0", places[*i].as_str()];
+                    [limit, "0", lease.as_str(), "100", "1", node, "0", "0", places[*i].as_str()];
                 assert_ne!(invoke(&mut connection, "fair/acquire", &acquire), Value::Int(0));
             }
             std::thread::sleep(Duration::from_millis(if lease == "1" { 3 } else { 0 }));
@@ -627,8 +630,8 @@ fn every_script_keeps_to_the_bound() {
     let ids: Vec<_> = ids.iter().map(String::as_str).collect();
     let proofs: Vec<_> = ids.iter().flat_map(|id| [*id, "2000000000000"]).collect();
     let calls = [
-        ("acquire", [&["1000", "5000", "1000000", "1", node, "0"][..], &ids].concat()),
-        ("acquire", [&["1000", "5000", "-1", "1", node, "1"][..], &ids].concat()),
+        ("acquire", [&["1000", "5000", "1000000", "1", node, "0", "0"][..], &ids].concat()),
+        ("acquire", [&["1000", "5000", "-1", "1", node, "1", "0"][..], &ids].concat()),
         ("renew", [&["1000", "5000", "1", node][..], &ids].concat()),
         ("reassert", [&["1000", "5000", "1", node][..], &proofs].concat()),
         ("release", [&["1000", "1", node][..], &ids].concat()),

@@ -8,7 +8,7 @@ use tower_semaphore::protocol::session::{OnUnavailable, Progress};
 use tower_semaphore::protocol::{Call, Claim, Op, Session, Tenant};
 
 use super::Bug;
-use super::process::{Link, Phase, Process, Slot, time};
+use super::process::{Kept, Link, Others, Phase, Process, Slot, reuse_ticks, time};
 use super::server::{Id, Stored, cost};
 use super::world::{Action, Rule, Seen, Snapshot, World};
 
@@ -25,7 +25,7 @@ fn tenant_of(stored: &Stored) -> Option<Tenant> {
 
 impl World {
     /// The most permits that any process may know of.
-    fn cap(&self) -> usize {
+    pub(crate) fn cap(&self) -> usize {
         let limits = self.config.limits.iter().copied();
         let sets = self.config.sets.iter().filter_map(|(limit, _)| *limit);
         limits.chain(sets).max().unwrap_or(0) as usize
@@ -210,8 +210,64 @@ impl World {
         }
     }
 
+    /// A permit of a process stays with it: for one of its requests, or, with `to` being `None`, for one that may come.
+    /// `terms`: those of the request that had it. `asking`: the requests of this process that have no permit.
+    pub(crate) fn judge_reuse(
+        &self,
+        s: &mut Snapshot,
+        process: usize,
+        terms: &Slot,
+        to: Option<&Slot>,
+        asking: &[Slot],
+    ) {
+        match s.processes[process].others {
+            Others::Alone(at) if s.now < at + terms.reuse() => {}
+            Others::Recalled => return s.breaks(Rule::Recalled),
+            Others::Alone(_) | Others::Unknown => return s.breaks(Rule::NotPassedBy),
+        }
+        let first = asking.iter().map(|slot| slot.request).min();
+        let is_first = first.is_none() || first == to.map(|to| to.request);
+        let same = |slot: &Slot| slot.options.claim == terms.options.claim;
+        if !is_first || !asking.iter().all(same) || !to.is_none_or(same) {
+            s.breaks(Rule::OwnTurn);
+        }
+    }
+
+    /// Permits without a request go back in time, and once it was heard that somebody waits.
+    fn judge_kept(&self, s: &Snapshot, p: &Process, broken: &mut Vec<Rule>) {
+        let reuse_of = |kept: &Kept| reuse_ticks(&kept.options);
+        let has_kept = p.session.as_ref().is_some_and(|session| session.kept() > 0);
+        if has_kept && p.others == Others::Recalled {
+            broken.push(Rule::Recalled);
+        }
+        if has_kept && p.kept.iter().any(|kept| s.now >= kept.since + reuse_of(kept)) {
+            broken.push(Rule::KeptInTime);
+        }
+    }
+
+    /// What an onlooker knows of the permits that processes pass on.
+    fn note_kept(&self, s: &mut Snapshot) {
+        let now = s.now;
+        for process in 0..s.processes.len() {
+            let p = &s.processes[process];
+            let kept = p.session.as_ref().map_or(0, Session::kept);
+            if p.kept.len() > kept {
+                let gone = p.kept.len() - kept;
+                let p = Arc::make_mut(&mut s.processes[process]);
+                p.kept.drain(..gone);
+            }
+            let p = &s.processes[process];
+            if matches!(p.others, Others::Alone(at) if now >= at + self.config.longest_reuse()) {
+                Arc::make_mut(&mut s.processes[process]).others = Others::Unknown;
+            }
+        }
+    }
+
     /// What must hold at any time.
     pub(crate) fn judge(&self, s: &mut Snapshot) {
+        if self.config.reuses() {
+            self.note_kept(s);
+        }
         let (now, now_ms) = (s.now, s.server_now());
         let server = Arc::clone(&s.server);
         let places = &server.places;
@@ -258,12 +314,13 @@ impl World {
                 all_settled &= !p.is_awake();
                 continue;
             }
+            self.judge_kept(s, p, &mut broken);
             self.judge_settled(s, p, &live, &mut broken);
             for place in places.iter().filter(|place| place.id.0 == p.me && place.end > now_ms) {
                 let stranger = s.ghost.strangers.contains(&place.id);
                 let is_excused = s.ghost.orphans.contains(&place.id) && !stranger
                     || s.ghost.deferred.contains(&place.id);
-                if !p.knows(place.id) && !is_excused {
+                if !p.knows(place.id) && !p.keeps(place.id) && !is_excused {
                     broken.push(Rule::NoLeak);
                 }
             }
@@ -289,7 +346,10 @@ impl World {
         // Forget what no longer matters, so that equal futures are equal states.
         let Snapshot { ghost, processes, .. } = s;
         let there = |id: &Id| places.iter().any(|p| p.id == *id);
-        ghost.grants.retain(|id, _| there(id) || processes[usize::from(id.0)].knows(*id));
+        ghost.grants.retain(|id, _| {
+            let p = &processes[usize::from(id.0)];
+            there(id) || p.knows(*id) || p.keeps(*id)
+        });
         ghost.turns.retain(|(process, request), _| {
             processes[usize::from(*process)].slots.iter().any(|slot| slot.request == *request)
         });
@@ -481,6 +541,10 @@ impl World {
             if p.has_mail() {
                 return Some(Action::Send { process });
             }
+        }
+        let awake = |i: &usize| s.processes[usize::from(s.recalls[*i].1)].is_awake();
+        if let Some(i) = (0..s.recalls.len()).find(awake) {
+            return Some(Action::Recall(i));
         }
         let awake = |i: &usize| s.processes[usize::from(s.mail[*i].id.0)].is_awake();
         (0..s.mail.len()).find(awake).map(Action::Hint)

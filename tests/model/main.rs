@@ -47,6 +47,8 @@ pub(crate) struct Config {
     timeouts: Option<(u8, u8)>,
     /// By process: for whom its requests ask, in turn.
     asks: [&'static [Ask]; 3],
+    /// By process: for how many ticks permits are passed on; its requests take turns.
+    reuse: [&'static [u8]; 3],
     /// Whether some requests may not wait.
     tries: bool,
     /// Whether time passes though someone has something to send.
@@ -114,6 +116,8 @@ pub(crate) struct Faults {
     late_calls: u8,
     late_hints: u8,
     lost_hints: u8,
+    late_recalls: u8,
+    lost_recalls: u8,
     crashes: u8,
     closes: u8,
     freezes: u8,
@@ -159,6 +163,11 @@ pub(crate) enum Bug {
     RevocationUnheard,
     ProofWithoutClaim,
     HintWithoutClaim,
+    RecallUnheard,
+    WaitersTakenForOwn,
+    KeptTooLong,
+    ClockStandsStill,
+    TenantsAlike,
     // Of the server.
     RenewExtendsBeforeSweep,
     RenewDoesNotPromote,
@@ -180,6 +189,8 @@ const NONE: Faults = Faults {
     late_calls: 0,
     late_hints: 0,
     lost_hints: 0,
+    late_recalls: 0,
+    lost_recalls: 0,
     crashes: 0,
     closes: 0,
     freezes: 0,
@@ -205,6 +216,7 @@ const BASE: Config = Config {
     policies: [OnUnavailable::Refuse; 3],
     timeouts: None,
     asks: [&[]; 3],
+    reuse: [&[]; 3],
     tries: false,
     lazy: false,
     away: false,
@@ -232,13 +244,27 @@ impl Config {
         let ask = (!asks.is_empty()).then(|| asks[usize::from(request) % asks.len()]);
         AcquireOptions {
             linger_ms: 0,
-            reuse_ms: 0,
+            reuse_ms: u32::from(self.reuse_of(process, request)) * 1000,
             lease: process::ticks(self.leases[usize::from(request) % self.leases.len()]),
             max_queue: wait.then_some(self.max_queue),
             on_unavailable: self.policies[process],
             headroom: 0,
             claim: ask.and_then(Ask::claim),
         }
+    }
+
+    fn reuse_of(&self, process: usize, request: u8) -> u8 {
+        let reuse = self.reuse[process];
+        if reuse.is_empty() { 0 } else { reuse[usize::from(request) % reuse.len()] }
+    }
+
+    fn longest_reuse(&self) -> u8 {
+        self.reuse.iter().flat_map(|reuse| *reuse).copied().max().unwrap_or(0)
+    }
+
+    /// Whether any process passes permits on.
+    fn reuses(&self) -> bool {
+        self.longest_reuse() > 0
     }
 
     /// Whether tenants share the semaphore.
@@ -713,6 +739,83 @@ fn configs() -> Vec<Config> {
             faults: Faults { cuts: 1, outages: 1, ..NONE },
             ..BASE
         },
+        Config {
+            name: "reuse, slow call, late recall",
+            reuse: [&[1]; 3],
+            requests: [2, 1, 0],
+            ticks: 1,
+            faults: Faults { slow: 1, late_recalls: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, requests that wait",
+            reuse: [&[1]; 3],
+            requests: [2, 1, 0],
+            slots: 2,
+            ticks: 1,
+            faults: Faults { slow: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, three processes",
+            reuse: [&[1]; 3],
+            processes: 3,
+            requests: [2, 1, 1],
+            limits: [2; 3],
+            ticks: 1,
+            faults: Faults { lost_recalls: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, freeze",
+            reuse: [&[1]; 3],
+            differ: true,
+            late_watchdog: true,
+            requests: [2, 1, 0],
+            ticks: 2,
+            faults: Faults { freezes: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, outage, admit",
+            reuse: [&[2]; 3],
+            differ: true,
+            policies: [OnUnavailable::Admit, OnUnavailable::Refuse, OnUnavailable::Refuse],
+            requests: [2, 1, 0],
+            ticks: 1,
+            away: true,
+            faults: Faults { cuts: 1, outages: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, restart",
+            reuse: [&[2]; 3],
+            differ: true,
+            requests: [2, 1, 0],
+            ticks: 2,
+            faults: Faults { restarts: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, and none",
+            reuse: [&[1, 0], &[0], &[]],
+            differ: true,
+            requests: [3, 1, 0],
+            slots: 2,
+            ticks: 1,
+            faults: Faults { late_recalls: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "reuse, tenants",
+            reuse: [&[2]; 3],
+            asks: [IN_TURN, OTHER, &[]],
+            differ: true,
+            requests: [3, 1, 0],
+            slots: 2,
+            ticks: 1,
+            ..BASE
+        },
     ]
 }
 
@@ -721,6 +824,7 @@ const TWO_AND_ONE: &[Ask] = &[Ask { cost: 2, ..Ask::of(1) }, Ask { class: 1, ..A
 const ONE: &[Ask] = &[Ask::of(1)];
 const OTHER: &[Ask] = &[Ask::of(2)];
 const NOBODY: &[Ask] = &[Ask::of(0)];
+const IN_TURN: &[Ask] = &[Ask::of(1), Ask::of(1), Ask::of(2)];
 const ONE_TWO_ONE: &[Ask] = &[Ask::of(1), Ask { cost: 2, ..Ask::of(2) }, Ask::of(1)];
 /// A tenant that may have one.
 const CAPPED: &[Ask] = &[Ask { each: Some(1), ..Ask::of(1) }];
@@ -730,6 +834,42 @@ fn deep_configs() -> Vec<Config> {
     let larger = |name: &'static str, of: &'static str| Config { name, ..config(of) };
     vec![
         Config { slots: 2, ..larger("call errors, refuse, two places", "call errors, refuse") },
+        Config {
+            reuse: [&[2]; 3],
+            requests: [3, 1, 0],
+            ticks: 3,
+            ..larger("reuse, three ticks", "reuse, slow call, late recall")
+        },
+        Config {
+            reuse: [&[2]; 3],
+            requests: [3, 2, 0],
+            ticks: 1,
+            ..larger("reuse, requests that wait, again", "reuse, requests that wait")
+        },
+        Config {
+            requests: [4, 1, 0],
+            ticks: 2,
+            ..larger("reuse, tenants, two ticks", "reuse, tenants")
+        },
+        Config {
+            requests: [3, 1, 0],
+            ticks: 3,
+            faults: Faults { restarts: 1, slow: 1, ..NONE },
+            ..larger("reuse, restart, slow call", "reuse, restart")
+        },
+        Config {
+            requests: [2, 1, 0],
+            ticks: 2,
+            faults: Faults { flushes: 1, slow: 1, ..NONE },
+            ..larger("reuse, flush, slow call", "reuse, restart")
+        },
+        Config {
+            reuse: [&[2, 0], &[0, 2], &[]],
+            requests: [3, 2, 0],
+            limits: [2; 3],
+            faults: Faults { slow: 1, late_recalls: 1, ..NONE },
+            ..larger("reuse, and none, slow call", "reuse, and none")
+        },
         Config {
             processes: 2,
             requests: [3, 1, 0],
@@ -929,6 +1069,14 @@ const SHOWN: &[(&str, &[Seen])] = &[
     ("tenants, failover", &[Seen::Restored, Seen::Rejoined]),
     ("tenants, slow call, break", &[Seen::LateSocket, Seen::Stranger]),
     ("tenants, outage, local share", &[Seen::Shared, Seen::ShareWaited]),
+    ("reuse, slow call, late recall", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
+    ("reuse, requests that wait", &[Seen::PassedOn, Seen::Kept, Seen::KeptRecalled]),
+    ("reuse, three processes", &[Seen::Reused, Seen::KeptRecalled, Seen::RecallLost]),
+    ("reuse, freeze", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
+    ("reuse, outage, admit", &[Seen::Kept, Seen::Reused, Seen::Admitted, Seen::Counted]),
+    ("reuse, restart", &[Seen::Kept, Seen::Reused, Seen::Restored]),
+    ("reuse, and none", &[Seen::PassedOn, Seen::Kept, Seen::Reused]),
+    ("reuse, tenants", &[Seen::PassedOn, Seen::Kept, Seen::Reused, Seen::TenantsWait]),
 ];
 
 #[test]
@@ -980,7 +1128,7 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
 }
 
 /// Each rule undone, where, and what must break then.
-const MUTANTS: [(Bug, &str, Rule); 40] = [
+const MUTANTS: [(Bug, &str, Rule); 46] = [
     (Bug::RejoinWithSameId, "flush, slow call, late hint, again", Rule::Grounded),
     (Bug::RejoinWithNewTicket, "restart, order", Rule::Order),
     (Bug::HintWithoutLeaseEnd, "granted while away", Rule::Grounded),
@@ -1021,6 +1169,12 @@ const MUTANTS: [(Bug, &str, Rule); 40] = [
     (Bug::NewcomerBarges, "tenants, crash, lost hint", Rule::CapByLedger),
     (Bug::ReleaseDoesNotPromote, "tenants take turns", Rule::NoIdlePermit),
     (Bug::RenewDoesNotPromote, "tenants, crash, lost hint", Rule::NoIdlePermit),
+    (Bug::RecallUnheard, "reuse, slow call, late recall", Rule::Recalled),
+    (Bug::WaitersTakenForOwn, "reuse, requests that wait", Rule::NotPassedBy),
+    (Bug::DeadlineFromReceipt, "reuse, slow call, late recall", Rule::NotPassedBy),
+    (Bug::KeptTooLong, "reuse, three processes", Rule::KeptInTime),
+    (Bug::ClockStandsStill, "reuse, freeze", Rule::NotPassedBy),
+    (Bug::TenantsAlike, "reuse, tenants", Rule::OwnTurn),
 ];
 
 #[test]

@@ -32,6 +32,10 @@ pub(crate) struct Process {
     /// Calls that are not answered yet, in the order in which they were sent.
     pub(crate) calls: VecDeque<Transit>,
 
+    // What an onlooker knows of the permits that it passes on.
+    pub(crate) others: Others,
+    pub(crate) kept: Vec<Kept>,
+
     // What operators do, as far as it knows.
     pub(crate) set: u8,
     pub(crate) told: u8,
@@ -49,6 +53,26 @@ pub(crate) enum Link {
     Connecting,
     Up,
     Down,
+}
+
+/// Whether a process may pass permits on, as an onlooker knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Others {
+    Unknown,
+    /// It was told that one waits, and no call that it sent since has shown that none does.
+    Recalled,
+    /// A call that was sent then found no other process waiting, nor more permits in use than the limit.
+    Alone(u8),
+}
+
+/// A permit without a request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kept {
+    pub(crate) place: PlaceId,
+    pub(crate) acked: u8,
+    /// Those of the request that had it.
+    pub(crate) options: AcquireOptions,
+    pub(crate) since: u8,
 }
 
 /// A request, as its caller sees it.
@@ -91,6 +115,11 @@ pub(crate) struct Transit {
     pub(crate) stay: u8,
     /// The server does not carry it out when its turn comes, but later.
     pub(crate) late: bool,
+    /// It found no other process waiting; and it was sent before a recall was heard.
+    pub(crate) is_alone: bool,
+    pub(crate) is_stale: bool,
+    /// Hints that the server sent before its answer, so that they come before it.
+    pub(crate) hints: Vec<Id>,
     pub(crate) answer: Option<Answer>,
 }
 
@@ -124,9 +153,18 @@ fn ticks_of(duration: Duration) -> u8 {
     u8::try_from(duration.as_secs()).expect("a short time")
 }
 
+pub(crate) fn reuse_ticks(options: &AcquireOptions) -> u8 {
+    ticks_of(Duration::from_millis(u64::from(options.reuse_ms)))
+}
+
 impl Slot {
     pub(crate) fn lease(&self) -> u8 {
         ticks_of(self.options.lease)
+    }
+
+    /// For how long its permit may be passed on; 0: not at all.
+    pub(crate) fn reuse(&self) -> u8 {
+        reuse_ticks(&self.options)
     }
 
     pub(crate) fn is_asking(&self) -> bool {
@@ -158,6 +196,8 @@ impl Process {
             home: 0,
             stay: 0,
             calls: VecDeque::new(),
+            others: Others::Unknown,
+            kept: Vec::new(),
             set: 0,
             told: 0,
             checking: None,
@@ -195,6 +235,18 @@ impl Process {
 
     pub(crate) fn knows(&self, id: Id) -> bool {
         !self.dead && self.slot_of(id).is_some_and(|slot| slot.phase != Phase::Releasing)
+    }
+
+    /// Its requests that have no permit.
+    pub(crate) fn without_permit(&self) -> Vec<Slot> {
+        let Some(session) = &self.session else { return Vec::new() };
+        let is_without = |slot: &&Slot| slot.is_asking() && !session.is_held(slot.index);
+        self.slots.iter().filter(is_without).cloned().collect()
+    }
+
+    /// Whether it keeps this permit for a request that may come.
+    pub(crate) fn keeps(&self, id: Id) -> bool {
+        self.kept.iter().any(|kept| id_of(kept.place) == id)
     }
 
     /// Whether a place of this name would be of use here.
@@ -377,6 +429,9 @@ impl Process {
     pub(crate) fn incoming(&self, op: &mut Op, reply: &mut Reply, sent: u8, bug: Option<Bug>) {
         use tower_semaphore::protocol::PlaceStatus;
         let Some(bug) = bug else { return };
+        if bug == Bug::WaitersTakenForOwn && !matches!(op, Op::Release { .. }) {
+            reply.waiting = 0;
+        }
         for grant in &mut reply.granted {
             grant.id.n = self.altered.inward(grant.id.n);
         }

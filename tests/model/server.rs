@@ -53,9 +53,13 @@ impl Hash for Server {
 /// The nodes of the model: they give their numbers away to nobody, so they are looked up.
 pub(crate) const NODES: [NodeId; 3] = [NodeId::new(0), NodeId::new(1), NodeId::new(2)];
 
+/// The process of a node.
+pub(crate) fn process_of(node: NodeId) -> u8 {
+    u8::from(node != NODES[0]) + u8::from(node == NODES[2])
+}
+
 pub(crate) fn id_of(place: PlaceId) -> Id {
-    let process = u8::from(place.node != NODES[0]) + u8::from(place.node == NODES[2]);
-    (process, u32::try_from(place.n / PLACES_MAX as u64).expect("a small number"))
+    (process_of(place.node), u32::try_from(place.n / PLACES_MAX as u64).expect("a small number"))
 }
 
 /// The time of the server's clock, ms.
@@ -137,7 +141,7 @@ pub(crate) fn carry_out(
     process: u8,
     now_ms: u64,
     call: &Call,
-    post: &mut dyn FnMut(PlaceId, u64) -> bool,
+    post: &mut dyn FnMut(NodeId, &[Grant]) -> bool,
 ) -> Reply {
     let node = NODES[usize::from(process)];
     let caller = Caller {
@@ -147,15 +151,6 @@ pub(crate) fn carry_out(
         node,
         recalls: call.recalls,
     };
-    let mut post = |_: NodeId, grants: &[Grant]| {
-        // As PUBLISH does: one message a node, so it is there for all of them or for none.
-        let mut heard = true;
-        for grant in grants {
-            heard &= post(grant.id, grant.lease_end);
-        }
-        heard
-    };
-    let post = &mut post;
     let has = |asked| bug == Some(asked);
     match &call.op {
         Op::Acquire { leaving, lease_ms, max_queue, ids } => {

@@ -11,8 +11,8 @@ use tower_semaphore::protocol::session::{Event, OnUnavailable, Progress};
 use tower_semaphore::protocol::{self, Op, PlaceId, Reply, Session, Time};
 use tower_semaphore::protocol::{PlaceStatus, TICKET_MIN};
 
-use super::process::{Answer, Link, Phase, Process, Slot, Transit, ticks, time};
-use super::server::{Id, Server, id_of, server_ms};
+use super::process::{Answer, Kept, Link, Others, Phase, Process, Slot, Transit, ticks, time};
+use super::server::{Id, Server, Stored, cost, id_of, process_of, server_ms};
 use super::{Bug, Config, Faults};
 
 /// Calls that one session sends in a row, at the most.
@@ -67,6 +67,15 @@ pub(crate) enum Rule {
     Turn,
     /// No tenant is granted more than its own cap.
     Each,
+    /// A process passes a permit on, or keeps it, only where a call that it sent less than that time ago found no
+    /// other process waiting.
+    NotPassedBy,
+    /// After a recall it does so only once a call that it sent later found no other process waiting.
+    Recalled,
+    /// A permit without a request goes back in time.
+    KeptInTime,
+    /// Inside a process a permit goes to the request that came first, and only if all that have none ask for the same.
+    OwnTurn,
 }
 
 macro_rules! rules {
@@ -94,7 +103,7 @@ macro_rules! rules {
 
 rules![CapByLedger CapByBelief Grounded CapByProcess Order NoIdlePermit DeadStayDead NoLeak Aware
     Served NotLostEarly GonePassedOver Answered Watched Work LocalShare LocalOrder Policy Revoked Turn
-    Each];
+    Each NotPassedBy Recalled KeptInTime OwnTurn];
 
 macro_rules! seen {
     ($($what:ident)*) => {
@@ -110,7 +119,8 @@ seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSock
     LostAtDeadline PassedOver HintFirst TooLate Stranger Quarantined Orphan Audited SameData
     Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
     Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
-    SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped];
+    SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped PassedOn Kept
+    Reused KeptRecalled KeptReleased RecallLost];
 
 pub(crate) struct World {
     pub(crate) config: Config,
@@ -140,6 +150,8 @@ pub(crate) struct Snapshot {
     pub(crate) taken_out: u8,
     pub(crate) processes: Vec<Arc<Process>>,
     pub(crate) mail: Vec<Hint>,
+    /// Messages that somebody waits: whether they are late, and to whom.
+    pub(crate) recalls: Vec<(bool, u8)>,
     /// Broken connections whose calls the server still has to read.
     pub(crate) old: Vec<(u8, VecDeque<Transit>)>,
     pub(crate) left: Faults,
@@ -237,6 +249,9 @@ pub(crate) enum Action {
     Hint(usize),
     LoseHint(usize),
     DelayHint(usize),
+    Recall(usize),
+    LoseRecall(usize),
+    DelayRecall(usize),
     Break {
         process: usize,
     },
@@ -324,6 +339,7 @@ impl Model for World {
             taken_out: 0,
             processes,
             mail: Vec::new(),
+            recalls: Vec::new(),
             old: Vec::new(),
             left: self.config.faults,
             ghost: Ghost::default(),
@@ -353,6 +369,17 @@ impl Model for World {
             }
             if left.late_hints > 0 && !hint.late {
                 actions.push(Action::DelayHint(i));
+            }
+        }
+        for (i, (is_late, process)) in s.recalls.iter().enumerate() {
+            if s.processes[usize::from(*process)].is_awake() {
+                actions.push(Action::Recall(i));
+            }
+            if left.lost_recalls > 0 {
+                actions.push(Action::LoseRecall(i));
+            }
+            if left.late_recalls > 0 && !is_late {
+                actions.push(Action::DelayRecall(i));
             }
         }
         actions.extend((0..s.old.len()).map(Action::ReadOld));
@@ -440,8 +467,12 @@ impl Snapshot {
             waits_for_server || p.slots.iter().any(alarm) || p.is_due(self.now)
         };
         let fresh = |h: &Hint| !h.late && self.processes[usize::from(h.id.0)].is_awake();
+        let fresh_recall = |(is_late, process): &(bool, u8)| {
+            !is_late && self.processes[usize::from(*process)].is_awake()
+        };
         !self.processes.iter().any(|p| busy(p))
             && !self.mail.iter().any(fresh)
+            && !self.recalls.iter().any(fresh_recall)
             && usize::from(self.taken_out) == self.revoked.len()
     }
 
@@ -536,7 +567,7 @@ impl World {
         if p.is_up() && (s.is_stale(p) || p.checking.is_some()) {
             actions.push(Action::Learn { process });
         }
-        if !p.slots.is_empty() {
+        if !p.slots.is_empty() || !p.kept.is_empty() {
             if left.crashes > 0 {
                 actions.push(Action::Crash { process });
             }
@@ -622,6 +653,20 @@ impl World {
                 s.mail[i].late = true;
                 s.mail.sort_unstable();
             }
+            Action::Recall(i) => {
+                let (_, process) = s.recalls.remove(i);
+                self.recall(s, usize::from(process));
+            }
+            Action::LoseRecall(i) => {
+                s.left.lost_recalls -= 1;
+                s.recalls.remove(i);
+                self.saw(Seen::RecallLost);
+            }
+            Action::DelayRecall(i) => {
+                s.left.late_recalls -= 1;
+                s.recalls[i].0 = true;
+                s.recalls.sort_unstable();
+            }
             Action::Break { process } => {
                 if s.left.breaks > 0 && !s.processes[process].calls.is_empty() {
                     s.left.breaks -= 1;
@@ -650,6 +695,7 @@ impl World {
                 let dead = s.processes[process].crashed();
                 s.processes[process] = Arc::new(dead);
                 s.mail.retain(|hint| usize::from(hint.id.0) != process);
+                s.recalls.retain(|(_, to)| usize::from(*to) != process);
             }
             Action::Close { process } => {
                 s.left.closes -= 1;
@@ -748,7 +794,14 @@ impl World {
         if !s.processes[process].is_due(now) || self.has(Bug::NoSelfFence) {
             return;
         }
-        self.act(s, process, |session, now| session.handle_timeout(now));
+        let released = self.act(s, process, |session, now| {
+            let before = session.kept();
+            session.handle_timeout(now);
+            session.kept() < before
+        });
+        if released {
+            self.saw(Seen::KeptReleased);
+        }
         if s.processes[process].is_due(now) {
             s.breaks(Rule::Watched);
         }
@@ -768,8 +821,16 @@ impl World {
         p.requests += 1;
         let Some(session) = &mut p.session else { return };
         let limit = config.limits[process];
-        let index = session.handle_request(limit, options, time(now)).expect("room for it");
-        p.slots.push(Slot {
+        let (mut asked, mut at) = (options, now);
+        match config.bug {
+            Some(Bug::KeptTooLong) => asked.reuse_ms *= 4,
+            Some(Bug::TenantsAlike) => asked.claim = config.options(process, 0, wait).claim,
+            Some(Bug::ClockStandsStill) => at = p.kept.last().map_or(now, |kept| kept.since),
+            _ => {}
+        }
+        let index = session.handle_request(limit, asked, time(at)).expect("room for it");
+        let place = session.place(index);
+        let slot = Slot {
             request,
             index,
             began: now,
@@ -782,13 +843,49 @@ impl World {
             counted: false,
             acked: now,
             has_ticket: false,
-        });
+        };
+        if let Some(at) = p.kept.iter().position(|kept| Some(kept.place) == place) {
+            self.saw(Seen::Reused);
+            let asking = p.without_permit();
+            let kept = p.kept.remove(at);
+            let slot = Slot { acked: kept.acked, ..slot };
+            p.slots.push(slot.clone());
+            let terms = Slot { options: kept.options, ..slot.clone() };
+            self.judge_reuse(s, process, &terms, Some(&slot), &asking);
+        } else {
+            p.slots.push(slot);
+        }
         self.finish(s, process);
     }
 
     fn leave(&self, s: &mut Snapshot, process: usize, slot: usize) {
-        let slot = s.process(process).slots.remove(slot);
-        self.act(s, process, |session, now| session.handle_leave(slot.index, now));
+        let p = s.process(process);
+        let slot = p.slots.remove(slot);
+        let asking = p.without_permit();
+        let Some(place) = p.session.as_ref().and_then(|session| session.place(slot.index)) else {
+            return self.act(s, process, |session, now| session.handle_leave(slot.index, now));
+        };
+        let (to, is_kept) = self.act(s, process, |session, now| {
+            let before = session.kept();
+            session.handle_leave(slot.index, now);
+            let has_it = |other: &&Slot| session.place(other.index) == Some(place);
+            (asking.iter().find(has_it), session.kept() > before)
+        });
+        if let Some(to) = to {
+            self.saw(Seen::PassedOn);
+            let is_same = |other: &&mut Slot| other.request == to.request;
+            if let Some(next) = s.process(process).slots.iter_mut().find(is_same) {
+                next.acked = slot.acked;
+            }
+        } else if is_kept {
+            self.saw(Seen::Kept);
+            let Slot { acked, options, .. } = slot;
+            let kept = Kept { place, acked, options, since: s.now };
+            s.process(process).kept.push(kept);
+        }
+        if to.is_some() || is_kept {
+            self.judge_reuse(s, process, &slot, to, &asking);
+        }
     }
 
     /// The task of a request runs.
@@ -903,7 +1000,8 @@ impl World {
         let p = s.process(process);
         let Some(session) = &mut p.session else { return };
         if now < horizon {
-            session.coarsen(ticks(1), time(horizon));
+            let reuse = ticks(self.config.longest_reuse());
+            session.coarsen(ticks(1), reuse, time(now), time(horizon));
         }
         if !session.is_idle() && session.poll_timeout().is_none() {
             s.breaks(Rule::Watched);
@@ -1083,6 +1181,7 @@ impl World {
         if connected.poll_only {
             self.saw(Seen::PollOnly);
         }
+        s.process(process).others = Others::Unknown;
         self.act(s, process, |session, now| session.handle_connected(connected, now));
         for hint in std::mem::take(&mut s.process(process).altered.hints) {
             self.act(s, process, |session, now| session.handle_hint(hint, now));
@@ -1093,6 +1192,7 @@ impl World {
         let p = s.process(process);
         p.link = Link::Down;
         let checking = std::mem::take(&mut p.checking);
+        p.others = Others::Unknown;
         if p.session.is_some() && !self.has(Bug::UnreachableUnheard) {
             self.act(s, process, |session, now| {
                 if !session.is_outage() {
@@ -1180,7 +1280,17 @@ impl World {
             }
             let (call, meant) = p.outgoing(call, bug);
             let stay = p.stay;
-            p.calls.push_back(Transit { call, meant, sent: now, stay, late: false, answer: None });
+            p.calls.push_back(Transit {
+                call,
+                meant,
+                sent: now,
+                stay,
+                late: false,
+                is_alone: false,
+                is_stale: false,
+                hints: Vec::new(),
+                answer: None,
+            });
         }
         s.breaks(Rule::Work);
     }
@@ -1204,7 +1314,11 @@ impl World {
             }
             Answer::Reply(self.run(s, me, &call))
         };
-        s.process(process).calls[at].answer = Some(answer);
+        let is_alone = self.config.reuses() && self.is_alone(s, me);
+        let is_pending = |hint: &&Hint| self.config.reuses() && hint.id.0 == me && !hint.late;
+        let hints = s.mail.iter().filter(is_pending).map(|hint| hint.id).collect();
+        let call = &mut s.process(process).calls[at];
+        (call.answer, call.is_alone, call.hints) = (Some(answer), is_alone, hints);
         true
     }
 
@@ -1214,9 +1328,17 @@ impl World {
         if p.calls.front().is_none_or(|call| call.answer.is_none()) {
             return false;
         }
-        let Some(Transit { call, meant, sent, stay, late, answer }) = p.calls.pop_front() else {
+        let Some(transit) = p.calls.pop_front() else {
             return false;
         };
+        let Transit { call, meant, sent, stay, late, is_alone, is_stale, hints, answer } = transit;
+        for id in hints {
+            if let Some(at) = s.mail.iter().position(|hint| hint.id == id && !hint.late) {
+                let hint = s.mail.remove(at);
+                self.hint(s, hint);
+            }
+        }
+        let p = s.process(process);
         let mut op = meant.unwrap_or(call.op);
         if stay != p.stay {
             self.saw(Seen::OldStay);
@@ -1225,6 +1347,14 @@ impl World {
         match answer {
             Some(Answer::Reply(mut reply)) => {
                 p.incoming(&mut op, &mut reply, sent, self.bug());
+                let tells = !matches!(op, Op::Release { .. } | Op::Audit { .. });
+                if self.config.reuses() && tells && !late && !is_stale {
+                    p.others = match p.others {
+                        _ if is_alone => Others::Alone(sent),
+                        Others::Recalled => Others::Recalled,
+                        _ => Others::Unknown,
+                    };
+                }
                 self.replied(s, process, &op, &reply, late, sent);
             }
             Some(Answer::Failed) => {
@@ -1297,6 +1427,12 @@ impl World {
                 _ => {}
             }
         }
+        for (place, status) in places.iter().zip(&reply.statuses) {
+            let kept = p.kept.iter_mut().find(|kept| kept.place == *place);
+            if let Some(kept) = kept.filter(|_| *status == PlaceStatus::Held) {
+                kept.acked = sent;
+            }
+        }
         for grant in &reply.granted {
             if self.is_stranger(s, process, grant.id) {
                 s.ghost.strangers.insert(id_of(grant.id));
@@ -1362,6 +1498,28 @@ impl World {
         self.act(s, process, |session, now| session.handle_hint(hint, now));
     }
 
+    /// Somebody waits, says the server.
+    fn recall(&self, s: &mut Snapshot, process: usize) {
+        let p = s.process(process);
+        let Some(session) = &p.session else { return };
+        if session.kept() > 0 {
+            self.saw(Seen::KeptRecalled);
+        }
+        p.others = Others::Recalled;
+        p.calls.iter_mut().for_each(|call| call.is_stale = true);
+        if !self.has(Bug::RecallUnheard) {
+            self.act(s, process, |session, now| session.handle_recall(now));
+        }
+    }
+
+    /// Whether no other process waits, and no more permits are in use than the limit.
+    fn is_alone(&self, s: &Snapshot, process: u8) -> bool {
+        let (waiting, held): (Vec<&Stored>, Vec<&Stored>) =
+            s.server.places.iter().partition(|place| place.ticket.is_some());
+        let in_use = held.iter().map(|held| cost(&held.place)).sum::<usize>();
+        in_use <= self.cap() && waiting.iter().all(|place| place.id.0 == process)
+    }
+
     // ===== the server =====
 
     fn lose_data(&self, s: &mut Snapshot, left: Arc<Server>, seen: bool) {
@@ -1390,6 +1548,7 @@ impl World {
             // Hints come over the same connections as answers do.
             s.old.clear();
             s.ghost.unheard.extend(s.mail.drain(..).map(|hint| hint.id));
+            s.recalls.clear();
             for process in 0..s.processes.len() {
                 if !s.processes[process].dead && s.processes[process].met.is_some() {
                     self.cut(s, process, false);
@@ -1437,7 +1596,7 @@ impl World {
     fn run(&self, s: &mut Snapshot, process: u8, call: &Transit) -> Reply {
         let now_ms = s.server_now();
         let before = s.server.places.clone();
-        let mut hints = Vec::new();
+        let (mut hints, mut recalls) = (Vec::new(), Vec::new());
         let mut passed_over = false;
         let processes = &s.processes;
         let server = Arc::make_mut(&mut s.server);
@@ -1447,16 +1606,23 @@ impl World {
             process,
             now_ms,
             &call.call,
-            &mut |place, end| {
-                let id = id_of(place);
-                let p = &processes[usize::from(id.0)];
-                if p.is_up() || (p.dead && self.has(Bug::GoneNotPassedOver)) {
-                    hints.push(Hint { id, place, end, late: false });
-                    true
+            &mut |to, grants| {
+                let p = &processes[usize::from(process_of(to))];
+                // As PUBLISH does: one message a node, so it is there for all of them or for none.
+                let is_heard = p.is_up() || (p.dead && self.has(Bug::GoneNotPassedOver));
+                if grants.is_empty() && is_heard {
+                    recalls.push((false, p.me));
+                } else if is_heard {
+                    hints.extend(grants.iter().map(|grant| Hint {
+                        id: id_of(grant.id),
+                        place: grant.id,
+                        end: grant.lease_end,
+                        late: false,
+                    }));
                 } else {
-                    passed_over = true;
-                    false
+                    passed_over |= !grants.is_empty();
                 }
+                is_heard
             },
         );
         server.list();
@@ -1467,6 +1633,10 @@ impl World {
         hints.retain(|hint| !s.processes[usize::from(hint.id.0)].dead);
         s.mail.extend(hints);
         s.mail.sort_unstable();
+        recalls.retain(|(_, to)| !s.processes[usize::from(*to)].dead);
+        s.recalls.extend(recalls);
+        s.recalls.sort_unstable();
+        s.recalls.dedup();
         self.compare(s, process, &call.call, &before, &after);
         if self.config.is_fair() {
             self.judge_turns(s, &call.call, &before);

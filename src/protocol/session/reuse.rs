@@ -230,7 +230,12 @@ impl Session {
     #[inline(never)]
     fn take_kept_with(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
         self.begin_reuse();
-        let n = self.reuse.as_ref()?.kept.back().copied()?;
+        let reuse = self.reuse.as_ref()?;
+        let n = reuse.kept.back().copied()?;
+        // One that came before could not use what is kept, which is to go back for it.
+        if !reuse.queue.is_empty() {
+            return None;
+        }
         if self.overrides.mode == Mode::Draining || !self.is_alone(options.reuse_ms, now) {
             return None;
         }
@@ -371,6 +376,17 @@ impl Session {
             if let Some(reuse) = &mut self.reuse {
                 reuse.kept.pop_front();
             }
+        }
+    }
+
+    /// Forgets what is too old to decide anything.
+    pub(super) fn coarsen_reuse(&mut self, within: Duration, now: Time) {
+        let Some(reuse) = &mut self.reuse else { return };
+        let is_old = |at: Time| now >= at + within;
+        reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
+        reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));
+        if reuse.kept.is_empty() {
+            reuse.alone = reuse.alone.filter(|alone| !is_old(alone.heard));
         }
     }
 

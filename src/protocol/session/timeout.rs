@@ -153,9 +153,9 @@ impl Session {
 
     /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between
     /// up, puts off what is to be done after `horizon` to that, and forgets what decides nothing, so
-    /// that sessions with the same future are equal.
+    /// that sessions with the same future are equal. `reuse`: for how long permits are passed on, at the most.
     #[doc(hidden)]
-    pub fn coarsen(&mut self, grain: Duration, horizon: Time) {
+    pub fn coarsen(&mut self, grain: Duration, reuse: Duration, now: Time, horizon: Time) {
         let round = |at: Time| {
             let grains = at.elapsed_since_epoch().as_nanos().div_ceil(grain.as_nanos());
             let at = Time::ZERO + grain * u32::try_from(grains).unwrap_or(u32::MAX);
@@ -163,18 +163,20 @@ impl Session {
         };
         self.timeout = self.timeout.map(round);
         self.ask_at = self.ask_at.map(round);
-        if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon) {
+        if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon && now >= left_at + reuse) {
             self.left_at = Some(Time::ZERO + horizon.since(Time::ZERO + IDLE));
         }
         self.seen = (0, 0);
         let is_renewing = self.renewing > 0;
         for place in self.places.iter_mut() {
             if place.is_joining() {
-                (place.acked, place.held_at) = (Time::ZERO, Time::ZERO);
-            } else if !is_renewing {
-                place.held_at = Time::ZERO;
+                place.acked = Time::ZERO;
+            }
+            if place.is_joining() || !is_renewing {
+                (place.held_at, place.granted_at) = (Time::ZERO, Time::ZERO);
             }
         }
+        self.coarsen_reuse(reuse, now);
     }
 
     /// A held place reached its deadline.

@@ -227,7 +227,7 @@ impl<'a> Model<'a> {
         what: String,
         at: usize,
         ids: &[PlaceId],
-        (lease_ms, told): (u64, Told),
+        (lease_ms, told, recalls): (u64, Told, bool),
         command: &Cmd,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) {
@@ -236,7 +236,7 @@ impl<'a> Model<'a> {
             limit: self.limit,
             headroom: self.headroom,
             node: node(at),
-            recalls: false,
+            recalls,
         };
         let mut messages = Vec::new();
         let (alive, counted) = (self.alive, self.counted);
@@ -268,7 +268,8 @@ impl<'a> Model<'a> {
         let held = reply.statuses.iter().all(|status| *status == PlaceStatus::Held);
         let in_short =
             (told != Told::Grants && held && !reply.more).then(|| number(reply.lease_end));
-        if told == Told::InShort && held {
+        let is_kept = reply.in_use <= u64::from(self.limit);
+        if told == Told::InShort && held && is_kept {
             assert!(!reply.more, "{reply:?}");
             return self.expect(what, command, number(reply.lease_end), messages);
         }
@@ -402,12 +403,12 @@ impl<'a> Model<'a> {
     }
 
     fn acquire(&mut self, i: usize, at: usize, leaving: &[PlaceId], ids: &[PlaceId], terms: Terms) {
-        let Terms { lease_ms, max_queue } = terms;
+        let Terms { lease_ms, max_queue, recalls } = terms;
         let left = self.what(i, "leave", at, leaving, "");
         let what = self.what(i, "acquire", at, ids, &format!("{terms:?}, after {left}"));
         let mut rest = vec![lease_ms.to_string(), max_queue.map_or(-1, i64::from).to_string()];
         rest.extend([u8::from(self.counted).to_string(), node(at).to_string()]);
-        rest.push(leaving.len().to_string());
+        rest.extend([leaving.len().to_string(), u8::from(recalls).to_string()]);
         rest.extend(texts(leaving));
         rest.extend(texts(ids));
         let stay = self.ledger.places().filter(|(id, ..)| !leaving.contains(id));
@@ -421,7 +422,7 @@ impl<'a> Model<'a> {
             () if at_once => Told::InShort,
             () => Told::All,
         };
-        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, caller, post| {
+        self.operate(what, at, ids, (lease_ms, told, recalls), &command, |ledger, caller, post| {
             ledger.acquire(caller, lease_ms, max_queue, leaving, ids, post)
         });
     }
@@ -434,7 +435,7 @@ impl<'a> Model<'a> {
             |(id, _, ticket): (PlaceId, u64, Option<u64>)| ticket.is_some() && !ids.contains(&id);
         let finds_out = self.has_tenants() && self.ledger.places().any(waits);
         let (command, _) = self.call("release", &[], ids, finds_out, &rest);
-        self.operate(what, at, ids, (0, Told::Grants), &command, |ledger, caller, post| {
+        self.operate(what, at, ids, (0, Told::Grants, false), &command, |ledger, caller, post| {
             ledger.release(caller, ids, post)
         });
     }
@@ -446,7 +447,7 @@ impl<'a> Model<'a> {
         rest.extend(texts(ids));
         let (command, _) = self.call("renew", ids, &[], self.has_tenants(), &rest);
         let told = if self.would_wait() == 0 { Told::InShort } else { Told::All };
-        self.operate(what, at, ids, (lease_ms, told), &command, |ledger, caller, post| {
+        self.operate(what, at, ids, (lease_ms, told, false), &command, |ledger, caller, post| {
             ledger.renew(caller, lease_ms, ids, post)
         });
     }
@@ -476,9 +477,14 @@ impl<'a> Model<'a> {
         rest.push(node(at).to_string());
         rest.extend(proofs.iter().flat_map(|(id, proof)| [id.to_string(), proof.to_string()]));
         let (command, _) = self.call("reassert", &ids, &[], self.has_tenants(), &rest);
-        self.operate(what, at, &ids, (lease_ms, Told::All), &command, |ledger, caller, post| {
-            ledger.reassert(caller, lease_ms, proofs, post)
-        });
+        self.operate(
+            what,
+            at,
+            &ids,
+            (lease_ms, Told::All, false),
+            &command,
+            |ledger, caller, post| ledger.reassert(caller, lease_ms, proofs, post),
+        );
     }
 
     fn inspect(&mut self, i: usize, most: usize) {

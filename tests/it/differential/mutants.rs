@@ -6,11 +6,11 @@ use super::wire::Lua;
 use super::{Of, SMALL_WORK, history, run};
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 62] = [
+const MUTANTS: [(&str, &str, &str); 71] = [
     ("acquire", "  all = all - left\n", ""),
     ("acquire", "queued .. members[i]", "members[i]"),
     ("acquire", "if waiting > 0 and left > 1 then", "if false then"),
-    ("acquire", "unpack(ARGV, 7, first - 1)", "unpack(ARGV, 7, first)"),
+    ("acquire", "unpack(ARGV, 8, first - 1)", "unpack(ARGV, 8, first)"),
     ("acquire", "if waiting == 0 and all +", "if all - 2 * waiting +"),
     ("acquire", "count_of_ids <= limit then", "count_of_ids <= limit + 1 then"),
     ("acquire", "all = all + redis.call('ZADD', key, unpack", "redis.call('ZADD', key, unpack"),
@@ -73,6 +73,16 @@ const MUTANTS: [(&str, &str, &str); 62] = [
     ("revoke", "id, queued .. id", "id"),
     ("revoke", "id, queued .. id", "queued .. id"),
     ("revoke", "lease_end) - now_ms, 0", "lease_end) - now_ms, 1"),
+    ("renew", "and in_use <= limit then return", "then return"),
+    ("renew", "and in_use <= limit then return", "and in_use < limit then return"),
+    // Nobody is told; somebody waited already; nobody asked for it; the caller itself; those that poll.
+    ("acquire", "  --@recall\n", ""),
+    ("acquire", "local is_first = waiting == 0", "local is_first = true"),
+    ("acquire", "if is_first and waiting > 0", "if is_first"),
+    ("acquire", "and ARGV[7] == '1' then", "then"),
+    ("recall", "[node] = true", ""),
+    ("recall", "'^(%w+):'", "'^~?(%w+):'"),
+    ("recall", "    told[to] = true\n", ""),
 ];
 
 /// The same for the bound on work.
@@ -91,7 +101,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 52] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 59] = [
     ("fair/acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -186,6 +196,21 @@ const FAIR_MUTANTS: [(&str, &str, &str); 52] = [
     ("fair/reassert", "for _, digits in ipairs(tenants) do settle(digits) end", ""),
     ("fair/revoke", "remove({ id })", "redis.call('ZREM', key, id, queued .. id)"),
     ("fair/answer", "if ended[2] then earliest", "if false then earliest"),
+    ("fair/renew", "and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then", "then"),
+    ("fair/acquire", "      --@recall\n", ""),
+    ("fair/acquire", "is_first = ARGV[8] == '1' and", "is_first ="),
+    ("fair/acquire", "and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0", "and queue == 0"),
+    (
+        "fair/acquire",
+        "and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0",
+        "and redis.call('ZCOUNT', key, '-inf', '(0') == 0",
+    ),
+    (
+        "fair/acquire",
+        "    if status >= 1e14 then\n      --@recall",
+        "    if true then\n      --@recall",
+    ),
+    ("recall", "'(100000000000000'", "'(10000000000000'"),
 ];
 
 /// The same for the bound on work.

@@ -25,12 +25,13 @@ const FILES: [(&str, &str); 11] = [
     ("fair/reassert", include_str!("../../../lua/fair/reassert.lua")),
     ("fair/revoke", include_str!("../../../lua/fair/revoke.lua")),
 ];
-const PIECES: [(&str, &str); 13] = [
+const PIECES: [(&str, &str); 14] = [
     ("clock", include_str!("../../../lua/clock.lua")),
     ("queued", include_str!("../../../lua/queued.lua")),
     ("sweep", include_str!("../../../lua/sweep.lua")),
     ("promote", include_str!("../../../lua/promote.lua")),
     ("write", include_str!("../../../lua/write.lua")),
+    ("recall", include_str!("../../../lua/recall.lua")),
     ("answer", include_str!("../../../lua/answer.lua")),
     ("fair/settle", include_str!("../../../lua/fair/settle.lua")),
     ("fair/leave", include_str!("../../../lua/fair/leave.lua")),
@@ -48,7 +49,7 @@ pub(super) const QUEUED: &str = "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Told {
     All,
-    /// The lease end alone, if all ids hold.
+    /// The lease end alone, if all ids hold and no more permits are in use than the limit.
     InShort,
     /// All, or in short: which of them is for the script to say.
     Either,

@@ -397,6 +397,16 @@ fn other_terms_take_no_kept_permit_and_let_it_go() {
 }
 
 #[test]
+fn a_request_that_comes_does_not_pass_one_that_could_not_use_the_kept_permit() {
+    let mut rig = keeper(1);
+    let first = rig.request_with(OPTIONS);
+    let second = rig.request_with(REUSE);
+    assert_eq!(rig.progress(second), Progress::Joining, "the other one came before it");
+    rig.settle();
+    assert_eq!((rig.progress(first), rig.progress(second)), (Progress::Held, Progress::Waiting));
+}
+
+#[test]
 fn among_tenants_only_the_backend_says_who_is_next() {
     let of = |tenant| AcquireOptions { claim: claim(tenant), ..REUSE };
     let mut rig = Rig::new(1);
