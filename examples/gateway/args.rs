@@ -122,6 +122,10 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::duration")]
     linger: Duration,
 
+    /// Pass a permit that is given back straight to the next request of this gateway while no other gateway waits
+    #[arg(long)]
+    reuse: bool,
+
     /// How many requests may wait for one key, in the whole fleet; with --fair-by, for each tenant
     #[arg(long, value_name = "N", default_value_t = Policy::DEFAULT_MAX_QUEUE)]
     #[arg(value_parser = count, allow_hyphen_values = true)]
@@ -371,6 +375,7 @@ impl Rule {
             .wait_timeout(self.wait)
             .lease(self.lease)
             .linger(self.linger)
+            .reuse(self.reuse)
             .max_queue(self.max_queue)
             .shadow(self.shadow)
             .hold_until(match self.hold {
