@@ -55,6 +55,10 @@ struct PortState {
     /// Answers that were seen, for faults that are planted.
     seen: u64,
     unanswered_max: usize,
+    /// By name, when the backend said last that places of this process have permits, µs.
+    granted_at: HashMap<usize, u64, FixedState>,
+    /// Recalls that came: when, and of which name.
+    recalls: Vec<(u64, usize)>,
 }
 
 #[derive(Default)]
@@ -159,6 +163,8 @@ pub struct Answers {
     answers: Vec<Response>,
     /// Where names are counted now, for those that were asked for at the wrong server.
     homes: Vec<(usize, usize)>,
+    /// The names of which they may grant a place that had no permit.
+    grants: Vec<usize>,
 }
 
 /// What comes to a process.
@@ -205,6 +211,8 @@ pub enum Incoming {
 pub enum Message {
     /// Places were granted.
     Hint(Arc<str>, Grant),
+    /// Another process waits.
+    Recall(Arc<str>),
     /// Something was set for a name.
     Overridden,
     /// Another process says something.
@@ -247,6 +255,17 @@ impl Port {
         std::mem::take(&mut self.state().sent)
     }
 
+    /// The recalls that came since the last time: when, µs, and of which name.
+    pub fn take_recalls(&self) -> Vec<(u64, usize)> {
+        std::mem::take(&mut self.state().recalls)
+    }
+
+    /// Whether the backend said just now that a place of a name has a permit.
+    pub fn hears_of(&self, name: usize) -> bool {
+        let state = self.state();
+        state.granted_at.get(&name) == Some(&now_of(&state))
+    }
+
     /// The process's id.
     pub fn node(&self) -> Option<NodeId> {
         self.state().node
@@ -285,6 +304,8 @@ impl Port {
             }
             Incoming::Answers { lane, mut answers } => {
                 self.plant(&mut state, &mut answers);
+                let now = now_of(&state);
+                state.granted_at.extend(answers.grants.iter().map(|name| (*name, now)));
                 for (name, home) in &answers.homes {
                     if let Some(known) = state.homes.get_mut(*name) {
                         *known = *home;
@@ -309,10 +330,22 @@ impl Port {
             }
             Incoming::Message(message) => {
                 let mailbox = state.mailbox.as_ref().and_then(Weak::upgrade);
+                let now = now_of(&state);
+                match &message {
+                    Message::Hint(key, _) => {
+                        state.granted_at.extend(name_of(key).map(|name| (name, now)));
+                    }
+                    Message::Recall(key) => {
+                        state.recalls.extend(name_of(key).map(|name| (now, name)));
+                    }
+                    Message::Overridden | Message::Told(..) => {}
+                }
                 drop(state);
                 let Some(mailbox) = mailbox else { return };
                 match message {
                     Message::Hint(key, grant) => mailbox.hint(&key, grant.into()),
+                    Message::Recall(_) if self.is_deaf_to_recalls() => {}
+                    Message::Recall(key) => mailbox.recall(&key),
                     Message::Overridden => mailbox.overridden(),
                     Message::Told(key, message) => mailbox.message(&key, message),
                 }
@@ -321,6 +354,10 @@ impl Port {
         }
         drop(state);
         woken.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    fn is_deaf_to_recalls(&self) -> bool {
+        matches!(self.planted, Some(Planted::IgnoresRecalls | Planted::NeverHearsOfOthers))
     }
 
     fn plant(&self, state: &mut PortState, answers: &mut Answers) {
@@ -344,6 +381,22 @@ impl Port {
                         if state.seen > 50 && reply.lease_end > 0 && reply.granted.is_empty() {
                             *answer = Response::Failed(BackendError::call("planted"));
                         }
+                    }
+                }
+            }
+            Some(Planted::NeverHearsOfOthers) => {
+                for answer in &mut answers.answers {
+                    if let Response::Reply { reply, .. } = answer {
+                        (reply.in_use, reply.waiting) = (reply.in_use.min(1), 0);
+                    }
+                }
+            }
+            Some(Planted::TakesOthersForOwn) => {
+                for answer in &mut answers.answers {
+                    if let Response::Reply { reply, .. } = answer {
+                        let is_waiting = |it: &&_| matches!(it, PlaceStatus::Waiting(_));
+                        let own = reply.statuses.iter().filter(is_waiting).count() as u64;
+                        reply.waiting = if own > 0 { own } else { reply.waiting };
                     }
                 }
             }
@@ -927,6 +980,7 @@ impl Store {
         let mut messages = Vec::new();
         let mut answers = Vec::with_capacity(batch.calls.len());
         let mut homes = Vec::new();
+        let mut grants = Vec::new();
         for request in &*batch.calls {
             let name = name_of(request.key());
             let at = name.unwrap_or(site.homes.len() - 1);
@@ -939,13 +993,17 @@ impl Store {
             }
             answers.push(match (refused(request, site.refuses), request) {
                 (Some(why), _) => Response::Failed(BackendError::call(why)),
-                (None, Request::Call(call)) => self.one(call, name, site, &mut messages),
+                (None, Request::Call(call)) => {
+                    let answer = self.one(call, name, site, &mut messages);
+                    grants.extend(name.filter(|_| may_grant(&answer)));
+                    answer
+                }
                 (None, Request::Query(key, question)) => {
                     self.answer(key, question, name, site, &mut messages)
                 }
             });
         }
-        (Answers { number: batch.number, answers, homes }, messages)
+        (Answers { number: batch.number, answers, homes, grants }, messages)
     }
 
     fn answer(
@@ -1069,6 +1127,9 @@ impl Store {
             if is_heard {
                 for grant in grants {
                     messages.push((Some(node), Message::Hint(Arc::clone(&call.key), *grant)));
+                }
+                if grants.is_empty() {
+                    messages.push((Some(node), Message::Recall(Arc::clone(&call.key))));
                 }
             }
             is_heard
@@ -1234,6 +1295,13 @@ impl Store {
     pub fn forget(&mut self) {
         *self = Self { done: self.done, ..Self::default() };
     }
+}
+
+/// Whether an answer may be the reason why a place has a permit: by itself, or with a hint that came before it.
+fn may_grant(answer: &Response) -> bool {
+    let Response::Reply { reply, .. } = answer else { return false };
+    let is_there = |it: &_| matches!(it, PlaceStatus::Held | PlaceStatus::Waiting(_));
+    !reply.granted.is_empty() || reply.statuses.iter().any(is_there)
 }
 
 fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {

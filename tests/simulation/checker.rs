@@ -1,10 +1,10 @@
 //! Sees what each request was told and what each server holds, and says what was wrong with it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
 use foldhash::fast::FixedState;
-use tower_semaphore::protocol::PlaceId;
+use tower_semaphore::protocol::{NodeId, PlaceId};
 
 use crate::backend::Step;
 use crate::plan::{AskPlan, OutagePolicy, Plan, PolicyPlan, Scenario};
@@ -28,6 +28,10 @@ const UNCOUNTED: u64 = 2500 * MS;
 const SLACK: u64 = 100 * MS;
 /// How many places a call may touch: 512 that it names, and 500 beside.
 const TOUCHED_MAX: u64 = 1012;
+/// For how long permits are passed on after a call that says that nobody else waits, as the crate says.
+const REUSE: u64 = 50 * MS;
+/// How long after a recall a permit that was kept may be back: a message's time, and that of a call before it.
+pub const RECALLED: u64 = 40 * MS;
 /// How long the backend's answer is waited for, as the crate says.
 const ANSWER_TIMEOUT: u64 = S;
 
@@ -58,6 +62,8 @@ struct Request {
     begun: u64,
     frozen: u64,
     granted: Option<u64>,
+    /// It came and had a permit at once, which nobody was asked for.
+    is_handed: bool,
     over: bool,
 }
 
@@ -72,6 +78,15 @@ impl Request {
 pub struct Life {
     /// Which of the plan's processes it is, or stands in for.
     pub slot: usize,
+    node: Option<NodeId>,
+    /// By name, since when each call of its would say that another process waits.
+    others_wait: Vec<Option<u64>>,
+    /// When recalls came, for a moment.
+    recalls: Vec<VecDeque<u64>>,
+    /// Its requests that wait, by their coming.
+    queues: Vec<BTreeSet<(u64, usize)>>,
+    /// Since when it has places of requests that were over long before.
+    keeps: Vec<Option<u64>>,
     /// Its requests that are not over, by name.
     alive: Vec<u64>,
     /// When those that are over were, for a moment.
@@ -101,6 +116,7 @@ pub struct Life {
     pub frozen: u64,
     /// What it did in this second.
     events: u64,
+    handed: u64,
     calls: u64,
     connects: u64,
 }
@@ -185,6 +201,8 @@ pub struct Checker {
     own_leases: Vec<Vec<u64>>,
     /// By process of the plan and name: how long permits linger.
     lingers: Vec<Vec<u64>>,
+    /// By process of the plan and name: whether permits are passed on.
+    reuses: Vec<Vec<bool>>,
     shares: Vec<u64>,
     admits: Vec<bool>,
     drained: Vec<bool>,
@@ -262,6 +280,11 @@ impl Checker {
                 .iter()
                 .map(|own| own.iter().map(|policy| policy.linger * MS).collect())
                 .collect(),
+            reuses: plan
+                .policies
+                .iter()
+                .map(|own| own.iter().map(|policy| policy.reuse).collect())
+                .collect(),
             shares: (0..names).map(share).collect(),
             admits: (0..names)
                 .map(|name| policies(name).any(|policy| policy.outage == OutagePolicy::Admit))
@@ -287,9 +310,14 @@ impl Checker {
     // ===== what happens =====
 
     /// A process starts.
-    pub fn born(&mut self, slot: usize) {
+    pub fn born(&mut self, slot: usize, node: Option<NodeId>) {
         self.lives.push(Life {
             slot,
+            node,
+            others_wait: vec![None; self.names],
+            recalls: vec![VecDeque::new(); self.names],
+            queues: vec![BTreeSet::new(); self.names],
+            keeps: vec![None; self.names],
             alive: vec![0; self.names],
             ended: vec![VecDeque::new(); self.names],
             lingering: vec![VecDeque::new(); self.names],
@@ -305,6 +333,7 @@ impl Checker {
             awake_since: 0,
             frozen: 0,
             events: 0,
+            handed: 0,
             calls: 0,
             connects: 0,
         });
@@ -406,6 +435,7 @@ impl Checker {
         let until = end + self.leases[name] + SETTLE;
         let in_use = self.in_use(name, begin);
         self.losses[name].push(Loss { begin, until, in_use });
+        self.lives.iter_mut().for_each(|life| life.others_wait[name] = None);
         // Nobody shows a proof for what these left.
         for life in self.lives.iter_mut().filter(|life| !life.lives || life.closing) {
             life.lingering[name].iter_mut().for_each(|permit| permit.is_certain = false);
@@ -464,8 +494,112 @@ impl Checker {
 
     // ===== servers =====
 
+    /// Since when each reply to a process says that others wait.
+    fn follow_waiters(&mut self, at: u64, step: &Step<'_>) {
+        let mut nodes: Vec<NodeId> = Vec::new();
+        if step.after.waiting() > 0 {
+            for (id, _, ticket) in step.after.places() {
+                if ticket.is_some() && !nodes.contains(&id.node) {
+                    nodes.push(id.node);
+                }
+            }
+        }
+        for life in &mut self.lives {
+            let is_so = nodes.iter().any(|node| Some(*node) != life.node);
+            since(&mut life.others_wait[step.name], is_so, at);
+        }
+    }
+
+    /// A recall came to a process.
+    pub fn recalled(&mut self, process: usize, name: usize, at: u64) {
+        let recalls = &mut self.lives[process].recalls[name];
+        recalls.push_back(at);
+        if recalls.len() > 100 {
+            recalls.pop_front();
+        }
+    }
+
+    /// A recall came to a process some time ago: what it kept then is back, if another one waits still. `places`: those
+    /// that its server has of it.
+    pub fn after_recall(
+        &mut self,
+        (process, name): (usize, usize),
+        server: usize,
+        came: u64,
+        at: u64,
+        places: u64,
+    ) {
+        let settled = self.settled_since(process, name, server);
+        let life = &self.lives[process];
+        let is_over = life.others_wait[name].is_none_or(|since| since > came);
+        if is_over || !life.lives || life.closing || settled.max(life.late[name]) >= came {
+            return;
+        }
+        let ended = life.ended[name].iter().filter(|end| **end >= came).count() as u64;
+        let known = life.alive[name] + ended + life.lingering[name].len() as u64;
+        self.count("recalls looked at");
+        if places > known {
+            let text = format!(
+                "process {process} has {places} places of n{name} and {known} requests, {} ms after a recall",
+                (at - came) / MS
+            );
+            self.flag("recall", at, text);
+        }
+    }
+
+    /// A request has a permit of which the backend knows nothing.
+    fn passed_on(
+        &mut self,
+        process: usize,
+        number: usize,
+        request: &Request,
+        at: u64,
+        server: usize,
+    ) {
+        let name = request.name;
+        let settled = self.settled_since(process, name, server);
+        let life = &self.lives[process];
+        // Where a process stood still, it may have heard before; and its policy may let requests in.
+        if life.awake_since + 10 * MS > at || !self.reuses[life.slot][name] || request.wait == 0 {
+            return;
+        }
+        let others = life.others_wait[name];
+        let by_time = others.filter(|since| since + REUSE <= at);
+        let by_recall = others.and_then(|since| {
+            life.recalls[name].iter().find(|came| (since..at).contains(came)).copied()
+        });
+        let older = life.queues[name].first().copied();
+        // While a server cannot be asked, a policy may let requests in of which it says nothing either.
+        let is_clean = settled < at || !(self.admits[name] || self.shares[name] > 0);
+        self.count(if request.begun == at { "kept permits used" } else { "permits passed on" });
+        if let Some(since) = by_time.filter(|_| is_clean) {
+            let text = format!(
+                "request {number} of process {process} had a permit of n{name} passed on, and others wait for {} ms",
+                (at - since) / MS
+            );
+            self.flag("passed by", at, text);
+        }
+        if let Some(came) = by_recall.filter(|_| is_clean) {
+            let text = format!(
+                "request {number} of process {process} had a permit of n{name} passed on, {} ms after a recall",
+                (at - came) / MS
+            );
+            self.flag("recall", at, text);
+        }
+        if let Some((begun, older)) = older
+            && begun + SLACK < request.begun
+            && settled < begun
+        {
+            let text = format!(
+                "request {number} of process {process} had a permit of n{name} passed on before request {older}"
+            );
+            self.flag("own order", at, text);
+        }
+    }
+
     /// An operation was carried out.
     pub fn step(&mut self, at: u64, step: &Step<'_>) {
+        self.follow_waiters(at, step);
         let count = step.after.count();
         // Those that it names, and those that it sweeps, grants or passes over. What is passed over for
         // nothing is posted and taken out.
@@ -570,7 +704,9 @@ impl Checker {
     ) {
         let Entry { at, number, seen } = *entry;
         let server = home[name];
-        self.lives[process].events += 1;
+        if self.requests[number].is_none_or(|request| !request.is_handed) {
+            self.lives[process].events += 1;
+        }
         if seen == Seen::Begins {
             self.count("requests");
             if let Some(ask) = ask {
@@ -588,8 +724,12 @@ impl Checker {
                 begun: at,
                 frozen,
                 granted: None,
+                is_handed: false,
                 over: false,
             };
+            if wait > 0 {
+                self.lives[process].queues[name].insert((at, number));
+            }
             self.requests[number] = Some(request);
             self.lives[process].alive[name] += 1;
             return;
@@ -601,10 +741,21 @@ impl Checker {
         let frozen = self.lives[process].frozen - request.frozen;
         let elapsed = at.saturating_sub(request.begun);
         match seen {
-            Seen::Granted => {
+            Seen::Granted { is_own } => {
                 self.answered(number, &request, elapsed, frozen, at);
+                let is_handed = is_own && request.begun == at;
                 if let Some(request) = &mut self.requests[number] {
-                    request.granted = Some(at);
+                    (request.granted, request.is_handed) = (Some(at), is_handed);
+                }
+                let life = &mut self.lives[process];
+                life.queues[name].remove(&(request.begun, number));
+                if is_handed {
+                    // It cost no call when it came, and may cost one when it goes.
+                    life.events = life.events.saturating_sub(2);
+                    life.handed += 1;
+                }
+                if is_own {
+                    self.passed_on(process, number, &request, at, server);
                 }
                 self.count("granted");
                 self.lives[process].believed[name] += 1;
@@ -664,6 +815,7 @@ impl Checker {
             return;
         }
         let life = &mut self.lives[request.process];
+        life.queues[request.name].remove(&(request.begun, number));
         life.alive[request.name] -= 1;
         life.ended[request.name].push_back(at);
         life.used[request.name] = life.used[request.name].max(at);
@@ -850,6 +1002,7 @@ impl Checker {
     ) {
         let mut living_waits = false;
         let mut left_behind = 0;
+        let mut kept = Vec::new();
         for (process, (held, waiting)) in places.iter().copied().enumerate().take(self.lives.len())
         {
             let quiet = self.quiet_since(process, server).max(self.unsettled[name]);
@@ -873,6 +1026,20 @@ impl Checker {
                 ended.pop_front();
             }
             let more = held + waiting > life.alive[name] + ended.len() as u64 + lingered;
+            let lately = ended.iter().filter(|end| **end + REUSE + SLACK >= at).count() as u64;
+            let keeps = self.reuses[life.slot][name]
+                && held + waiting > life.alive[name] + lately + lingered;
+            let keeps = since(&mut life.keeps[name], keeps, at);
+            if keeps.is_some_and(|from| from < at && from > settled.max(life.late[name])) {
+                let text = format!(
+                    "process {process} has {} places of n{name} and {} requests, which has been so for {} ms",
+                    held + waiting,
+                    life.alive[name] + lately,
+                    (at - keeps.unwrap_or(at)) / MS
+                );
+                life.keeps[name] = None;
+                kept.push(text);
+            }
             let fewer = held < life.believed[name];
             let orphans = since(&mut life.orphans[name], more, at);
             let uncounted = since(&mut life.uncounted[name], fewer, at);
@@ -898,6 +1065,9 @@ impl Checker {
                 );
                 self.flag("linger", at, text);
             }
+        }
+        for text in kept {
+            self.flag("kept", at, text);
         }
         let (held_by_none, _) = places.last().copied().unwrap_or_default();
         if held_by_none < left_behind && at > self.unsettled[name].max(self.uncapped[name]) {
@@ -958,12 +1128,15 @@ impl Checker {
             let names = self.names as u64;
             let life = &mut self.lives[process];
             let (events, calls, connects) = (life.events, life.calls, life.connects);
-            (life.events, life.calls, life.connects) = (0, 0, 0);
+            let handed = life.handed;
+            (life.events, life.handed, life.calls, life.connects) = (0, 0, 0, 0);
             let alive: u64 = life.alive.iter().sum();
-            let most = 60 + 6 * events + 40 * names + alive / 4;
+            // Where permits are passed on, the backend is asked each 25 ms.
+            let asks = self.reuses[life.slot].iter().filter(|reuses| **reuses).count() as u64 * 40;
+            let most = 60 + 6 * events + handed + 40 * names + asks + alive / 4;
             if calls > most {
                 let text = format!(
-                    "process {process} made {calls} calls in a second, with {events} events and {alive} requests alive"
+                    "process {process} made {calls} calls in a second, with {events} events, {handed} permits handed on and {alive} requests alive"
                 );
                 self.flag("work: calls", at, text);
             }

@@ -340,6 +340,8 @@ pub struct PolicyPlan {
     pub wait: u64,
     /// How long a permit lingers if its request is broken off, ms.
     pub linger: u64,
+    /// Permits are passed on to the process's next request, where that may wait.
+    pub reuse: bool,
 }
 
 /// How a permit is given back.
@@ -459,6 +461,16 @@ pub enum Planted {
     LingersTooLong,
     /// A permit lingers although its request ended well.
     LingersAlways,
+    /// A process does not hear of recalls.
+    IgnoresRecalls,
+    /// Nor that others wait: what it knows does not age.
+    NeverHearsOfOthers,
+    /// Where a process waits itself, it takes all who wait for its own requests.
+    TakesOthersForOwn,
+    /// A process keeps permits for longer than it may.
+    KeepsTooLong,
+    /// A request is sent long after it came, behind later ones.
+    ComesLate,
     // From here on: a server of which the ledger is [`Naive`](crate::naive::Naive).
     /// None: the ledger of the test's own, with all its rules.
     Naive,
@@ -497,7 +509,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 32] = [
+    pub const ALL: [(Self, &str); 37] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -517,6 +529,11 @@ impl Planted {
         (Self::ForgetsToLinger, "linger"),
         (Self::LingersTooLong, "orphan"),
         (Self::LingersAlways, "orphan"),
+        (Self::IgnoresRecalls, "recall"),
+        (Self::NeverHearsOfOthers, "passed by"),
+        (Self::TakesOthersForOwn, "passed by"),
+        (Self::KeepsTooLong, "kept"),
+        (Self::ComesLate, "own order"),
         (Self::SettlesNothing, "turn"),
         (Self::StampsAnew, "turn"),
         (Self::LevelByWaiting, "turn"),
@@ -628,6 +645,7 @@ impl Plan {
         plan.add_operations(rng);
         plan.add_tenants(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 71])));
         plan.add_lingers(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 83])));
+        plan.add_reuse(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 97])));
         plan
     }
 
@@ -647,6 +665,16 @@ impl Plan {
         for request in &mut self.requests {
             if rng.percent(broken_off) {
                 request.back = GiveBack::BreakOff;
+            }
+        }
+    }
+
+    /// Permits of some names are passed on; of some of these not by every process, as while a fleet goes over to it.
+    fn add_reuse(&mut self, rng: &mut Rng) {
+        for name in 0..self.names {
+            let part = rng.pick(&[0, 0, 100, 100, 100, 50]);
+            for policy in self.policies.iter_mut().map(|own| &mut own[name]) {
+                policy.reuse = rng.percent(part);
             }
         }
     }
@@ -735,6 +763,7 @@ impl Plan {
                 },
                 wait: rng.pick(&[0, 200, 1000, 2500]),
                 linger: 0,
+                reuse: false,
             })
             .collect();
         let differ = matches!(scenario, Scenario::Deploy | Scenario::All);

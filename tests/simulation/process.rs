@@ -37,7 +37,11 @@ pub enum Seen {
     /// A request came.
     Begins,
     /// It has a permit.
-    Granted,
+    Granted {
+        /// The backend said nothing of its name just then: it is another request's permit, passed on, or the policy
+        /// that says what to do in an outage let it in.
+        is_own: bool,
+    },
     /// It was refused.
     Refused(Refusal),
     /// Its client left.
@@ -111,6 +115,10 @@ pub struct Journal {
 }
 
 impl Journal {
+    fn granted(&self, number: usize, name: usize) {
+        self.add(number, Seen::Granted { is_own: !self.port.hears_of(name) });
+    }
+
     fn add(&self, number: usize, seen: Seen) {
         let at = self.port.now();
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).push(Entry {
@@ -425,6 +433,7 @@ fn policy_of(plan: &PolicyPlan, wait: u64, planted: Option<Planted>) -> Policy {
         .lease(Duration::from_millis(plan.lease))
         .max_queue(plan.max_queue)
         .linger(linger_of(plan, planted))
+        .reuse(plan.reuse && wait > 0)
         .on_unavailable(match plan.outage {
             OutagePolicy::Refuse => OnUnavailable::Refuse,
             OutagePolicy::Admit => OnUnavailable::Admit,
@@ -446,7 +455,8 @@ fn layer(
         .wait_timeout(Duration::from_millis(plan.wait))
         .lease(Duration::from_millis(plan.lease))
         .max_queue(plan.max_queue)
-        .linger(linger_of(plan, planted));
+        .linger(linger_of(plan, planted))
+        .reuse(plan.reuse && plan.wait > 0);
     let builder = if is_fair {
         builder
             .fair_by(|parts: &Parts| Some(format!("t{}", asked(parts).tenant)))
@@ -528,6 +538,9 @@ impl Client {
 
     async fn run(self) {
         self.saw(Seen::Begins);
+        if self.planted == Some(Planted::ComesLate) && self.number % 10 == 7 {
+            sleep(Duration::from_millis(300)).await;
+        }
         let ask = ask_of(self.plan.name, self.plan.ask);
         let acquire = if self.plan.wait == 0 && self.number.is_multiple_of(2) {
             self.semaphore.try_acquire(ask, &self.policy)
@@ -558,7 +571,7 @@ impl Client {
         }
         match wait(acquire, self.plan.leaves).await {
             Waited::Done(Ok(permit)) => {
-                self.saw(Seen::Granted);
+                self.journal.granted(self.number, self.plan.name);
                 self.hold(permit).await;
             }
             Waited::Done(Err(error)) => self.saw(Seen::Refused(self.refusal(&error))),
@@ -615,6 +628,9 @@ impl Client {
             return self.saw(Seen::Lost);
         }
         self.saw(if is_broken_off { Seen::BreaksOff } else { Seen::GivesBack });
+        if self.planted == Some(Planted::KeepsTooLong) && self.number % 10 == 7 {
+            sleep(Duration::from_millis(400)).await;
+        }
         match self.plan.back {
             GiveBack::Drop | GiveBack::Clone | GiveBack::BreakOff => drop(permit),
             GiveBack::Release => {
@@ -637,7 +653,8 @@ impl Client {
 
     async fn call(self, mut service: Service1) {
         self.saw(Seen::Begins);
-        let mut request = Request::new(Job { number: self.number, hold: self.plan.hold });
+        let mut request =
+            Request::new(Job { number: self.number, name: self.plan.name, hold: self.plan.hold });
         request.extensions_mut().extend(self.plan.ask.map(extension).unwrap_or_default());
         let future = Box::pin(service.call(request));
         if self.plan.leaves == Some(0) {
@@ -694,6 +711,7 @@ async fn held(permit: &Permit, ms: u64) -> bool {
 
 struct Job {
     number: usize,
+    name: usize,
     hold: u64,
 }
 
@@ -711,9 +729,9 @@ impl Service<Request<Job>> for Handler {
     }
 
     fn call(&mut self, request: Request<Job>) -> Self::Future {
-        let Job { number, hold } = *request.body();
+        let Job { number, name, hold } = *request.body();
         let journal = Arc::clone(&self.0);
-        journal.add(number, Seen::Granted);
+        journal.granted(number, name);
         Box::pin(async move {
             let piece = Duration::from_millis(hold / 4);
             sleep(piece).await;

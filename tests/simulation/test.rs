@@ -13,17 +13,23 @@ use simulation::world::{Outcome, run};
 /// How many runs the test of all rules makes.
 const RUNS: usize = 500;
 /// Runs of which each kind of fault is met at least once.
-const KINDS: [&str; 26] = [
+const KINDS: [&str; 32] = [
     "policy: refuse",
     "policy: admit",
     "policy: local",
     "policy: quarantine",
+    "policy: reuse",
     "poll-only connections",
     "calls overtaken",
     "calls of closed connections",
     "messages lost",
     "messages late",
     "messages twice",
+    "recalls",
+    "recalls lost",
+    "recalls looked at",
+    "kept permits used",
+    "permits passed on",
     "refused: limit",
     "refused: queue full",
     "refused: queue timeout",

@@ -10,7 +10,7 @@ use crate::backend::{
     Answers, Batch, Incoming, Message, Outgoing, Port, Refuses, Sent, Site, Store,
 };
 use crate::chance::mix;
-use crate::checker::{Checker, SETTLE, Violation};
+use crate::checker::{Checker, RECALLED, SETTLE, Violation};
 use crate::plan::{
     AskPlan, Deed, FaultPlan, GiveBack, Kind, OutagePolicy, Plan, Planted, RequestPlan, Scenario,
 };
@@ -88,11 +88,37 @@ struct Event {
 }
 
 enum What {
-    Opens { process: usize, lane: u64, server: usize },
-    Arrives { process: usize, lane: u64, batch: Batch, late: bool },
-    CarriesOut { process: usize, lane: u64, batch: Batch, late: bool },
-    Overdue { process: usize, lane: u64 },
-    Closes { process: usize, lane: u64 },
+    Opens {
+        process: usize,
+        lane: u64,
+        server: usize,
+    },
+    Arrives {
+        process: usize,
+        lane: u64,
+        batch: Batch,
+        late: bool,
+    },
+    CarriesOut {
+        process: usize,
+        lane: u64,
+        batch: Batch,
+        late: bool,
+    },
+    Overdue {
+        process: usize,
+        lane: u64,
+    },
+    Closes {
+        process: usize,
+        lane: u64,
+    },
+    /// A recall came to a process a while ago, at this time.
+    Recalled {
+        process: usize,
+        name: usize,
+        at: u64,
+    },
     Fault(usize),
     Over(usize),
     Operation(usize),
@@ -236,6 +262,9 @@ impl<'a> World<'a> {
                     OutagePolicy::Admit => "policy: admit",
                     OutagePolicy::Local(_) => "policy: local",
                 });
+                if policy.reuse {
+                    world.checker.count("policy: reuse");
+                }
             }
         }
         if plan.quarantine {
@@ -370,6 +399,7 @@ impl<'a> World<'a> {
     fn run_processes(&mut self, from: u64, to: u64, window: u64) {
         let mut seen: Vec<(u64, bool, usize, usize, Entry)> = Vec::new();
         let mut sent: Vec<(usize, Sent)> = Vec::new();
+        let mut recalled: Vec<(u64, usize, usize)> = Vec::new();
         for number in 0..self.processes.len() {
             let news_first = self.chance(&[3, number as u64, from]).is_multiple_of(2);
             let stops = self.chance(&[9, number as u64, from]) % 5;
@@ -384,14 +414,21 @@ impl<'a> World<'a> {
             }
             let entries = process.run(from, to, news_first, stops);
             for (index, entry) in entries.into_iter().enumerate() {
-                let grants = entry.seen == Seen::Granted;
+                let grants = matches!(entry.seen, Seen::Granted { .. });
                 seen.push((entry.at, grants, number, index, entry));
+            }
+            for (at, name) in process.port.take_recalls() {
+                self.checker.recalled(number, name, at);
+                recalled.push((at, number, name));
             }
             sent.extend(process.port.take_sent().into_iter().map(|sent| (number, sent)));
         }
         seen.sort_by_key(|(at, grants, number, index, _)| (*at, *grants, *number, *index));
         for (_, _, process, _, entry) in seen {
             self.saw(process, &entry);
+        }
+        for (at, process, name) in recalled {
+            self.push(at + RECALLED, What::Recalled { process, name, at });
         }
         sent.sort_by_key(|(_, sent)| sent.at);
         for (process, sent) in sent {
@@ -567,6 +604,17 @@ impl<'a> World<'a> {
                 self.unsubscribe(process, lane);
                 if let Some(lane) = self.lanes.get_mut(&(process, lane)) {
                     lane.open = false;
+                }
+            }
+            What::Recalled { process, name, at } => {
+                let server = self.homes[name];
+                let known = &self.servers[server];
+                let node = self.processes[process].as_ref().and_then(|it| it.port.node());
+                let places = known.store.living(known.clock(self.now));
+                let own = places.filter(|(of, id, _)| *of == name && Some(id.node) == node);
+                let count = own.count() as u64;
+                if known.down_until <= self.now && known.hangs_until <= self.now {
+                    self.checker.after_recall((process, name), server, at, self.now, count);
                 }
             }
             What::Fault(number) => self.fault(self.plan.faults[number], number),
@@ -804,6 +852,9 @@ impl<'a> World<'a> {
         let is_twice = known.hints_twice_until > now;
         for (process, lane) in receivers {
             self.checker.count("messages");
+            if matches!(message, Message::Recall(_)) {
+                self.checker.count(if is_lost { "recalls lost" } else { "recalls" });
+            }
             if is_lost {
                 self.checker.count("messages lost");
                 continue;
@@ -1059,11 +1110,13 @@ impl<'a> World<'a> {
                     | Planted::ForgetsToLinger
                     | Planted::LingersTooLong
                     | Planted::LingersAlways
+                    | Planted::KeepsTooLong
+                    | Planted::ComesLate
             )
         });
         let process = Process::start(slot, port, self.now, layers, planted);
+        self.checker.born(slot, process.port.node());
         self.processes.push(Some(process));
-        self.checker.born(slot);
         self.current[slot] = Some(number);
         self.note(|| format!("process {number} starts, as {slot}"));
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::options::AcquireOptions;
-use super::place::{Linger, Place};
+use super::place::{Linger, Place, Places};
 use super::{Event, Session, State};
 use crate::protocol::call::Op;
 use crate::protocol::claim::Claim;
@@ -66,10 +66,18 @@ impl Reuse {
     }
 
     /// Who of this process stands in the queue, after a call.
-    fn hear(&mut self, op: &Op, reply: &Reply, late: bool) {
+    fn hear(&mut self, op: &Op, reply: &Reply, late: bool, places: &Places) {
+        // Hints are handled as they come, replies when their task runs: a hint that came later may be known already.
+        let is_granted = |n: u64| {
+            let place = places.index(n).and_then(|index| places.get(index));
+            place.is_some_and(|place| match place.state {
+                State::Joining { hint, .. } => hint.is_some_and(|end| end >= reply.lease_end),
+                state => matches!(state, State::Held),
+            })
+        };
         let mut stands = |id: &PlaceId, status: &PlaceStatus| {
             // A release that was sent later may have been carried out before.
-            if matches!(status, PlaceStatus::Waiting(_)) && !late {
+            if matches!(status, PlaceStatus::Waiting(_)) && !late && !is_granted(id.n) {
                 self.standing.insert(id.n);
             } else {
                 self.standing.remove(&id.n);
@@ -149,7 +157,7 @@ impl Session {
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
         let hears = !self.poll_only && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
-        reuse.hear(op, reply, late);
+        reuse.hear(op, reply, late, &self.places);
         if late || reuse.recalled_at.is_some_and(|at| sent <= at) {
             return;
         }

@@ -304,6 +304,36 @@ fn a_hint_that_comes_takes_its_place_out_of_what_stands_there() {
 }
 
 #[test]
+fn nor_does_a_place_stand_there_whose_hint_was_handled_before_its_reply() {
+    for renewed in [false, true] {
+        let mut rig = Rig::new(1);
+        let first = rig.other();
+        let own = rig.request_with(REUSE);
+        if renewed {
+            rig.settle();
+            rig.pass(1000);
+        }
+        let (call, sent) = (rig.call().unwrap(), rig.now());
+        let reply = rig.carry_out(&call);
+        assert!(matches!(reply.statuses[..], [PlaceStatus::Waiting(_)]), "{reply:?}");
+        let grant = rig.other_leaves(first)[0];
+        rig.hint(grant);
+        rig.reply(&call.op, &reply, sent);
+        assert_eq!(rig.progress(own), Progress::Held);
+        rig.other();
+        let next = rig.request_with(REUSE);
+        // Two wait, and one of them is this process's.
+        let (call, sent) = (rig.call().unwrap(), rig.now());
+        let reply = rig.carry_out(&call);
+        rig.reply(&call.op, &reply, sent);
+        rig.leave(own);
+        assert_eq!(rig.progress(next), Progress::Waiting, "it is not its turn");
+        rig.settle();
+        assert_eq!(rig.in_use_elsewhere(), 1);
+    }
+}
+
+#[test]
 fn what_is_above_the_limit_is_not_passed_on() {
     let mut rig = Rig::new(3);
     let held: Vec<_> = (0..3).map(|_| rig.holder(REUSE)).collect();
