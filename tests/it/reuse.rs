@@ -97,6 +97,30 @@ async fn a_permit_is_passed_on_when_its_last_clone_is_dropped() {
     assert!(lost.is_err(), "it is renewed");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_process_that_waits_is_not_passed_by_the_one_that_got_its_permit_while_it_waited() {
+    let backend = MemoryBackend::new();
+    let [one, other] = [(); 2].map(|()| Semaphore::new(backend.clone()));
+    drop(one.acquire(NAME, &policy(1)).await.unwrap());
+    // What the one kept is recalled and granted before the other has the reply to its own call.
+    let mut held = other.acquire(NAME, &policy(1)).await.unwrap();
+    let mut waits = Box::pin(one.acquire(NAME, &policy(1)));
+    assert!(futures_util::poll!(&mut waits).is_pending());
+    for turn in 0..3 {
+        let next = tokio::spawn({
+            let other = other.clone();
+            async move { other.acquire(NAME, &policy(1)).await.unwrap() }
+        });
+        tokio::task::yield_now().await;
+        drop(held);
+        if futures_util::poll!(&mut waits).is_ready() {
+            return assert!(turn < 2);
+        }
+        held = next.await.unwrap();
+    }
+    panic!("it was passed by");
+}
+
 /// Requests of several processes and threads, some with clones, some that give up.
 async fn crowd(semaphores: &[Semaphore], limit: u32, tasks: usize, rounds: usize) {
     let (gauge, mut all) = (Arc::new(Gauge::default()), JoinSet::new());

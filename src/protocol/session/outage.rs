@@ -154,6 +154,7 @@ impl Session {
             place.granted_at = now;
             place.acked = now;
         }
+        self.hear_of_admission();
         self.set(index, State::Admitted { announced: false });
         self.events.push(Event::Admitted(index));
         if !self.outage {

@@ -25,8 +25,12 @@ impl Session {
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
         let before = self.limit_in_force();
         self.overrides = overrides;
-        if self.limit_in_force() > before {
+        let limit = self.limit_in_force();
+        if limit > before {
             self.renew |= self.waiting > 0;
+        }
+        if limit != before {
+            self.limit_changed(limit < before, now);
         }
         // What can never be served any more would hold up its line.
         for index in self.indexes() {

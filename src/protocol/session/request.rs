@@ -23,7 +23,9 @@ impl Session {
         if self.places.len() >= PLACES_MAX {
             return None;
         }
-        self.limit = limit;
+        if limit != std::mem::replace(&mut self.limit, limit) {
+            self.limit_changed(false, now);
+        }
         if let Some(index) = self.take_kept(limit, &options, now) {
             return Some(index);
         }

@@ -34,11 +34,14 @@ pub(super) struct Reuse {
     alone: Option<Alone>,
     /// What was sent before says nothing of who waits.
     recalled_at: Option<Time>,
-    /// When a renewal was last wanted for its reply alone.
+    /// Before that, calls had another limit.
+    limit_since: Option<Time>,
+    /// The permit that is to be renewed for the sake of the reply, and when one last was.
+    ask: Option<u64>,
     asked_at: Option<Time>,
 }
 
-/// No other process waited, and no more permits were in use than the limit.
+/// No other process waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Alone {
     /// When the call was sent whose reply said so.
@@ -132,7 +135,8 @@ impl Session {
     /// How many permits are kept for the next requests of this process.
     #[must_use]
     pub fn kept(&self) -> usize {
-        self.reuse.as_ref().map_or(0, |reuse| reuse.kept.len())
+        let is_here = |n: &&u64| self.places.index(**n).is_some();
+        self.reuse.as_ref().map_or(0, |reuse| reuse.kept.iter().filter(is_here).count())
     }
 
     /// Takes a reply's word for who waits.
@@ -158,7 +162,9 @@ impl Session {
         let hears = !self.poll_only && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
         reuse.hear(op, reply, late, &self.places);
-        if late || reuse.recalled_at.is_some_and(|at| sent <= at) {
+        let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
+            || reuse.limit_since.is_some_and(|at| sent < at);
+        if late || is_over {
             return;
         }
         let Some((in_use, waiting)) = counted(op, reply, limit) else {
@@ -170,7 +176,7 @@ impl Session {
             return;
         };
         let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
-        let is_alone = waiting <= reuse.standing.len() as u64 && in_use <= limit;
+        let is_alone = waiting <= reuse.standing.len() as u64;
         let is_known = is_counted && hears && !is_quarantined && !is_gone;
         reuse.alone = (is_alone && is_known).then_some(Alone { heard: sent, in_use });
     }
@@ -182,13 +188,43 @@ impl Session {
         }
     }
 
-    /// Whether this process knows that no other one waits, by a call that was sent less than so long ago.
-    fn is_alone(&self, within_ms: u32, now: Time) -> bool {
-        let within = Duration::from_millis(u64::from(within_ms));
+    /// Whether this process knows that no other one waits, by a call that was sent not long ago, and that no more
+    /// permits are in use than requests of these terms may have.
+    fn is_alone(&self, limit: u32, options: &AcquireOptions, now: Time) -> bool {
+        let within = Duration::from_millis(u64::from(options.reuse_ms));
         let alone = self.reuse.as_ref().and_then(|reuse| reuse.alone);
-        alone.is_some_and(|alone| {
-            now < alone.heard + within && alone.in_use <= u64::from(self.limit_in_force())
-        })
+        alone.is_some_and(|alone| now < alone.heard + within && self.keeps(alone, limit))
+    }
+
+    fn keeps(&self, alone: Alone, limit: u32) -> bool {
+        alone.in_use <= u64::from(self.overrides.in_place().unwrap_or(limit))
+    }
+
+    /// The limit of calls is another one from here on. If there are fewer permits, nothing is passed on until a call
+    /// says how many are in use.
+    #[inline]
+    pub(super) fn limit_changed(&mut self, is_lower: bool, now: Time) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.limit_since = Some(now);
+            if is_lower {
+                reuse.recalled_at = Some(now);
+                reuse.alone = None;
+            }
+        }
+    }
+
+    /// A release is not sent any more: the lease of its place has ended.
+    pub(super) fn forget_release(reuse: &mut Option<Box<Reuse>>, id: PlaceId) {
+        if let Some(reuse) = reuse {
+            reuse.standing.remove(&id.n);
+        }
+    }
+
+    /// A permit is in flight that the backend does not count yet.
+    pub(super) fn hear_of_admission(&mut self) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.alone = None;
+        }
     }
 
     /// Whether a permit is good for one more request. The backend acknowledged it not long ago, so that the request
@@ -215,9 +251,11 @@ impl Session {
     }
 
     /// From the first request on that asks for it, permits are passed on.
-    fn begin_reuse(&mut self) {
+    fn begin_reuse(&mut self, now: Time) {
         if self.reuse.is_none() {
-            self.reuse = Some(Box::default());
+            // Recalls before that left no trace.
+            let reuse = Reuse { limit_since: Some(now), ..Reuse::default() };
+            self.reuse = Some(Box::new(reuse));
             for index in self.indexes() {
                 self.follow_queue(index, true);
             }
@@ -237,14 +275,20 @@ impl Session {
 
     #[inline(never)]
     fn take_kept_with(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
-        self.begin_reuse();
-        let reuse = self.reuse.as_ref()?;
+        self.begin_reuse(now);
+        let reuse = self.reuse.as_mut()?;
+        // Those that were lost are not here any more.
+        while let Some(n) = reuse.kept.back()
+            && self.places.index(*n).is_none()
+        {
+            reuse.kept.pop_back();
+        }
         let n = reuse.kept.back().copied()?;
         // One that came before could not use what is kept, which is to go back for it.
         if !reuse.queue.is_empty() {
             return None;
         }
-        if self.overrides.mode == Mode::Draining || !self.is_alone(options.reuse_ms, now) {
+        if self.overrides.mode == Mode::Draining || !self.is_alone(limit, options, now) {
             return None;
         }
         let index = self.places.index(n)?;
@@ -275,16 +319,19 @@ impl Session {
         let (Some(reuse), Some(place)) = (&self.reuse, self.places.get(index)) else {
             return false;
         };
-        let ms = place.options.reuse_ms;
-        if ms == 0
+        if place.options.reuse_ms == 0
             || !matches!(place.state, State::Held)
             || place.has_left()
+            // No recall reaches such a place.
+            || place.poll_only
             || !Self::is_good_for_another(place, now)
-            || !self.is_alone(ms, now)
+            || !self.is_alone(place.limit, &place.options, now)
         {
             return false;
         }
-        let Some((_, first)) = reuse.queue.first() else { return true };
+        let Some((_, first)) = reuse.queue.first() else {
+            return self.overrides.mode != Mode::Draining;
+        };
         // Whose turn it is among tenants, only the backend knows.
         reuse.claims.len() == 1
             && self
@@ -332,8 +379,7 @@ impl Session {
         let is_old = |at: Time| now >= at + half;
         if reuse.alone.is_none_or(|alone| is_old(alone.heard)) && reuse.asked_at.is_none_or(is_old)
         {
-            reuse.asked_at = Some(now);
-            self.renewals.push_back(n);
+            (reuse.ask, reuse.asked_at) = (Some(n), Some(now));
         }
     }
 
@@ -350,10 +396,26 @@ impl Session {
     #[inline]
     pub(super) fn is_kept_for_nobody(&self) -> bool {
         self.reuse.as_ref().is_some_and(|reuse| {
-            let limit = u64::from(self.limit_in_force());
+            let limit = |n: &u64| Some(self.places.get(self.places.index(*n)?)?.limit);
             !reuse.kept.is_empty()
-                && (!reuse.queue.is_empty() || reuse.alone.is_none_or(|alone| alone.in_use > limit))
+                && (!reuse.queue.is_empty()
+                    || reuse.alone.is_none_or(|alone| {
+                        let limit = reuse.kept.back().and_then(limit);
+                        limit.is_some_and(|limit| !self.keeps(alone, limit))
+                    }))
         })
+    }
+
+    /// Until when it is to be asked who waits, if that is to be asked.
+    #[inline]
+    pub(super) fn asks_until(&self) -> Option<Time> {
+        let reuse = self.reuse.as_ref().filter(|reuse| reuse.ask.is_some())?;
+        reuse.asked_at
+    }
+
+    /// The permit that is to be renewed for the sake of the reply, once.
+    pub(super) fn take_question(&mut self) -> Option<u64> {
+        self.reuse.as_mut()?.ask.take()
     }
 
     /// Gives back what is kept.
@@ -393,6 +455,7 @@ impl Session {
         let is_old = |at: Time| now >= at + within;
         reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
         reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));
+        reuse.limit_since = reuse.limit_since.filter(|at| !is_old(*at));
         if reuse.kept.is_empty() {
             reuse.alone = reuse.alone.filter(|alone| !is_old(alone.heard));
         }
@@ -403,6 +466,7 @@ impl Session {
         self.release_kept(now);
         if let Some(reuse) = &mut self.reuse {
             reuse.alone = None;
+            reuse.ask = None;
             reuse.standing.clear();
         }
     }
@@ -421,6 +485,13 @@ impl Session {
         let is_kept = |place: &Place| matches!(place.linger, Linger::Kept(_));
         let kept: BTreeSet<_> = places().filter(|(_, p)| is_kept(p)).map(|(_, p)| p.n).collect();
         assert!(kept.iter().all(|n| reuse.kept.contains(n)), "each kept permit is found");
+        let releases = self.releases.iter().chain(&self.releasing).chain(&self.deferred);
+        let left: BTreeSet<_> = releases.map(|(id, _)| id.n).collect();
+        for n in &reuse.standing {
+            let place = self.places.index(*n).and_then(|index| self.places.get(index));
+            let waits = place.is_some_and(|place| place.state.is_without_permit());
+            assert!(waits || left.contains(n), "{n} stands in the queue");
+        }
         for (index, place) in places() {
             assert_eq!(
                 self.places.index(place.n),

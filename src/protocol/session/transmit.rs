@@ -48,6 +48,9 @@ impl Session {
         {
             return Some(Urgency::Now);
         }
+        if let Some(at) = self.asks_until() {
+            return Some(Urgency::Before(at));
+        }
         if self.has_renewals() {
             if joins {
                 return Some(Urgency::Now);
@@ -66,6 +69,7 @@ impl Session {
             && self.reasserts.is_empty()
             && self.renewals.is_empty()
             && !(self.renew || self.audit || self.more)
+            && self.asks_until().is_none()
             && !self.is_kept_for_nobody()
     }
 
@@ -85,6 +89,9 @@ impl Session {
         }
         if self.is_kept_for_nobody() {
             self.release_kept(now);
+        }
+        if let Some(n) = self.take_question() {
+            self.renewals.push_back(n);
         }
         self.drop_expired_releases(now);
         if self.renew && self.renewing == 0 && self.renewals.is_empty() {
@@ -135,8 +142,11 @@ impl Session {
     /// way may have renewed it.
     fn drop_expired_releases(&mut self, now: Time) {
         let lease = self.lease;
-        while self.releases.front().is_some_and(|(_, until)| now >= *until + lease) {
+        while let Some((id, until)) = self.releases.front().copied()
+            && now >= until + lease
+        {
             self.releases.pop_front();
+            Self::forget_release(&mut self.reuse, id);
         }
     }
 

@@ -608,3 +608,125 @@ fn a_hint_for_the_number_of_a_place_that_was_left_releases_it() {
     rig.settle();
     assert_eq!((rig.progress(next), rig.ledger.in_use()), (Progress::Held, 1));
 }
+
+#[test]
+fn who_waits_is_not_passed_though_releases_of_ones_own_were_given_up() {
+    let mut rig = Rig::new(1);
+    let held = rig.holder(REUSE);
+    let gone: Vec<_> = (0..3).map(|_| rig.request_with(REUSE)).collect();
+    rig.settle();
+    // They leave while the backend refuses all calls, for more than two leases.
+    gone.into_iter().for_each(|index| rig.leave(index));
+    for _ in 0..120 {
+        rig.pass(100);
+        let now = rig.now();
+        for call in rig.calls() {
+            rig.session.handle_call_error(&call.op, now);
+        }
+    }
+    rig.leave(held);
+    rig.live(1000);
+    let own = rig.holder(REUSE);
+    rig.pass(1);
+    rig.other();
+    rig.recall();
+    rig.pass(1);
+    let next = rig.request_with(REUSE);
+    rig.settle();
+    rig.leave(own);
+    assert_eq!(rig.progress(next), Progress::Waiting, "it is not its turn");
+}
+
+#[test]
+fn a_pause_or_a_lower_limit_is_not_undone_by_a_short_reply_to_what_was_sent_before() {
+    for (mode, limit) in [(Mode::Paused, None), (Mode::Open, Some(1))] {
+        let mut rig = Rig::new(2);
+        let held: Vec<_> = (0..2).map(|_| rig.holder(REUSE)).collect();
+        rig.pass(1000);
+        let (call, sent) = (rig.call().unwrap(), rig.now());
+        let now = rig.now();
+        rig.session.handle_override(Override { mode, limit, ..Override::default() }, now);
+        let statuses = smallvec![PlaceStatus::Held; 2];
+        let reply = Reply { lease_end: EPOCH_MS + 4000, statuses, ..Reply::default() };
+        rig.reply(&call.op, &reply, sent);
+        rig.leave(held[0]);
+        assert_eq!(rig.kept(), 0, "{mode:?}");
+    }
+}
+
+#[test]
+fn a_request_is_judged_by_its_own_limit_whatever_others_of_its_process_know() {
+    let mut rig = Rig::new(2);
+    let small = rig.holder(REUSE);
+    rig.limit = 10;
+    for _ in 0..8 {
+        rig.holder(OPTIONS);
+    }
+    rig.pass(5);
+    rig.leave(small);
+    rig.limit = 2;
+    let next = rig.request_with(REUSE);
+    rig.settle();
+    assert_eq!(rig.progress(next), Progress::Waiting, "eight are in use");
+}
+
+#[test]
+fn a_short_reply_under_another_limit_says_nothing() {
+    let mut rig = Rig::new(10);
+    let big = rig.request_with(OPTIONS);
+    let (call, sent) = (rig.call().unwrap(), rig.now());
+    rig.pass(1);
+    rig.limit = 2;
+    let small = rig.request_with(REUSE);
+    let statuses = smallvec![PlaceStatus::Held];
+    let reply = Reply { lease_end: EPOCH_MS + 3000, statuses, ..Reply::default() };
+    rig.reply(&call.op, &reply, sent);
+    let (call, sent) = (rig.call().unwrap(), rig.now());
+    // Its own reply counts, and shows more in use than its limit.
+    let mut reply = rig.carry_out(&call);
+    reply.in_use = 3;
+    rig.reply(&call.op, &reply, sent);
+    rig.leave(small);
+    assert_eq!(rig.kept(), 0);
+    rig.leave(big);
+}
+
+#[test]
+fn nothing_is_kept_that_no_recall_reaches_or_while_a_semaphore_is_drained() {
+    let mut rig = Rig::new(2);
+    rig.reconnect(Connected { poll_only: true, ..same_data() });
+    let held = rig.holder(REUSE);
+    rig.reconnect(same_data());
+    let other = rig.holder(REUSE);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0, "it is poll only");
+    let now = rig.now();
+    rig.session.handle_override(Override { mode: Mode::Draining, ..Override::default() }, now);
+    rig.leave(other);
+    assert_eq!(rig.kept(), 0, "nobody can take it");
+}
+
+#[test]
+fn a_permit_in_flight_by_policy_ends_it() {
+    let admit = AcquireOptions { on_unavailable: OnUnavailable::Admit, ..REUSE };
+    let mut rig = Rig::new(2);
+    let held = rig.holder(admit);
+    let next = rig.request_with(admit);
+    let (call, now) = (rig.call().unwrap(), rig.now());
+    rig.session.handle_call_error(&call.op, now);
+    assert_eq!(rig.progress(next), Progress::Admitted);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+}
+
+#[test]
+fn what_is_lost_of_what_is_kept_does_not_stand_in_the_way() {
+    let mut rig = Rig::new(2);
+    let held: Vec<_> = (0..2).map(|_| rig.holder(REUSE)).collect();
+    let last = rig.id(held[1]);
+    held.into_iter().for_each(|index| rig.leave(index));
+    let now = rig.now();
+    rig.session.handle_revoked(last, now);
+    assert_eq!(rig.kept(), 1);
+    assert!(rig.reuses(REUSE));
+}
