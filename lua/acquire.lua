@@ -113,10 +113,10 @@ for i, id in ipairs(ids) do
     writes[#writes + 1] = id
   end
 end
---@write
 if is_first and waiting > 0 and ARGV[7] == '1' then
   --@recall
 end
+--@write
 if moved then
   earliest = nil
 elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then

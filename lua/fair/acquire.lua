@@ -347,7 +347,6 @@ for i, id in ipairs(ids) do
   end
   statuses[i] = status
 end
---@fair/write
 if is_first then
   for _, status in ipairs(statuses) do
     if status >= 1e14 then
@@ -356,6 +355,7 @@ if is_first then
     end
   end
 end
+--@fair/write
 if moved then
   earliest = nil
 elseif #writes > 0 and (earliest == 0 or lease_end < earliest) then

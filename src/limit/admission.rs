@@ -184,6 +184,8 @@ impl Settings {
         let acquire = |policy| self.semaphore.acquire_measured(name, ask, &policy, meter);
         let (acquire, counted) = if self.shadow.is_some() {
             policy.wait_timeout = Duration::ZERO;
+            // It asks whether a permit is free for all, and is not to keep one.
+            policy.reuse = false;
             (acquire(policy).answer_timeout(shadow::SHADOW_TIMEOUT), None)
         } else {
             let budget = parts.extensions.get::<WaitBudget>();

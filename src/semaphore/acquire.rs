@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Semaphore;
@@ -147,6 +148,8 @@ impl Future for Acquire {
     type Output = Result<Permit, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // A permit that is kept, or counted in this process, needs no wait: other tasks have their turn all the same.
+        let coop = ready!(coop::poll_proceed(cx));
         let this = &mut *self;
         loop {
             let place = match &mut this.state {
@@ -154,6 +157,7 @@ impl Future for Acquire {
                 State::Answered(answer) => {
                     let answer = answer.take().unwrap_or(Err(AcquireError::Closed));
                     this.attempt.answered(answer.as_ref().err(), this.began.elapsed());
+                    coop.made_progress();
                     return Poll::Ready(answer);
                 }
             };
@@ -174,6 +178,7 @@ impl Future for Acquire {
                     let waited = now - this.began;
                     let by_policy = matches!(progress, Progress::Admitted);
                     let hold = this.attempt.granted(by_policy, place.cost(), waited, now);
+                    coop.made_progress();
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
                 Progress::Refused { reason, in_use, waiting, limit, is_tenant_full } => {

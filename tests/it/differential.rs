@@ -426,7 +426,7 @@ fn hundreds_are_granted_at_once_across_nodes() {
 }
 
 #[test]
-fn those_whose_leases_end_first_are_recalled_and_no_more_places_are_looked_at() {
+fn those_whose_leases_end_last_are_recalled_and_no_more_places_are_looked_at() {
     let terms = |lease_ms, recalls| Terms { lease_ms, max_queue: Some(20_000), recalls };
     let acquire = |node, claim, count: usize, terms| {
         let ids = vec![claim; count];
@@ -437,8 +437,8 @@ fn those_whose_leases_end_first_are_recalled_and_no_more_places_are_looked_at() 
         [(None, 127, 2), (None, 128, 1), (tenant, 127, 2), (tenant, 128, 1)]
     {
         let steps = vec![
-            acquire(0, claim, first, terms(10_000, false)),
-            acquire(1, claim, 1, terms(11_000, false)),
+            acquire(0, claim, first, terms(11_000, false)),
+            acquire(1, claim, 1, terms(10_000, false)),
             acquire(2, claim, 1, terms(12_000, true)),
             acquire(3, claim, 1, terms(12_000, true)),
         ];

@@ -49,7 +49,7 @@ pub const TICKET_MIN: u64 = 100_000_000_000_000;
 /// [`HINT_WORK`] more. The places that the operation names are not counted.
 pub const WORK_MAX: usize = 500;
 
-/// Places that are looked at for nodes to recall permits from: those with the earliest lease ends.
+/// Places that are looked at for nodes to recall permits from: those with the latest lease ends.
 const RECALL_MAX: usize = 128;
 
 /// The cost of one hint to another node, out of [`WORK_MAX`].
@@ -78,7 +78,7 @@ impl Caller {
     }
 }
 
-/// Delivers hints to a node, or without any the word that somebody waits; `false` says that nobody listens there, so that the node is gone.
+/// Delivers hints to a node, or without any grants the word that somebody waits; `false` says that nobody listens there, so that the node is gone.
 pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 
 /// One semaphore: its places, held and waiting.
@@ -204,6 +204,11 @@ impl Ledger {
             let budget = self.sweep(caller.now);
             reply.granted = self.promote(caller, budget, post);
             let is_first = self.waiting() == 0;
+            let known: BTreeSet<_> = if caller.recalls && is_first {
+                ids.iter().filter(|id| self.places.contains_key(id)).collect()
+            } else {
+                BTreeSet::new()
+            };
             let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
             for id in ids {
                 let status = match self.places.get(id) {
@@ -219,16 +224,18 @@ impl Ledger {
                 reply.statuses.push(status);
             }
             if caller.recalls && is_first && self.waiting() > 0 {
-                self.recall(caller.node, post);
+                let newcomers = ids.iter().filter(|id| !known.contains(id)).collect();
+                self.recall(caller.node, &newcomers, post);
             }
         }
         self.close(caller, reply)
     }
 
-    /// Tells the other nodes with places here that somebody waits.
-    fn recall(&mut self, caller: NodeId, post: Post<'_>) {
+    /// Tells the other nodes that had places here before these newcomers that somebody waits.
+    fn recall(&mut self, caller: NodeId, newcomers: &BTreeSet<&PlaceId>, post: Post<'_>) {
         let mut nodes: SmallVec<[NodeId; 4]> = SmallVec::new();
-        for (.., id) in self.by_end().iter().take(RECALL_MAX) {
+        let places = self.by_end().iter().rev().filter(|(.., id)| !newcomers.contains(id));
+        for (.., id) in places.take(RECALL_MAX) {
             if !id.poll_only && id.node != caller && !nodes.contains(&id.node) {
                 nodes.push(id.node);
             }
