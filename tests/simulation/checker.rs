@@ -570,7 +570,10 @@ impl Checker {
         });
         let older = life.queues[name].first().copied();
         // While a server cannot be asked, a policy may let requests in of which it says nothing either.
-        let is_clean = settled < at || !(self.admits[name] || self.shares[name] > 0);
+        let may_admit = self.admits[name] || self.shares[name] > 0;
+        // Nobody knows that places of its own are gone before they are renewed.
+        let is_lost = self.losses[name].iter().any(|loss| loss.shows(at));
+        let is_clean = settled < at || !(may_admit || is_lost);
         self.count(if request.begun == at { "kept permits used" } else { "permits passed on" });
         if let Some(since) = by_time.filter(|_| is_clean) {
             let text = format!(
@@ -1027,7 +1030,9 @@ impl Checker {
             }
             let more = held + waiting > life.alive[name] + ended.len() as u64 + lingered;
             let lately = ended.iter().filter(|end| **end + REUSE + SLACK >= at).count() as u64;
+            // To release thousands takes a while.
             let keeps = self.reuses[life.slot][name]
+                && self.scenario != Scenario::Large
                 && held + waiting > life.alive[name] + lately + lingered;
             let keeps = since(&mut life.keeps[name], keeps, at);
             if keeps.is_some_and(|from| from < at && from > settled.max(life.late[name])) {

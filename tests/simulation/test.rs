@@ -134,7 +134,7 @@ fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
         Planted::SweepSettlesNobody => vec![Scenario::Processes],
         _ => vec![Scenario::Calm, Scenario::Operators, Scenario::Leases],
     };
-    (1..40).find_map(|seed| {
+    (1..160).find_map(|seed| {
         scenarios.iter().copied().find_map(|scenario| {
             let mut plan = Plan { planted: Some(planted), ..Plan::new(scenario, seed) };
             if planted == Planted::WorksUnbounded {

@@ -21,6 +21,8 @@
 //!   The earlier must be clean: no fault of its gateway, link or Redis from its sending to its turn,
 //!   nor in the [`SETTLE`] before. (Whoever loses its subscription can be passed over; a wipe forgets the queue;
 //!   a frozen Redis takes its sockets in any order.) `SCRIPT FLUSH` is no excuse, nor are faults that befall other gateways.
+//!   Where gateways pass permits on, they may pass a request by for [`REUSE`], so that those compared are sent as much
+//!   further apart.
 //! * **idle**: a clean request waits, and all the time for [`IDLE`] its key has permits to spare.
 //! * **answer**: each request has its head within wait + its work + [`MARGIN`], and its body in the
 //!   time that it flows + [`MARGIN`]; the time that its gateway was frozen is added. Redis is no
@@ -55,6 +57,8 @@ const GAP: At = 100 * MS;
 /// How long after a fault's end a gateway may still be busy with its consequences.
 const SETTLE: At = 1200 * MS;
 const IDLE: At = 2500 * MS;
+/// For how long a gateway passes permits on after a call that said that nobody else waits.
+const REUSE: At = 50 * MS;
 const MARGIN: At = 1500 * MS;
 const WAKE: At = 400 * MS;
 const RECOVERY: At = 3000 * MS;
@@ -361,6 +365,7 @@ impl Check<'_> {
     fn order(&mut self, key: usize, tenant: Option<usize>) {
         // Two that are granted at once may be swapped on their way, but one alone may not.
         let slack = if self.run.rules.limits[key] == 1 { 0 } else { GAP };
+        let reuse = if self.run.rules.reuse > 0 { REUSE } else { 0 };
         let mut requests: Vec<_> = self.of_key(key, tenant).collect();
         requests.sort_by_key(|(_, request)| request.sent);
         // The earliest coming of this one and all that were sent after it, and whose it was.
@@ -377,7 +382,7 @@ impl Check<'_> {
             }
             compared += 1;
             let stalled = self.run.stalled(request.sent, turn);
-            let later = request.sent + GAP + stalled;
+            let later = request.sent + GAP + reuse + stalled;
             let i = requests.partition_point(|(_, other)| other.sent < later);
             let (came, other) = earliest[i];
             if came < turn.saturating_sub(slack + stalled) {

@@ -35,6 +35,8 @@ pub(crate) struct Rules {
     pub(crate) lease: At,
     pub(crate) shape: Shape,
     pub(crate) fair: Fair,
+    /// How many of the gateways pass permits on to their own next requests.
+    pub(crate) reuse: usize,
 }
 
 /// Whether requests of a key are of tenants that share its permits, and how many each may have.

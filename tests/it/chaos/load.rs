@@ -150,6 +150,8 @@ pub(crate) struct Load {
     pub(crate) stop: AtomicBool,
     /// How many tenants share the permits of a key.
     pub(crate) tenants: usize,
+    /// Clients send several requests to one gateway, without a pause, so that permits are passed on there.
+    pub(crate) bursts: bool,
 }
 
 /// A connection that is closed when this is dropped.
@@ -175,7 +177,14 @@ impl Load {
                     while !load.stop.load(Ordering::Relaxed) {
                         sleep(Duration::from_millis(rng.u64(think.clone()))).await;
                         let kind = kind(&mut rng, key);
-                        load.request(key, kind, &mut rng).await;
+                        if load.bursts && kind == Kind::Short {
+                            let slot = rng.usize(..SLOTS);
+                            for _ in 0..rng.u64(1..12) {
+                                load.request_to(slot, key, KEYS[key], kind, &mut rng).await;
+                            }
+                        } else {
+                            load.request(key, kind, &mut rng).await;
+                        }
                     }
                 }));
             }
@@ -190,7 +199,10 @@ impl Load {
 
     /// The same, for any tenant.
     pub(crate) async fn request_of(&self, key: usize, name: &str, kind: Kind, rng: &mut Rng) {
-        let slot = rng.usize(..SLOTS);
+        self.request_to(rng.usize(..SLOTS), key, name, kind, rng).await;
+    }
+
+    async fn request_to(&self, slot: usize, key: usize, name: &str, kind: Kind, rng: &mut Rng) {
         let Some((gateway, address)) = self.addresses.lock().unwrap()[slot] else { return };
         let ms = match key {
             ONE => rng.u64(1..8),

@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::checker::Report;
 use self::history::{At, Fair, Kind, Recorder, Rules, Run, us};
 use self::load::{FEW, KEYS, LIMITS, LONG, Load, ONE};
-use self::plan::{Planned, Shape, plan};
+use self::plan::{Planned, SLOTS, Shape, plan};
 use self::world::{LEASE, WAIT, World};
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway};
@@ -67,11 +67,11 @@ struct Course {
 }
 
 impl Course {
-    async fn begin(shape: Shape, fair: Fair) -> Self {
+    async fn begin(shape: Shape, fair: Fair, reuse: usize) -> Self {
         let limits = LIMITS.to_vec();
-        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE), shape, fair };
+        let rules = Rules { limits, wait: us(WAIT), lease: us(LEASE), shape, fair, reuse };
         let recorder = Arc::new(Recorder::new(rules));
-        let world = World::start(Arc::clone(&recorder), shape, fair).await;
+        let world = World::start(Arc::clone(&recorder)).await;
         // Each gateway has a connection before it counts.
         let client = Client::new();
         let addresses = *world.addresses.lock().unwrap();
@@ -89,6 +89,7 @@ impl Course {
             addresses: Arc::clone(&world.addresses),
             stop: AtomicBool::new(false),
             tenants: if fair == Fair::Arrival { 1 } else { TENANTS },
+            bursts: reuse > 0,
         });
         Self { recorder, world, load, stalls }
     }
@@ -137,9 +138,9 @@ impl Course {
     }
 }
 
-async fn run(shape: Shape, fair: Fair, seed: u64, length: Duration) -> Run {
-    println!("{shape:?}, {fair:?}, seed {seed}, {length:?} of faults");
-    let course = Course::begin(shape, fair).await;
+async fn run(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Duration) -> Run {
+    println!("{shape:?}, {fair:?}, {reuse} with reuse, seed {seed}, {length:?} of faults");
+    let course = Course::begin(shape, fair, reuse).await;
     let clients = course.load.start(seed);
     course.faults(plan(shape, seed, length)).await;
     sleep(CALM).await;
@@ -199,8 +200,8 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
-async fn chaos(shape: Shape, fair: Fair, seed: u64, length: Duration) -> Report {
-    let run = run(shape, fair, seed, length).await;
+async fn chaos(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Duration) -> Report {
+    let run = run(shape, fair, reuse, seed, length).await;
     let report = checker::check(&run);
     publish(seed, &run, &report);
     assert!(report.violations.is_empty(), "seed {seed}: {} violations", report.violations.len());
@@ -209,7 +210,7 @@ async fn chaos(shape: Shape, fair: Fair, seed: u64, length: Duration) -> Report 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short() {
-    let report = chaos(Shape::One, Fair::Arrival, 3, Duration::from_secs(18)).await;
+    let report = chaos(Shape::One, Fair::Arrival, 2, 3, Duration::from_secs(18)).await;
     // That there was something to see.
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
@@ -218,7 +219,7 @@ async fn short() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_with_tenants() {
-    let report = chaos(Shape::One, Fair::Each(2), 5, Duration::from_secs(14)).await;
+    let report = chaos(Shape::One, Fair::Each(2), 0, 5, Duration::from_secs(14)).await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 8, "{:?}", report.faults);
 }
@@ -234,7 +235,14 @@ async fn short_on_sentinel() {
 }
 
 async fn on_several(shape: Shape) {
-    let report = chaos(shape, Fair::Arrival, 3, Duration::from_secs(14)).await;
+    let report = chaos(
+        shape,
+        Fair::Arrival,
+        if shape == Shape::Cluster { SLOTS } else { 0 },
+        3,
+        Duration::from_secs(14),
+    )
+    .await;
     assert!(report.granted > 300, "{} granted", report.granted);
     assert!(report.faults.len() >= 4, "{:?}", report.faults);
 }
@@ -282,5 +290,6 @@ async fn long() {
         (Some(_), None) => Fair::Shares,
         (Some(_), Some(each)) => Fair::Each(each.try_into().expect("a few")),
     };
-    chaos(shape, fair, seed, Duration::from_secs(60 * minutes)).await;
+    let reuse = number("CHAOS_REUSE").map_or(0, |reuse| reuse.try_into().expect("a few"));
+    chaos(shape, fair, reuse, seed, Duration::from_secs(60 * minutes)).await;
 }

@@ -18,6 +18,7 @@ fn clean() -> Run {
             lease: S,
             shape: Shape::One,
             fair: Fair::Arrival,
+            reuse: 0,
         },
         gateways: vec![Life::default(); 3],
         ..Run::default()
@@ -243,6 +244,28 @@ fn a_request_that_is_passed_over_is_found() {
     excused(|run| {
         passed_over(run);
         run.faults.push(fault(What::KillPubsub, None, 4500 * MS, 4500 * MS));
+    });
+}
+
+#[test]
+fn where_permits_are_passed_on_a_request_is_passed_by_for_a_moment_and_no_longer() {
+    // The next one is sent 200 ms after the first, and comes before it.
+    let plant = |run: &mut Run, later: At| {
+        let sent = passed_over(run).sent;
+        run.requests.iter_mut().filter(|r| r.key == 0).for_each(|r| {
+            if r.sent > sent && r.stays[0].from < 5 * S {
+                r.sent = sent + later;
+            }
+        });
+    };
+    found("order", |run| plant(run, 130 * MS));
+    excused(|run| {
+        run.rules.reuse = 2;
+        plant(run, 130 * MS);
+    });
+    found("order", |run| {
+        run.rules.reuse = 2;
+        plant(run, 170 * MS);
     });
 }
 

@@ -162,7 +162,7 @@ async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>
 
 async fn soak(seed: u64, length: Duration, rate: u32) -> Soak {
     println!("seed {seed}, {length:?}, {rate} requests/s");
-    let course = Course::begin(Shape::One, Fair::Arrival).await;
+    let course = Course::begin(Shape::One, Fair::Arrival, 0).await;
     let (began, start) = (Instant::now(), course.recorder.now());
     let samples = Arc::<Mutex<Vec<Sample>>>::default();
     let watching = tokio::spawn(watch(Arc::clone(&course.world), began, Arc::clone(&samples)));

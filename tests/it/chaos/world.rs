@@ -8,9 +8,9 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use super::history::{At, Fair, Fault, Recorder, What};
+use super::history::{At, Fair, Fault, Recorder, Rules, What};
 use super::load::{self, Addresses, KEYS, LIMITS};
-use super::plan::{Planned, SLOTS, Shape};
+use super::plan::{Planned, SLOTS};
 use super::proxy::Proxy;
 use super::servers::Servers;
 use crate::support::gateway::Gateway;
@@ -25,6 +25,7 @@ pub(super) struct World {
     pub(super) redis: Arc<Mutex<Servers>>,
     slots: Vec<Slot>,
     fair: Fair,
+    reuse: usize,
 }
 
 struct Slot {
@@ -47,7 +48,8 @@ pub(super) enum Victim {
 }
 
 impl World {
-    pub(super) async fn start(recorder: Arc<Recorder>, shape: Shape, fair: Fair) -> Arc<Self> {
+    pub(super) async fn start(recorder: Arc<Recorder>) -> Arc<Self> {
+        let Rules { shape, fair, reuse, .. } = recorder.lock().rules.clone();
         let upstream = load::upstream(Arc::clone(&recorder)).await;
         let redis = block_in_place(|| Servers::start(shape));
         let mut slots = Vec::new();
@@ -68,6 +70,7 @@ impl World {
             redis: Arc::new(Mutex::new(redis)),
             slots,
             fair,
+            reuse,
         });
         for slot in 0..SLOTS {
             let mut gateway = Arc::clone(&world.slots[slot].gateway).lock_owned().await;
@@ -88,6 +91,9 @@ impl World {
         }
         if let Fair::Each(each) = self.fair {
             args.extend(["--each".to_owned(), each.to_string()]);
+        }
+        if slot < self.reuse {
+            args.push("--reuse".to_owned());
         }
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let process = block_in_place(|| Gateway::start(&self.upstream, &args));
