@@ -22,7 +22,7 @@
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 for the first, 1 more if any leave, whatever the number
---           of ids; O((ids + 500) * log n): see promote.lua
+--           of ids; O((ids + 500) * log n): see promote.lua; once for each queue, what recall.lua costs
 -- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]

@@ -1,10 +1,12 @@
-//! Permits that go straight to the next request of their process, beside the same without.
+//! Permits that go straight to the next request of their process, beside the same without. On two threads; another
+//! process is another connection, and a runtime of its own where its waits are measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tokio::runtime::Builder;
 use tokio::time::sleep;
 use tower_semaphore::{Policy, Semaphore};
 
@@ -45,7 +47,8 @@ const ALONE: Crowd =
 pub(crate) fn run(context: &mut Context) {
     let redis = Redis::start();
     let time = context.seconds(0.4, 2.0);
-    let runtime = runtime();
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
     let both = |crowd: Crowd| -> [Vec<Round>; 2] {
         let mut rounds: [Vec<Round>; 2] = Default::default();
         for round in 0..context.rounds() {
@@ -132,11 +135,9 @@ impl Crowd {
                     let permit = semaphore.acquire("s", &policy).await.expect("a permit");
                     grants += 1;
                     if hold.is_zero() {
-                        // As many acquires as there can be, each with its own look at the clock.
+                        // All tasks have one at once.
+                        tokio::task::yield_now().await;
                         drop(permit);
-                        if grants.is_multiple_of(64) {
-                            tokio::task::yield_now().await;
-                        }
                         continue;
                     }
                     let since = Instant::now();

@@ -32,7 +32,7 @@
 --           as many as it may | -4 it costs more than it could ever have
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, whatever
---           the number of ids; O((ids + 500) * log n): see promote.lua
+--           the number of ids; O((ids + 500) * log n): see promote.lua; once for each queue, what recall.lua costs
 -- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]

@@ -265,7 +265,7 @@ pub struct AddressedCall {
     pub limit: u32,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
-    /// Whether newcomers that have to wait recall permits that other processes keep.
+    /// Whether newcomers that have to wait recall permits that other processes keep: see [`Mailbox::recall`].
     pub recalls: bool,
     /// What to do.
     pub op: Op,
@@ -319,7 +319,10 @@ pub trait Mailbox: Send + Sync {
     /// A request of another process waits for the semaphore `name`: permits that this process keeps for its own next
     /// requests are given back. Never blocks.
     ///
-    /// Like a hint, it may arrive late, twice or never.
+    /// Called where an acquire that [recalls](AddressedCall::recalls) finds no permit free, and its newcomers are the
+    /// first to wait. Like a hint, it may arrive late, twice or never; without it, requests of this process are granted
+    /// ahead of the other's for at most 50 ms. Hints and replies should be delivered in the order in which they were
+    /// made: who else waits is concluded from them.
     fn recall(&self, name: &str);
 
     /// An operator set something in place of a policy: see [`Queries::overrides`]. Never blocks.

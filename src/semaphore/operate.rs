@@ -237,6 +237,9 @@ impl Semaphore {
     ///
     /// If the backend cannot be asked, or 1000 names and revoked places are remembered already.
     ///
+    /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next: it is revoked for the
+    /// request that has it by then.
+    ///
     /// # Cancel safety
     ///
     /// If this is dropped, or fails, the place may or may not be revoked; it can be repeated.

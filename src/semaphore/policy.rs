@@ -237,17 +237,19 @@ impl PolicyBuilder {
     }
 
     /// Sets whether a permit that is given back goes straight to the next request of this process, without a call to the
-    /// backend, as long as no other process waits. Use it for names that are hot in each process and whose permits are
-    /// held for milliseconds, such as a pool in front of a database. Where a permit is held for a second, it saves
-    /// nothing worth naming.
+    /// backend, as long as this process knows that no other one waits. Use it for names that are hot in each process and
+    /// whose permits are held for milliseconds, such as a pool in front of a database. Where a permit is held for a
+    /// second, it saves nothing worth naming.
     ///
     /// The default is `false`. A permit that is given back while no request of this process waits is kept for at most
-    /// 50 ms; it counts as in use. The process that keeps it is told when a request of another one waits, and gives it
-    /// back at once. If that message is lost, or the other process does not set this, requests of this process pass the
-    /// other's for at most 50 ms after the last reply of the backend. [`Permit::release`] always gives a permit back.
+    /// 50 ms, and counts as in use. When a request of another process starts to wait, this process is notified and
+    /// releases what it keeps. If that message is lost, or the other process does not set this, requests of this process
+    /// can be granted ahead of the other's for at most 50 ms after the call whose reply last said that nobody else
+    /// waits. [`Permit::release`] always gives a permit back.
     ///
-    /// A request with a wait timeout of zero can be rejected while another process keeps a permit that nobody uses, so
-    /// [`build`](Self::build) refuses the combination.
+    /// A request that may not wait joins no queue, and is rejected as long as another process uses and keeps the
+    /// permits. [`build`](Self::build) therefore refuses a wait timeout of zero. [`Semaphore::try_acquire`] and a
+    /// layer's `wait_timeout_by` are not checked.
     ///
     /// # Examples
     ///
@@ -260,6 +262,7 @@ impl PolicyBuilder {
     /// ```
     ///
     /// [`Permit::release`]: crate::Permit::release
+    /// [`Semaphore::try_acquire`]: crate::Semaphore::try_acquire
     pub const fn reuse(mut self, reuse: bool) -> Self {
         self.policy.reuse = reuse;
         self

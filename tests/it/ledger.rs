@@ -612,7 +612,7 @@ impl Desk {
     }
 }
 
-/// Full, with permits of `A`, of `B`, whose leases end later, and of a node that no message reaches.
+/// Full, with permits of `A`, of `B`, whose leases end later and who is told first, and of a node that no message reaches.
 fn full() -> Desk {
     let mut desk = Desk::new(4);
     desk.recalls = true;
@@ -628,7 +628,7 @@ fn full() -> Desk {
 fn the_first_to_wait_recalls_what_other_nodes_keep_once() {
     let mut desk = full();
     desk.acquire(&[id(C, 2), id(C, 3)]);
-    assert_eq!(desk.recalled(), [A, B]);
+    assert_eq!(desk.recalled(), [B, A]);
     desk.acquire(&[id(C, 4)]);
     desk.acquire(&[id(C, 2)]);
     desk.renew(&[id(C, 2)]);
@@ -648,7 +648,7 @@ fn a_queue_that_ends_as_another_begins_recalls() {
         ledger.acquire(caller, LEASE, Some(1000), &[id(B, 1)], &[id(B, 2)], post)
     });
     assert!(desk.holds(id(C, 2)) && desk.waits(id(B, 2)));
-    assert_eq!(desk.recalled(), [A, C]);
+    assert_eq!(desk.recalled(), [C, A]);
 }
 
 #[test]
@@ -670,7 +670,7 @@ fn a_recall_that_nobody_hears_takes_nothing_out() {
     let mut desk = full();
     desk.gone = vec![A];
     desk.acquire(&[id(C, 2)]);
-    assert_eq!(desk.recalled(), [A, B]);
+    assert_eq!(desk.recalled(), [B, A]);
     assert!(desk.holds(id(A, 1)) && desk.waits(id(C, 2)));
 }
 

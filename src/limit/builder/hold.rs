@@ -53,7 +53,7 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets whether a permit that is given back goes straight to the next request of this process, without a call to the
-    /// backend, as long as no other process waits. For names that are hot in each process and permits that are held for
+    /// backend, as long as this process knows that no other one waits. Has no effect in shadow. For names that are hot in each process and permits that are held for
     /// milliseconds.
     ///
     /// The default is `false`; not with a wait timeout of zero. See [`PolicyBuilder::reuse`].

@@ -204,10 +204,10 @@ impl Ledger {
             let budget = self.sweep(caller.now);
             reply.granted = self.promote(caller, budget, post);
             let is_first = self.waiting() == 0;
-            let known: BTreeSet<_> = if caller.recalls && is_first {
-                ids.iter().filter(|id| self.places.contains_key(id)).collect()
+            let others = if caller.recalls && is_first && max_queue.is_some_and(|max| max > 0) {
+                self.used_last(caller.node)
             } else {
-                BTreeSet::new()
+                SmallVec::new()
             };
             let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
             for id in ids {
@@ -223,26 +223,24 @@ impl Ledger {
                 self.settle(caller.now);
                 reply.statuses.push(status);
             }
-            if caller.recalls && is_first && self.waiting() > 0 {
-                let newcomers = ids.iter().filter(|id| !known.contains(id)).collect();
-                self.recall(caller.node, &newcomers, post);
+            if self.waiting() > 0 {
+                for node in others {
+                    post(node, &[]);
+                }
             }
         }
         self.close(caller, reply)
     }
 
-    /// Tells the other nodes that had places here before these newcomers that somebody waits.
-    fn recall(&mut self, caller: NodeId, newcomers: &BTreeSet<&PlaceId>, post: Post<'_>) {
-        let mut nodes: SmallVec<[NodeId; 4]> = SmallVec::new();
-        let places = self.by_end().iter().rev().filter(|(.., id)| !newcomers.contains(id));
-        for (.., id) in places.take(RECALL_MAX) {
+    /// The other nodes with places here, those that used theirs last before the others, as far as they are looked at.
+    fn used_last(&mut self, caller: NodeId) -> SmallVec<[NodeId; 4]> {
+        let mut nodes = SmallVec::new();
+        for (.., id) in self.by_end().iter().rev().take(RECALL_MAX) {
             if !id.poll_only && id.node != caller && !nodes.contains(&id.node) {
                 nodes.push(id.node);
             }
         }
-        for node in nodes {
-            post(node, &[]);
-        }
+        nodes
     }
 
     /// What becomes of a place that is not there yet. `last`: the last ticket of the queue.
