@@ -46,7 +46,7 @@ const ALONE: Crowd =
 
 pub(crate) fn run(context: &mut Context) {
     let redis = Redis::start();
-    let time = context.seconds(0.4, 2.0);
+    let time = context.seconds(0.15, 2.0);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let both = |crowd: Crowd| -> [Vec<Round>; 2] {
