@@ -56,7 +56,12 @@ impl Session {
     /// The limit that goes along with every call.
     #[must_use]
     pub fn limit_in_force(&self) -> u32 {
-        self.overrides.in_place().unwrap_or(self.limit)
+        self.limit_for(self.limit)
+    }
+
+    /// The limit in force for requests that know this one.
+    pub(super) fn limit_for(&self, limit: u32) -> u32 {
+        self.overrides.in_place().unwrap_or(limit)
     }
 
     /// The limit that the last request brought, whatever operators set; `None`: none has come, because a hint made

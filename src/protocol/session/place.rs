@@ -111,7 +111,7 @@ impl State {
 impl Place {
     /// From when on its permit may not be relied on.
     pub(super) fn deadline(&self) -> Time {
-        self.acked + self.options.lease.saturating_sub(LEASE_GRAIN)
+        self.acked + lease_at_least(self.lease_ms())
     }
 
     pub(super) fn interval(&self) -> Duration {
@@ -348,6 +348,11 @@ impl Places {
         self.serial += 1;
         ((serial << INDEX_BITS) | index as u64) % (1 << 56)
     }
+}
+
+/// How long a lease lasts at least from when it was asked for.
+pub(super) const fn lease_at_least(lease_ms: u64) -> Duration {
+    Duration::from_millis(lease_ms).saturating_sub(LEASE_GRAIN)
 }
 
 /// Where the place that got this number was in the table then.

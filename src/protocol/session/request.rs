@@ -157,6 +157,7 @@ impl Session {
     pub(super) fn take_out(&mut self, index: usize, now: Time) {
         self.follow_queue(index, false);
         let Some(place) = self.places.remove(index) else { return };
+        self.forget_kept(&place);
         self.count(place.state, place.options.claim, false);
         if let Some(claim) = place.options.claim {
             self.tenants.leave(index, false);

@@ -22,14 +22,7 @@ impl Session {
         self.timeout = None;
         self.releases.extend(self.deferred.drain(..));
         let lease = self.lease;
-        let reuse = &mut self.reuse;
-        self.releases.retain(|(id, until)| {
-            let is_needed = now < *until + lease;
-            if !is_needed {
-                Self::forget_release(reuse, *id);
-            }
-            is_needed
-        });
+        self.releases.retain(|(_, until)| now < *until + lease);
         if let Some((_, until)) = self.releases.front() {
             self.want(*until + lease);
         }

@@ -48,7 +48,7 @@ impl Session {
         {
             return Some(Urgency::Now);
         }
-        if let Some(at) = self.asks_until() {
+        if let Some(at) = self.asks_since() {
             return Some(Urgency::Before(at));
         }
         if self.has_renewals() {
@@ -69,7 +69,7 @@ impl Session {
             && self.reasserts.is_empty()
             && self.renewals.is_empty()
             && !(self.renew || self.audit || self.more)
-            && self.asks_until().is_none()
+            && self.asks_since().is_none()
             && !self.is_kept_for_nobody()
     }
 
@@ -134,7 +134,7 @@ impl Session {
     fn limit_of_call(&self, limit: u32, now: Time) -> u32 {
         match self.quarantined_until() {
             Some(end) if now < end => 0,
-            _ => self.overrides.in_place().unwrap_or(limit),
+            _ => self.limit_for(limit),
         }
     }
 
@@ -142,11 +142,10 @@ impl Session {
     /// way may have renewed it.
     fn drop_expired_releases(&mut self, now: Time) {
         let lease = self.lease;
-        while let Some((id, until)) = self.releases.front().copied()
+        while let Some((_, until)) = self.releases.front().copied()
             && now >= until + lease
         {
             self.releases.pop_front();
-            Self::forget_release(&mut self.reuse, id);
         }
     }
 

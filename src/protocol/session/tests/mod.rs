@@ -126,7 +126,7 @@ impl Rig {
         assert_eq!(self.session.in_flight, units, "in flight");
         assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
-        self.session.check_reuse();
+        self.session.check_reuse(self.now());
         let queue = self.session.local_queue.places();
         for n in &queue {
             let mut places = self.session.places.iter();

@@ -730,3 +730,39 @@ fn what_is_lost_of_what_is_kept_does_not_stand_in_the_way() {
     assert_eq!(rig.kept(), 1);
     assert!(rig.reuses(REUSE));
 }
+
+#[test]
+fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
+    let mut rig = Rig::new(1);
+    rig.holder(REUSE);
+    let waits = rig.request_with(REUSE);
+    rig.settle();
+    // All but newcomers is refused until the leases have ended.
+    let live = |rig: &mut Rig| {
+        let (calls, now) = (rig.calls(), rig.now());
+        for call in calls {
+            if matches!(call.op, Op::Acquire { .. }) {
+                let reply = rig.carry_out(&call);
+                rig.reply(&call.op, &reply, now);
+            } else {
+                rig.session.handle_call_error(&call.op, now);
+            }
+        }
+    };
+    for _ in 0..5 {
+        rig.pass(1000);
+        live(&mut rig);
+    }
+    let own = rig.request_with(REUSE);
+    live(&mut rig);
+    assert_eq!(rig.progress(own), Progress::Held);
+    rig.other();
+    // One waits, and it is not this process's.
+    let (id, sent) = (rig.id(own), rig.now());
+    let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
+    let reply = rig.carry_out(&Call { limit: 1, headroom: 0, recalls: false, op: op.clone() });
+    assert_eq!(reply.waiting, 1);
+    rig.reply(&op, &reply, sent);
+    rig.leave(own);
+    assert_ne!(rig.progress(waits), Progress::Held, "it is not its turn");
+}

@@ -6,17 +6,19 @@
 //! ("glocks") and in NFSv4 (delegations); that it must not be done while others wait is what lock cohorting
 //! (Dice, Marathe and Shavit, 2012) bounds by a count and this by a message.
 
+mod passing;
+mod standing;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use self::standing::Standing;
+use super::Session;
 use super::options::AcquireOptions;
-use super::place::{Linger, Place, Places};
-use super::{Event, Session, State};
+use super::place::{Linger, Place};
 use crate::protocol::call::Op;
 use crate::protocol::claim::Claim;
-use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::{PlaceStatus, Reply};
-use crate::protocol::overrides::Mode;
 use crate::protocol::time::Time;
 
 /// What a session knows for passing permits on. It is there from the first request on that asks for it.
@@ -28,9 +30,7 @@ pub(super) struct Reuse {
     claims: BTreeMap<Option<Claim>, usize>,
     /// Permits without a request by number, that which was used last behind the others.
     kept: VecDeque<u64>,
-    /// Places of this process that stand in the backend's queue, by what came before on this connection. Replies come
-    /// in the order of their calls, so this is what a reply has counted of this process.
-    standing: BTreeSet<u64>,
+    standing: Standing,
     alone: Option<Alone>,
     /// What was sent before says nothing of who waits.
     recalled_at: Option<Time>,
@@ -68,40 +68,12 @@ impl Reuse {
         }
     }
 
-    /// Who of this process stands in the queue, after a call.
-    fn hear(&mut self, op: &Op, reply: &Reply, late: bool, places: &Places) {
-        // Hints are handled as they come, replies when their task runs: a hint that came later may be known already.
-        let is_granted = |n: u64| {
-            let place = places.index(n).and_then(|index| places.get(index));
-            place.is_some_and(|place| match place.state {
-                State::Joining { hint, .. } => hint.is_some_and(|end| end >= reply.lease_end),
-                state => matches!(state, State::Held),
-            })
-        };
-        let mut stands = |id: &PlaceId, status: &PlaceStatus| {
-            // A release that was sent later may have been carried out before.
-            if matches!(status, PlaceStatus::Waiting(_)) && !late && !is_granted(id.n) {
-                self.standing.insert(id.n);
-            } else {
-                self.standing.remove(&id.n);
-            }
-        };
-        match op {
-            Op::Acquire { ids, .. } | Op::Renew { ids, .. } => {
-                ids.iter().zip(&reply.statuses).for_each(|(id, status)| stands(id, status));
-            }
-            Op::Reassert { proofs, .. } => {
-                proofs.iter().zip(&reply.statuses).for_each(|((id, _), status)| stands(id, status));
-            }
-            Op::Release { .. } | Op::Audit { .. } => {}
-        }
-        if let Op::Acquire { leaving: ids, .. } | Op::Release { ids } = op {
-            for id in ids {
-                self.standing.remove(&id.n);
-            }
-        }
-        for grant in &reply.granted {
-            self.standing.remove(&grant.id.n);
+    /// Forgets a place that goes, if it is kept.
+    fn forget(&mut self, place: &Place) {
+        if matches!(place.linger, Linger::Kept(_))
+            && let Some(at) = self.kept.iter().position(|n| *n == place.n)
+        {
+            self.kept.remove(at);
         }
     }
 }
@@ -135,8 +107,7 @@ impl Session {
     /// How many permits are kept for the next requests of this process.
     #[must_use]
     pub fn kept(&self) -> usize {
-        let is_here = |n: &&u64| self.places.index(**n).is_some();
-        self.reuse.as_ref().map_or(0, |reuse| reuse.kept.iter().filter(is_here).count())
+        self.reuse.as_ref().map_or(0, |reuse| reuse.kept.len())
     }
 
     /// Takes a reply's word for who waits.
@@ -161,7 +132,8 @@ impl Session {
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
         let hears = !self.poll_only && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
-        reuse.hear(op, reply, late, &self.places);
+        reuse.standing.hear(op, reply, late, sent, &self.places);
+        reuse.standing.expire(now);
         let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
             || reuse.limit_since.is_some_and(|at| sent < at);
         if late || is_over {
@@ -176,7 +148,7 @@ impl Session {
             return;
         };
         let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
-        let is_alone = waiting <= reuse.standing.len() as u64;
+        let is_alone = waiting <= reuse.standing.len();
         let is_known = is_counted && hears && !is_quarantined && !is_gone;
         reuse.alone = (is_alone && is_known).then_some(Alone { heard: sent, in_use });
     }
@@ -184,7 +156,7 @@ impl Session {
     /// A hint: a place of this process does not stand in the queue any more.
     pub(super) fn hear_of_grant(&mut self, n: u64) {
         if let Some(reuse) = &mut self.reuse {
-            reuse.standing.remove(&n);
+            reuse.standing.remove(n);
         }
     }
 
@@ -197,7 +169,7 @@ impl Session {
     }
 
     fn keeps(&self, alone: Alone, limit: u32) -> bool {
-        alone.in_use <= u64::from(self.overrides.in_place().unwrap_or(limit))
+        alone.in_use <= u64::from(self.limit_for(limit))
     }
 
     /// The limit of calls is another one from here on. If there are fewer permits, nothing is passed on until a call
@@ -213,24 +185,11 @@ impl Session {
         }
     }
 
-    /// A release is not sent any more: the lease of its place has ended.
-    pub(super) fn forget_release(reuse: &mut Option<Box<Reuse>>, id: PlaceId) {
-        if let Some(reuse) = reuse {
-            reuse.standing.remove(&id.n);
-        }
-    }
-
     /// A permit is in flight that the backend does not count yet.
     pub(super) fn hear_of_admission(&mut self) {
         if let Some(reuse) = &mut self.reuse {
             reuse.alone = None;
         }
-    }
-
-    /// Whether a permit is good for one more request. The backend acknowledged it not long ago, so that the request
-    /// has most of a lease.
-    fn is_good_for_another(place: &Place, now: Time) -> bool {
-        !place.restoring && now + place.options.lease / 2 < place.deadline()
     }
 
     /// Follows a request into the queue of those without a permit, or out of it.
@@ -262,116 +221,6 @@ impl Session {
         }
     }
 
-    /// Gives a request that comes the permit that was used last, if one is kept for it.
-    #[inline]
-    pub(super) fn take_kept(
-        &mut self,
-        limit: u32,
-        options: &AcquireOptions,
-        now: Time,
-    ) -> Option<usize> {
-        if options.reuse_ms == 0 { None } else { self.take_kept_with(limit, options, now) }
-    }
-
-    #[inline(never)]
-    fn take_kept_with(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
-        self.begin_reuse(now);
-        let reuse = self.reuse.as_mut()?;
-        // Those that were lost are not here any more.
-        while let Some(n) = reuse.kept.back()
-            && self.places.index(*n).is_none()
-        {
-            reuse.kept.pop_back();
-        }
-        let n = reuse.kept.back().copied()?;
-        // One that came before could not use what is kept, which is to go back for it.
-        if !reuse.queue.is_empty() {
-            return None;
-        }
-        if self.overrides.mode == Mode::Draining || !self.is_alone(limit, options, now) {
-            return None;
-        }
-        let index = self.places.index(n)?;
-        let place = self.places.get_mut(index)?;
-        if place.limit != limit
-            || place.options != *options
-            || !Self::is_good_for_another(place, now)
-        {
-            return None;
-        }
-        place.linger = Linger::No;
-        place.taken = false;
-        place.queued = false;
-        place.held_at = now;
-        self.reuse.as_mut()?.kept.pop_back();
-        self.ask_ahead(n, options.reuse_ms, now);
-        Some(index)
-    }
-
-    /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
-    #[inline]
-    pub(super) fn may_pass_on(&self, index: usize, now: Time) -> bool {
-        self.reuse.is_some() && self.may_pass_on_now(index, now)
-    }
-
-    #[inline(never)]
-    fn may_pass_on_now(&self, index: usize, now: Time) -> bool {
-        let (Some(reuse), Some(place)) = (&self.reuse, self.places.get(index)) else {
-            return false;
-        };
-        if place.options.reuse_ms == 0
-            || !matches!(place.state, State::Held)
-            || place.has_left()
-            // No recall reaches such a place.
-            || place.poll_only
-            || !Self::is_good_for_another(place, now)
-            || !self.is_alone(place.limit, &place.options, now)
-        {
-            return false;
-        }
-        let Some((_, first)) = reuse.queue.first() else {
-            return self.overrides.mode != Mode::Draining;
-        };
-        // Whose turn it is among tenants, only the backend knows.
-        reuse.claims.len() == 1
-            && self
-                .places
-                .get(*first)
-                .is_some_and(|other| (other.limit, other.options) == (place.limit, place.options))
-    }
-
-    /// Gives the permit at `index` to the request of this process that has waited longest, or keeps it.
-    #[inline(never)]
-    pub(super) fn pass_on(&mut self, index: usize, now: Time) {
-        let Some(place) = self.places.get(index) else { return };
-        let (n, ms) = (place.n, place.options.reuse_ms);
-        self.ask_ahead(n, ms, now);
-        let Some(reuse) = &mut self.reuse else { return };
-        let Some((_, to)) = reuse.queue.first().copied() else {
-            let until = now + Duration::from_millis(u64::from(ms));
-            let is_first = reuse.kept.is_empty();
-            reuse.kept.push_back(n);
-            if let Some(place) = self.places.get_mut(index) {
-                place.linger = Linger::Kept(until);
-                place.taken = true;
-            }
-            if is_first {
-                self.want(until);
-            }
-            return;
-        };
-        let Some(before) = self.places.get(to).map(|place| place.state) else { return };
-        // The permit takes its number along; and the place in the queue leaves it.
-        self.places.exchange(index, to);
-        self.set(to, State::Held);
-        if let Some(place) = self.places.get_mut(to) {
-            place.held_at = now;
-        }
-        self.events.push(Event::Progress(to));
-        self.set(index, before);
-        self.take_out(index, now);
-    }
-
     /// Has a permit renewed for the sake of the reply, which says who waits, before what is known is too old.
     fn ask_ahead(&mut self, n: u64, ms: u32, now: Time) {
         let half = Duration::from_millis(u64::from(ms)) / 2;
@@ -392,23 +241,9 @@ impl Session {
         }
     }
 
-    /// Whether permits are kept that no request of this process will get.
+    /// Since when it is to be asked who waits, if that is to be asked.
     #[inline]
-    pub(super) fn is_kept_for_nobody(&self) -> bool {
-        self.reuse.as_ref().is_some_and(|reuse| {
-            let limit = |n: &u64| Some(self.places.get(self.places.index(*n)?)?.limit);
-            !reuse.kept.is_empty()
-                && (!reuse.queue.is_empty()
-                    || reuse.alone.is_none_or(|alone| {
-                        let limit = reuse.kept.back().and_then(limit);
-                        limit.is_some_and(|limit| !self.keeps(alone, limit))
-                    }))
-        })
-    }
-
-    /// Until when it is to be asked who waits, if that is to be asked.
-    #[inline]
-    pub(super) fn asks_until(&self) -> Option<Time> {
+    pub(super) fn asks_since(&self) -> Option<Time> {
         let reuse = self.reuse.as_ref().filter(|reuse| reuse.ask.is_some())?;
         reuse.asked_at
     }
@@ -418,34 +253,11 @@ impl Session {
         self.reuse.as_mut()?.ask.take()
     }
 
-    /// Gives back what is kept.
-    pub(super) fn release_kept(&mut self, now: Time) {
-        let Some(reuse) = &mut self.reuse else { return };
-        for n in std::mem::take(&mut reuse.kept) {
-            if let Some(index) = self.places.index(n) {
-                self.take_out(index, now);
-            }
-        }
-    }
-
-    /// Gives back what nobody has used for long, and what would be so before long.
-    pub(super) fn release_idle(&mut self, now: Time) {
-        while let Some(n) = self.reuse.as_ref().and_then(|reuse| reuse.kept.front().copied()) {
-            let place =
-                self.places.index(n).and_then(|index| Some((index, self.places.get(index)?)));
-            if let Some((index, place)) = place
-                && let Linger::Kept(until) = place.linger
-            {
-                let half = Duration::from_millis(u64::from(place.options.reuse_ms)) / 2;
-                if now + half < until {
-                    self.want(until);
-                    return;
-                }
-                self.take_out(index, now);
-            }
-            if let Some(reuse) = &mut self.reuse {
-                reuse.kept.pop_front();
-            }
+    /// A place that no request has is taken out.
+    #[inline]
+    pub(super) fn forget_kept(&mut self, place: &Place) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.forget(place);
         }
     }
 
@@ -475,7 +287,7 @@ impl Session {
 #[cfg(test)]
 impl Session {
     /// What is noted for passing permits on is what there is.
-    pub(super) fn check_reuse(&self) {
+    pub(super) fn check_reuse(&self, now: Time) {
         let Some(reuse) = &self.reuse else { return };
         let places = || self.places.iter();
         let waits = places().filter(|(_, place)| place.state.is_without_permit());
@@ -484,13 +296,14 @@ impl Session {
         assert_eq!(reuse.claims.values().sum::<usize>(), queue.len(), "their claims");
         let is_kept = |place: &Place| matches!(place.linger, Linger::Kept(_));
         let kept: BTreeSet<_> = places().filter(|(_, p)| is_kept(p)).map(|(_, p)| p.n).collect();
-        assert!(kept.iter().all(|n| reuse.kept.contains(n)), "each kept permit is found");
+        assert_eq!(reuse.kept.iter().copied().collect::<BTreeSet<_>>(), kept, "kept permits");
+        assert_eq!(reuse.kept.len(), kept.len(), "each once");
         let releases = self.releases.iter().chain(&self.releasing).chain(&self.deferred);
         let left: BTreeSet<_> = releases.map(|(id, _)| id.n).collect();
-        for n in &reuse.standing {
-            let place = self.places.index(*n).and_then(|index| self.places.get(index));
+        for n in reuse.standing.check(now) {
+            let place = self.places.index(n).and_then(|index| self.places.get(index));
             let waits = place.is_some_and(|place| place.state.is_without_permit());
-            assert!(waits || left.contains(n), "{n} stands in the queue");
+            assert!(waits || left.contains(&n), "{n} stands in the queue");
         }
         for (index, place) in places() {
             assert_eq!(

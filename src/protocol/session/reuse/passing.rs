@@ -1,0 +1,157 @@
+//! The permits themselves: handed to the next request, or kept for it.
+
+use std::time::Duration;
+
+use crate::protocol::overrides::Mode;
+use crate::protocol::session::options::AcquireOptions;
+use crate::protocol::session::place::{Linger, Place};
+use crate::protocol::session::{Event, Session, State};
+use crate::protocol::time::Time;
+
+impl Session {
+    /// Whether a permit is good for one more request. The backend acknowledged it not long ago, so that the request
+    /// has most of a lease.
+    fn is_good_for_another(place: &Place, now: Time) -> bool {
+        !place.restoring && now + place.options.lease / 2 < place.deadline()
+    }
+
+    /// Gives a request that comes the permit that was used last, if one is kept for it.
+    #[inline]
+    pub(in crate::protocol::session) fn take_kept(
+        &mut self,
+        limit: u32,
+        options: &AcquireOptions,
+        now: Time,
+    ) -> Option<usize> {
+        if options.reuse_ms == 0 { None } else { self.take_kept_with(limit, options, now) }
+    }
+
+    #[inline(never)]
+    fn take_kept_with(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
+        self.begin_reuse(now);
+        let reuse = self.reuse.as_ref()?;
+        let n = reuse.kept.back().copied()?;
+        // One that came before could not use what is kept, which is to go back for it.
+        if !reuse.queue.is_empty() {
+            return None;
+        }
+        if self.overrides.mode == Mode::Draining || !self.is_alone(limit, options, now) {
+            return None;
+        }
+        let index = self.places.index(n)?;
+        let place = self.places.get_mut(index)?;
+        if place.limit != limit
+            || place.options != *options
+            || !Self::is_good_for_another(place, now)
+        {
+            return None;
+        }
+        place.linger = Linger::No;
+        place.taken = false;
+        place.queued = false;
+        place.held_at = now;
+        self.reuse.as_mut()?.kept.pop_back();
+        self.ask_ahead(n, options.reuse_ms, now);
+        Some(index)
+    }
+
+    /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
+    #[inline]
+    pub(in crate::protocol::session) fn may_pass_on(&self, index: usize, now: Time) -> bool {
+        self.reuse.is_some() && self.may_pass_on_now(index, now)
+    }
+
+    #[inline(never)]
+    fn may_pass_on_now(&self, index: usize, now: Time) -> bool {
+        let (Some(reuse), Some(place)) = (&self.reuse, self.places.get(index)) else {
+            return false;
+        };
+        if place.options.reuse_ms == 0
+            || !matches!(place.state, State::Held)
+            || place.has_left()
+            // No recall reaches such a place.
+            || place.poll_only
+            || !Self::is_good_for_another(place, now)
+            || !self.is_alone(place.limit, &place.options, now)
+        {
+            return false;
+        }
+        let Some((_, first)) = reuse.queue.first() else {
+            return self.overrides.mode != Mode::Draining;
+        };
+        // Whose turn it is among tenants, only the backend knows.
+        reuse.claims.len() == 1
+            && self
+                .places
+                .get(*first)
+                .is_some_and(|other| (other.limit, other.options) == (place.limit, place.options))
+    }
+
+    /// Gives the permit at `index` to the request of this process that has waited longest, or keeps it.
+    #[inline(never)]
+    pub(in crate::protocol::session) fn pass_on(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        let (n, ms) = (place.n, place.options.reuse_ms);
+        self.ask_ahead(n, ms, now);
+        let Some(reuse) = &mut self.reuse else { return };
+        let Some((_, to)) = reuse.queue.first().copied() else {
+            let until = now + Duration::from_millis(u64::from(ms));
+            let is_first = reuse.kept.is_empty();
+            reuse.kept.push_back(n);
+            if let Some(place) = self.places.get_mut(index) {
+                place.linger = Linger::Kept(until);
+                place.taken = true;
+            }
+            if is_first {
+                self.want(until);
+            }
+            return;
+        };
+        let Some(before) = self.places.get(to).map(|place| place.state) else { return };
+        // The permit takes its number along; and the place in the queue leaves it.
+        self.places.exchange(index, to);
+        self.set(to, State::Held);
+        if let Some(place) = self.places.get_mut(to) {
+            place.held_at = now;
+        }
+        self.events.push(Event::Progress(to));
+        self.set(index, before);
+        self.take_out(index, now);
+    }
+
+    /// Whether permits are kept that no request of this process will get.
+    #[inline]
+    pub(in crate::protocol::session) fn is_kept_for_nobody(&self) -> bool {
+        self.reuse.as_ref().is_some_and(|reuse| {
+            let last = reuse.kept.back().and_then(|n| self.places.get(self.places.index(*n)?));
+            last.is_some_and(|last| {
+                !reuse.queue.is_empty()
+                    || reuse.alone.is_none_or(|alone| !self.keeps(alone, last.limit))
+            })
+        })
+    }
+
+    /// Gives back what is kept.
+    pub(in crate::protocol::session) fn release_kept(&mut self, now: Time) {
+        let Some(reuse) = &mut self.reuse else { return };
+        for n in std::mem::take(&mut reuse.kept) {
+            if let Some(index) = self.places.index(n) {
+                self.take_out(index, now);
+            }
+        }
+    }
+
+    /// Gives back what nobody has used for long, and what would be so before long.
+    pub(in crate::protocol::session) fn release_idle(&mut self, now: Time) {
+        while let Some(n) = self.reuse.as_ref().and_then(|reuse| reuse.kept.front().copied()) {
+            let Some(index) = self.places.index(n) else { return };
+            let Some(place) = self.places.get(index) else { return };
+            let Linger::Kept(until) = place.linger else { return };
+            let half = Duration::from_millis(u64::from(place.options.reuse_ms)) / 2;
+            if now + half < until {
+                return self.want(until);
+            }
+            self.take_out(index, now);
+        }
+    }
+}
