@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use tower_semaphore::protocol::TICKET_MIN;
-use tower_semaphore::protocol::session::{OnUnavailable, Progress};
+use tower_semaphore::protocol::session::{AcquireOptions, OnUnavailable, Progress};
 use tower_semaphore::protocol::{Call, Claim, Op, Session, Tenant};
 
 use super::Bug;
@@ -216,18 +216,18 @@ impl World {
         &self,
         s: &mut Snapshot,
         process: usize,
-        terms: &Slot,
+        terms: &AcquireOptions,
         to: Option<&Slot>,
         asking: &[Slot],
     ) {
         match s.processes[process].others {
-            Others::Alone(at) if s.now < at + terms.reuse() => {}
+            Others::Alone(at) if s.now < at + reuse_ticks(terms) => {}
             Others::Recalled => return s.breaks(Rule::Recalled),
             Others::Alone(_) | Others::Unknown => return s.breaks(Rule::NotPassedBy),
         }
         let first = asking.iter().map(|slot| slot.request).min();
         let is_first = first.is_none() || first == to.map(|to| to.request);
-        let same = |slot: &Slot| slot.options.claim == terms.options.claim;
+        let same = |slot: &Slot| slot.options.claim == terms.claim;
         if !is_first || !asking.iter().all(same) || !to.is_none_or(same) {
             s.breaks(Rule::OwnTurn);
         }

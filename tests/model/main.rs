@@ -757,6 +757,16 @@ fn configs() -> Vec<Config> {
             ..BASE
         },
         Config {
+            name: "reuse, places taken over",
+            reuse: [&[1]; 3],
+            requests: [3, 0, 0],
+            slots: 2,
+            limits: [2; 3],
+            ticks: 1,
+            faults: Faults { slow: 1, ..NONE },
+            ..BASE
+        },
+        Config {
             name: "reuse, three processes",
             reuse: [&[1]; 3],
             processes: 3,
@@ -1071,6 +1081,7 @@ const SHOWN: &[(&str, &[Seen])] = &[
     ("tenants, outage, local share", &[Seen::Shared, Seen::ShareWaited]),
     ("reuse, slow call, late recall", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
     ("reuse, requests that wait", &[Seen::PassedOn, Seen::Kept, Seen::KeptRecalled]),
+    ("reuse, places taken over", &[Seen::TakenOver, Seen::PassedOn, Seen::Kept]),
     ("reuse, three processes", &[Seen::Reused, Seen::KeptRecalled, Seen::RecallLost]),
     ("reuse, freeze", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
     ("reuse, outage, admit", &[Seen::Kept, Seen::Reused, Seen::Admitted, Seen::Counted]),

@@ -162,11 +162,6 @@ impl Slot {
         ticks_of(self.options.lease)
     }
 
-    /// For how long its permit may be passed on; 0: not at all.
-    pub(crate) fn reuse(&self) -> u8 {
-        reuse_ticks(&self.options)
-    }
-
     pub(crate) fn is_asking(&self) -> bool {
         self.phase == Phase::Asking
     }

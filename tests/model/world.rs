@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stateright::{Model, Property};
 use tower_semaphore::RejectReason;
-use tower_semaphore::protocol::session::{Event, OnUnavailable, Progress};
+use tower_semaphore::protocol::session::{Event, OnUnavailable, PLACES_MAX, Progress};
 use tower_semaphore::protocol::{self, Op, PlaceId, Reply, Session, Time};
 use tower_semaphore::protocol::{PlaceStatus, TICKET_MIN};
 
@@ -120,7 +120,7 @@ seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSock
     Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
     Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
     SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped PassedOn Kept
-    Reused KeptRecalled KeptReleased RecallLost];
+    Reused TakenOver KeptRecalled KeptReleased RecallLost];
 
 pub(crate) struct World {
     pub(crate) config: Config,
@@ -828,8 +828,10 @@ impl World {
             Some(Bug::ClockStandsStill) => at = p.kept.last().map_or(now, |kept| kept.since),
             _ => {}
         }
+        let serial = session.serial();
         let index = session.handle_request(limit, asked, time(at)).expect("room for it");
         let place = session.place(index);
+        let is_old = place.is_some_and(|place| place.n / (PLACES_MAX as u64) < serial);
         let slot = Slot {
             request,
             index,
@@ -850,9 +852,11 @@ impl World {
             let kept = p.kept.remove(at);
             let slot = Slot { acked: kept.acked, ..slot };
             p.slots.push(slot.clone());
-            let terms = Slot { options: kept.options, ..slot.clone() };
-            self.judge_reuse(s, process, &terms, Some(&slot), &asking);
+            self.judge_reuse(s, process, &kept.options, Some(&slot), &asking);
         } else {
+            if is_old {
+                self.saw(Seen::TakenOver);
+            }
             p.slots.push(slot);
         }
         self.finish(s, process);
@@ -884,7 +888,7 @@ impl World {
             s.process(process).kept.push(kept);
         }
         if to.is_some() || is_kept {
-            self.judge_reuse(s, process, &slot, to, &asking);
+            self.judge_reuse(s, process, &slot.options, to, &asking);
         }
     }
 
@@ -1443,6 +1447,37 @@ impl World {
         self.act(s, process, |session, now| {
             session.handle_reply(op, reply, late, time(sent), now);
         });
+        if self.config.reuses() && matches!(op, Op::Acquire { .. }) {
+            self.note_granted(s, process, &places, reply, sent);
+        }
+    }
+
+    /// A grant may have gone to an older request than that which asked, or be kept because that one has another permit.
+    fn note_granted(
+        &self,
+        s: &mut Snapshot,
+        process: usize,
+        places: &[PlaceId],
+        reply: &Reply,
+        sent: u8,
+    ) {
+        for (place, status) in places.iter().zip(&reply.statuses) {
+            if *status != PlaceStatus::Held {
+                continue;
+            }
+            let (now, p) = (s.now, s.process(process));
+            let Some(session) = &p.session else { return };
+            let (kept, has_it) = (session.kept(), |slot: &Slot| session.place(slot.index));
+            if let Some(at) = p.slots.iter().position(|slot| has_it(slot) == Some(*place)) {
+                p.slots[at].acked = sent;
+            } else if kept > p.kept.len() {
+                // All requests of such a scope have the terms of the first.
+                let options = self.config.options(process, 0, true);
+                p.kept.push(Kept { place: *place, acked: sent, options, since: now });
+                let asking = p.without_permit();
+                self.judge_reuse(s, process, &options, None, &asking);
+            }
+        }
     }
 
     /// Whether a process knows nothing of a place that it is told of.

@@ -36,6 +36,10 @@ impl Session {
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
             if (place.is_joining() || place.is_waiting()) && self.never_fits(place) {
+                if place.has_left() {
+                    self.take_out(index, now);
+                    continue;
+                }
                 self.leave_server(index, now);
                 self.refuse(index, RejectReason::CostTooHigh, self.seen);
             }
@@ -82,7 +86,10 @@ impl Session {
         let n = renamed.map_or(id.n, |check| check.new);
         let Some(index) = self.places.index(n) else { return };
         let Some(place) = self.places.get(index) else { return };
-        if place.is_in_flight() && place.taken {
+        if place.has_left() {
+            // There is no holder to be told.
+            self.take_out(index, now);
+        } else if place.is_in_flight() && place.taken {
             self.lose(index, now);
         } else if place.is_live() || place.is_joining() {
             self.leave_server(index, now);

@@ -67,6 +67,8 @@ pub(super) enum Linger {
     Until(u32),
     /// Its request has left; it is kept until then for the next request of this process.
     Kept(Time),
+    /// Its request was handed another permit; it is on its way to the backend, for the next request of this process.
+    Spare,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,13 +171,18 @@ impl Place {
     pub(super) fn lingers_until(&self) -> Option<Time> {
         match self.linger {
             Linger::Until(ms) => Some(self.held_at + Duration::from_millis(u64::from(ms))),
-            Linger::No | Linger::Due | Linger::Spared | Linger::Kept(_) => None,
+            Linger::No | Linger::Due | Linger::Spared | Linger::Kept(_) | Linger::Spare => None,
         }
     }
 
     /// Whether no request has it.
     pub(super) const fn has_left(&self) -> bool {
-        matches!(self.linger, Linger::Until(_) | Linger::Kept(_))
+        matches!(self.linger, Linger::Until(_)) || self.is_for_the_next()
+    }
+
+    /// Whether no request has it, and the next one of this process may.
+    pub(super) const fn is_for_the_next(&self) -> bool {
+        matches!(self.linger, Linger::Kept(_) | Linger::Spare)
     }
 
     /// Its request has left, and it lingers. Returns until when.
@@ -309,6 +316,12 @@ impl Places {
             }
         }
         n
+    }
+
+    /// A number for a request that comes later than all before, and takes over a place that is there.
+    pub(super) const fn next_arrival(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial - 1
     }
 
     /// Exchanges what the backend knows of two places: their numbers and leases. Requests keep their indexes.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::{Place, WAITING_RENEWAL};
+use super::place::{Linger, Place, WAITING_RENEWAL};
 use super::{Event, IDLE, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::call::Op;
@@ -89,7 +89,10 @@ impl Session {
                 self.stayed(leaving, now);
                 for id in ids {
                     let Some(index) = self.places.index(id.n) else { continue };
-                    if self.places.get(index).is_some_and(Place::is_joining) {
+                    let place = self.places.get(index);
+                    if place.is_some_and(Place::has_left) {
+                        self.take_out(index, now);
+                    } else if place.is_some_and(Place::is_joining) {
                         self.wait_or_fall_back(index, now);
                     }
                 }
@@ -163,6 +166,9 @@ impl Session {
         let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);
         };
+        if self.places.get(index).is_some_and(|place| place.linger == Linger::Spare) {
+            return self.spare_joined(index, status, (reply.lease_end, timing.sent), timing.now);
+        }
         let hint = match self.places.get(index) {
             Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
             Some(place) if place.is_live() => return,
@@ -299,6 +305,8 @@ impl Session {
             }
             return;
         }
+        let index = self.first_in_turn(index);
+        let Some(place) = self.places.get_mut(index) else { return };
         place.held_at = now;
         place.granted_at = now;
         self.set(index, State::Held);

@@ -268,7 +268,7 @@ impl Session {
         self.local_queue = LocalQueue::new();
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
-            if matches!(place.linger, Linger::Kept(_)) {
+            if place.is_for_the_next() {
                 self.take_out(index, now);
             } else if place.may_linger() {
                 // Not released: its lease ends it, as that of a process that dies.

@@ -30,6 +30,8 @@ pub(super) struct Reuse {
     claims: BTreeMap<Option<Claim>, usize>,
     /// Permits without a request by number, that which was used last behind the others.
     kept: VecDeque<u64>,
+    /// Places without a request that are on their way to the backend, by number, the first one first.
+    spare: VecDeque<u64>,
     standing: Standing,
     alone: Option<Alone>,
     /// What was sent before says nothing of who waits.
@@ -68,12 +70,15 @@ impl Reuse {
         }
     }
 
-    /// Forgets a place that goes, if it is kept.
+    /// Forgets a place that goes.
     fn forget(&mut self, place: &Place) {
-        if matches!(place.linger, Linger::Kept(_))
-            && let Some(at) = self.kept.iter().position(|n| *n == place.n)
-        {
-            self.kept.remove(at);
+        let numbers = match place.linger {
+            Linger::Kept(_) => &mut self.kept,
+            Linger::Spare => &mut self.spare,
+            _ => return,
+        };
+        if let Some(at) = numbers.iter().position(|n| *n == place.n) {
+            numbers.remove(at);
         }
     }
 }
@@ -204,7 +209,9 @@ impl Session {
     fn move_in_queue(&mut self, index: usize, is_in: bool) {
         let (Some(reuse), Some(place)) = (&mut self.reuse, self.places.get(index)) else { return };
         match is_in {
-            true if place.is_joining() || place.is_waiting() => reuse.join(index, place),
+            true if place.state.is_without_permit() && !place.has_left() => {
+                reuse.join(index, place);
+            }
             _ => reuse.leave(index, place),
         }
     }
@@ -253,7 +260,7 @@ impl Session {
         self.reuse.as_mut()?.ask.take()
     }
 
-    /// A place that no request has is taken out.
+    /// A place goes.
     #[inline]
     pub(super) fn forget_kept(&mut self, place: &Place) {
         if let Some(reuse) = &mut self.reuse {
@@ -290,7 +297,7 @@ impl Session {
     pub(super) fn check_reuse(&self, now: Time) {
         let Some(reuse) = &self.reuse else { return };
         let places = || self.places.iter();
-        let waits = places().filter(|(_, place)| place.state.is_without_permit());
+        let waits = places().filter(|(_, p)| p.state.is_without_permit() && !p.has_left());
         let queue: BTreeSet<_> = waits.map(|(index, place)| (place.arrival, index)).collect();
         assert_eq!(reuse.queue, queue, "requests without a permit");
         assert_eq!(reuse.claims.values().sum::<usize>(), queue.len(), "their claims");
@@ -298,6 +305,10 @@ impl Session {
         let kept: BTreeSet<_> = places().filter(|(_, p)| is_kept(p)).map(|(_, p)| p.n).collect();
         assert_eq!(reuse.kept.iter().copied().collect::<BTreeSet<_>>(), kept, "kept permits");
         assert_eq!(reuse.kept.len(), kept.len(), "each once");
+        let spare = places().filter(|(_, place)| place.linger == Linger::Spare);
+        let spare: BTreeSet<_> = spare.map(|(_, place)| place.n).collect();
+        assert_eq!(reuse.spare.iter().copied().collect::<BTreeSet<_>>(), spare, "spare places");
+        assert_eq!(reuse.spare.len(), spare.len(), "each once");
         let releases = self.releases.iter().chain(&self.releasing).chain(&self.deferred);
         let left: BTreeSet<_> = releases.map(|(id, _)| id.n).collect();
         for n in reuse.standing.check(now) {

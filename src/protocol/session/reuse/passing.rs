@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::protocol::ledger::PlaceStatus;
 use crate::protocol::overrides::Mode;
 use crate::protocol::session::options::AcquireOptions;
 use crate::protocol::session::place::{Linger, Place};
@@ -30,12 +31,17 @@ impl Session {
     fn take_kept_with(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
         self.begin_reuse(now);
         let reuse = self.reuse.as_ref()?;
-        let n = reuse.kept.back().copied()?;
-        // One that came before could not use what is kept, which is to go back for it.
-        if !reuse.queue.is_empty() {
+        if reuse.kept.is_empty() && reuse.spare.is_empty() {
             return None;
         }
         if self.overrides.mode == Mode::Draining || !self.is_alone(limit, options, now) {
+            return None;
+        }
+        let Some(n) = reuse.kept.back().copied() else {
+            return self.take_spare(limit, options, now);
+        };
+        // One that came before could not use what is kept, which is to go back for it.
+        if !reuse.queue.is_empty() {
             return None;
         }
         let index = self.places.index(n)?;
@@ -53,6 +59,86 @@ impl Session {
         self.reuse.as_mut()?.kept.pop_back();
         self.ask_ahead(n, options.reuse_ms, now);
         Some(index)
+    }
+
+    /// Gives a request that comes a place that is on its way without one: so a process asks for no more permits than
+    /// it has requests.
+    fn take_spare(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
+        let n = self.reuse.as_ref()?.spare.front().copied()?;
+        let index = self.places.index(n)?;
+        let place = self.places.get_mut(index)?;
+        if place.limit != limit || place.options != *options {
+            return None;
+        }
+        place.linger = Linger::No;
+        place.taken = false;
+        place.queued = false;
+        (place.acked, place.held_at) = (now, now);
+        let arrival = self.places.next_arrival();
+        self.places.get_mut(index)?.arrival = arrival;
+        self.reuse.as_mut()?.spare.pop_front();
+        self.follow_queue(index, true);
+        Some(index)
+    }
+
+    /// The answer to a place without a request: its permit goes to the next one, or back.
+    pub(in crate::protocol::session) fn spare_joined(
+        &mut self,
+        index: usize,
+        status: PlaceStatus,
+        (lease_end, sent): (u64, Time),
+        now: Time,
+    ) {
+        let state = match status {
+            PlaceStatus::Held => State::Held,
+            PlaceStatus::Waiting(ticket) => State::Waiting { ticket: Some(ticket) },
+            // It does not stand there.
+            _ => State::Closed,
+        };
+        if let Some(place) = self.places.get_mut(index) {
+            (place.lease_end, place.acked) = (lease_end, sent);
+            (place.held_at, place.granted_at) = (now, now);
+            self.set(index, state);
+        }
+        if let Some(place) = self.places.get(index)
+            && let Some(reuse) = &mut self.reuse
+        {
+            reuse.forget(place);
+        }
+        if let Some(place) = self.places.get_mut(index) {
+            place.linger = Linger::No;
+        }
+        self.handle_leave(index, now);
+    }
+
+    /// The place at `index` is granted. If another request of these terms came before its own, that one has it: the
+    /// two exchange their places. Gives the index of the request that has the permit.
+    #[inline]
+    pub(in crate::protocol::session) fn first_in_turn(&mut self, index: usize) -> usize {
+        if self.reuse.is_none() { index } else { self.exchange_with_first(index) }
+    }
+
+    #[inline(never)]
+    fn exchange_with_first(&mut self, index: usize) -> usize {
+        let Some(reuse) = &self.reuse else { return index };
+        let (Some((_, first)), Some(own)) = (reuse.queue.first(), self.places.get(index)) else {
+            return index;
+        };
+        let (first, granted) = (*first, own.state);
+        let Some(other) = self.places.get(first) else { return index };
+        // Whose turn it is among tenants, only the backend knows.
+        if first == index
+            || reuse.claims.len() > 1
+            || (other.limit, other.options) != (own.limit, own.options)
+        {
+            return index;
+        }
+        let before = other.state;
+        self.places.exchange(index, first);
+        self.set(first, granted);
+        self.set(index, before);
+        self.events.push(Event::Progress(index));
+        first
     }
 
     /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
@@ -108,13 +194,26 @@ impl Session {
             return;
         };
         let Some(before) = self.places.get(to).map(|place| place.state) else { return };
-        // The permit takes its number along; and the place in the queue leaves it.
+        // The permit takes its number along.
         self.places.exchange(index, to);
         self.set(to, State::Held);
         if let Some(place) = self.places.get_mut(to) {
             place.held_at = now;
         }
         self.events.push(Event::Progress(to));
+        if matches!(before, State::Joining { sent: true, .. }) {
+            // What was asked for it comes, so the next request need not ask.
+            if let Some(place) = self.places.get_mut(index) {
+                place.linger = Linger::Spare;
+                place.taken = true;
+            }
+            self.set(index, before);
+            if let (Some(reuse), Some(place)) = (&mut self.reuse, self.places.get(index)) {
+                reuse.spare.push_back(place.n);
+            }
+            return;
+        }
+        // Its place leaves the queue.
         self.set(index, before);
         self.take_out(index, now);
     }
@@ -131,10 +230,11 @@ impl Session {
         })
     }
 
-    /// Gives back what is kept.
+    /// Gives back what no request has, or will have.
     pub(in crate::protocol::session) fn release_kept(&mut self, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
-        for n in std::mem::take(&mut reuse.kept) {
+        for n in std::mem::take(&mut reuse.kept).into_iter().chain(std::mem::take(&mut reuse.spare))
+        {
             if let Some(index) = self.places.index(n) {
                 self.take_out(index, now);
             }

@@ -753,16 +753,168 @@ fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
         rig.pass(1000);
         live(&mut rig);
     }
-    let own = rig.request_with(REUSE);
+    let next = rig.request_with(REUSE);
     live(&mut rig);
-    assert_eq!(rig.progress(own), Progress::Held);
+    assert_eq!(rig.progress(waits), Progress::Held, "it came first");
     rig.other();
     // One waits, and it is not this process's.
-    let (id, sent) = (rig.id(own), rig.now());
+    let (id, sent) = (rig.id(waits), rig.now());
     let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
     let reply = rig.carry_out(&Call { limit: 1, headroom: 0, recalls: false, op: op.clone() });
     assert_eq!(reply.waiting, 1);
     rig.reply(&op, &reply, sent);
-    rig.leave(own);
-    assert_ne!(rig.progress(waits), Progress::Held, "it is not its turn");
+    rig.leave(waits);
+    assert_ne!(rig.progress(next), Progress::Held, "it is not its turn");
+}
+
+/// A request has the only permit, and the place of the one before it is on its way: the call, and when it was sent.
+fn with_a_spare_place(limit: u32) -> (Rig, usize, Call, Time) {
+    let mut rig = Rig::new(limit);
+    let first = rig.holder(REUSE);
+    let second = rig.request_with(REUSE);
+    let (call, sent) = (rig.call().expect("it asks"), rig.now());
+    rig.leave(first);
+    assert_eq!((rig.progress(second), rig.calls()), (Progress::Held, vec![]));
+    (rig, second, call, sent)
+}
+
+#[test]
+fn a_place_on_its_way_whose_request_was_handed_a_permit_is_there_for_the_next_request() {
+    let (mut rig, second, call, sent) = with_a_spare_place(4);
+    let third = rig.request_with(REUSE);
+    assert_eq!((rig.progress(third), rig.calls()), (Progress::Joining, vec![]), "it is asked for");
+    let reply = rig.carry_out(&call);
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!((rig.progress(third), rig.ledger.in_use()), (Progress::Held, 2));
+    // One more than there are places asks.
+    let fourth = rig.holder(REUSE);
+    [second, third, fourth].into_iter().for_each(|index| rig.leave(index));
+    assert_eq!((rig.kept(), rig.calls()), (3, vec![]));
+    rig.live(100);
+    assert!(rig.ledger.is_empty() && rig.session.places.is_empty());
+}
+
+#[test]
+fn many_requests_in_turn_ask_for_no_more_permits_than_they_are() {
+    let mut rig = Rig::new(1000);
+    let mut has = VecDeque::new();
+    let mut calls = VecDeque::new();
+    // Answers take five turns; in each a request of eight leaves, and another one comes.
+    for turn in 0..500 {
+        rig.pass(u64::from(turn % 4 == 0));
+        if has.len() == 8 {
+            let index = has.pop_front().unwrap();
+            rig.leave(index);
+        }
+        has.push_back(rig.request_with(REUSE));
+        while let Some(call) = rig.call() {
+            calls.push_back((turn, rig.carry_out(&call), call, rig.now()));
+        }
+        while calls.front().is_some_and(|(at, ..)| at + 5 <= turn) {
+            let (_, reply, call, sent) = calls.pop_front().unwrap();
+            rig.reply(&call.op, &reply, sent);
+        }
+        assert!(rig.session.places.len() <= 8 && rig.ledger.in_use() <= 8);
+    }
+    assert!(has.iter().all(|index| rig.progress(*index) == Progress::Held));
+}
+
+#[test]
+fn a_place_without_a_request_that_would_have_to_wait_goes() {
+    let (mut rig, second, call, sent) = with_a_spare_place(1);
+    let reply = rig.carry_out(&call);
+    assert!(matches!(reply.statuses[..], [PlaceStatus::Waiting(_)]), "{reply:?}");
+    rig.reply(&call.op, &reply, sent);
+    rig.settle();
+    assert_eq!((rig.ledger.in_use(), rig.ledger.waiting()), (1, 0));
+    rig.leave(second);
+    rig.live(100);
+    assert!(rig.ledger.is_empty() && rig.session.places.is_empty());
+    // One that is refused stands nowhere.
+    let (mut rig, _, call, sent) = with_a_spare_place(1);
+    let mut reply = rig.carry_out(&call);
+    rig.ledger = Ledger::new();
+    reply.statuses = smallvec![PlaceStatus::QueueFull];
+    rig.reply(&call.op, &reply, sent);
+    assert_eq!((rig.session.places.len(), rig.calls()), (1, vec![]));
+}
+
+#[test]
+fn a_request_that_takes_over_a_place_is_not_served_before_those_that_came_before_it() {
+    let mut rig = Rig::new(2);
+    let first = rig.holder(REUSE);
+    let [second, third] = [(); 2].map(|()| {
+        let index = rig.request_with(REUSE);
+        (index, rig.call().expect("it asks"), rig.now())
+    });
+    rig.leave(first);
+    assert_eq!(rig.progress(second.0), Progress::Held);
+    // The place of the second comes first, and the last request has it.
+    let last = rig.request_with(REUSE);
+    assert_eq!(rig.calls(), vec![]);
+    for (_, call, sent) in [&second, &third] {
+        let reply = rig.carry_out(call);
+        rig.reply(&call.op, &reply, *sent);
+    }
+    assert_eq!((rig.progress(third.0), rig.progress(last)), (Progress::Held, Progress::Waiting));
+    rig.settle();
+    rig.leave(second.0);
+    rig.settle();
+    assert_eq!((rig.progress(last), rig.ledger.in_use()), (Progress::Held, 2));
+}
+
+#[test]
+fn whatever_ends_it_leaves_no_place_without_a_request() {
+    type End = fn(&mut Rig, Call, Time);
+    let ends: [(&str, End); 7] = [
+        ("recall", |rig, call, sent| {
+            rig.recall();
+            let reply = rig.carry_out(&call);
+            rig.reply(&call.op, &reply, sent);
+        }),
+        ("error", |rig, call, _| {
+            let now = rig.now();
+            rig.session.handle_call_error(&call.op, now);
+        }),
+        ("connection", |rig, call, _| {
+            rig.session.handle_unanswered(&call.op);
+            rig.reconnect(same_data());
+        }),
+        ("carried out", |rig, call, _| {
+            let _ = rig.carry_out(&call);
+            rig.session.handle_unanswered(&call.op);
+            rig.reconnect(Connected::default());
+        }),
+        ("outage", |rig, call, _| {
+            let now = rig.now();
+            rig.session.handle_unanswered(&call.op);
+            rig.session.handle_unreachable(now);
+        }),
+        ("close", |rig, call, sent| {
+            let now = rig.now();
+            rig.session.handle_close(now);
+            let reply = rig.carry_out(&call);
+            rig.reply(&call.op, &reply, sent);
+        }),
+        ("revocation", |rig, call, sent| {
+            let Op::Acquire { ids, .. } = &call.op else { panic!("{call:?}") };
+            let (id, now) = (ids[0], rig.now());
+            let reply = rig.carry_out(&call);
+            rig.session.handle_revoked(id, now);
+            rig.reply(&call.op, &reply, sent);
+        }),
+    ];
+    for (what, end) in ends {
+        let (mut rig, second, call, sent) = with_a_spare_place(2);
+        end(&mut rig, call, sent);
+        rig.check();
+        let places = rig.session.places.iter().map(|(index, _)| index).collect::<Vec<_>>();
+        assert_eq!(places, [second], "{what}");
+        if rig.session.is_outage() {
+            rig.reconnect(same_data());
+        }
+        rig.leave(second);
+        rig.live(2000);
+        assert!(rig.ledger.is_empty() && rig.session.places.is_empty(), "{what}");
+    }
 }
