@@ -1,5 +1,6 @@
 //! 500 wait behind one, and go one by one.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,9 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tower_semaphore::{Policy, Semaphore};
 
+use super::naive::Naive;
 use super::redis::{Redis, Usage, until_waiting};
-use super::stats::{alternate, each, mean, median};
+use super::stats::{each, mean, median, micros};
 use super::table::{Bound, Row, number};
 use super::{Context, runtime};
 
@@ -20,6 +22,8 @@ const HOLD: Duration = Duration::from_millis(1);
 struct Round {
     ms: f64,
     hold_ms: f64,
+    /// From a release to the next holder, p50, in µs.
+    hand_off: f64,
     /// Grants to one that came after someone who still waits.
     inversions: f64,
     usage: Option<Usage>,
@@ -28,9 +32,21 @@ struct Round {
 pub(crate) fn run(context: &mut Context) {
     let redis = Redis::start();
     let runtime = runtime();
-    let (ours, tokio) = runtime.block_on(async {
+    let [ours, naive, tokio] = runtime.block_on(async {
         let semaphore = redis.semaphore();
-        let rounds = alternate(3, async || ours(&redis, &semaphore).await, tokio).await;
+        let naive = Naive::connect(&redis.url(), 0).await;
+        let mut rounds: [Vec<Round>; 3] = Default::default();
+        for round in 0..3 {
+            let mut sides = [0, 1, 2];
+            sides.rotate_left(round);
+            for side in sides {
+                rounds[side].push(match side {
+                    0 => ours(&redis, &semaphore).await,
+                    1 => by_hand(&naive).await,
+                    _ => tokio().await,
+                });
+            }
+        }
         semaphore.shutdown().await;
         rounds
     });
@@ -43,6 +59,14 @@ pub(crate) fn run(context: &mut Context) {
             .against("Tokio", &ms, &tokio_ms)
             .bound(Bound::RatioMost(1.08))
             .note(format!("holds of {} ms, Tokio's {} ms", number(holds.0), number(holds.1))),
+    );
+    let (hand_off, by_hand) = (each(&ours, |r| r.hand_off), each(&naive, |r| r.hand_off));
+    let note = format!("Tokio's {} µs", number(median(&each(&tokio, |r| r.hand_off))));
+    table.add(
+        Row::new(CASE, "hand-off, p50", "µs", &hand_off)
+            .against("queue by hand", &hand_off, &by_hand)
+            .bound(Bound::RatioMost(1.0))
+            .note(note),
     );
     let scripts = usage(|usage| usage.scripts / f64::from(WAITERS));
     table.add(
@@ -70,6 +94,24 @@ async fn ours(redis: &Redis, semaphore: &Semaphore) -> Round {
     };
     let (round, before) = drain(acquire, queue, || drop(held)).await;
     Round { usage: Some(redis.usage().since(before)), ..round }
+}
+
+async fn by_hand(naive: &Naive) -> Round {
+    let name: Arc<str> = "s".into();
+    let held = naive.acquire(&name, 1).await;
+    let acquire = {
+        let (naive, name) = (naive.clone(), Arc::clone(&name));
+        move || {
+            let (naive, name) = (naive.clone(), Arc::clone(&name));
+            async move { Ok::<_, Infallible>(naive.acquire(&name, 1).await) }
+        }
+    };
+    let queue = async || {
+        while naive.waiting("s").await < WAITERS {
+            tokio::task::yield_now().await;
+        }
+    };
+    drain(acquire, queue, || drop(held)).await.0
 }
 
 async fn tokio() -> Round {
@@ -105,19 +147,16 @@ where
             let began = Instant::now();
             granted.send(number).expect("someone listens");
             sleep(HOLD).await;
-            let held = began.elapsed();
+            let ended = Instant::now();
             drop(permit);
-            held
+            (began, ended)
         }));
     }
     let queue = queue().await;
     let began = Instant::now();
     release();
-    let holds: Vec<f64> = join_all(waiters)
-        .await
-        .into_iter()
-        .map(|held| held.expect("no panic").as_secs_f64() * 1e3)
-        .collect();
+    let mut stays: Vec<_> =
+        join_all(waiters).await.into_iter().map(|stay| stay.expect("no panic")).collect();
     let ms = began.elapsed().as_secs_f64() * 1e3;
 
     let (mut inversions, mut last) = (0, 0);
@@ -125,5 +164,12 @@ where
         inversions += u32::from(number < last);
         last = last.max(number);
     }
-    (Round { ms, hold_ms: mean(&holds), inversions: f64::from(inversions), usage: None }, queue)
+    stays.sort_unstable();
+    let hand_offs: Vec<f64> = stays
+        .windows(2)
+        .map(|pair| micros(pair[1].0.saturating_duration_since(pair[0].1)))
+        .collect();
+    let holds: Vec<f64> = stays.iter().map(|(from, to)| micros(*to - *from) / 1e3).collect();
+    let (hold_ms, hand_off) = (mean(&holds), median(&hand_offs));
+    (Round { ms, hold_ms, hand_off, inversions: f64::from(inversions), usage: None }, queue)
 }

@@ -20,6 +20,8 @@ mod fair;
 mod fair_cost;
 mod http;
 mod layer;
+mod naive;
+mod peers;
 mod plots;
 mod redis;
 mod reference;
@@ -88,7 +90,7 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 15] = [
+const CASES: [(&str, Case); 16] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("uncontended", uncontended::run),
@@ -96,6 +98,7 @@ const CASES: [(&str, Case); 15] = [
     ("contended", contended::run),
     ("reuse", reuse::run),
     ("drain", drain::run),
+    ("peers", peers::run),
     ("crash", crash::run),
     ("http", http::run),
     ("scale", scale::run),

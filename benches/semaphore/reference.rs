@@ -35,16 +35,19 @@ pub(crate) struct Reference {
     next: Arc<AtomicU64>,
 }
 
+/// The hash of a script, which the server knows from here on.
+pub(crate) async fn load(connection: &mut MultiplexedConnection, script: &str) -> Arc<str> {
+    let mut load = cmd("SCRIPT");
+    load.arg("LOAD").arg(script);
+    let hash: String = load.query_async(connection).await.expect("a hash");
+    hash.into()
+}
+
 impl Reference {
     pub(crate) async fn connect(url: &str) -> Self {
         let mut connection = connect(url).await;
-        let mut load = async |script: &str| -> Arc<str> {
-            let mut load = cmd("SCRIPT");
-            load.arg("LOAD").arg(script);
-            let hash: String = load.query_async(&mut connection).await.expect("a hash");
-            hash.into()
-        };
-        let (acquire, release) = (load(ACQUIRE).await, load(RELEASE).await);
+        let acquire = load(&mut connection, ACQUIRE).await;
+        let release = load(&mut connection, RELEASE).await;
         Self { connection, acquire, release, next: Arc::default() }
     }
 
