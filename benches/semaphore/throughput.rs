@@ -82,7 +82,7 @@ pub(crate) fn run(context: &mut Context) {
 
 fn rows(context: &mut Context, tasks: u32, keys: u32, rounds: &[Vec<Round>; 3]) {
     let bound = match (tasks, keys) {
-        (64, 1) => Some(Bound::RatioLeast(2.0)),
+        (64, 1) => Some(Bound::RatioLeast(5.0)),
         (256, 1) => Some(Bound::RatioLeast(2.5)),
         (64, 64) => Some(Bound::RatioLeast(0.9)),
         _ => None,
@@ -114,7 +114,11 @@ fn rows(context: &mut Context, tasks: u32, keys: u32, rounds: &[Vec<Round>; 3]) 
     let row = Row::new(CASE, format!("{what}: Redis' CPU a pair"), "µs", &ours)
         .against("by hand", &ours, &base)
         .note(format!("release dropped: {}", number(median(&of(dropped, |r| r.cpu)))));
-    context.table.add(if (tasks, keys) == (256, 1) { row.bound(Bound::Most(3.0)) } else { row });
+    context.table.add(if matches!((tasks, keys), (64 | 256, 1)) {
+        row.bound(Bound::Most(3.0))
+    } else {
+        row
+    });
 }
 
 impl Bench {

@@ -65,8 +65,7 @@ pub(crate) fn run(context: &mut Context) {
     };
     let row = |what: &str, rounds: &[Round], figure: fn(&Round) -> f64, note: String| {
         let (ours, ping) = (each(rounds, figure), each(rounds, |round| round.ping));
-        let row = Row::new(CASE, what, "µs", &ours).against("PING", &ours, &ping).note(note);
-        if what == "acquire, p50" { row.bound(Bound::RatioMost(1.15)) } else { row }
+        Row::new(CASE, what, "µs", &ours).against("PING", &ours, &ping).note(note)
     };
     let rows = [
         row("acquire, p50", &acknowledged, |r| r.acquire, besides(ours_alone)),
@@ -81,6 +80,10 @@ pub(crate) fn run(context: &mut Context) {
         row("by hand: release, p50", &acknowledged, |r| r.reference_release, String::new()),
     ];
     rows.into_iter().for_each(|row| context.table.add(row));
+    let (ours, by_hand) =
+        (each(&acknowledged, |r| r.acquire), each(&acknowledged, |r| r.reference_acquire));
+    let row = Row::new(CASE, "acquire, p50", "µs", &ours).against("by hand", &ours, &by_hand);
+    context.table.add(row.bound(Bound::RatioMost(1.0)));
 }
 
 async fn round(
