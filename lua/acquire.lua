@@ -22,7 +22,8 @@
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 4 for the first, 1 more if any leave, whatever the number
---           of ids; O((ids + 500) * log n): see promote.lua; once for each queue, what recall.lua costs
+--           of ids; 12 with a hand-over; O((ids + 500) * log n): see promote.lua; once for each queue, what
+--           recall.lua costs
 -- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]
@@ -32,19 +33,27 @@ local count_of_ids = last - first + 1
 --@clock
 local lease_end = now_ms + lease_ms
 local all = redis.call('ZCARD', key)
-local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
 --@queued
-if first > 8 then
-  local members = { unpack(ARGV, 8, first - 1) }
-  if waiting > 0 then
-    for i = 1, #members do members[#members + 1] = queued .. members[i] end
+local leaving = first - 8
+-- More members than permits: somebody waits, or the limit was lowered. Those that leave may wait, too, and go at once
+-- with their tickets.
+local crowded = all > limit
+if leaving > 0 and all > 0 then
+  if crowded then
+    local members = { unpack(ARGV, 8, first - 1) }
+    for i = 1, leaving do members[leaving + i] = queued .. members[i] end
+    all = all - redis.call('ZREM', key, unpack(members))
+  else
+    all = all - redis.call('ZREM', key, unpack(ARGV, 8, first - 1))
   end
-  local left = all > 0 and redis.call('ZREM', key, unpack(members)) or 0
-  all = all - left
-  -- More than one member: one that waited may be among them.
-  if waiting > 0 and left > 1 then
-    waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
-  end
+end
+local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
+if leaving > 0 and waiting > 0 and not crowded then
+  -- Few members, and some wait all the same: the limit was raised.
+  local members = {}
+  for i = 1, leaving do members[i] = queued .. ARGV[7 + i] end
+  local left = redis.call('ZREM', key, unpack(members))
+  all, waiting = all - left, waiting - left
 end
 
 if waiting == 0 and all + count_of_ids <= limit then
@@ -52,10 +61,10 @@ if waiting == 0 and all + count_of_ids <= limit then
     all = all + redis.call('ZADD', key, lease_end, ARGV[last])
   else
     -- The last id first: a list of members is walked from its front to where a new one belongs.
-    local score, writes = string.format('%.0f', lease_end), {}
+    local score, writes, count = string.format('%.0f', lease_end), {}, 0
     for i = last, first, -1 do
-      writes[#writes + 1] = score
-      writes[#writes + 1] = ARGV[i]
+      writes[count + 1], writes[count + 2] = score, ARGV[i]
+      count = count + 2
     end
     all = all + redis.call('ZADD', key, unpack(writes))
   end
@@ -74,21 +83,31 @@ if swept then
   waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 end
 local in_use = all - 2 * waiting
+local asked, from, to = ARGV, first, last
 --@promote
-local ids = { unpack(ARGV, first) }
-local members = { unpack(ids) }
-for _, id in ipairs(ids) do members[#members + 1] = queued .. id end
-local scores = redis.call('ZMSCORE', key, unpack(members))
-local score = string.format('%.0f', lease_end)
+-- A node that is gone may have taken one of them along.
+if gone or not ends then ends = redis.call('ZMSCORE', key, unpack(ARGV, first, last)) end
 -- Whether a lease that was there before is gone or longer: it may have been the earliest.
 local moved = gone
-local is_first = waiting == 0
-local statuses, writes, ticket = {}, {}, 0
-for i, id in ipairs(ids) do
-  local status
-  if scores[i] then
-    status = tonumber(scores[#ids + i] or 1)
+local scores = {}
+for i = 1, count_of_ids do
+  if ends[i] then
+    -- A call that is repeated: some of them may wait.
     moved = true
+    local members = {}
+    for j = first, last do members[#members + 1] = queued .. ARGV[j] end
+    scores = redis.call('ZMSCORE', key, unpack(members))
+    break
+  end
+end
+local score = string.format('%.0f', lease_end)
+local is_first = waiting == 0
+local statuses, ticket = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
+local writes, count = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }, 0
+for i = 1, count_of_ids do
+  local id, status = asked[first + i - 1], nil
+  if ends[i] then
+    status = tonumber(scores[i] or 1)
   elseif waiting == 0 and in_use < limit then
     status = 1
     in_use = in_use + 1
@@ -98,19 +117,19 @@ for i, id in ipairs(ids) do
     status = -2
   else
     if ticket == 0 then
-      local latest = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
+      local latest = redis.call('ZREVRANGE', key, '0', '0', 'WITHSCORES')[2]
       ticket = tonumber(latest or 0)
     end
     ticket = math.max(now, ticket + 1)
     status = ticket
     waiting = waiting + 1
-    writes[#writes + 1] = ticket
-    writes[#writes + 1] = queued .. id
+    writes[count + 1], writes[count + 2] = ticket, queued .. id
+    count = count + 2
   end
   statuses[i] = status
   if status > 0 then
-    writes[#writes + 1] = score
-    writes[#writes + 1] = id
+    writes[count + 1], writes[count + 2] = score, id
+    count = count + 2
   end
 end
 if is_first and waiting > 0 and ARGV[7] == '1' then

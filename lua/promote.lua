@@ -10,20 +10,26 @@
 -- the budget is spent. If a permit is free then and a place waits, the reply tells the caller to call again;
 -- until then newcomers queue, or are refused.
 --
--- Needs     queued, key, limit, node, counted, in_use, waiting, budget
--- Leaves    own; in_use and waiting as they are then; gone: whether anyone was taken out
+-- Needs     queued, key, limit, node, counted, in_use, waiting, budget; asked, from, to: ids whose lease ends are
+--           looked up along with those of the heads, which are written behind them
+-- Leaves    own; in_use and waiting as they are then; gone: whether anyone was taken out; ends: the lease ends of those
+--           that are asked for, and of others; not if anyone is gone, and nil if nothing was looked up
 -- Cost      3 commands for a grant, 4 if another node is told; O(budget * log n)
 
-local own, gone = {}, false
-local tickets, i, passed = {}, 0, 0
-local leave, absent = {}, {}
+-- A table that grows is made anew at every power of two, so these have room for some grants from the start.
+local own, gone, ends = { nil, nil, nil, nil, nil, nil, nil, nil }, false, nil
+local count_of_own = 0
+-- Tickets have the highest scores: they come behind the leases, and each place has one of these.
+local leases = in_use + waiting
+local tickets, i, passed, absent, left = {}, 0, 0, {}, {}
 while waiting > 0 and in_use < limit and budget > 0 do
-  local ids, numbers, nodes, mail = {}, {}, {}, {}
+  local last, first_own, nodes, mail = to, count_of_own + 2, {}, {}
   while waiting > 0 and in_use < limit and budget > 0 do
     if i == #tickets then
+      if i > 0 then redis.call('ZREM', key, unpack(tickets)) end
       -- Behind dead places twice as many each time: few reads pass over many.
       local count = math.min(math.max(limit - in_use, passed), budget, 100)
-      tickets = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'LIMIT', passed, count)
+      tickets = redis.call('ZRANGE', key, leases, leases + count - 1)
       i = 0
     end
     i = i + 1
@@ -31,46 +37,51 @@ while waiting > 0 and in_use < limit and budget > 0 do
     waiting = waiting - 1
     budget = budget - 1
     local id = string.sub(tickets[i], #queued + 1)
-    leave[#leave + 1] = tickets[i]
-    local poll_only, to, n = string.match(id, '^(~?)(%w+):(%w+)$')
-    if poll_only == '' and absent[to] then
-      leave[#leave + 1] = id
+    local holder, is_told = string.sub(id, 1, 11), true
+    if holder ~= node and not mail[holder] and string.byte(id) == 126 then
+      holder, is_told = string.sub(id, 2, 12), false
+    end
+    if is_told and absent[holder] then
+      left[#left + 1] = id
     else
       in_use = in_use + 1
-      ids[#ids + 1] = id
-      numbers[#ids] = n
-      if poll_only == '' or to == node then
-        if not mail[to] then
-          mail[to] = {}
-          if to ~= node then
-            nodes[#nodes + 1] = to
-            budget = budget - 4
-          end
+      last = last + 1
+      asked[last] = id
+      -- Where a lease end belongs, its index stands until it is looked up.
+      if holder == node then
+        own[count_of_own + 1], own[count_of_own + 2] = id, last - from + 1
+        count_of_own = count_of_own + 2
+      elseif is_told then
+        local words = mail[holder]
+        if not words then
+          words = { key, nil, nil, nil, nil, nil, nil, nil }
+          mail[holder] = words
+          nodes[#nodes + 1] = holder
+          budget = budget - 4
         end
-        mail[to][#mail[to] + 1] = #ids
+        local count = #words
+        words[count + 1], words[count + 2] = string.sub(id, 13), last - from + 1
       end
     end
   end
-  local ends = #ids > 0 and redis.call('ZMSCORE', key, unpack(ids))
-  for _, j in ipairs(mail[node] or {}) do
-    own[#own + 1] = ids[j]
-    own[#own + 1] = ends[j]
-  end
-  for _, to in ipairs(nodes) do
-    local words = { key }
-    for _, j in ipairs(mail[to]) do
-      words[#words + 1] = numbers[j]
-      words[#words + 1] = ends[j]
-    end
-    local channel = string.match(key, '^(.-):{') .. ':@' .. to
+  if last > to then ends = redis.call('ZMSCORE', key, unpack(asked, from, last)) end
+  for j = first_own, count_of_own, 2 do own[j] = ends[own[j]] end
+  for j = 1, #nodes do
+    local other = nodes[j]
+    local words = mail[other]
+    for k = 3, #words, 2 do words[k] = ends[words[k]] end
+    local channel = string.match(key, '^(.-):{') .. ':@' .. other
     -- A message that may not be sent is like one that is lost: the grant stands all the same.
     local heard = redis.pcall('PUBLISH', channel, table.concat(words, ' '))
     if heard == 0 and counted then
-      absent[to] = true
+      absent[other] = true
       gone = true
-      in_use = in_use - #mail[to]
-      for _, j in ipairs(mail[to]) do leave[#leave + 1] = ids[j] end
+      in_use = in_use - (#words - 1) / 2
+      for k = 2, #words, 2 do left[#left + 1] = other .. ':' .. words[k] end
     end
   end
+  -- Another round comes only if somebody is gone; then the caller looks for itself.
+  from = to + 1
 end
-if passed > 0 then redis.call('ZREM', key, unpack(leave)) end
+if i > 0 then redis.call('ZREM', key, unpack(tickets, 1, i)) end
+if #left > 0 then redis.call('ZREM', key, unpack(left)) end

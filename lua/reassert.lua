@@ -58,6 +58,7 @@ end
 
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 local in_use = redis.call('ZCARD', key) - 2 * waiting
+local asked, from, to = {}, 1, 0
 --@promote
 earliest = nil
 --@answer

@@ -32,6 +32,7 @@ end
 --@sweep
 if swept then waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf') end
 local in_use = redis.call('ZCARD', key) - 2 * waiting
+local asked, from, to = {}, 1, 0
 --@promote
 -- Promotion reached its bound: see answer.lua.
 if waiting > 0 and in_use < limit then own[#own + 1] = 1 end

@@ -52,6 +52,7 @@ end
 local in_use = redis.call('ZCARD', key) - 2 * waiting
 if waiting == 0 and #writes == 2 * #ids and in_use <= limit then return lease_end end
 
+local asked, from, to = {}, 1, 0
 --@promote
 -- The earliest may have been one of those that were renewed.
 earliest = nil

@@ -14,7 +14,7 @@
 --           budget: how many places promotion may look at
 
 local swept, budget = false, 500
-local lowest = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+local lowest = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES')[2]
 local earliest = tonumber(lowest or 0)
 if lowest and earliest < 1e12 then return 0 end
 if earliest > 0 and earliest <= now_ms then
@@ -23,5 +23,5 @@ if earliest > 0 and earliest <= now_ms then
   for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end
   redis.call('ZREM', key, unpack(dead))
   swept = true
-  earliest = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or 0)
+  earliest = tonumber(redis.call('ZRANGE', key, '0', '0', 'WITHSCORES')[2] or 0)
 end

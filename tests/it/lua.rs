@@ -144,7 +144,8 @@ fn no_number_becomes_text_inaccurately() {
     // Each joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
     let known = [
         "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
-        "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
+        "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. other",
+        "promote: for k = 2, #words, 2 do left[#left + 1] = other .. ':' .. words[k] end",
         "recall: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "fair/settle: local f, member = tonumber(digits, 36), 't' .. digits",
         "fair/settle: members[count + 1], members[count + 2] = id, queued .. id",
@@ -152,9 +153,10 @@ fn no_number_becomes_text_inaccurately() {
         "fair/leave: members[#tenants] = 't' .. digits",
         "fair/promote: writes[#writes + 1] = i .. head",
         "fair/promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
-        "acquire: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
-        "acquire: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
-        "acquire: writes[#writes + 1] = queued .. id",
+        "acquire: for i = 1, leaving do members[leaving + i] = queued .. members[i] end",
+        "acquire: for i = 1, leaving do members[i] = queued .. ARGV[7 + i] end",
+        "acquire: for j = first, last do members[#members + 1] = queued .. ARGV[j] end",
+        "acquire: writes[count + 1], writes[count + 2] = ticket, queued .. id",
         "release: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
         "renew: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
         "reassert: for _, id in ipairs(ids) do members[#members + 1] = queued .. id end",
