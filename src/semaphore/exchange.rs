@@ -130,17 +130,8 @@ impl Exchange<'_> {
             if woken.has(ANSWERS) {
                 acts |= self.take_answers(&mut parts.context(ANSWERS))?;
             }
-            if woken.has(REFRESH)
-                && let Some(refresh) = &mut self.refresh
-                && let Poll::Ready(answer) =
-                    refresh.answer.as_mut().poll(&mut parts.context(REFRESH))
-            {
-                let heard = self.hear(&answer);
-                if let Some(refresh) = self.refresh.take() {
-                    refresh.end(self.node, answer);
-                }
-                heard?;
-                acts = true;
+            if woken.has(REFRESH) {
+                acts |= self.take_overrides(&mut parts.context(REFRESH))?;
             }
             while woken.has(OUTBOX) && came.as_mut().poll(&mut parts.context(OUTBOX)).is_ready() {
                 came.set(outbox.came());
@@ -150,24 +141,15 @@ impl Exchange<'_> {
                 && alarm.as_mut().poll(&mut parts.context(ALARM)).is_ready()
             {
                 // Usually set for a batch that was answered meanwhile; then reset for the first one now.
-                match self.batches.front() {
-                    Some(first) => {
-                        let due = first.sent.max(self.answered_at) + self.patience;
-                        if due <= Instant::now() {
-                            return Poll::Ready(Err(unanswered(self.patience)));
-                        }
-                        alarm.as_mut().reset(due);
-                        parts.wake(ALARM);
-                    }
-                    None => is_set = false,
+                let due = self.first_is_due()?;
+                is_set = due.is_some();
+                if let Some(due) = due {
+                    alarm.as_mut().reset(due);
+                    parts.wake(ALARM);
                 }
             }
-            while woken.has(MESSAGES)
-                && let Poll::Ready(Some(answer)) =
-                    self.messages.poll_next_unpin(&mut parts.context(MESSAGES))
-            {
-                self.hear(&answer)?;
-                acts = true;
+            if woken.has(MESSAGES) {
+                acts |= self.take_messages(&mut parts.context(MESSAGES))?;
             }
             if woken.has(REFRESH_TIMER)
                 && refresh_timer.as_mut().poll(&mut parts.context(REFRESH_TIMER)).is_ready()
@@ -241,6 +223,34 @@ impl Exchange<'_> {
         self.refresh = Some(Refresh::begin(self.node, self.connection));
         parts.wake(REFRESH);
         None
+    }
+
+    /// Returns by when the first batch must be answered, if any is unanswered.
+    fn first_is_due(&self) -> Result<Option<Instant>, BackendError> {
+        let Some(first) = self.batches.front() else { return Ok(None) };
+        let due = first.sent.max(self.answered_at) + self.patience;
+        if due <= Instant::now() { Err(unanswered(self.patience)) } else { Ok(Some(due)) }
+    }
+
+    /// Takes the overrides, if they are there. Returns whether they are.
+    fn take_overrides(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
+        let Some(refresh) = &mut self.refresh else { return Ok(false) };
+        let Poll::Ready(answer) = refresh.answer.as_mut().poll(cx) else { return Ok(false) };
+        let heard = self.hear(&answer);
+        if let Some(refresh) = self.refresh.take() {
+            refresh.end(self.node, answer);
+        }
+        heard.map(|()| true)
+    }
+
+    /// Hears of messages that have arrived or failed. Returns whether there were any.
+    fn take_messages(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
+        let mut any = false;
+        while let Poll::Ready(Some(answer)) = self.messages.poll_next_unpin(cx) {
+            self.hear(&answer)?;
+            any = true;
+        }
+        Ok(any)
     }
 
     /// Takes the answers that are there. Returns whether there were any.
