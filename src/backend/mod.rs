@@ -138,7 +138,14 @@ pub trait Connection: Queries {
     /// The server at the other end.
     fn server(&self) -> &ServerInfo;
 
-    /// Completes when the connection is closed, as far as that is noticed without a call.
+    /// Drives the connection: what is sent over it, answers and hints make progress while this is polled. Completes
+    /// when the connection is closed, as far as that is noticed without a call.
+    ///
+    /// Called once, and before anything is sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the connection.
     fn closed(&self) -> BoxFuture<'_, ()>;
 
     /// Sends calls in one batch, to be carried out in order. Returns one answer for each.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, Either, select};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::exchange::{self, unanswered};
@@ -23,13 +24,15 @@ const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
 pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
     let mut backoff = BACKOFF.0;
     loop {
-        let connected = connect(&node, &server).await;
-        let is_away = !matches!(connected, Ok(Some(_)));
-        match connected {
-            Ok(Some(connection)) => {
-                let opened = Instant::now();
-                announce(&node, &server, &connection).await;
-                let Err(error) = exchange::run(&node, &server, &connection).await else { break };
+        let used = match node.backend().connect(server.shard()).await {
+            Ok(Some(connection)) => use_up(&node, &server, &connection).await.map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let is_away = !matches!(used, Ok(Some(_)));
+        match used {
+            Ok(Some(Used::Finished)) => break,
+            Ok(Some(Used::Lost { opened, error })) => {
                 server.disconnected(&error);
                 // One break is no outage yet, and needs no pause unless it repeats.
                 if opened.elapsed() > BACKOFF.1 {
@@ -67,19 +70,55 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
     }
 }
 
-/// Opens a connection, and reads the overrides before anything is sent over it.
-async fn connect(
+/// How the use of a connection ended.
+enum Used {
+    /// Nothing is left to do.
+    Finished,
+    Lost {
+        opened: Instant,
+        error: BackendError,
+    },
+}
+
+/// Uses a connection until it breaks or nothing is left to do.
+///
+/// # Errors
+///
+/// If it breaks before anything else is sent over it than the question for the overrides.
+async fn use_up(
+    node: &Node,
+    server: &Arc<Server>,
+    connection: &Arc<dyn Connection>,
+) -> Result<Used, BackendError> {
+    let mut closed = connection.closed();
+    read_overrides(node, server, connection, &mut closed).await?;
+    let opened = Instant::now();
+    announce(node, server, connection).await;
+    Ok(match exchange::run(node, server, connection, closed).await {
+        Ok(()) => Used::Finished,
+        Err(error) => Used::Lost { opened, error },
+    })
+}
+
+/// Reads the overrides before anything is sent over a connection.
+async fn read_overrides(
     node: &Node,
     server: &Server,
-) -> Result<Option<Arc<dyn Connection>>, BackendError> {
-    let Some(connection) = node.backend().connect(server.shard()).await? else { return Ok(None) };
+    connection: &Arc<dyn Connection>,
+    closed: &mut BoxFuture<'_, ()>,
+) -> Result<(), BackendError> {
     if node.keeps_overrides(server) {
-        let mut refresh = Refresh::begin(node, &connection);
-        let answer = (&mut refresh.answer).await;
+        let mut refresh = Refresh::begin(node, connection);
+        let (answer, is_closed) = match select(&mut refresh.answer, closed).await {
+            Either::Left((answer, _)) => (answer, false),
+            // It fails at once, unless it was there before.
+            Either::Right(((), answer)) => (answer.await, true),
+        };
         let broken = match &answer {
             Ok(answer) => answer.as_ref().err().and_then(QueryError::of_connection).cloned(),
             Err(_) => Some(unanswered(node.backend().response_timeout())),
         };
+        let broken = broken.or_else(|| is_closed.then(exchange::closed));
         refresh.end(node, answer);
         if let Some(error) = broken {
             return Err(error);
@@ -88,7 +127,7 @@ async fn connect(
         // The server that keeps them may be unreachable.
         let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
     }
-    Ok(Some(connection))
+    Ok(())
 }
 
 /// Tells all sessions of the server of its new connection.

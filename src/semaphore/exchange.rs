@@ -10,17 +10,20 @@
 //! else was answered meanwhile.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, FuturesUnordered};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::node::{Node, Server};
+use super::parts::{Parts, Which};
 use super::refresh::{self, Refresh};
 use super::shared_session::{SharedSession, call_of};
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
@@ -34,9 +37,20 @@ const CALL_COST: usize = 8;
 const BACKGROUND: Window = Window { write: 1024, unanswered: 4096 };
 const ALL: Window = Window { write: 8192, unanswered: 32_768 };
 /// How often to read the overrides, in case messages are lost or forbidden.
-const REFRESH: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The most unanswered messages to other processes.
 const MESSAGES_IN_FLIGHT_MAX: usize = 64;
+
+/// The parts of an exchange. Where several are woken at once, they are polled in this order.
+const PARTS: usize = 7;
+/// What drives the connection; see [`Connection::closed`].
+const LINK: usize = 0;
+const ANSWERS: usize = 1;
+const REFRESH: usize = 2;
+const OUTBOX: usize = 3;
+const ALARM: usize = 4;
+const MESSAGES: usize = 5;
+const REFRESH_TIMER: usize = 6;
 
 /// Bounds by the work of the server.
 #[derive(Clone, Copy)]
@@ -80,6 +94,7 @@ pub(super) async fn run(
     node: &Node,
     server: &Arc<Server>,
     connection: &Arc<dyn Connection>,
+    link: BoxFuture<'_, ()>,
 ) -> Result<(), BackendError> {
     let mut exchange = Exchange {
         node,
@@ -93,76 +108,87 @@ pub(super) async fn run(
         messages: FuturesUnordered::new(),
         answered_at: Instant::now(),
     };
-    let result = exchange.run().await;
+    let result = exchange.run(link).await;
     exchange.end();
     result
 }
 
 impl Exchange<'_> {
-    async fn run(&mut self) -> Result<(), BackendError> {
-        // Created once for the connection: creating them for each answer costs more than the rest.
-        let mut closed = pin!(self.connection.closed());
+    async fn run(&mut self, mut link: BoxFuture<'_, ()>) -> Result<(), BackendError> {
+        let (parts, outbox) = (Parts::<PARTS>::new(), &self.server.outbox);
+        let mut came = pin!(outbox.came());
         let mut alarm = pin!(sleep(self.patience));
         let mut is_set = false;
-        let mut refresh_timer = pin!(sleep(REFRESH));
-        loop {
-            self.send_calls();
+        let mut refresh_timer = pin!(sleep(REFRESH_INTERVAL));
+        let mut poll = |woken: Which| {
+            let mut acts = woken.has(OUTBOX);
+            if woken.has(LINK) && link.as_mut().poll(&mut parts.context(LINK)).is_ready() {
+                // What was answered until then counts.
+                self.take_answers(&mut Context::from_waker(Waker::noop()))?;
+                return Poll::Ready(Err(closed()));
+            }
+            if woken.has(ANSWERS) {
+                acts |= self.take_answers(&mut parts.context(ANSWERS))?;
+            }
+            if woken.has(REFRESH) {
+                acts |= self.take_overrides(&mut parts.context(REFRESH))?;
+            }
+            while woken.has(OUTBOX) && came.as_mut().poll(&mut parts.context(OUTBOX)).is_ready() {
+                came.set(outbox.came());
+            }
+            if woken.has(ALARM)
+                && is_set
+                && alarm.as_mut().poll(&mut parts.context(ALARM)).is_ready()
+            {
+                // Usually set for a batch that was answered meanwhile; then reset for the first one now.
+                let due = self.first_is_due()?;
+                is_set = due.is_some();
+                if let Some(due) = due {
+                    alarm.as_mut().reset(due);
+                    parts.wake(ALARM);
+                }
+            }
+            if woken.has(MESSAGES) {
+                acts |= self.take_messages(&mut parts.context(MESSAGES))?;
+            }
+            if woken.has(REFRESH_TIMER)
+                && refresh_timer.as_mut().poll(&mut parts.context(REFRESH_TIMER)).is_ready()
+            {
+                refresh::want(self.node);
+                refresh_timer.as_mut().reset(Instant::now() + REFRESH_INTERVAL);
+                parts.wake(REFRESH_TIMER);
+                acts = true;
+            }
+            if !acts {
+                return Poll::Pending;
+            }
+            self.send_calls(&parts);
             if let Some(first) = self.batches.front()
                 && !std::mem::replace(&mut is_set, true)
             {
                 alarm.as_mut().reset(first.sent + self.patience);
+                parts.wake(ALARM);
             }
-            if let Some(due) = self.send_questions()
+            if let Some(due) = self.send_questions(&parts)
                 && due < refresh_timer.deadline()
             {
                 refresh_timer.as_mut().reset(due);
+                parts.wake(REFRESH_TIMER);
             }
             if self.batches.is_empty() && self.node.is_finished() {
-                return Ok(());
+                return Poll::Ready(Ok(()));
             }
-            let refreshed =
-                OptionFuture::from(self.refresh.as_mut().map(|refresh| &mut refresh.answer));
-            tokio::select! {
-                biased;
-                Some(answer) = self.answers.next() => self.take_answer(answer)?,
-                () = &mut closed => {
-                    return Err(BackendError::connection("the connection was closed"));
-                }
-                Some(answer) = refreshed => {
-                    let heard = self.hear(&answer);
-                    if let Some(refresh) = self.refresh.take() {
-                        refresh.end(self.node, answer);
-                    }
-                    heard?;
-                }
-                () = self.server.outbox.came() => {}
-                // Usually set for a batch that was answered meanwhile; then reset for the first one now.
-                () = &mut alarm, if is_set => match self.batches.front() {
-                    Some(first) => {
-                        let due = first.sent.max(self.answered_at) + self.patience;
-                        if due <= Instant::now() {
-                            return Err(unanswered(self.patience));
-                        }
-                        alarm.as_mut().reset(due);
-                    }
-                    None => is_set = false,
-                },
-                Some(answer) = self.messages.next() => self.hear(&answer)?,
-                () = &mut refresh_timer => {
-                    refresh::want(self.node);
-                    refresh_timer.as_mut().reset(Instant::now() + REFRESH);
-                }
-            }
-        }
+            Poll::Pending
+        };
+        poll_fn(|cx| parts.poll(cx, &mut poll)).await
     }
 
-    fn send_calls(&mut self) {
-        while self.batches.len() < WRITES_MAX {
-            let batch = collect(self.node, self.server, self.on_its_way, Instant::now());
-            if batch.calls.is_empty() {
-                break;
-            }
+    fn send_calls(&mut self, parts: &Parts<PARTS>) {
+        while self.batches.len() < WRITES_MAX
+            && let Some(batch) = collect(self.node, self.server, self.on_its_way)
+        {
             self.answers.push_back(self.connection.send(Arc::clone(&batch.calls)));
+            parts.wake(ANSWERS);
             self.on_its_way.background += batch.cost.background;
             self.on_its_way.all += batch.cost.all;
             self.batches.push_back(batch);
@@ -170,12 +196,13 @@ impl Exchange<'_> {
     }
 
     /// Sends messages and questions. Returns when the next question for overrides is due, if it is not yet.
-    fn send_questions(&mut self) -> Option<Instant> {
+    fn send_questions(&mut self, parts: &Parts<PARTS>) -> Option<Instant> {
         while self.messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = self.server.next_message()
         {
             let sending = self.connection.send_message(&key, to, &message);
             self.messages.push(Box::pin(timeout(self.patience, sending)));
+            parts.wake(MESSAGES);
         }
         if self.server.take_doubt() {
             // Any answer will do, a redirection too.
@@ -183,6 +210,7 @@ impl Exchange<'_> {
             let question = self.connection.overrides(overrides.key(), overrides.version());
             let question = async { question.await.map(drop) };
             self.messages.push(Box::pin(timeout(self.patience, question)));
+            parts.wake(MESSAGES);
         }
         let due = self
             .node
@@ -193,7 +221,46 @@ impl Exchange<'_> {
             return Some(due);
         }
         self.refresh = Some(Refresh::begin(self.node, self.connection));
+        parts.wake(REFRESH);
         None
+    }
+
+    /// Returns by when the first batch must be answered, if any is unanswered.
+    fn first_is_due(&self) -> Result<Option<Instant>, BackendError> {
+        let Some(first) = self.batches.front() else { return Ok(None) };
+        let due = first.sent.max(self.answered_at) + self.patience;
+        if due <= Instant::now() { Err(unanswered(self.patience)) } else { Ok(Some(due)) }
+    }
+
+    /// Takes the overrides, if they are there. Returns whether they are.
+    fn take_overrides(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
+        let Some(refresh) = &mut self.refresh else { return Ok(false) };
+        let Poll::Ready(answer) = refresh.answer.as_mut().poll(cx) else { return Ok(false) };
+        let heard = self.hear(&answer);
+        if let Some(refresh) = self.refresh.take() {
+            refresh.end(self.node, answer);
+        }
+        heard.map(|()| true)
+    }
+
+    /// Hears of messages that have arrived or failed. Returns whether there were any.
+    fn take_messages(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
+        let mut any = false;
+        while let Poll::Ready(Some(answer)) = self.messages.poll_next_unpin(cx) {
+            self.hear(&answer)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Takes the answers that are there. Returns whether there were any.
+    fn take_answers(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
+        let mut any = false;
+        while let Poll::Ready(Some(answer)) = self.answers.poll_next_unpin(cx) {
+            self.take_answer(answer)?;
+            any = true;
+        }
+        Ok(any)
     }
 
     fn take_answer(
@@ -248,8 +315,12 @@ impl Exchange<'_> {
     }
 }
 
-/// Collects the calls of the next write, within the bounds.
-fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost, sent: Instant) -> Batch {
+/// Collects the calls of the next write, within the bounds, if there are any.
+fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost) -> Option<Batch> {
+    if server.outbox.is_empty() {
+        return None;
+    }
+    let sent = Instant::now();
     let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), Cost::default());
     let all = ALL.write.min(ALL.unanswered.saturating_sub(on_its_way.all));
     while cost.all < all
@@ -268,7 +339,7 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost, sent: Instant) -
         cost.background += collect_of(node, server, shared, left, sent, &mut calls, &mut senders);
     }
     cost.all += cost.background;
-    Batch { calls: calls.into(), senders, sent, cost }
+    (!calls.is_empty()).then(|| Batch { calls: calls.into(), senders, sent, cost })
 }
 
 /// Collects the calls of one session, within the bounds. Returns their cost.
@@ -333,6 +404,10 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) {
         // The watchdog logs the rest.
         node.sessions.timers.wake();
     }
+}
+
+pub(super) fn closed() -> BackendError {
+    BackendError::connection("the connection was closed")
 }
 
 pub(super) fn unanswered(patience: Duration) -> BackendError {

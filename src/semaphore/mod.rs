@@ -19,6 +19,7 @@ mod operate;
 mod operate_tenants;
 mod outbox;
 mod overrides;
+mod parts;
 mod peers;
 mod permit;
 mod place_handle;

@@ -53,6 +53,11 @@ impl<T> Outbox<T> {
         self.wake();
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.now.is_empty() && queue.before.is_empty() && queue.later.is_empty()
+    }
+
     /// Takes out the next item that a request waits for.
     pub(super) fn pop_now(&self) -> Option<T> {
         lock(&self.queue).now.pop_front()

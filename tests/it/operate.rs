@@ -512,7 +512,12 @@ async fn asked<B: Backend, T>(backend: &B, query: impl Fn(&dyn Queries) -> Query
     }
     let shard = backend.shard(&backend.key(OVERRIDES));
     let connection = backend.connect(&shard).await.unwrap().unwrap();
-    query(&*connection).await.unwrap()
+    let driven = connection.closed();
+    let answer = query(&*connection);
+    tokio::select! {
+        answer = answer => answer.unwrap(),
+        () = driven => panic!("the connection was closed"),
+    }
 }
 
 /// Changes the record of one revoked place.

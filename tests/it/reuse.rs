@@ -307,7 +307,8 @@ mod redis {
             drop(permit);
         }
         busy.shutdown().await;
-        assert!(task.await.unwrap() >= 100);
+        // One between two of the other's; the last may be too late for it.
+        assert!(task.await.unwrap() >= 99);
         empty(&redis).await;
     }
 

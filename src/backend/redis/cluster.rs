@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool_redis::redis::{AsyncConnectionConfig, Cmd, Pipeline, Value, cmd};
+use deadpool_redis::redis::{Cmd, Pipeline, Value, cmd};
 use tokio::time::{Instant, timeout};
 
 use super::dial::{Patience, dial};
@@ -179,7 +179,7 @@ impl Cluster {
             None => {
                 let server =
                     self.endpoint(node).ok_or_else(|| BackendError::call("no such node"))?;
-                let connection = dial(&server, AsyncConnectionConfig::new(), patience).await?;
+                let connection = dial(&server, patience).await?;
                 asking.insert(node.clone(), connection.clone());
                 connection
             }
@@ -214,7 +214,7 @@ impl Cluster {
 }
 
 async fn ask_node(node: &Endpoint, patience: Patience) -> Result<Slots, BackendError> {
-    let mut connection = dial(node, AsyncConnectionConfig::new(), patience).await?;
+    let mut connection = dial(node, patience).await?;
     let mut question = cmd("CLUSTER");
     let answer = question.arg("SLOTS").query_async::<Value>(&mut *connection);
     let answer = match timeout(patience.answer, answer).await {

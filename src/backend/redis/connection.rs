@@ -3,19 +3,18 @@
 //! The subscription to hints uses the same connection (RESP3), so there is one socket to watch.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use deadpool_redis::redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
-use tokio::sync::watch;
 
 use super::calls::{self, For};
 use super::cluster::Cluster;
 use super::dial::Patience;
 use super::endpoint::Endpoint;
 use super::error::broken;
-use super::multiplexed::Multiplexed;
+use super::multiplexed::{Driver, Multiplexed};
 use super::queries::QueryCommand;
 use super::scripts::By;
 use super::sentinel::Sentinel;
@@ -28,12 +27,12 @@ use crate::error::BackendError;
 use crate::protocol::id::{NodeId, PlaceId};
 
 /// A connection to Redis.
-#[derive(Debug)]
 pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
     pub(super) server: ServerInfo,
-    /// Whether the connection was closed, if that can be observed.
-    pub(super) closed: Option<watch::Receiver<bool>>,
+    /// Drives the connection, unless it has a task of its own; then nothing tells that it is closed, and no hints
+    /// arrive. Taken by [`closed`](Connection::closed).
+    pub(super) driver: Mutex<Option<Driver>>,
     /// If the server is a node of a cluster.
     pub(super) member: Option<Member>,
     /// If the server is one that sentinels name.
@@ -62,12 +61,9 @@ impl Connection for RedisConnection {
     }
 
     fn closed(&self) -> BoxFuture<'_, ()> {
-        let closed = async {
-            let Some(closed) = &self.closed else { return std::future::pending().await };
-            // An error means that the sender is gone, and the connection with it.
-            let _ = closed.clone().wait_for(|closed| *closed).await;
-        };
-        let Some(Named { by, server, patience }) = &self.named else { return closed.boxed() };
+        let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let closed = driver.unwrap_or_else(|| std::future::pending().boxed());
+        let Some(Named { by, server, patience }) = &self.named else { return closed };
         let replaced = by.replaced(server, *patience);
         async move {
             tokio::select! {
@@ -258,6 +254,12 @@ impl Member {
             }
             _ => error::failure(error).map(QueryError::Failed),
         }
+    }
+}
+
+impl fmt::Debug for RedisConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisConnection").field("server", &self.server).finish_non_exhaustive()
     }
 }
 

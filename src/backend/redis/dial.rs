@@ -1,14 +1,25 @@
 //! Opening connections.
+//!
+//! Sockets are opened here and not by the redis crate, which would start a task for each: the connection that carries
+//! the calls is driven by the task that makes them.
 
+use std::io;
 use std::time::Duration;
 
-use deadpool_redis::redis::{AsyncConnectionConfig, RedisError};
-use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime, TimeoutType, Timeouts};
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, ConnectionAddr, RedisConnectionInfo, RedisError,
+};
+use deadpool_redis::{Connection, Pool, PoolError};
+use futures_util::FutureExt;
+use futures_util::future::select_ok;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use super::endpoint::Endpoint;
 use super::error;
-use super::multiplexed::Multiplexed;
+use super::multiplexed::{Driver, Multiplexed};
 use crate::error::BackendError;
 
 /// How many characters of a password are searched for in an error of a server.
@@ -21,86 +32,96 @@ pub(super) struct Patience {
     pub(super) answer: Duration,
 }
 
-/// Opens a connection to one server. Errors name its address.
+/// Opens a connection to one server, to be driven by the caller. Errors name its address.
 pub(super) async fn dial_named(
     to: &Endpoint,
     config: AsyncConnectionConfig,
     patience: Patience,
-) -> Result<Multiplexed, BackendError> {
-    let whom = format!("Redis at {}", to.address());
-    open(to, config, patience).await.map_err(|error| unreachable(error, &whom, to.secret()))
+) -> Result<(MultiplexedConnection, Driver), BackendError> {
+    open(to, config, patience, &format!("Redis at {}", to.address())).await
 }
 
-/// As [`dial_named`], but the caller names the address.
-pub(super) async fn dial(
-    to: &Endpoint,
-    config: AsyncConnectionConfig,
-    patience: Patience,
-) -> Result<Multiplexed, BackendError> {
-    open(to, config, patience).await.map_err(|error| unreachable(error, "Redis", to.secret()))
+/// Opens a connection with a task of its own. The caller names the address in errors.
+pub(super) async fn dial(to: &Endpoint, patience: Patience) -> Result<Multiplexed, BackendError> {
+    let opened = open(to, AsyncConnectionConfig::new(), patience, "Redis").await;
+    opened.map(|(connection, driver)| Multiplexed::spawn(connection, driver))
 }
 
 async fn open(
     to: &Endpoint,
     config: AsyncConnectionConfig,
     patience: Patience,
-) -> Result<Multiplexed, PoolError> {
-    let config = config
-        .set_connection_timeout(Some(patience.connect))
-        // The caller applies the response timeout.
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024);
-    let limit = patience.connect;
-    match to.tls() {
-        Some(tls) => match timeout(limit, tls.open(to.info(), config)).await {
-            Ok(opened) => opened.map_err(PoolError::Backend),
-            Err(_) => Err(PoolError::Timeout(TimeoutType::Create)),
-        },
-        None => plain(to, config, limit).await,
+    whom: &str,
+) -> Result<(MultiplexedConnection, Driver), BackendError> {
+    // The caller applies the response timeout.
+    let config = config.set_response_timeout(None).set_pipeline_buffer_size(1024);
+    match timeout(patience.connect, connect(to, config)).await {
+        Ok(opened) => opened.map_err(|error| refused(error, whom, to.secret())),
+        Err(elapsed) => Err(not_in_time(elapsed, whom)),
     }
 }
 
-async fn plain(
+async fn connect(
     to: &Endpoint,
     config: AsyncConnectionConfig,
-    limit: Duration,
-) -> Result<Multiplexed, PoolError> {
-    let manager = Manager::new_with_config(to.info().clone(), config)?;
-    let limit = Some(limit);
-    let pool = Pool::builder(manager)
-        .max_size(1)
-        .timeouts(Timeouts { wait: limit, create: limit, recycle: limit })
-        .runtime(Runtime::Tokio1)
-        .build()
-        .map_err(|_| PoolError::NoRuntimeSpecified)?;
-    take(&pool).await
-}
-
-/// Takes a connection from the user's pool.
-pub(super) async fn from(pool: &Pool) -> Result<Multiplexed, BackendError> {
-    take(pool).await.map_err(|error| unreachable(error, "Redis", None))
-}
-
-/// Takes a connection that is never returned: a return would cost a round trip each time.
-async fn take(pool: &Pool) -> Result<Multiplexed, PoolError> {
-    pool.get().await.map(|connection| Connection::take(connection).into())
-}
-
-fn unreachable(error: PoolError, whom: &str, secret: Option<&str>) -> BackendError {
-    match error {
-        PoolError::Timeout(_) => {
-            let text = format!(
-                "{whom} could not be reached in time; check that it is running, and that the URL begins with \
-                 rediss if and only if the port speaks TLS"
-            );
-            BackendError::connection(text).with_source(error)
+) -> Result<(MultiplexedConnection, Driver), RedisError> {
+    let settings = to.info().redis_settings();
+    match (to.address(), to.tls()) {
+        (ConnectionAddr::Tcp(host, port), None) => {
+            greet(settings, reach(host, *port).await?, config).await
         }
-        PoolError::Backend(error) => refused(error, whom, secret),
-        error => {
-            let text = format!("{whom} could not be reached: {error}");
-            BackendError::connection(text).with_source(error)
+        (ConnectionAddr::Tcp(host, port), Some(tls)) => {
+            let stream = tls.secure(host, reach(host, *port).await?).await?;
+            greet(settings, stream, config).await
         }
+        #[cfg(unix)]
+        (ConnectionAddr::Unix(path), None) => {
+            greet(settings, tokio::net::UnixStream::connect(path).await?, config).await
+        }
+        _ => Err(io::Error::other("there are no such sockets here, or no TLS on them").into()),
     }
+}
+
+async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
+    if addresses.is_empty() {
+        return Err(io::Error::other("the host has no address"));
+    }
+    // Concurrently: an address that does not respond must not use up the timeout.
+    let dials = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
+    let (stream, _) = select_ok(dials).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Authenticates, and selects protocol and database.
+async fn greet(
+    settings: &RedisConnectionInfo,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    config: AsyncConnectionConfig,
+) -> Result<(MultiplexedConnection, Driver), RedisError> {
+    let greeted = MultiplexedConnection::new_with_config(settings, stream, config).await;
+    greeted.map(|(connection, driver)| (connection, driver.boxed()))
+}
+
+/// Takes a connection from the user's pool. It is never returned: a return would cost a round trip each time.
+pub(super) async fn from(pool: &Pool) -> Result<MultiplexedConnection, BackendError> {
+    pool.get().await.map(Connection::take).map_err(|error| match error {
+        PoolError::Timeout(_) => not_in_time(error, "Redis"),
+        PoolError::Backend(error) => refused(error, "Redis", None),
+        error => {
+            let text = format!("Redis could not be reached: {error}");
+            BackendError::connection(text).with_source(error)
+        }
+    })
+}
+
+fn not_in_time(error: impl std::error::Error + Send + Sync + 'static, whom: &str) -> BackendError {
+    let text = format!(
+        "{whom} could not be reached in time; check that it is running, and that the URL begins with rediss if and \
+         only if the port speaks TLS"
+    );
+    BackendError::connection(text).with_source(error)
 }
 
 /// The error without the password. A server may echo its input; one that does not know `HELLO` does.

@@ -1,36 +1,36 @@
 //! A connection that many callers share.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
+use futures_util::future::BoxFuture;
+use tokio::task::JoinHandle;
 
-/// A connection, with the task that drives it unless redis started one. The task is aborted with the last clone;
-/// otherwise it would wait for every outstanding reply.
+/// Reads and writes the socket of a connection while it is polled. Completes when the connection is closed, and closes
+/// it when it is dropped.
+pub(super) type Driver = BoxFuture<'static, ()>;
+
+/// A connection, with its task if it has one of ours. The task is aborted with the last clone; otherwise it would wait
+/// for every outstanding reply.
 #[derive(Clone, Debug)]
 pub(super) struct Multiplexed {
     connection: MultiplexedConnection,
-    #[cfg(feature = "tls-no-provider")]
-    _driver: Option<std::sync::Arc<Driver>>,
+    _task: Option<Arc<Task>>,
 }
 
 impl Multiplexed {
-    #[cfg(feature = "tls-no-provider")]
-    pub(super) fn spawn(
-        connection: MultiplexedConnection,
-        driver: impl Future<Output = ()> + Send + 'static,
-    ) -> Self {
-        let driver = Driver(tokio::spawn(driver));
-        Self { connection, _driver: Some(std::sync::Arc::new(driver)) }
+    /// A connection with a task of its own.
+    pub(super) fn spawn(connection: MultiplexedConnection, driver: Driver) -> Self {
+        let task = Task(tokio::spawn(driver));
+        Self { connection, _task: Some(Arc::new(task)) }
     }
 }
 
+/// A connection that is driven elsewhere.
 impl From<MultiplexedConnection> for Multiplexed {
     fn from(connection: MultiplexedConnection) -> Self {
-        Self {
-            connection,
-            #[cfg(feature = "tls-no-provider")]
-            _driver: None,
-        }
+        Self { connection, _task: None }
     }
 }
 
@@ -48,12 +48,10 @@ impl DerefMut for Multiplexed {
     }
 }
 
-#[cfg(feature = "tls-no-provider")]
 #[derive(Debug)]
-struct Driver(tokio::task::JoinHandle<()>);
+struct Task(JoinHandle<()>);
 
-#[cfg(feature = "tls-no-provider")]
-impl Drop for Driver {
+impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -1,17 +1,19 @@
 //! Opens a connection to a server, prepares it and tests it.
 
-use std::sync::{Arc, OnceLock};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use deadpool_redis::redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, cmd,
 };
-use tokio::sync::watch;
+use futures_util::FutureExt;
+use futures_util::future::{Either, ready, select};
 
 use super::connection::{Member, Named, RedisConnection};
 use super::dial::{self, dial_named};
 use super::endpoint::Endpoint;
 use super::keys::Keys;
-use super::multiplexed::Multiplexed;
+use super::multiplexed::{Driver, Multiplexed};
 use super::{Caller, RedisBackend, Servers, error, info, messages, scripts};
 use crate::backend::{AddressedCall, Answer, Connection, OVERRIDES, Shard};
 use crate::error::BackendError;
@@ -29,7 +31,7 @@ impl RedisBackend {
             Servers::Pool(pool) => {
                 let connection = tokio::time::timeout(self.patience.connect, dial::from(pool));
                 let connection = connection.await.map_err(|_| no_answer())??;
-                self.prepare(connection, None, None).await.map(Some)
+                self.prepare(connection.into(), None, None).await.map(Some)
             }
             Servers::Sentinel(sentinel) => {
                 let server = sentinel.master(self.patience).await?;
@@ -65,51 +67,60 @@ impl RedisBackend {
         to: &Endpoint,
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
-        let (closed, closings) = watch::channel(false);
         let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
-        let config = AsyncConnectionConfig::new().set_push_sender(deliver(
-            caller,
-            keys,
-            member.clone(),
-            closed,
-        ));
-        let connection = dial_named(to, config, self.patience).await?;
-        self.prepare(connection, Some(closings), member).await
+        let deliver = deliver(caller, keys, member.clone());
+        let config = AsyncConnectionConfig::new().set_push_sender(deliver);
+        let (connection, driver) = dial_named(to, config, self.patience).await?;
+        self.prepare(connection.into(), Some(driver), member).await
     }
 
-    /// Loads the scripts, tests the connection and subscribes to hints. Without `closed` it cannot receive hints.
+    /// Loads the scripts, tests the connection and subscribes to hints. Without a driver it cannot receive hints.
     async fn prepare(
         &self,
-        mut connection: Multiplexed,
-        closed: Option<watch::Receiver<bool>>,
+        connection: Multiplexed,
+        driver: Option<Driver>,
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
-        let opened = async {
-            let server = info::ask(&mut connection).await?;
-            let mut opened = RedisConnection { connection, server, closed, member, named: None };
-            // A user that may not load scripts sends each of them in full, once.
-            let scripts = scripts::load();
-            let count = scripts.len();
-            opened
-                .connection
-                .send_packed_commands(&scripts, 0, count)
-                .await
-                .map_err(error::broken)?;
-            let Some((node, _)) = self.caller.get() else { return Ok(opened) };
-            self.probe(&mut opened, *node).await?;
-            if opened.closed.is_some() {
-                let channels = [self.keys.mailbox(*node), self.keys.overrides()];
-                match opened.connection.subscribe(&channels).await {
-                    Ok(()) => opened.server.poll_only = false,
-                    Err(error) if is_forbidden(&error) => {
-                        tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
-                    }
-                    Err(error) => return Err(error::broken(error)),
-                }
-            }
-            Ok(opened)
+        let set_up = self.set_up(connection, driver.is_some(), member);
+        let prepared = async {
+            let Some(driver) = driver else { return set_up.await };
+            let (opened, driver) = match select(pin!(set_up), driver).await {
+                Either::Left((opened, driver)) => (opened, driver),
+                // It is closed: whatever is still to be answered fails.
+                Either::Right(((), set_up)) => (set_up.await, ready(()).boxed()),
+            };
+            Ok(RedisConnection { driver: Mutex::new(Some(driver)), ..opened? })
         };
-        tokio::time::timeout(self.patience.answer, opened).await.map_err(|_| no_answer())?
+        tokio::time::timeout(self.patience.answer, prepared).await.map_err(|_| no_answer())?
+    }
+
+    async fn set_up(
+        &self,
+        mut connection: Multiplexed,
+        subscribes: bool,
+        member: Option<Member>,
+    ) -> Result<RedisConnection, BackendError> {
+        let server = info::ask(&mut connection).await?;
+        let driver = Mutex::default();
+        let mut opened = RedisConnection { connection, server, driver, member, named: None };
+        // A user that may not load scripts sends each of them in full, once.
+        let scripts = scripts::load();
+        let count = scripts.len();
+        let loaded = opened.connection.send_packed_commands(&scripts, 0, count).await;
+        loaded.map_err(error::broken)?;
+        let Some((node, _)) = self.caller.get() else { return Ok(opened) };
+        self.probe(&mut opened, *node).await?;
+        if subscribes {
+            let channels = [self.keys.mailbox(*node), self.keys.overrides()];
+            match opened.connection.subscribe(&channels).await {
+                Ok(()) => opened.server.poll_only = false,
+                Err(error) if is_forbidden(&error) => {
+                    tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
+                }
+                Err(error) => return Err(error::broken(error)),
+            }
+        }
+        Ok(opened)
     }
 
     /// Tests whether this server is usable: it is not a replica, is not loading, knows the newest command that the
@@ -162,12 +173,8 @@ fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
     member: Option<Member>,
-    closed: watch::Sender<bool>,
 ) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
     move |push| {
-        if push.kind == PushKind::Disconnection {
-            closed.send_replace(true);
-        }
         let PushInfo { kind: PushKind::Message, data } = push else { return Ok(()) };
         let [_, Value::BulkString(message)] = data.as_slice() else { return Ok(()) };
         let mailbox = caller.get().and_then(|(_, mailbox)| mailbox.upgrade()).ok_or(())?;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deadpool_redis::redis::{AsyncConnectionConfig, cmd};
+use deadpool_redis::redis::cmd;
 use tokio::time::{sleep, timeout};
 
 use super::dial::{Patience, dial};
@@ -68,9 +68,7 @@ impl Sentinel {
             let asked = async {
                 let mut connection = match kept.take().filter(|(of, _)| *of == first) {
                     Some((_, connection)) => connection,
-                    None => {
-                        dial(&self.sentinels[first], AsyncConnectionConfig::new(), patience).await?
-                    }
+                    None => dial(&self.sentinels[first], patience).await?,
                 };
                 let named = self.named_by(&mut connection, patience).await?;
                 Ok::<_, BackendError>((named, connection))
@@ -93,7 +91,7 @@ impl Sentinel {
         sentinel: &Endpoint,
         patience: Patience,
     ) -> Result<Option<(String, u16)>, BackendError> {
-        let mut connection = dial(sentinel, AsyncConnectionConfig::new(), patience).await?;
+        let mut connection = dial(sentinel, patience).await?;
         self.named_by(&mut connection, patience).await
     }
 

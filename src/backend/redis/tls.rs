@@ -1,24 +1,20 @@
 //! Connections over TLS.
 //!
-//! They are opened here and not by the redis crate, which accepts no rustls configuration, requires a process-wide crypto
-//! provider, and reads the system's certificates again for each connection.
+//! Not those of the redis crate, which accepts no rustls configuration, requires a process-wide crypto provider, and reads
+//! the system's certificates again for each connection.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, RedisError};
-use futures_util::future::select_ok;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::multiplexed::Multiplexed;
 use crate::error::ConfigError;
 
 /// TLS settings for connections to Redis: trusted authorities, client certificate, crypto provider.
@@ -247,34 +243,16 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Opens a connection to a server. The caller applies the timeout.
-    pub(super) async fn open(
+    /// Shakes hands with the server at the other end of a socket. The caller applies the timeout.
+    pub(super) async fn secure(
         &self,
-        info: &ConnectionInfo,
-        config: AsyncConnectionConfig,
-    ) -> Result<Multiplexed, RedisError> {
-        let stream = self.connect(info.addr()).await?;
-        let opened = MultiplexedConnection::new_with_config(info.redis_settings(), stream, config);
-        let (connection, driver) = opened.await?;
-        Ok(Multiplexed::spawn(connection, driver))
-    }
-
-    async fn connect(&self, address: &ConnectionAddr) -> io::Result<TlsStream<TcpStream>> {
-        let ConnectionAddr::Tcp(host, port) = address else {
-            return Err(io::Error::other("there is no TLS on a Unix socket"));
-        };
+        host: &str,
+        stream: TcpStream,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let name = match &self.server_name {
             Some(name) => name.clone(),
-            None => ServerName::try_from(host.clone()).map_err(io::Error::other)?,
+            None => ServerName::try_from(host.to_owned()).map_err(io::Error::other)?,
         };
-        // Concurrently, as the redis crate does: an address that does not respond must not use up the timeout.
-        let addresses: Vec<_> = lookup_host((host.as_str(), *port)).await?.collect();
-        if addresses.is_empty() {
-            return Err(io::Error::other("the host has no address"));
-        }
-        let dials = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
-        let (stream, _) = select_ok(dials).await?;
-        stream.set_nodelay(true)?;
         self.connector.connect(name, stream).await
     }
 }

@@ -1,18 +1,14 @@
 //! Replaces `tls.rs` without the feature `tls`: URLs that need it are rejected.
 
-use deadpool_redis::redis::{AsyncConnectionConfig, ConnectionInfo, RedisError};
+use std::io;
 
-use super::multiplexed::Multiplexed;
+use tokio::net::TcpStream;
 
 #[derive(Clone)]
 pub(super) enum Tls {}
 
 impl Tls {
-    pub(super) async fn open(
-        &self,
-        _: &ConnectionInfo,
-        _: AsyncConnectionConfig,
-    ) -> Result<Multiplexed, RedisError> {
+    pub(super) async fn secure(&self, _: &str, _: TcpStream) -> io::Result<TcpStream> {
         match *self {}
     }
 }

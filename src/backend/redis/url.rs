@@ -4,7 +4,6 @@
 //! it is the port. So no error shows any part of a URL, except a short number where a number is expected and words that
 //! are known here.
 
-use deadpool_redis::redis::io::tcp::TcpSettings;
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
 use crate::error::ConfigError;
@@ -307,8 +306,7 @@ fn info(url: &str) -> Result<ConnectionInfo, ConfigError> {
         .set_protocol(ProtocolVersion::RESP3)
         // Saves a command that an ACL would have to permit.
         .set_skip_set_lib_name();
-    let tcp = TcpSettings::default().set_nodelay(true);
-    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
+    Ok(info.set_redis_settings(settings))
 }
 
 fn bad(why: impl Into<String>) -> ConfigError {
