@@ -26,14 +26,19 @@ impl<T> Sharded<T> {
     /// Locks the part in which this name is, if it is in the map.
     pub(crate) fn of(&self, name: &str) -> Guard<'_, T> {
         // Clients choose names: by a hash that they do not know, they cannot choose names that share a lock.
-        let at = self.hasher.hash_one(name) as usize % SHARDS;
-        lock(&self.parts[at])
+        lock(&self.parts[part_of(self.hasher.hash_one(name), SHARDS)])
     }
 
     /// Locks one part after the other.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Guard<'_, T>> {
         self.parts.iter().map(lock)
     }
+}
+
+/// In which of so many parts a name with this hash is.
+pub(crate) const fn part_of(hash: u64, parts: usize) -> usize {
+    // The upper half: maps look for their entries by the lower one.
+    (hash >> 32) as usize % parts
 }
 
 impl<T> Default for Sharded<T> {

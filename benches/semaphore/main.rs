@@ -28,6 +28,7 @@ mod reuse;
 mod scale;
 mod stats;
 mod table;
+mod threads;
 mod throughput;
 mod uncontended;
 mod watchdog;
@@ -88,9 +89,10 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 15] = [
+const CASES: [(&str, Case); 16] = [
     ("counts", counts::run),
     ("layer", layer::run),
+    ("threads", threads::run),
     ("uncontended", uncontended::run),
     ("throughput", throughput::run),
     ("contended", contended::run),

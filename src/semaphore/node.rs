@@ -136,6 +136,7 @@ impl Node {
     }
 
     /// As [`with_session`](Self::with_session), where the caller remembers the session of the name that it asks for.
+    #[inline]
     pub(super) fn with_remembered<T>(
         &self,
         remembered: &Remembered,

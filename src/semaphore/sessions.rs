@@ -37,6 +37,7 @@ pub(super) struct Sessions {
 pub(crate) struct Remembered(Mutex<Weak<SharedSession>>);
 
 impl Remembered {
+    #[inline]
     pub(super) fn get(&self) -> Option<Arc<SharedSession>> {
         lock(&self.0).upgrade()
     }

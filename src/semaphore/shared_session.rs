@@ -85,7 +85,7 @@ pub(super) struct Woken(SmallVec<[Waker; 2]>);
 #[must_use = "dropped where the lock is held, it may wait for that lock"]
 pub(super) struct Abandoned {
     _waker: Option<Waker>,
-    _lost: LostWakers,
+    _lost: Option<LostWakers>,
 }
 
 impl SharedSession {
@@ -162,7 +162,7 @@ impl SessionState {
         drop(request.meter.take());
         let mut abandoned = Abandoned { _waker: request.waker.take(), ..Abandoned::default() };
         if !request.lost_wakers.is_empty() {
-            abandoned._lost = std::mem::take(&mut request.lost_wakers);
+            abandoned._lost = Some(std::mem::take(&mut request.lost_wakers));
         }
         (true, abandoned)
     }
