@@ -159,7 +159,7 @@ impl SessionState {
         }
         // Piece by piece: most have nothing of it, and the whole is large.
         (request.listeners, request.error) = (0, None);
-        drop(request.meter.take());
+        request.meter = None;
         let mut abandoned = Abandoned { _waker: request.waker.take(), ..Abandoned::default() };
         if !request.lost_wakers.is_empty() {
             abandoned._lost = Some(std::mem::take(&mut request.lost_wakers));
