@@ -186,6 +186,7 @@ pub mod metrics;
 mod name;
 pub mod protocol;
 mod semaphore;
+mod sharded;
 mod sync;
 
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};

@@ -96,6 +96,11 @@ impl Name {
         Self { text: SmallVec::new_const(), short: None }
     }
 
+    /// Returns whether it has no part.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
     /// Creates a name that no part encodes to.
     pub(crate) fn missing() -> Self {
         Self { text: SmallVec::from_slice(b"!"), short: None }

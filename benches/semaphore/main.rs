@@ -30,6 +30,7 @@ mod reuse;
 mod scale;
 mod stats;
 mod table;
+mod threads;
 mod throughput;
 mod uncontended;
 mod watchdog;
@@ -93,6 +94,7 @@ type Case = fn(&mut Context);
 const CASES: [(&str, Case); 16] = [
     ("counts", counts::run),
     ("layer", layer::run),
+    ("threads", threads::run),
     ("uncontended", uncontended::run),
     ("throughput", throughput::run),
     ("contended", contended::run),

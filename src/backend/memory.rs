@@ -1,27 +1,29 @@
 //! Permits counted in this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 
 use super::{
-    Backend, Change, Connection, Embedded, Listing, Mailbox, Names, Overrides, PeerMessage,
-    Queries, Query, QueryError, Shard,
+    Backend, Change, Connection, Counter, Embedded, Listing, Mailbox, Names, Overrides,
+    PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::call::{Call, Op};
+use crate::protocol::call::{Call, Op, Single};
 use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::{Caller, Grant, Ledger, Reply};
-use crate::sync::{Mutex, MutexGuard};
+use crate::protocol::ledger::{Caller, Done, Grant, Ledger, Reply};
+use crate::protocol::time::Time;
+use crate::sharded::{Guard, Sharded};
+use crate::sync::{Mutex, lock};
 
-/// Empty ledgers are dropped once there are more than this and half of all ledgers.
-const EMPTY_MAX: usize = 64;
+/// Empty ledgers that no process uses are looked for once a part of the map has grown to this, and then to twice what
+/// was left.
+const LEDGERS_MIN: usize = 16;
 
 /// The embedded backend: the [`Ledger`] behind a lock.
 ///
@@ -49,20 +51,23 @@ pub struct MemoryBackend {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    /// Each behind a lock of its own, and kept for as long as a process uses it.
+    ledgers: Sharded<Arc<Mutex<Ledger>>>,
+    nodes: Mutex<HashMap<NodeId, Weak<dyn Mailbox>>>,
+    overrides: Mutex<Overrides>,
     began: Instant,
-    began_us: u64,
+    /// Since 1970.
+    began_ns: u64,
 }
 
-#[derive(Default)]
-struct State {
-    ledgers: HashMap<Arc<str>, Ledger, RandomState>,
-    /// The number of empty ledgers among them, kept for the next request.
-    empty: usize,
-    nodes: HashMap<NodeId, Weak<dyn Mailbox>>,
-    overrides: Overrides,
+/// One semaphore, as a process uses it.
+struct Counted {
+    shared: Arc<Shared>,
+    key: Arc<str>,
+    ledger: Arc<Mutex<Ledger>>,
+    /// The moment from which the times of the process count, in ns by the clock of the backend.
+    epoch_ns: u64,
 }
 
 impl MemoryBackend {
@@ -75,8 +80,7 @@ impl MemoryBackend {
     /// Returns the number of semaphores with a waiting or held place.
     #[must_use]
     pub fn len(&self) -> usize {
-        let state = self.state();
-        state.ledgers.len() - state.empty
+        self.shared.in_use()
     }
 
     /// Returns whether no semaphore has a place.
@@ -87,78 +91,112 @@ impl MemoryBackend {
 
     /// Forgets every place, like a Redis that was killed and restarted empty.
     pub fn forget_all(&self) {
-        let mut state = self.state();
-        state.ledgers.clear();
-        state.empty = 0;
+        for part in self.shared.ledgers.parts() {
+            part.values().for_each(|ledger| *lock(ledger) = Ledger::new());
+        }
     }
+}
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Shared {
+    /// Returns the current time, µs since 1970.
     fn now(&self) -> u64 {
-        self.at(Instant::now())
+        self.at(Instant::now()) / 1000
     }
 
-    // µs since 1970 by tokio's clock, which a test can pause.
+    // ns since 1970 by tokio's clock, which a test can pause.
     fn at(&self, now: Instant) -> u64 {
-        self.shared.began_us + micros(now.saturating_duration_since(self.shared.began))
+        self.began_ns + nanos(now.saturating_duration_since(self.began))
     }
 
-    /// Runs `act` on the ledger of a key, and delivers the resulting hints.
-    fn with_ledger<T>(
-        &self,
-        key: &Arc<str>,
-        act: impl FnOnce(&mut Ledger, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> T,
-    ) -> T {
+    /// Returns the number of ledgers with a place.
+    fn in_use(&self) -> usize {
+        let of_part = |part: Guard<'_, Arc<Mutex<Ledger>>>| {
+            part.values().filter(|ledger| !lock(ledger).is_empty()).count()
+        };
+        self.ledgers.parts().map(of_part).sum()
+    }
+
+    /// Returns the ledger of a key, if there is one.
+    fn find(&self, key: &str) -> Option<Arc<Mutex<Ledger>>> {
+        self.ledgers.of(key).get(key).cloned()
+    }
+
+    /// Returns the ledger of a key.
+    fn ledger(&self, key: &Arc<str>) -> Arc<Mutex<Ledger>> {
+        let mut part = self.ledgers.of(key);
+        if let Some(ledger) = part.get(key) {
+            return Arc::clone(ledger);
+        }
+        if part.len() >= LEDGERS_MIN && part.len() == part.capacity() {
+            // A process that uses one has a handle on it, and gets that under the lock of this part.
+            part.retain(|_, ledger| Arc::strong_count(ledger) > 1 || !lock(ledger).is_empty());
+            let len = part.len();
+            part.shrink_to(2 * len.max(LEDGERS_MIN));
+        }
+        Arc::clone(part.entry(Arc::clone(key)).or_default())
+    }
+
+    /// The mailbox of a process that is still there.
+    fn mailbox(&self, node: NodeId) -> Option<Arc<dyn Mailbox>> {
+        lock(&self.nodes).get(&node).and_then(Weak::upgrade)
+    }
+}
+
+impl Counter for Counted {
+    fn call(&self, node: NodeId, call: &Call, now: Time) -> Reply {
+        let Call { limit, headroom, recalls, .. } = *call;
+        let caller = Caller { now: self.at(now), limit, headroom, node, recalls };
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
-        let mut state = self.state();
-        let State { ledgers, empty, nodes, .. } = &mut *state;
-        let post =
-            &mut |node: NodeId, grants: &[Grant]| match nodes.get(&node).and_then(Weak::upgrade) {
-                Some(mailbox) => {
-                    hints.push((mailbox, grants.to_vec()));
-                    true
-                }
-                None => false,
-            };
-        let ledger = match ledgers.get_mut(key) {
-            Some(ledger) => ledger,
-            None => {
-                *empty += 1;
-                ledgers.entry(Arc::clone(key)).or_default()
+        let post = &mut |node: NodeId, grants: &[Grant]| match self.shared.mailbox(node) {
+            Some(mailbox) => {
+                hints.push((mailbox, grants.to_vec()));
+                true
+            }
+            None => false,
+        };
+        let mut ledger = lock(&self.ledger);
+        let reply = match &call.op {
+            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+                ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
+            }
+            Op::Release { ids } => ledger.release(caller, ids, post),
+            Op::Renew { lease_ms, ids } => ledger.renew(caller, *lease_ms, ids, post),
+            Op::Reassert { lease_ms, proofs } => ledger.reassert(caller, *lease_ms, proofs, post),
+            Op::Audit { most } => {
+                let found = ledger.audit(caller.now, node, *most as usize);
+                Reply { found, ..Reply::default() }
             }
         };
-        let was_empty = ledger.is_empty();
-        let result = act(ledger, post);
-        match (was_empty, ledger.is_empty()) {
-            (true, false) => *empty -= 1,
-            (false, true) => *empty += 1,
-            _ => {}
-        }
-        if *empty > EMPTY_MAX + ledgers.len() / 2 {
-            ledgers.retain(|_, ledger| !ledger.is_empty());
-            *empty = 0;
-        }
         // A process may call as soon as it gets its hint, so the lock is released first.
-        drop(state);
+        drop(ledger);
         for (mailbox, grants) in hints {
             if grants.is_empty() {
-                mailbox.recall(key);
+                mailbox.recall(&self.key);
             }
             for grant in grants {
-                mailbox.hint(key, grant.into());
+                mailbox.hint(&self.key, grant.into());
             }
         }
-        result
+        reply
+    }
+
+    fn try_single(&self, single: Single, now: Time) -> Option<Done> {
+        lock(&self.ledger).try_single(single, self.at(now))
+    }
+}
+
+impl Counted {
+    /// µs since 1970.
+    fn at(&self, now: Time) -> u64 {
+        self.epoch_ns.saturating_add(now.nanos()) / 1000
     }
 }
 
 impl Backend for MemoryBackend {
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
-        let mut state = self.state();
-        state.nodes.retain(|_, mailbox| mailbox.strong_count() > 0);
-        state.nodes.insert(node, mailbox);
+        let mut nodes = lock(&self.shared.nodes);
+        nodes.retain(|_, mailbox| mailbox.strong_count() > 0);
+        nodes.insert(node, mailbox);
     }
 
     fn key(&self, name: &str) -> Arc<str> {
@@ -179,36 +217,26 @@ impl Backend for MemoryBackend {
 }
 
 impl Embedded for MemoryBackend {
-    fn call(&self, key: &Arc<str>, node: NodeId, call: &Call, now: Instant) -> Reply {
-        let Call { limit, headroom, recalls, .. } = *call;
-        let caller = Caller { now: self.at(now), limit, headroom, node, recalls };
-        self.with_ledger(key, |ledger, post| match &call.op {
-            Op::Acquire { leaving, lease_ms, max_queue, ids } => {
-                ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
-            }
-            Op::Release { ids } => ledger.release(caller, ids, post),
-            Op::Renew { lease_ms, ids } => ledger.renew(caller, *lease_ms, ids, post),
-            Op::Reassert { lease_ms, proofs } => ledger.reassert(caller, *lease_ms, proofs, post),
-            Op::Audit { most } => {
-                let found = ledger.audit(caller.now, node, *most as usize);
-                Reply { found, ..Reply::default() }
-            }
-        })
+    fn counter(&self, key: &Arc<str>, epoch: Instant) -> Arc<dyn Counter> {
+        let (shared, key) = (Arc::clone(&self.shared), Arc::clone(key));
+        let (ledger, epoch_ns) = (shared.ledger(&key), shared.at(epoch));
+        Arc::new(Counted { shared, key, ledger, epoch_ns })
     }
 }
 
 impl Queries for MemoryBackend {
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        let now = self.now();
-        let listing = list(self.state().ledgers.get(key), now, most);
+        let (now, ledger) = (self.shared.now(), self.shared.find(key));
+        let listing = list(ledger.as_ref().map(|ledger| lock(ledger)).as_deref(), now, most);
         ready(Ok(listing)).boxed()
     }
 
     fn list(&self, _: &Arc<str>, from: u64, most: u32) -> Query<Names> {
-        let state = self.state();
-        let held = state.ledgers.iter().filter(|(_, ledger)| !ledger.is_empty());
-        let mut names: Vec<_> = held.map(|(name, _)| Arc::clone(name)).collect();
-        drop(state);
+        let mut names = Vec::new();
+        for part in self.shared.ledgers.parts() {
+            let held = part.iter().filter(|(_, ledger)| !lock(ledger).is_empty());
+            names.extend(held.map(|(name, _)| Arc::clone(name)));
+        }
         names.sort_unstable();
         let all = names.len() as u64;
         let passed = usize::try_from(from).unwrap_or(usize::MAX);
@@ -218,15 +246,15 @@ impl Queries for MemoryBackend {
     }
 
     fn overrides(&self, _: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
-        let state = self.state();
-        let news = (known != state.overrides.version).then(|| state.overrides.clone());
+        let overrides = lock(&self.shared.overrides);
+        let news = (known != overrides.version).then(|| overrides.clone());
         ready(Ok(news)).boxed()
     }
 
     fn set_override(&self, _: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
-        let now = self.now();
-        let mut state = self.state();
-        if !state.overrides.change(name, change, now / 1000) {
+        let now = self.shared.now();
+        let mut overrides = lock(&self.shared.overrides);
+        if !overrides.change(name, change, now / 1000) {
             let most = Overrides::MOST;
             let error = BackendError::call(format!(
                 "{name}: {most} names have something set in place of their policy, as many as may"
@@ -236,20 +264,20 @@ impl Queries for MemoryBackend {
         if !change.is_told() {
             return ready(Ok(())).boxed();
         }
-        let nodes: Vec<_> = state.nodes.values().filter_map(Weak::upgrade).collect();
-        drop(state);
+        drop(overrides);
+        let nodes: Vec<_> = lock(&self.shared.nodes).values().filter_map(Weak::upgrade).collect();
         nodes.iter().for_each(|node| node.overridden());
         ready(Ok(())).boxed()
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
-        let now = self.now();
-        let lease_end = self.with_ledger(key, |ledger, _| ledger.revoke(id, take, now));
+        let (now, ledger) = (self.shared.now(), self.shared.find(key));
+        let lease_end = ledger.and_then(|ledger| lock(&ledger).revoke(id, take, now));
         ready(Ok(lease_end.map(|end| end.saturating_sub(now / 1000)))).boxed()
     }
 
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
-        let mailbox = self.state().nodes.get(&to).and_then(Weak::upgrade);
+        let mailbox = self.shared.mailbox(to);
         // May say something itself: not under the lock.
         mailbox.into_iter().for_each(|mailbox| mailbox.message(key, message.clone()));
         ready(Ok(())).boxed()
@@ -268,22 +296,28 @@ fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
     Listing { now, in_use, waiting, places }
 }
 
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Default for Shared {
     fn default() -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { state: Mutex::default(), began: Instant::now(), began_us: micros(since_1970) }
+        Self {
+            ledgers: Sharded::default(),
+            nodes: Mutex::default(),
+            overrides: Mutex::default(),
+            began: Instant::now(),
+            began_ns: nanos(since_1970),
+        }
     }
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
-            .field("semaphores", &(self.ledgers.len() - self.empty))
-            .field("nodes", &self.nodes.len())
+        f.debug_struct("Shared")
+            .field("semaphores", &self.in_use())
+            .field("nodes", &lock(&self.nodes).len())
             .finish()
     }
 }

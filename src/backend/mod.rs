@@ -52,9 +52,10 @@ pub use rustls;
 use tokio::time::Instant;
 
 use crate::error::BackendError;
-use crate::protocol::call::Op;
+use crate::protocol::call::{Op, Single};
 use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::{Hint, Reply};
+use crate::protocol::ledger::{Done, Hint, Reply};
+use crate::protocol::time::Time;
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
@@ -168,15 +169,20 @@ pub trait Connection: Queries {
 
 /// A backend in this process.
 pub trait Embedded: Queries {
+    /// What counts the semaphore of this key, for a process whose times count from `epoch`. All that it returns for one
+    /// key count together.
+    fn counter(&self, key: &Arc<str>, epoch: Instant) -> Arc<dyn Counter>;
+}
+
+/// Counts one semaphore of a backend in this process.
+pub trait Counter: Send + Sync + 'static {
     /// Carries out a call as of `now`, which is a moment ago at most. Hints for other processes are delivered before
     /// it returns.
-    fn call(
-        &self,
-        key: &Arc<str>,
-        node: NodeId,
-        call: &crate::protocol::Call,
-        now: Instant,
-    ) -> Reply;
+    fn call(&self, node: NodeId, call: &crate::protocol::Call, now: Time) -> Reply;
+
+    /// Carries out a call for one place, if that takes no look at others; `None`: nothing was done. Delivers nothing
+    /// and takes no lock of a process, so it can be called under one.
+    fn try_single(&self, single: Single, now: Time) -> Option<Done>;
 }
 
 /// Operations that belong to no place.

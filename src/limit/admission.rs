@@ -19,7 +19,7 @@ use super::shadow;
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::outcome::Outcome;
 use crate::name::Name;
-use crate::semaphore::{Acquire, Ask, Limit, Permit, Policy};
+use crate::semaphore::{Acquire, AcquireRequest, Ask, Limit, Permit, Policy};
 
 /// What a request waits for.
 #[allow(clippy::large_enum_variant, reason = "in place: the usual case allocates nothing")]
@@ -155,8 +155,14 @@ impl Settings {
     }
 
     fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
+        let Some(fair) = &self.fair else {
+            if key.is_empty() {
+                return self.asked(key, limit, &self.full_name, None, parts);
+            }
+            let name = self.name_of(Some(&key));
+            return self.asked(key, limit, &name, None, parts);
+        };
         let name = self.name_of(Some(&key));
-        let Some(fair) = &self.fair else { return self.asked(key, limit, &name, None, parts) };
         match fair.ask(name, parts) {
             Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask), parts),
             Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
@@ -181,27 +187,35 @@ impl Settings {
         let meter = self.meter.of(if self.is_metered_by_tenant { tenant } else { Some(&key) });
         let allowed = self.wait_timeout(&key, parts);
         let mut policy = self.policy.clone().with_limit(limit);
-        let acquire = |policy| self.semaphore.acquire_measured(name, ask, &policy, meter);
-        let (acquire, counted) = if self.shadow.is_some() {
+        let budget = parts.extensions.get::<WaitBudget>().filter(|_| self.shadow.is_none());
+        if self.shadow.is_some() {
             policy.wait_timeout = Duration::ZERO;
             // It asks whether a permit is free for all, and is not to keep one.
             policy.reuse = false;
-            (acquire(policy).answer_timeout(shadow::SHADOW_TIMEOUT), None)
         } else {
-            let budget = parts.extensions.get::<WaitBudget>();
             policy.wait_timeout = budget.map_or(allowed, |left| left.left(allowed, Instant::now));
-            let is_over = policy.wait_timeout.is_zero() && !allowed.is_zero();
-            let mut acquire = acquire(policy);
-            if is_over {
-                acquire = acquire.out_of_time();
-            }
-            if let Some(timeout) = budget.and_then(WaitBudget::answer_timeout) {
-                acquire = acquire.answer_timeout(timeout);
-            }
-            (acquire, budget.and_then(WaitBudget::wait))
+        }
+        let answer_timeout = match self.shadow {
+            Some(_) => Some(shadow::SHADOW_TIMEOUT),
+            None => budget.and_then(WaitBudget::answer_timeout),
         };
-        let tenant = tenant.cloned().map(Box::new);
-        Wait::Permit(PermitWait { key, tenant, acquire, allowed, counted })
+        let remembered = Some(&self.remembered).filter(|_| key.is_empty());
+        let request = AcquireRequest {
+            name,
+            ask,
+            policy: &policy,
+            meter,
+            is_out_of_time: policy.wait_timeout.is_zero() && !allowed.is_zero(),
+            answer_timeout,
+            remembered,
+        };
+        Wait::Permit(PermitWait {
+            key,
+            tenant: tenant.cloned().map(Box::new),
+            acquire: self.semaphore.acquire_for(request),
+            allowed,
+            counted: budget.and_then(WaitBudget::wait),
+        })
     }
 
     /// How long a request may wait in this layer, whatever others leave of that. In shadow, none waits.

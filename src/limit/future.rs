@@ -96,9 +96,14 @@ where
         {
             WaitBudget::end_with_client(&mut parts, timeout);
         }
-        let wait = settings.begin(&parts);
         let call = Some(Call { service, parts, body });
-        Self { state: State::Waiting { wait, passed: None, call }, settings }
+        let wait = Wait::Done(None);
+        let mut future = Self { state: State::Waiting { wait, passed: None, call }, settings };
+        // In place: it is large.
+        if let State::Waiting { wait, call: Some(call), .. } = &mut future.state {
+            *wait = future.settings.begin(&call.parts);
+        }
+        future
     }
 }
 

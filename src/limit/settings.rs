@@ -17,7 +17,7 @@ use super::labels::LayerMeter;
 use super::refusal_response::RefusalResponse;
 use super::shadow::Shadow;
 use crate::name::Name;
-use crate::semaphore::{Limit, Policy, Semaphore};
+use crate::semaphore::{Limit, Policy, Remembered, Semaphore};
 
 /// How long a request holds its permit.
 ///
@@ -51,6 +51,8 @@ pub(super) struct Settings {
     pub(super) semaphore: Semaphore,
     pub(super) name: Arc<str>,
     pub(super) full_name: Name,
+    /// Where requests without a key of their own find their semaphore.
+    pub(super) remembered: Remembered,
     pub(super) policy: Policy,
     pub(super) key: KeySource,
     /// `None`: as the extractor says.

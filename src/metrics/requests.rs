@@ -183,15 +183,23 @@ impl Hold {
 /// The meters of policies that are used without a layer.
 #[derive(Default)]
 pub(crate) struct Meters {
+    /// The first ones, which are found without a lock.
+    first: [OnceLock<(&'static str, Meter)>; 8],
     // As many as there are names in the program's text.
-    by_name: Mutex<HashMap<&'static str, Meter>>,
+    others: Mutex<HashMap<&'static str, Meter>>,
 }
 
 impl Meters {
     pub(crate) fn of(&self, name: &'static str, wait_timeout: Duration) -> Meter {
-        let mut meters = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Meter::new(&Arc::from(name), None, Some(wait_timeout));
-        meters.entry(name).or_insert_with(new).clone()
+        for slot in &self.first {
+            let (known, meter) = slot.get_or_init(|| (name, new()));
+            if *known == name {
+                return meter.clone();
+            }
+        }
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.entry(name).or_insert_with(new).clone()
     }
 }
 

@@ -18,11 +18,11 @@ pub(crate) mod overrides;
 pub mod session;
 pub(crate) mod time;
 
-pub use self::call::{Call, Op};
+pub use self::call::{Call, Op, Single};
 pub use self::claim::{Claim, Tenant};
 pub use self::id::{Ids, NodeId, PlaceId};
 pub use self::ledger::{
-    Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
+    Caller, Done, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
     WORK_MAX,
 };
 pub use self::session::Session;

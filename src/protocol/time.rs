@@ -19,6 +19,11 @@ impl Time {
         Self(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// The time elapsed since the epoch, in ns.
+    pub(crate) const fn nanos(self) -> u64 {
+        self.0
+    }
+
     /// The time elapsed since the epoch.
     #[must_use]
     pub const fn elapsed_since_epoch(self) -> Duration {

@@ -14,8 +14,10 @@ use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::{PlaceHandle, PlaceOf};
 use super::policy::{ANSWER_TIMEOUT, Limit, Policy};
+use super::sessions::Remembered;
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
+use crate::name::Name;
 use crate::protocol::claim::Claim;
 use crate::protocol::session::Progress;
 
@@ -55,15 +57,25 @@ enum State {
     Asking(PlaceHandle),
 }
 
+/// A request, as a layer makes it.
+pub(crate) struct Request<'a> {
+    pub(crate) name: &'a Name,
+    /// `None` where the name is all that is asked for.
+    pub(crate) ask: Option<&'a Ask>,
+    pub(crate) policy: &'a Policy,
+    pub(crate) meter: Meter,
+    /// It may not wait because its time for that is over: then this is what it is refused for.
+    pub(crate) is_out_of_time: bool,
+    /// It waits no longer than this for the backend's answer.
+    pub(crate) answer_timeout: Option<Duration>,
+    /// Where the record of the name was last, if all of these requests are for one name.
+    pub(crate) remembered: Option<&'a Remembered>,
+}
+
 impl Acquire {
-    /// `ask` is `None` where the name is all that is asked for.
-    pub(super) fn new(
-        semaphore: &Semaphore,
-        name: &str,
-        ask: Option<&Ask>,
-        policy: &Policy,
-        meter: Meter,
-    ) -> Self {
+    pub(super) fn new(semaphore: &Semaphore, request: Request<'_>) -> Self {
+        let Request { name, ask, policy, meter, is_out_of_time, answer_timeout, remembered } =
+            request;
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
         let (mut claim, mut limit) = (None, 0);
@@ -71,7 +83,7 @@ impl Acquire {
         let state =
             match policy.limit {
                 _ if node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
-                Limit::Unlimited => State::Answered(Some(Ok(Permit::uncounted(name)))),
+                Limit::Unlimited => State::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
                 Limit::Permits(0) => State::Answered(Some(Err(AcquireError::Rejected(
                     Rejected::new(RejectReason::Limit, 0, 0, 0, Duration::ZERO),
                 )))),
@@ -84,7 +96,8 @@ impl Acquire {
                         .and_then(|made| {
                             claim = made;
                             let tenant = ask.and_then(Ask::tenant);
-                            let of = PlaceOf { name, tenant, claim, meter: attempt.meter() };
+                            let meter = attempt.meter();
+                            let of = PlaceOf { name, remembered, tenant, claim, meter };
                             PlaceHandle::take(node, of, permits, policy, began)
                         });
                     match place {
@@ -94,33 +107,21 @@ impl Acquire {
                 }
             };
         if let State::Answered(Some(Err(AcquireError::Rejected(_)))) = &state {
-            node.counts.tallies.refused(name);
+            node.counts.tallies.refused(name.as_str());
         }
         let wait_timeout = policy.wait_timeout;
-        let answer_timeout = ANSWER_TIMEOUT;
+        let answer_timeout = answer_timeout.map_or(ANSWER_TIMEOUT, |at| at.min(ANSWER_TIMEOUT));
         Self {
             state,
             began,
             wait_timeout,
             answer_timeout,
-            is_out_of_time: false,
+            is_out_of_time,
             limit,
             claim,
             attempt,
             alarm: None,
         }
-    }
-
-    /// It may not wait because its time for that is over: then this is what it is refused for.
-    pub(crate) const fn out_of_time(mut self) -> Self {
-        self.is_out_of_time = true;
-        self
-    }
-
-    /// Waits no longer than this for the backend's answer.
-    pub(crate) fn answer_timeout(mut self, timeout: Duration) -> Self {
-        self.answer_timeout = self.answer_timeout.min(timeout);
-        self
     }
 
     fn rejected(&self, reason: RejectReason, in_use: u64, waiting: u64) -> Rejected {

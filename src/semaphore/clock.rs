@@ -15,6 +15,11 @@ impl Clock {
         Self { epoch: Instant::now() }
     }
 
+    /// The moment from which [`Time`]s count.
+    pub(super) const fn epoch(self) -> Instant {
+        self.epoch
+    }
+
     pub(super) fn time(self, at: Instant) -> Time {
         Time::since_epoch(at.saturating_duration_since(self.epoch))
     }

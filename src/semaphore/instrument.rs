@@ -10,6 +10,7 @@ use super::policy::{Limit, OnUnavailable, Policy};
 use crate::error::AcquireError;
 use crate::metrics::outcome::Outcome;
 use crate::metrics::requests::{Hold, Meter};
+use crate::name::Name;
 
 /// One request for a permit. If this is dropped before it has an outcome, the request was canceled.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(super) struct Attempt {
 
 impl Attempt {
     #[inline]
-    pub(super) fn new(meter: Meter, name: &str, policy: &Policy) -> Self {
+    pub(super) fn new(meter: Meter, name: &Name, policy: &Policy) -> Self {
         let limit = match policy.limit {
             Limit::Permits(permits) => Some(permits),
             Limit::Unlimited => None,
@@ -32,7 +33,7 @@ impl Attempt {
         let span = debug_span!(
             target: "tower_semaphore",
             "acquire",
-            semaphore = name,
+            semaphore = name.as_str(),
             limit,
             outcome = Empty,
             waited_ms = Empty

@@ -42,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
+pub(crate) use self::acquire::Request as AcquireRequest;
 pub use self::ask::Ask;
 pub use self::health::{ConnectionState, Health};
 pub use self::inspect::{Cursor, Listed, Page};
@@ -49,6 +50,7 @@ pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
+pub(crate) use self::sessions::Remembered;
 use self::tenants::TenantNumbers;
 pub use self::tenants::TenantOverride;
 #[cfg(feature = "redis")]
@@ -59,8 +61,6 @@ use crate::error::AcquireError;
 use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
-use crate::metrics::requests::Meter;
-use crate::name::Name;
 
 /// How long a shutdown waits for the last releases.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -264,19 +264,20 @@ impl Semaphore {
     pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
         let ask = ask.into();
-        self.acquire_measured(ask.name(), Some(&ask), policy, meter)
+        self.acquire_for(acquire::Request {
+            name: ask.name(),
+            ask: Some(&ask),
+            policy,
+            meter,
+            is_out_of_time: false,
+            answer_timeout: None,
+            remembered: None,
+        })
     }
 
-    /// As [`acquire`](Self::acquire), counted by a meter of the caller. `ask` is `None` where the name is all that is
-    /// asked for.
-    pub(crate) fn acquire_measured(
-        &self,
-        name: &Name,
-        ask: Option<&Ask>,
-        policy: &Policy,
-        meter: Meter,
-    ) -> Acquire {
-        Acquire::new(self, name.as_str(), ask, policy, meter)
+    /// As [`acquire`](Self::acquire), for a request of a layer.
+    pub(crate) fn acquire_for(&self, request: acquire::Request<'_>) -> Acquire {
+        Acquire::new(self, request)
     }
 
     /// Takes a permit if one is free and no request waits for it. Ignores the wait timeout of the policy.

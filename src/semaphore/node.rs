@@ -4,6 +4,7 @@
 //! wait for it.
 
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -17,18 +18,19 @@ use super::peers::Questions;
 use super::policy::ANSWER_TIMEOUT;
 use super::server::{self, Reach};
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
-use super::sessions::{SESSIONS_AT_A_TIME, Sessions};
+use super::sessions::{Remembered, SESSIONS_AT_A_TIME, Sessions};
 use super::shared_session::{SessionState, SharedSession, no_answer};
 use super::tasks::Tasks;
 use crate::backend::{
-    Backend, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
+    Backend, Counter, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
 use crate::metrics::requests::Meters;
+use crate::name::Name;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Connected, Session, Urgency};
 use crate::protocol::time::Time;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// The most redirects that a query follows.
@@ -51,8 +53,6 @@ pub(crate) struct Node {
     pub(super) tasks: Tasks,
     /// Jitters pauses.
     random: Mutex<fastrand::Rng>,
-    /// Places in use, over all sessions.
-    live: AtomicUsize,
     pub(super) closed: AtomicBool,
     /// No request may wait.
     pub(super) is_queue_closed: AtomicBool,
@@ -73,7 +73,6 @@ impl Node {
             meters: Meters::default(),
             tasks: Tasks::default(),
             random: Mutex::new(fastrand::Rng::with_seed(!seed)),
-            live: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             is_queue_closed: AtomicBool::new(false),
             backend,
@@ -126,17 +125,50 @@ impl Node {
         &self,
         name: &str,
         now: Time,
-        act: impl FnOnce(&mut SessionState, Time) -> T,
+        mut act: impl FnMut(&mut SessionState, Time) -> T,
     ) -> (Arc<SharedSession>, T) {
         loop {
             let shared = self.session(name);
-            let mut state = shared.lock();
-            if !state.is_retired {
-                let result = act(&mut state, now);
-                self.finish(&shared, state, now, None);
+            if let Some(result) = self.act_unless_retired(&shared, now, &mut act) {
                 return (shared, result);
             }
         }
+    }
+
+    /// As [`with_session`](Self::with_session), where the caller remembers the session of the name that it asks for.
+    #[inline]
+    pub(super) fn with_remembered<T>(
+        &self,
+        remembered: &Remembered,
+        name: &Name,
+        now: Time,
+        mut act: impl FnMut(&mut SessionState, Time) -> T,
+    ) -> (Arc<SharedSession>, T) {
+        if let Some(shared) = remembered.get()
+            && let Some(result) = self.act_unless_retired(&shared, now, &mut act)
+        {
+            return (shared, result);
+        }
+        let (shared, result) = self.with_session(name.as_str(), now, act);
+        remembered.set(&shared);
+        (shared, result)
+    }
+
+    /// Acts on a session that is in the registry; `None`: it is not any more.
+    #[inline]
+    fn act_unless_retired<T>(
+        &self,
+        shared: &Arc<SharedSession>,
+        now: Time,
+        act: impl FnOnce(&mut SessionState, Time) -> T,
+    ) -> Option<T> {
+        let mut state = shared.lock();
+        if state.is_retired {
+            return None;
+        }
+        let result = act(&mut state, now);
+        self.finish(shared, state, now, None);
+        Some(result)
     }
 
     fn session(&self, name: &str) -> Arc<SharedSession> {
@@ -145,12 +177,13 @@ impl Node {
         }
         let name: Arc<str> = name.into();
         let key = self.backend.key(&name);
+        let counter = self.embedded().map(|embedded| embedded.counter(&key, self.clock.epoch()));
         let server = self.servers.attach(&self.backend.shard(&key), 1);
         let made = self.sessions.insert(&name, |serial| {
             // Read under the lock of the registry: a later change of the server's state finds this session.
             let mut session = Session::new(self.id, serial, server.conditions(), server.is_down());
             session.handle_override(self.overrides.of(&name), Time::ZERO);
-            SharedSession::new(Arc::clone(&name), key, session, Arc::clone(&server))
+            SharedSession::new(Arc::clone(&name), key, counter, session, Arc::clone(&server))
         });
         match made {
             Ok(shared) => {
@@ -236,20 +269,27 @@ impl Node {
             drop(state);
             return woken.wake();
         }
-        match self.embedded() {
-            Some(embedded) => state = self.call_embedded(embedded, shared, state, now),
+        let mut granted = None;
+        match shared.counter() {
+            Some(counter) => match state.try_single(counter, now) {
+                // As mostly. It had no events, or there would have been no single call.
+                Some(waker) if self.is_settled(&state, now) => {
+                    drop(state);
+                    return waker.into_iter().for_each(Waker::wake);
+                }
+                Some(waker) => granted = waker,
+                None => state = self.call_embedded(counter, shared, state, now),
+            },
             None => self.post(shared, &mut state, now),
         }
         let woken = state.take_events(shared.name(), error, &self.counts);
-        let timeout = state.session.poll_timeout();
+        let timeout = state.is_due_before_timer();
         let is_over = state.session.is_over(now);
         let mut replaced = None;
-        if let Some(at) = timeout.filter(|_| !is_over).map(|at| self.clock.instant(at))
-            && state.timer.is_none_or(|timer| at < timer.at())
-        {
+        if let Some(due) = timeout.filter(|_| !is_over) {
             let timers = &self.sessions.timers;
-            let timer = timers.push(Arc::clone(shared), at);
-            replaced = state.timer.replace(timer).and_then(|timer| timers.remove(timer));
+            let timer = timers.push(Arc::clone(shared), self.clock.instant(due));
+            replaced = state.set_timer(timer, due).and_then(|timer| timers.remove(timer));
         }
         // The tasks end with the last busy session.
         let may_end = self.is_closed() && !state.session.is_busy();
@@ -262,6 +302,12 @@ impl Node {
             self.wake_tasks();
         }
         woken.wake();
+        granted.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns whether nothing is to be done about a session before its timer goes off.
+    fn is_settled(&self, state: &SessionState, now: Time) -> bool {
+        state.is_due_before_timer().is_none() && !state.session.is_over(now) && !self.is_closed()
     }
 
     /// Queues a session for the driver, if it has something to send.
@@ -287,7 +333,7 @@ impl Node {
     /// session, so that its calls keep their order.
     fn call_embedded<'a>(
         &self,
-        embedded: &dyn Embedded,
+        counter: &dyn Counter,
         shared: &'a Arc<SharedSession>,
         mut state: MutexGuard<'a, SessionState>,
         now: Time,
@@ -299,7 +345,7 @@ impl Node {
         while let Some(call) = state.session.poll_call(now) {
             state.is_busy = true;
             drop(state);
-            let reply = embedded.call(shared.key(), self.id, &call, self.clock.instant(now));
+            let reply = counter.call(self.id, &call, now);
             self.counts.meter.replied(&call.op, &reply);
             state = shared.lock();
             state.session.handle_reply(&call.op, &reply, false, now, now);
@@ -326,21 +372,6 @@ impl Node {
             }
             self.servers.detach(&server);
         }
-    }
-
-    pub(super) fn place_taken(&self) {
-        self.live.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(super) fn place_left(&self) {
-        if self.live.fetch_sub(1, Ordering::AcqRel) == 1 && self.is_closed() {
-            self.wake_tasks();
-        }
-    }
-
-    /// Returns whether any place is in use.
-    pub(super) fn has_places(&self) -> bool {
-        self.live.load(Ordering::Acquire) > 0
     }
 
     // ===== servers =====

@@ -18,6 +18,7 @@ use crate::error::BackendError;
 use crate::name::Name;
 use crate::protocol::id::PlaceId;
 use crate::protocol::overrides::Override;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 
 /// The known overrides, and the questions for newer ones.
@@ -25,14 +26,14 @@ pub(super) struct OverrideCache {
     /// The key that keeps them.
     key: Arc<str>,
     state: Mutex<State>,
+    /// A tenant has an override. As mostly none has, a request of a tenant needs no lock.
+    has_tenants: AtomicBool,
     answered: Notify,
 }
 
 #[derive(Default)]
 struct State {
     overrides: Overrides,
-    /// A tenant has an override.
-    has_tenants: bool,
     /// A question was answered.
     was_read: bool,
     /// A question is to be asked.
@@ -69,7 +70,12 @@ pub(super) struct News {
 
 impl OverrideCache {
     pub(super) fn new(key: Arc<str>) -> Self {
-        Self { key, state: Mutex::default(), answered: Notify::new() }
+        Self {
+            key,
+            state: Mutex::default(),
+            has_tenants: AtomicBool::new(false),
+            answered: Notify::new(),
+        }
     }
 
     pub(super) const fn key(&self) -> &Arc<str> {
@@ -83,10 +89,10 @@ impl OverrideCache {
 
     /// Returns the known override of a tenant.
     pub(super) fn of_tenant(&self, name: &Name, tenant: &Name) -> TenantOverride {
-        let state = lock(&self.state);
-        if !state.has_tenants {
+        if !self.has_tenants.load(Ordering::Acquire) {
             return TenantOverride::default();
         }
+        let state = lock(&self.state);
         let set = |field: String| state.overrides.of(&field).limit;
         TenantOverride {
             limit: set(limit_field(name, tenant)),
@@ -219,7 +225,8 @@ impl OverrideCache {
         match answer {
             Ok(None) => state.failed = false,
             Ok(Some(new)) => {
-                state.has_tenants = new.names.keys().any(|name| name.contains('@'));
+                let has_tenants = new.names.keys().any(|name| name.contains('@'));
+                self.has_tenants.store(has_tenants, Ordering::Release);
                 let old = std::mem::replace(&mut state.overrides, new);
                 let new = &state.overrides;
                 let names = old.names.keys().chain(new.names.keys());

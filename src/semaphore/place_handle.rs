@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::node::Node;
 use super::policy::Policy;
+use super::sessions::Remembered;
 use super::shared_session::{SessionState, SharedSession};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::{Hold, Meter};
@@ -33,7 +34,8 @@ pub(super) struct PlaceHandle {
 /// The semaphore and the tenant of a place.
 #[derive(Clone, Copy)]
 pub(super) struct PlaceOf<'a> {
-    pub(super) name: &'a str,
+    pub(super) name: &'a Name,
+    pub(super) remembered: Option<&'a Remembered>,
     pub(super) tenant: Option<&'a Name>,
     pub(super) claim: Option<Claim>,
     /// Counts the permit if it is lost.
@@ -43,8 +45,8 @@ pub(super) struct PlaceOf<'a> {
 impl<'a> PlaceOf<'a> {
     /// Of no tenant.
     #[cfg(all(test, shuttle))]
-    pub(super) const fn plain(name: &'a str, meter: &'a Meter) -> Self {
-        Self { name, tenant: None, claim: None, meter }
+    pub(super) const fn plain(name: &'a Name, meter: &'a Meter) -> Self {
+        Self { name, remembered: None, tenant: None, claim: None, meter }
     }
 }
 
@@ -56,7 +58,7 @@ impl PlaceHandle {
         policy: &Policy,
         now: Instant,
     ) -> Result<Self, AcquireError> {
-        let PlaceOf { name, tenant, claim, .. } = of;
+        let PlaceOf { name, remembered, tenant, claim, .. } = of;
         let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
         let on_unavailable = policy.on_unavailable;
         let mut options = AcquireOptions {
@@ -65,13 +67,12 @@ impl PlaceHandle {
             on_unavailable,
             headroom: policy.headroom,
             claim,
-            // Rounded up to whole ms.
-            linger_ms: u32::try_from(policy.linger.as_micros().div_ceil(1000)).unwrap_or(u32::MAX),
+            linger_ms: policy.linger_ms(),
             reuse_ms: if policy.reuse { REUSE_MS } else { 0 },
         };
         let now = node.clock.time(now);
         let mut same_number = None;
-        let (shared, index) = node.with_session(name, now, |state, time| {
+        let take = |state: &mut SessionState, time| {
             // Read under the lock of the session: if it is not closed yet, `give_back` finds the place.
             if node.is_closed() {
                 return Err(AcquireError::Closed);
@@ -91,19 +92,22 @@ impl PlaceHandle {
                 same_number = tenants.note(claim.tenant(), tenant, |t| session.has_tenant(t));
             }
             Ok(index)
-        });
+        };
+        let (shared, index) = match remembered {
+            Some(remembered) => node.with_remembered(remembered, name, now, take),
+            None => node.with_session(name.as_str(), now, take),
+        };
         if let (Some(other), Some(tenant)) = (same_number, tenant) {
             // Not under the lock.
             tracing::debug!(
                 target: "tower_semaphore",
-                semaphore = name,
+                semaphore = name.as_str(),
                 tenant = tenant.as_str(),
                 other = &*other,
                 "two tenants have the same number; they share their turns and their cap"
             );
         }
         let index = index?;
-        node.place_taken();
         let (node, hold) = (Arc::clone(node), Hold::default());
         let cost = claim.map_or(1, Claim::cost);
         Ok(Self { node, shared, index, cost, listener: 0, hold })
@@ -256,20 +260,20 @@ impl Clone for PlaceHandle {
 
 impl Drop for PlaceHandle {
     fn drop(&mut self) {
-        let (now, index) = (Instant::now(), self.index);
+        let index = self.index;
         let mut state = self.shared.lock();
         let (is_last, abandoned) = state.end(index, self.listener);
         if !is_last {
             drop(state);
             return drop(abandoned);
         }
+        let now = Instant::now();
         let held = self.hold.is_measured() && state.session.is_held(index);
         let at = self.node.clock.time(now);
         state.session.handle_leave(index, at);
         state.trim();
         self.node.finish(&self.shared, state, at, None);
         drop(abandoned);
-        self.node.place_left();
         if held {
             self.hold.ended(now);
         }

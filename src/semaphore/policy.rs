@@ -107,6 +107,14 @@ impl Policy {
         PolicyBuilder { policy: Self::new(limit) }
     }
 
+    /// Returns the linger in ms, rounded up.
+    pub(super) fn linger_ms(&self) -> u32 {
+        if self.linger.is_zero() {
+            return 0;
+        }
+        u32::try_from(self.linger.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
+    }
+
     /// Returns the policy with another limit.
     ///
     /// # Examples

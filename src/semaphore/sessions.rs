@@ -1,16 +1,16 @@
 //! The sessions of a process by name, and the timers at which the watchdog handles them.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
 use super::server::Server;
 use super::shared_session::{SessionState, SharedSession};
 use super::timers::Timers;
+use crate::protocol::session::Session;
 use crate::protocol::time::Time;
+use crate::sharded::Sharded;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -22,7 +22,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Every session, from its first request until it is unused.
 pub(super) struct Sessions {
-    by_name: Mutex<HashMap<Arc<str>, Arc<SharedSession>, RandomState>>,
+    by_name: Sharded<Arc<SharedSession>>,
     /// The first number for the places of the next session: no session that is gone used it.
     serial: AtomicU64,
     /// A session was created since [`were_used`](Self::were_used) was called last.
@@ -32,10 +32,25 @@ pub(super) struct Sessions {
     pub(super) timers: Timers<Arc<SharedSession>>,
 }
 
+/// Where the record of a name was last, for a caller that asks for one name again and again.
+#[derive(Default)]
+pub(crate) struct Remembered(Mutex<Weak<SharedSession>>);
+
+impl Remembered {
+    #[inline]
+    pub(super) fn get(&self) -> Option<Arc<SharedSession>> {
+        lock(&self.0).upgrade()
+    }
+
+    pub(super) fn set(&self, shared: &Arc<SharedSession>) {
+        *lock(&self.0) = Arc::downgrade(shared);
+    }
+}
+
 impl Sessions {
     pub(super) fn new() -> Self {
         Self {
-            by_name: Mutex::default(),
+            by_name: Sharded::default(),
             serial: AtomicU64::new(1),
             made: AtomicBool::new(false),
             made_by_hints: Mutex::default(),
@@ -44,7 +59,7 @@ impl Sessions {
     }
 
     pub(super) fn get(&self, name: &str) -> Option<Arc<SharedSession>> {
-        lock(&self.by_name).get(name).cloned()
+        self.by_name.of(name).get(name).cloned()
     }
 
     /// Inserts the session that `make` creates for a name, given the first number of its places. `make` runs under the
@@ -54,7 +69,7 @@ impl Sessions {
         name: &Arc<str>,
         make: impl FnOnce(u64) -> SharedSession,
     ) -> Result<Arc<SharedSession>, Arc<SharedSession>> {
-        let mut sessions = lock(&self.by_name);
+        let mut sessions = self.by_name.of(name);
         if let Some(session) = sessions.get(name) {
             return Err(Arc::clone(session));
         }
@@ -78,13 +93,13 @@ impl Sessions {
         shared: &Arc<SharedSession>,
         now: Time,
     ) -> Option<Arc<Server<Arc<SharedSession>>>> {
-        let mut sessions = lock(&self.by_name);
+        let mut sessions = self.by_name.of(shared.name());
         let mut state = shared.lock();
         if state.is_retired || !state.session.is_over(now) || state.is_busy {
             return None;
         }
         state.is_retired = true;
-        let cancelled = state.timer.take().and_then(|timer| self.timers.remove(timer));
+        let cancelled = state.take_timer().and_then(|timer| self.timers.remove(timer));
         // Under the lock of the registry, so that the next session of this name numbers its places from there.
         self.serial.fetch_max(state.session.serial(), Ordering::Relaxed);
         sessions.remove(shared.name());
@@ -100,7 +115,10 @@ impl Sessions {
 
     /// Returns all sessions by name, in an order that does not depend on hashes.
     pub(super) fn all(&self) -> Vec<Arc<SharedSession>> {
-        let mut all: Vec<_> = lock(&self.by_name).values().cloned().collect();
+        let mut all = Vec::new();
+        for part in self.by_name.parts() {
+            all.extend(part.values().cloned());
+        }
         all.sort_unstable_by(|a, b| a.name().cmp(b.name()));
         all
     }
@@ -114,32 +132,45 @@ impl Sessions {
     /// Returns whether there was a session since the last call. A rejected request may have left none.
     pub(super) fn were_used(&self) -> bool {
         let made = self.made.swap(false, Ordering::Relaxed);
-        made || !lock(&self.by_name).is_empty()
+        made || self.by_name.parts().any(|part| !part.is_empty())
     }
 
     pub(super) fn len(&self) -> usize {
-        lock(&self.by_name).len()
+        self.by_name.parts().map(|part| part.len()).sum()
     }
 
     /// Returns whether any session has something on a server, or something to send.
     pub(super) fn is_busy(&self) -> bool {
-        lock(&self.by_name).values().any(|shared| shared.lock().session.is_busy())
+        self.any(Session::is_busy)
+    }
+
+    /// Returns whether any session has a request that waits or holds a permit.
+    pub(super) fn are_in_use(&self) -> bool {
+        self.any(Session::is_in_use)
+    }
+
+    fn any(&self, is: impl Fn(&Session) -> bool) -> bool {
+        let is = |shared: &Arc<SharedSession>| is(&shared.lock().session);
+        self.by_name.parts().any(|part| part.values().any(is))
     }
 
     /// Removes the sessions for which `gone` returns true, whatever they have.
     pub(super) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) -> Vec<Arc<SharedSession>> {
         let (mut dropped, mut cancelled) = (Vec::new(), Vec::new());
-        lock(&self.by_name).retain(|_, shared| {
-            // Under one lock: a session that moves to another server meanwhile is needed there.
-            let mut state = shared.lock();
-            let gone = gone(&state);
-            if gone {
-                state.is_retired = true;
-                cancelled.extend(state.timer.take().and_then(|timer| self.timers.remove(timer)));
-                dropped.push(Arc::clone(shared));
-            }
-            !gone
-        });
+        for mut part in self.by_name.parts() {
+            part.retain(|_, shared| {
+                // Under one lock: a session that moves to another server meanwhile is needed there.
+                let mut state = shared.lock();
+                let gone = gone(&state);
+                if gone {
+                    state.is_retired = true;
+                    let timer = state.take_timer();
+                    cancelled.extend(timer.and_then(|timer| self.timers.remove(timer)));
+                    dropped.push(Arc::clone(shared));
+                }
+                !gone
+            });
+        }
         dropped
     }
 }

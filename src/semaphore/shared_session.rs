@@ -10,6 +10,7 @@ use super::health::Counts;
 use super::server::Server;
 use super::tenants::TenantNames;
 use super::timers::Timer;
+use crate::backend::Counter;
 use crate::error::BackendError;
 use crate::metrics::requests::Meter;
 use crate::protocol::id::NodeId;
@@ -22,6 +23,8 @@ pub(super) struct SharedSession {
     name: Arc<str>,
     /// See [`Backend::key`](crate::backend::Backend::key).
     key: Arc<str>,
+    /// Counts it, where the backend is in this process.
+    counter: Option<Arc<dyn Counter>>,
     state: Mutex<SessionState>,
 }
 
@@ -40,8 +43,8 @@ pub(super) struct SessionState {
     pub(super) queued: Option<Urgency>,
     /// A thread carries out its calls, where the backend is embedded.
     pub(super) is_busy: bool,
-    /// When the watchdog handles it.
-    pub(super) timer: Option<Timer>,
+    /// When the watchdog handles it, and that moment as the session counts it.
+    timer: Option<(Timer, Time)>,
     /// It was removed from the registry; get another one.
     pub(super) is_retired: bool,
     /// It moved to its server while that had no connection: the data of the server before that means nothing to it.
@@ -66,6 +69,9 @@ struct Request {
     meter: Option<Meter>,
 }
 
+/// So many records of requests are kept for the next ones.
+const REQUESTS_SPARE: usize = 16;
+
 /// Wakers by listener: the number of a handle or a future.
 type LostWakers = SmallVec<[(u32, Waker); 1]>;
 
@@ -79,13 +85,14 @@ pub(super) struct Woken(SmallVec<[Waker; 2]>);
 #[must_use = "dropped where the lock is held, it may wait for that lock"]
 pub(super) struct Abandoned {
     _waker: Option<Waker>,
-    _lost: LostWakers,
+    _lost: Option<LostWakers>,
 }
 
 impl SharedSession {
     pub(super) fn new(
         name: Arc<str>,
         key: Arc<str>,
+        counter: Option<Arc<dyn Counter>>,
         session: Session,
         server: Arc<Server<Arc<Self>>>,
     ) -> Self {
@@ -104,7 +111,7 @@ impl SharedSession {
             tenants: TenantNames::default(),
             lines: 0,
         };
-        Self { name, key, state: Mutex::new(state) }
+        Self { name, key, counter, state: Mutex::new(state) }
     }
 
     pub(super) const fn name(&self) -> &Arc<str> {
@@ -113,6 +120,10 @@ impl SharedSession {
 
     pub(super) const fn key(&self) -> &Arc<str> {
         &self.key
+    }
+
+    pub(super) fn counter(&self) -> Option<&dyn Counter> {
+        self.counter.as_deref()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
@@ -146,8 +157,14 @@ impl SessionState {
         if request.handles > 0 {
             return (false, self.remove_listener(index, listener));
         }
-        let Request { waker, lost_wakers, .. } = std::mem::take(request);
-        (true, Abandoned { _waker: waker, _lost: lost_wakers })
+        // Piece by piece: most have nothing of it, and the whole is large.
+        (request.listeners, request.error) = (0, None);
+        request.meter = None;
+        let mut abandoned = Abandoned { _waker: request.waker.take(), ..Abandoned::default() };
+        if !request.lost_wakers.is_empty() {
+            abandoned._lost = Some(std::mem::take(&mut request.lost_wakers));
+        }
+        (true, abandoned)
     }
 
     /// Returns a number for one more listener for the loss of a permit.
@@ -168,9 +185,36 @@ impl SessionState {
         abandoned
     }
 
+    /// Returns when the watchdog has to handle it, if its timer is not early enough for that.
+    pub(super) fn is_due_before_timer(&self) -> Option<Time> {
+        let due = self.session.poll_timeout()?;
+        self.timer.is_none_or(|(_, at)| due < at).then_some(due)
+    }
+
+    /// Sets its timer. Returns the one before.
+    pub(super) const fn set_timer(&mut self, timer: Timer, at: Time) -> Option<Timer> {
+        match self.timer.replace((timer, at)) {
+            Some((before, _)) => Some(before),
+            None => None,
+        }
+    }
+
+    pub(super) fn take_timer(&mut self) -> Option<Timer> {
+        self.timer.take().map(|(timer, _)| timer)
+    }
+
+    /// Its timer has gone off, if this is it.
+    pub(super) fn timer_went_off(&mut self, timer: Timer) {
+        self.timer = self.timer.filter(|(last, _)| *last != timer);
+    }
+
     /// Frees the memory of requests that are gone, after a burst.
     pub(super) fn trim(&mut self) {
-        self.requests.truncate(self.session.index_bound());
+        let bound = self.session.index_bound();
+        if self.requests.len() <= bound + REQUESTS_SPARE {
+            return;
+        }
+        self.requests.truncate(bound);
         if self.requests.capacity() > 4 * self.requests.len() + 64 {
             self.requests.shrink_to(2 * self.requests.len());
         }
@@ -211,6 +255,19 @@ impl SessionState {
     pub(super) fn error(&self, index: usize) -> BackendError {
         let error = self.requests.get(index).and_then(|request| request.error.clone());
         error.unwrap_or_else(no_answer)
+    }
+
+    /// Makes the call of the session, if it concerns one place and takes no look at others. `None`: nothing was done.
+    /// Else there is nothing more to send, and the task is to be woken whose request can go on.
+    #[inline]
+    pub(super) fn try_single(&mut self, counter: &dyn Counter, now: Time) -> Option<Option<Waker>> {
+        if self.is_busy || self.is_retired || self.lines > 0 {
+            return None;
+        }
+        let single = self.session.poll_single(now)?;
+        let done = counter.try_single(single, now)?;
+        let granted = self.session.handle_single(&single, done, now);
+        Some(granted.and_then(|index| self.requests.get_mut(index)?.waker.take()))
     }
 
     /// Takes the events of the session. Failures get `error`, or else the reason why the server is down.

@@ -1,19 +1,28 @@
 //! Counts of each semaphore that outlive its sessions, for operators.
 
 use std::fmt;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use quick_cache::unsync::Cache;
 
-use crate::sync::{Mutex, lock};
+use crate::sharded::part_of;
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// The most semaphores that have counts: those that were counted last.
 const NAMES_MAX: usize = 1024;
 
+/// How many locks there are: under overload each request counts something.
+const PARTS: usize = 16;
+
 /// Counts by name. They outlive the session of a name that is not in use.
 pub(super) struct Tallies {
-    by_name: Mutex<Cache<Arc<str>, Tally>>,
+    parts: [Mutex<Part>; PARTS],
+    hasher: RandomState,
 }
+
+type Part = Cache<Arc<str>, Tally>;
 
 /// What a process counted of one semaphore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,11 +48,15 @@ impl Tallies {
     }
 
     pub(super) fn of(&self, name: &str) -> Tally {
-        lock(&self.by_name).get(name).copied().unwrap_or_default()
+        self.part(name).get(name).copied().unwrap_or_default()
+    }
+
+    fn part(&self, name: &str) -> MutexGuard<'_, Part> {
+        lock(&self.parts[part_of(self.hasher.hash_one(name), PARTS)])
     }
 
     fn change(&self, name: &str, change: impl FnOnce(&mut Tally)) {
-        let mut by_name = lock(&self.by_name);
+        let mut by_name = self.part(name);
         let mut tally = by_name.get(name).copied().unwrap_or_default();
         change(&mut tally);
         by_name.insert(name.into(), tally);
@@ -52,7 +65,8 @@ impl Tallies {
 
 impl Default for Tallies {
     fn default() -> Self {
-        Self { by_name: Mutex::new(Cache::new(NAMES_MAX)) }
+        let part = |_| Mutex::new(Cache::new(NAMES_MAX / PARTS));
+        Self { parts: std::array::from_fn(part), hasher: RandomState::default() }
     }
 }
 
@@ -79,6 +93,7 @@ mod tests {
         for i in 0..3 * NAMES_MAX {
             tallies.refused(&i.to_string());
         }
-        assert!(tallies.by_name.lock().unwrap().len() <= NAMES_MAX);
+        let kept: usize = tallies.parts.iter().map(|part| part.lock().unwrap().len()).sum();
+        assert!(kept <= NAMES_MAX, "{kept}");
     }
 }

@@ -323,7 +323,7 @@ impl Drop for Registered {
         if node.is_closed() {
             // Nobody looks after what is left: it ends with its lease.
             node.abandon(|_| true);
-        } else if node.has_places() {
+        } else if node.sessions.are_in_use() {
             tracing::warn!(
                 target: "tower_semaphore",
                 "the last Tokio runtime of this semaphore was shut down before the semaphore was; \

@@ -23,6 +23,7 @@ use crate::error::BackendError;
 use crate::protocol::Call;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::ledger::Hint;
+use crate::protocol::time::Time;
 
 /// Servers `a`, which counts `x` at first, and `b`, which counts all else.
 #[derive(Clone, Default)]
@@ -148,7 +149,7 @@ impl Connection for OneConnection {
                 let AddressedCall { key, node, limit, headroom, recalls, op } = call;
                 let call =
                     Call { limit: *limit, headroom: *headroom, recalls: *recalls, op: op.clone() };
-                let reply = memory.call(key, *node, &call, Instant::now());
+                let reply = memory.counter(key, Instant::now()).call(*node, &call, Time::ZERO);
                 Answer::Reply { reply, late: false }
             };
             Ok(calls.iter().map(answer).collect())

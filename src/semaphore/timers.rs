@@ -68,9 +68,3 @@ impl<T> Timers<T> {
         self.came.notify_one();
     }
 }
-
-impl Timer {
-    pub(super) const fn at(self) -> Instant {
-        self.at
-    }
-}

@@ -36,9 +36,7 @@ pub(super) async fn handle_due(node: &Node) -> Option<Instant> {
             };
             let now = node.clock.time(now);
             let mut state = shared.lock();
-            if state.timer == Some(timer) {
-                state.timer = None;
-            }
+            state.timer_went_off(timer);
             if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {
                 state.session.handle_timeout(now);
             }

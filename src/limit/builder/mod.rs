@@ -26,7 +26,7 @@ use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip,
 use super::shadow::Shadow;
 use crate::error::ConfigError;
 use crate::name::Name;
-use crate::semaphore::{Limit, Policy, PolicyBuilder, Semaphore};
+use crate::semaphore::{Limit, Policy, PolicyBuilder, Remembered, Semaphore};
 
 /// Longest name of a layer, in bytes.
 const NAME_MAX: usize = 40;
@@ -417,6 +417,7 @@ impl ConcurrencyLimitBuilder {
             policy,
             semaphore: self.semaphore,
             full_name: Name::new(&self.name),
+            remembered: Remembered::default(),
             name: self.name.into(),
             key: self.key,
             missing_key: self.missing_key,

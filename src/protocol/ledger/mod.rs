@@ -26,6 +26,7 @@
 mod fair;
 mod promote;
 mod reply;
+mod single;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
@@ -35,7 +36,7 @@ use smallvec::SmallVec;
 
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, next_in_line, ticket_of};
-pub use self::reply::{Grant, Hint, PlaceStatus, Reply};
+pub use self::reply::{Done, Grant, Hint, PlaceStatus, Reply};
 use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
 use super::lines::fits_each;

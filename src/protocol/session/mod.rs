@@ -16,6 +16,7 @@ mod place;
 mod reply;
 mod request;
 mod reuse;
+mod single;
 mod tenants;
 #[cfg(test)]
 mod tests;

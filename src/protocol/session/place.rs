@@ -18,7 +18,7 @@ pub(super) const WAITING_RENEWAL: Duration = Duration::from_secs(1);
 /// The same for a place that no hint can reach.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Lease ends are whole ms, rounded down: a place may end so much earlier than its lease.
-const LEASE_GRAIN: Duration = Duration::from_millis(1);
+pub(super) const LEASE_GRAIN: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {

@@ -131,7 +131,7 @@ impl Session {
     }
 
     /// The limit of a call whose requests know this one.
-    fn limit_of_call(&self, limit: u32, now: Time) -> u32 {
+    pub(super) fn limit_of_call(&self, limit: u32, now: Time) -> u32 {
         match self.quarantined_until() {
             Some(end) if now < end => 0,
             _ => self.limit_for(limit),

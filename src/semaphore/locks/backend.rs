@@ -8,13 +8,14 @@ use futures_util::future::{BoxFuture, pending, ready};
 use tokio::time::Instant;
 
 use crate::backend::{
-    AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
-    Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
+    AddressedCall, Answer, Backend, Change, Connection, Counter, Embedded, Listing, Mailbox,
+    MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::call::Op;
+use crate::protocol::call::{Op, Single};
 use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::Reply;
+use crate::protocol::ledger::{Done, Reply};
+use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Clone)]
@@ -71,25 +72,29 @@ impl TestBackend {
         self.0.seen.lock().expect("not poisoned")
     }
 
-    fn carry_out(
+    /// Makes a call, and checks it.
+    fn checked(
         &self,
-        key: &Arc<str>,
         node: NodeId,
         call: &crate::protocol::Call,
-        now: Instant,
+        carry_out: impl FnOnce() -> Reply,
     ) -> Reply {
         let mut seen = self.seen();
         assert!(seen.calling.insert(node), "two calls of one session at a time");
         if let Op::Acquire { ids, .. } = &call.op {
-            for id in ids {
-                assert!(!seen.acquired.contains(id), "{id} is used twice");
-                seen.acquired.push(*id);
-            }
+            ids.iter().for_each(|id| seen.acquire(*id));
         }
         drop(seen);
-        let reply = self.0.memory.call(key, node, call, now);
+        let reply = carry_out();
         self.seen().calling.remove(&node);
         reply
+    }
+}
+
+impl Seen {
+    fn acquire(&mut self, id: PlaceId) {
+        assert!(!self.acquired.contains(&id), "{id} is used twice");
+        self.acquired.push(id);
     }
 }
 
@@ -119,14 +124,30 @@ impl Backend for TestBackend {
 }
 
 impl Embedded for TestBackend {
-    fn call(
-        &self,
-        key: &Arc<str>,
-        node: NodeId,
-        call: &crate::protocol::Call,
-        now: Instant,
-    ) -> Reply {
-        self.carry_out(key, node, call, now)
+    fn counter(&self, key: &Arc<str>, epoch: Instant) -> Arc<dyn Counter> {
+        let counter = self.0.memory.counter(key, epoch);
+        Arc::new(TestCounter { backend: self.clone(), counter })
+    }
+}
+
+struct TestCounter {
+    backend: TestBackend,
+    counter: Arc<dyn Counter>,
+}
+
+impl Counter for TestCounter {
+    fn call(&self, node: NodeId, call: &crate::protocol::Call, now: Time) -> Reply {
+        self.backend.checked(node, call, || self.counter.call(node, call, now))
+    }
+
+    fn try_single(&self, single: Single, now: Time) -> Option<Done> {
+        let done = self.counter.try_single(single, now)?;
+        let mut seen = self.backend.seen();
+        match single {
+            Single::Acquire { id, .. } => seen.acquire(id),
+            Single::Release { .. } => {}
+        }
+        Some(done)
     }
 }
 
@@ -153,7 +174,9 @@ impl Connection for TestBackend {
                         recalls: *recalls,
                         op: op.clone(),
                     };
-                    let reply = backend.carry_out(key, *node, &call, Instant::now());
+                    let counter = backend.0.memory.counter(key, Instant::now());
+                    let carry_out = || counter.call(*node, &call, Time::ZERO);
+                    let reply = backend.checked(*node, &call, carry_out);
                     Answer::Reply { reply, late: false }
                 };
             Ok(calls.iter().map(answer).collect())

@@ -135,7 +135,7 @@ fn a_session_that_found_places_gone_is_answered_by_a_later_question() {
         let node = &process.handle.node;
         let place = PlaceHandle::take(
             node,
-            PlaceOf::plain(NAME, &node.meters.of("default", std::time::Duration::ZERO)),
+            PlaceOf::plain(&NAME.into(), &node.meters.of("default", std::time::Duration::ZERO)),
             1,
             &policy(1),
             Instant::now(),

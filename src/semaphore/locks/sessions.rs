@@ -23,7 +23,7 @@ const ROOM: usize = usize::MAX;
 fn place(node: &Arc<Node>) -> PlaceHandle {
     let place = PlaceHandle::take(
         node,
-        PlaceOf::plain(NAME, &node.meters.of("default", Duration::ZERO)),
+        PlaceOf::plain(&NAME.into(), &node.meters.of("default", Duration::ZERO)),
         2,
         &policy(2),
         Instant::now(),

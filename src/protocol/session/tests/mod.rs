@@ -10,6 +10,7 @@ mod renewals;
 mod replies;
 mod reuse;
 mod sending;
+mod single;
 mod tenants;
 mod waiting;
 
