@@ -91,7 +91,7 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 16] = [
+const CASES: [(&str, Case); 17] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("threads", threads::run),
