@@ -69,6 +69,15 @@ fn allocations(context: &mut Context) {
         });
         all - routed[0]
     };
+    let reused = {
+        let semaphore = redis.semaphore();
+        let policy = Policy::builder(1000).reuse(true).build().expect("in range");
+        allocated(async |count| {
+            for _ in 0..count {
+                drop(semaphore.acquire("bench", &policy).await.expect("a permit"));
+            }
+        })
+    };
 
     let table = &mut context.table;
     for (what, [_, tower, ours], most) in [
@@ -83,6 +92,11 @@ fn allocations(context: &mut Context) {
         );
     }
     table.add(Row::new(CASE, "allocations of acquire and drop, embedded", "", &[permit]));
+    table.add(
+        Row::new(CASE, "allocations of acquire and drop, Redis, permit passed on", "", &[reused])
+            .bound(Bound::Most(1.0))
+            .counted(),
+    );
     table.add(
         Row::new(CASE, "allocations that the layer adds, Redis", "", &[on_redis])
             .note("the connection's own among them"),
