@@ -53,7 +53,7 @@ pub(super) struct Tasks {
     joined: Notify,
 }
 
-/// Who leads.
+/// The supervisor that leads.
 #[derive(Default)]
 struct LeadState {
     leader: Option<runtime::Id>,

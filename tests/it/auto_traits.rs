@@ -33,7 +33,7 @@ fn is_clone<T: Clone>() {}
 fn is_copy<T: Copy>() {}
 fn is_error<T: Error + Send + Sync + Unpin + 'static>() {}
 
-/// Can be had anywhere and kept for ever.
+/// Can be had anywhere and kept forever.
 fn is_free<T: Send + Sync + Unpin + 'static>() {}
 
 /// A service that is `Send` and `Clone`, but not `Sync`.

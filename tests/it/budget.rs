@@ -19,7 +19,7 @@ async fn served(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
     Ok(Response::new(Full::from("served")))
 }
 
-/// Takes the only permit of a name, for so long.
+/// Holds the only permit of a name for this long.
 async fn hold(semaphore: &Semaphore, name: &'static str, time: Duration) {
     let permit = semaphore.acquire(name, &Policy::new(1)).await.unwrap();
     tokio::spawn(async move {

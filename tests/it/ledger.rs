@@ -605,7 +605,7 @@ fn more_is_not_said_under_a_limit_of_zero() {
 // --- recalls --------------------------------------------------------------------------------------
 
 impl Desk {
-    /// Who was told that somebody waits, since the last look.
+    /// The nodes that were recalled since the last call.
     fn recalled(&mut self) -> Vec<NodeId> {
         let posted = std::mem::take(&mut self.posted).into_iter();
         posted.filter(|(_, grants)| grants.is_empty()).map(|(to, _)| to).collect()
@@ -635,7 +635,7 @@ fn the_first_to_wait_recalls_what_other_nodes_keep_once() {
     assert_eq!(desk.recalled(), [], "somebody waits already");
     desk.release(&[id(C, 2), id(C, 3), id(C, 4)]);
     desk.acquire(&[id(B, 2)]);
-    assert_eq!(desk.recalled(), [A], "a queue begins anew, and the caller is not told");
+    assert_eq!(desk.recalled(), [A], "a new queue has begun, and the caller is not recalled");
 }
 
 #[test]

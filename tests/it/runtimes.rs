@@ -108,7 +108,7 @@ fn a_shutdown_does_not_wait_for_a_runtime_that_is_not_driven() {
         driven.block_on(semaphore.shutdown());
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(Duration::from_secs(10)).expect("it waits for ever");
+    is_done.recv_timeout(Duration::from_secs(10)).expect("it waits forever");
 }
 
 #[test]
