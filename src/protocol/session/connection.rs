@@ -3,7 +3,6 @@
 use super::local::LocalQueue;
 use super::{Session, State};
 use crate::protocol::call::Op;
-use crate::protocol::session::place::serial_of;
 use crate::protocol::time::Time;
 
 /// A connection, as far as it concerns a session.
@@ -71,13 +70,13 @@ impl Session {
                     if !*sent {
                         place.poll_only = poll_only;
                     }
-                    joins.push(place.n);
+                    joins.push((place.arrival, place.n));
                 }
                 _ => {}
             }
         }
-        joins.sort_unstable_by_key(|n| serial_of(*n));
-        self.joins = joins.into();
+        joins.sort_unstable();
+        self.joins = joins.into_iter().map(|(_, n)| n).collect();
         // What is not known since an earlier connection is not known yet.
         self.resync = is_live && (self.resync || !same_data);
         self.renew |= self.resync;

@@ -4,17 +4,18 @@ use smallvec::SmallVec;
 
 use super::Session;
 use super::options::OnUnavailable;
-use super::place::{Place, Places, serial_of};
+use super::place::{Place, Places};
 use crate::error::RejectReason;
 use crate::protocol::claim::{Claim, Tenant};
 use crate::protocol::lines::Lines;
 use crate::protocol::time::Time;
 
 /// The places that wait for a share, in lines as the ledger has them: first come, first served within a tenant,
-/// and among tenants by what each has in use of this process's permits. Requests of no tenant are one line.
+/// and among tenants by what each has in use of this process's permits. Requests of no tenant are one line. Places are
+/// identified by their index: that of a request stays the same, whatever number it has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LocalQueue {
-    lines: Lines<u64>,
+    lines: Lines<usize>,
     /// Tenants whose turn is to be looked at.
     touched: SmallVec<[Tenant; 2]>,
 }
@@ -24,16 +25,16 @@ impl LocalQueue {
         Self { lines: Lines::new(), touched: SmallVec::new_const() }
     }
 
-    pub(super) fn join(&mut self, place: &Place) {
+    pub(super) fn join(&mut self, index: usize, place: &Place) {
         let tenant = place.claim().tenant();
-        self.lines.join(tenant, serial_of(place.n), place.n);
+        self.lines.join(tenant, place.arrival, index);
         self.touched.push(tenant);
     }
 
     /// A place that waits for a share, or may, leaves.
-    pub(super) fn leave(&mut self, place: &Place) {
+    pub(super) fn leave(&mut self, index: usize, place: &Place) {
         let tenant = place.claim().tenant();
-        self.lines.leave(tenant, serial_of(place.n), place.n);
+        self.lines.leave(tenant, place.arrival, index);
         if !self.lines.is_empty() {
             self.touched.push(tenant);
         }
@@ -56,17 +57,14 @@ impl LocalQueue {
 
     fn settle(&mut self, places: &Places, now: Time) {
         let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
-        let claim_of = |n: u64| {
-            let place = places.index(n).and_then(|index| places.get(index));
-            place.map_or_else(Claim::nobodys, Place::claim)
-        };
+        let claim_of = |index| places.get(index).map_or_else(Claim::nobodys, Place::claim);
         for tenant in std::mem::take(&mut self.touched) {
             self.lines.settle(tenant, now, claim_of);
         }
     }
 
     #[cfg(test)]
-    pub(super) fn places(&self) -> Vec<u64> {
+    pub(super) fn places(&self) -> Vec<usize> {
         self.lines.places().collect()
     }
 
@@ -76,7 +74,7 @@ impl LocalQueue {
     }
 
     /// The place whose turn it is.
-    fn next(&self) -> Option<u64> {
+    fn next(&self) -> Option<usize> {
         let (_, tenant) = self.lines.next()?;
         self.lines.head(tenant)
     }
@@ -90,13 +88,12 @@ impl Session {
         }
         loop {
             self.local_queue.settle(&self.places, now);
-            let Some(n) = self.local_queue.next() else { return };
-            let Some(index) = self.places.index(n) else { return };
+            let Some(index) = self.local_queue.next() else { return };
             let Some(place) = self.places.get(index) else { return };
             if self.exceeds_share(place) {
                 self.fail(index, now);
             } else if self.has_share(place) {
-                // It leaves the queue as it gets its new number.
+                // It leaves the queue.
                 self.admit(index, now);
             } else {
                 return;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::options::OnUnavailable;
-use super::place::{WAITING_RENEWAL, serial_of};
+use super::place::WAITING_RENEWAL;
 use super::{Event, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::claim::Tenant;
@@ -18,8 +18,8 @@ impl Session {
         self.end_reuse(now);
         self.take_calls_back();
         let mut places: Vec<_> =
-            self.places.iter().map(|(index, place)| (place.n, index)).collect();
-        places.sort_unstable_by_key(|(n, _)| serial_of(*n));
+            self.places.iter().map(|(index, place)| (place.arrival, index)).collect();
+        places.sort_unstable();
         self.open_local_queue();
         for (_, index) in &places {
             let Some(place) = self.places.get(*index) else { continue };
@@ -63,7 +63,7 @@ impl Session {
     pub(super) fn meet_outage(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         match place.options.on_unavailable {
-            OnUnavailable::Local(_) => self.local_queue.join(place),
+            OnUnavailable::Local(_) => self.local_queue.join(index, place),
             OnUnavailable::Refuse | OnUnavailable::Admit => self.wait_or_fall_back(index, now),
         }
     }
@@ -102,7 +102,7 @@ impl Session {
         if !matches!(place.options.on_unavailable, OnUnavailable::Local(_)) {
             return self.fall_back(index, now);
         }
-        self.local_queue.join(place);
+        self.local_queue.join(index, place);
         self.admit_local(now);
         let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
             return;

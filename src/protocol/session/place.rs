@@ -218,6 +218,7 @@ pub(super) struct Places {
     strays: BTreeMap<u64, usize>,
     /// Counts the numbers given out.
     serial: u64,
+    arrivals: u64,
 }
 
 impl Places {
@@ -240,7 +241,13 @@ impl Places {
     }
 
     pub(super) const fn starting_at(serial: u64) -> Self {
-        Self { entries: Vec::new(), free: BTreeSet::new(), strays: BTreeMap::new(), serial }
+        Self {
+            entries: Vec::new(),
+            free: BTreeSet::new(),
+            strays: BTreeMap::new(),
+            serial,
+            arrivals: 0,
+        }
     }
 
     /// Adds what `make` makes of its number.
@@ -318,10 +325,10 @@ impl Places {
         n
     }
 
-    /// A number for a request that comes later than all before, and takes over a place that is there.
+    /// Counts the requests.
     pub(super) const fn next_arrival(&mut self) -> u64 {
-        self.serial += 1;
-        self.serial - 1
+        self.arrivals += 1;
+        self.arrivals
     }
 
     /// Exchanges what the backend knows of two places: their numbers and leases. Requests keep their indexes.

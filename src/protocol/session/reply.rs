@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::place::{Linger, Place, WAITING_RENEWAL};
 use super::{Event, IDLE, Session, State};
 use crate::error::RejectReason;
@@ -87,8 +89,12 @@ impl Session {
         match op {
             Op::Acquire { leaving, ids, .. } => {
                 self.stayed(leaving, now);
-                for id in ids {
-                    let Some(index) = self.places.index(id.n) else { continue };
+                let places = ids.iter().filter_map(|id| self.places.index(id.n));
+                let mut places: SmallVec<[(u64, usize); 4]> = places
+                    .filter_map(|index| Some((self.places.get(index)?.arrival, index)))
+                    .collect();
+                places.sort_unstable();
+                for (_, index) in places {
                     let place = self.places.get(index);
                     if place.is_some_and(Place::has_left) {
                         self.take_out(index, now);
@@ -193,8 +199,14 @@ impl Session {
                     }
                 }
             }
-            PlaceStatus::NoPermit => self.refuse(index, RejectReason::Limit, seen),
-            PlaceStatus::QueueFull => self.refuse(index, RejectReason::QueueFull, seen),
+            PlaceStatus::NoPermit => {
+                let index = self.last_in_turn(index);
+                self.refuse(index, RejectReason::Limit, seen);
+            }
+            PlaceStatus::QueueFull => {
+                let index = self.last_in_turn(index);
+                self.refuse(index, RejectReason::QueueFull, seen);
+            }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
             PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),
             PlaceStatus::Gone => {}
@@ -306,6 +318,11 @@ impl Session {
             return;
         }
         let index = self.first_in_turn(index);
+        if self.outage
+            && let Some(place) = self.places.get(index).filter(|place| place.waits_locally())
+        {
+            self.local_queue.leave(index, place);
+        }
         let Some(place) = self.places.get_mut(index) else { return };
         place.held_at = now;
         place.granted_at = now;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{Linger, PLACES_MAX, Place, State, serial_of};
+use super::place::{Linger, PLACES_MAX, Place, State};
 use super::{Event, IDLE, Progress, Session};
 use crate::error::RejectReason;
 use crate::protocol::id::{NodeId, PlaceId};
@@ -39,6 +39,7 @@ impl Session {
         let before = if is_clean { Duration::ZERO } else { self.longest_lease };
         self.longest_lease = before.max(options.lease);
         let poll_only = self.poll_only;
+        let arrival = self.places.next_arrival();
         let index = self.places.insert(|n| Place {
             n,
             poll_only,
@@ -54,7 +55,7 @@ impl Session {
             restoring: false,
             linger: Linger::No,
             granted_at: now,
-            arrival: serial_of(n),
+            arrival,
         });
         self.joining += 1;
         self.follow_queue(index, true);
@@ -174,7 +175,7 @@ impl Session {
             self.left_at = Some(now);
         }
         if self.outage && place.waits_locally() {
-            self.local_queue.leave(&place);
+            self.local_queue.leave(index, &place);
         }
         self.admit_local(now);
         self.want(now + IDLE);
@@ -316,7 +317,7 @@ impl Session {
             self.forget_join(n);
         }
         if let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) {
-            self.local_queue.leave(place);
+            self.local_queue.leave(index, place);
         }
     }
 

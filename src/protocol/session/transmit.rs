@@ -120,7 +120,10 @@ impl Session {
             self.begin_renewals(now);
             return self.poll_call(now);
         } else {
-            return None;
+            // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
+            let waited = self.resync;
+            self.end_resync();
+            return if waited && !self.resync { self.poll_call(now) } else { None };
         };
         // Whatever it is, it promotes; if only up to its bound again, its reply says so.
         if !matches!(op, Op::Audit { .. }) {

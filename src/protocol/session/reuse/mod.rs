@@ -9,12 +9,13 @@
 mod passing;
 mod standing;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use self::standing::Standing;
 use super::Session;
-use super::options::AcquireOptions;
+use super::options::{AcquireOptions, OnUnavailable};
 use super::place::{Linger, Place};
 use crate::protocol::call::Op;
 use crate::protocol::claim::Claim;
@@ -24,10 +25,9 @@ use crate::protocol::time::Time;
 /// What a session knows for passing permits on. It is there from the first request on that asks for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Reuse {
-    /// The requests of this process that have no permit, in the order in which they came, and how many there are of
-    /// each claim.
+    /// The requests of this process that have no permit, in the order in which they came; and those of the same terms.
     queue: BTreeSet<(u64, usize)>,
-    claims: BTreeMap<Option<Claim>, usize>,
+    by_terms: BTreeMap<Terms, BTreeSet<(u64, usize)>>,
     /// Permits without a request by number, that which was used last behind the others.
     kept: VecDeque<u64>,
     /// Places without a request that are on their way to the backend, by number, the first one first.
@@ -52,22 +52,68 @@ struct Alone {
     in_use: u64,
 }
 
+/// What a request asks for. Those that ask for the same may have each other's places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Terms {
+    // First, so that requests of one claim stand beside each other.
+    claim: Option<Claim>,
+    limit: u32,
+    headroom: u32,
+    lease: Duration,
+    max_queue: Option<u32>,
+    /// Which policy, and its share.
+    on_unavailable: (u8, u32),
+    linger_ms: u32,
+    reuse_ms: u32,
+}
+
+impl Terms {
+    fn of(place: &Place) -> Self {
+        Self::new(place.limit, &place.options)
+    }
+
+    fn new(limit: u32, options: &AcquireOptions) -> Self {
+        let AcquireOptions {
+            lease,
+            max_queue,
+            on_unavailable,
+            headroom,
+            claim,
+            linger_ms,
+            reuse_ms,
+        } = *options;
+        let on_unavailable = match on_unavailable {
+            OnUnavailable::Refuse => (0, 0),
+            OnUnavailable::Admit => (1, 0),
+            OnUnavailable::Local(share) => (2, share),
+        };
+        Self { claim, limit, headroom, lease, max_queue, on_unavailable, linger_ms, reuse_ms }
+    }
+}
+
 impl Reuse {
     fn join(&mut self, index: usize, place: &Place) {
         if self.queue.insert((place.arrival, index)) {
-            *self.claims.entry(place.options.claim).or_default() += 1;
+            self.by_terms.entry(Terms::of(place)).or_default().insert((place.arrival, index));
         }
     }
 
     fn leave(&mut self, index: usize, place: &Place) {
         if self.queue.remove(&(place.arrival, index))
-            && let Some(count) = self.claims.get_mut(&place.options.claim)
+            && let Entry::Occupied(mut same) = self.by_terms.entry(Terms::of(place))
         {
-            *count -= 1;
-            if *count == 0 {
-                self.claims.remove(&place.options.claim);
+            same.get_mut().remove(&(place.arrival, index));
+            if same.get().is_empty() {
+                same.remove();
             }
         }
+    }
+
+    /// Whether all requests without a permit have one claim.
+    fn has_one_claim(&self) -> bool {
+        let [first, last] = [self.by_terms.first_key_value(), self.by_terms.last_key_value()]
+            .map(|entry| entry.map(|(terms, _)| terms.claim));
+        first == last
     }
 
     /// Forgets a place that goes.
@@ -83,8 +129,8 @@ impl Reuse {
     }
 }
 
-/// Permits in use and places that wait, after a call; `None`: its reply does not say.
-fn counted(op: &Op, reply: &Reply, limit: u64) -> Option<(u64, u64)> {
+/// Permits in use and places that wait, after a call with this limit, if it is known; `None`: its reply does not say.
+fn counted(op: &Op, reply: &Reply, limit: Option<u64>) -> Option<(u64, u64)> {
     match op {
         Op::Release { .. } | Op::Audit { .. } => None,
         _ if (reply.in_use, reply.waiting) != (0, 0) => Some((reply.in_use, reply.waiting)),
@@ -95,7 +141,7 @@ fn counted(op: &Op, reply: &Reply, limit: u64) -> Option<(u64, u64)> {
             None
         }
         // In short: nobody waits, and the limit is kept.
-        _ => Some((limit, 0)),
+        _ => Some((limit?, 0)),
     }
 }
 
@@ -131,7 +177,14 @@ impl Session {
 
     #[inline(never)]
     fn hear_counts(&mut self, op: &Op, reply: &Reply, late: bool, (sent, now): (Time, Time)) {
-        let limit = u64::from(self.limit_in_force());
+        // Calls of one limit are made for all of their places.
+        let limit = match op {
+            Op::Acquire { ids, .. } => ids.first().map_or(Some(self.limit), |id| {
+                Some(self.places.get(self.places.index(id.n)?)?.limit)
+            }),
+            _ => Some(self.limit),
+        };
+        let limit = limit.map(|limit| u64::from(self.limit_for(limit)));
         // What is in use here and not counted there is not in the count of the reply.
         let is_counted = !self.resync && self.admitted == 0;
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
@@ -300,7 +353,12 @@ impl Session {
         let waits = places().filter(|(_, p)| p.state.is_without_permit() && !p.has_left());
         let queue: BTreeSet<_> = waits.map(|(index, place)| (place.arrival, index)).collect();
         assert_eq!(reuse.queue, queue, "requests without a permit");
-        assert_eq!(reuse.claims.values().sum::<usize>(), queue.len(), "their claims");
+        let mut by_terms: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for entry in &queue {
+            let terms = Terms::of(self.places.get(entry.1).expect("a place"));
+            by_terms.entry(terms).or_default().insert(*entry);
+        }
+        assert_eq!(reuse.by_terms, by_terms, "their terms");
         let is_kept = |place: &Place| matches!(place.linger, Linger::Kept(_));
         let kept: BTreeSet<_> = places().filter(|(_, p)| is_kept(p)).map(|(_, p)| p.n).collect();
         assert_eq!(reuse.kept.iter().copied().collect::<BTreeSet<_>>(), kept, "kept permits");

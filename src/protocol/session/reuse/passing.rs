@@ -1,11 +1,14 @@
 //! The permits themselves: handed to the next request, or kept for it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
+
+use super::Terms;
 
 use crate::protocol::ledger::PlaceStatus;
 use crate::protocol::overrides::Mode;
 use crate::protocol::session::options::AcquireOptions;
-use crate::protocol::session::place::{Linger, Place};
+use crate::protocol::session::place::{Linger, Place, serial_of};
 use crate::protocol::session::{Event, Session, State};
 use crate::protocol::time::Time;
 
@@ -64,7 +67,13 @@ impl Session {
     /// Gives a request that comes a place that is on its way without one: so a process asks for no more permits than
     /// it has requests.
     fn take_spare(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
-        let n = self.reuse.as_ref()?.spare.front().copied()?;
+        let reuse = self.reuse.as_ref()?;
+        let terms = Terms::new(limit, options);
+        if reuse.by_terms.keys().any(|other| *other != terms) {
+            // It would get there before some that came before it.
+            return None;
+        }
+        let n = reuse.spare.front().copied()?;
         let index = self.places.index(n)?;
         let place = self.places.get_mut(index)?;
         if place.limit != limit || place.options != *options {
@@ -118,27 +127,48 @@ impl Session {
         if self.reuse.is_none() { index } else { self.exchange_with_first(index) }
     }
 
+    /// The place at `index` is refused. If a request of these terms that came later has a place that was asked for
+    /// before, that request is refused. Gives its index.
+    #[inline]
+    pub(in crate::protocol::session) fn last_in_turn(&mut self, index: usize) -> usize {
+        if self.reuse.is_none() { index } else { self.exchange_with_last(index) }
+    }
+
     #[inline(never)]
     fn exchange_with_first(&mut self, index: usize) -> usize {
-        let Some(reuse) = &self.reuse else { return index };
-        let (Some((_, first)), Some(own)) = (reuse.queue.first(), self.places.get(index)) else {
-            return index;
-        };
-        let (first, granted) = (*first, own.state);
-        let Some(other) = self.places.get(first) else { return index };
-        // Whose turn it is among tenants, only the backend knows.
-        if first == index
-            || reuse.claims.len() > 1
-            || (other.limit, other.options) != (own.limit, own.options)
-        {
+        let Some(first) = self.same_terms(index).and_then(BTreeSet::first) else { return index };
+        self.exchange_with(index, first.1)
+    }
+
+    #[inline(never)]
+    fn exchange_with_last(&mut self, index: usize) -> usize {
+        let Some(last) = self.same_terms(index).and_then(BTreeSet::last) else { return index };
+        let [own, other] = [index, last.1].map(|index| self.places.get(index));
+        match (own, other) {
+            (Some(own), Some(other)) if serial_of(other.n) < serial_of(own.n) => {
+                self.exchange_with(index, last.1)
+            }
+            _ => index,
+        }
+    }
+
+    /// The requests without a permit that ask for the same as that at `index`.
+    fn same_terms(&self, index: usize) -> Option<&BTreeSet<(u64, usize)>> {
+        self.reuse.as_ref()?.by_terms.get(&Terms::of(self.places.get(index)?))
+    }
+
+    /// Exchanges the places of two requests without a permit. Gives the index of the other one.
+    fn exchange_with(&mut self, index: usize, other: usize) -> usize {
+        let [own, before] = [index, other].map(|index| self.places.get(index).map(|p| p.state));
+        let (Some(own), Some(before)) = (own, before) else { return index };
+        if other == index {
             return index;
         }
-        let before = other.state;
-        self.places.exchange(index, first);
-        self.set(first, granted);
+        self.places.exchange(index, other);
+        self.set(other, own);
         self.set(index, before);
         self.events.push(Event::Progress(index));
-        first
+        other
     }
 
     /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
@@ -166,7 +196,7 @@ impl Session {
             return self.overrides.mode != Mode::Draining;
         };
         // Whose turn it is among tenants, only the backend knows.
-        reuse.claims.len() == 1
+        reuse.has_one_claim()
             && self
                 .places
                 .get(*first)

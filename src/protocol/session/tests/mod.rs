@@ -129,10 +129,10 @@ impl Rig {
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
         self.session.check_reuse(self.now());
         let queue = self.session.local_queue.places();
-        for n in &queue {
-            let mut places = self.session.places.iter();
-            let is_there = |place: &Place| place.is_joining() || place.is_waiting();
-            assert!(places.any(|(_, p)| p.n == *n && is_there(p)), "{n} waits for a share");
+        for index in &queue {
+            let place = self.session.places.get(*index);
+            let is_there = place.is_some_and(|place| place.state.is_without_permit());
+            assert!(is_there, "{index} waits for a share");
         }
         // Nobody waits for what is free.
         let mut rest = self.session.clone();

@@ -1,6 +1,7 @@
 //! The backend cannot be asked.
 
 use super::*;
+use crate::protocol::ledger::Hint;
 
 #[test]
 fn in_an_outage_the_policy_answers_newcomers() {
@@ -491,4 +492,40 @@ fn whoever_waited_before_the_outage_waits_on_however_many_do() {
     rig.session.places.iter_mut().for_each(|place| place.options.max_queue = Some(0));
     rig.session.handle_unreachable(rig.now());
     assert_eq!([first, second].map(|index| rig.progress(index)), [Progress::Waiting; 2]);
+}
+
+#[test]
+fn a_place_that_is_granted_in_an_outage_does_not_stand_in_the_way_of_a_share() {
+    let local = AcquireOptions { on_unavailable: OnUnavailable::Local(1), ..OPTIONS };
+    let mut rig = Rig::new(1);
+    rig.other();
+    let waits = [(); 2].map(|()| rig.request_with(local));
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let progress = waits.map(|index| rig.progress(index));
+    assert_eq!(progress, [Progress::Admitted, Progress::Waiting]);
+    // A new connection brings its hint before it is announced.
+    let n = rig.id(waits[1]).n;
+    rig.session.handle_hint(Hint { n, claim: None, lease_end: EPOCH_MS + 3000 }, now);
+    assert_eq!(rig.progress(waits[1]), Progress::Held);
+    waits.into_iter().for_each(|index| rig.leave(index));
+    let next = rig.request_with(local);
+    assert_eq!(rig.progress(next), Progress::Admitted);
+}
+
+#[test]
+fn newcomers_are_sent_though_what_was_to_be_shown_is_gone() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    let index = rig.request_with(with(OnUnavailable::Admit));
+    assert_eq!(rig.progress(index), Progress::Admitted);
+    rig.reconnect(Connected::default());
+    // Before anything is sent.
+    rig.leave(index);
+    while rig.session.urgency().is_some() && rig.session.poll_call(now).is_some() {}
+    let next = rig.request();
+    rig.settle();
+    assert_eq!(rig.progress(next), Progress::Held);
 }

@@ -918,3 +918,157 @@ fn whatever_ends_it_leaves_no_place_without_a_request() {
         assert!(rig.ledger.is_empty() && rig.session.places.is_empty(), "{what}");
     }
 }
+
+/// A reply to a renewal of this place alone, which says of all processes what it says.
+fn renew(rig: &mut Rig, index: usize) {
+    let (id, sent, limit) = (rig.id(index), rig.now(), rig.limit);
+    let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
+    let reply = rig.carry_out(&Call { limit, headroom: 0, recalls: false, op: op.clone() });
+    rig.reply(&op, &reply, sent);
+}
+
+/// Whose call is on its way.
+type Sent = (usize, Call, Time);
+
+impl Rig {
+    fn sent(&mut self, options: AcquireOptions) -> Sent {
+        let index = self.request_with(options);
+        (index, self.call().expect("it asks"), self.now())
+    }
+
+    fn answer_to(&mut self, (_, call, sent): &Sent) {
+        let reply = self.carry_out(call);
+        self.reply(&call.op, &reply, *sent);
+    }
+}
+
+#[test]
+fn a_place_is_not_taken_over_past_a_request_of_another_tenant() {
+    let [a, b] = [1, 2].map(|tenant| AcquireOptions { claim: claim(tenant), ..REUSE });
+    let mut rig = Rig::new(2);
+    let first = rig.holder(a);
+    rig.pass(1);
+    renew(&mut rig, first);
+    let second = rig.sent(a);
+    rig.leave(first);
+    assert_eq!(rig.progress(second.0), Progress::Held);
+    let of_b = rig.sent(b);
+    let last = rig.request_with(a);
+    rig.answer_to(&second);
+    rig.answer_to(&of_b);
+    rig.settle();
+    assert_eq!((rig.progress(of_b.0), rig.progress(last)), (Progress::Held, Progress::Waiting));
+}
+
+#[test]
+fn within_a_tenant_the_first_is_served_first_whoever_else_comes() {
+    let [a, b] = [1, 2].map(|tenant| AcquireOptions { claim: claim(tenant), ..REUSE });
+    let mut rig = Rig::new(2);
+    let first = rig.holder(a);
+    rig.pass(1);
+    renew(&mut rig, first);
+    let [second, third] = [(); 2].map(|()| rig.sent(a));
+    rig.leave(first);
+    let last = rig.request_with(a);
+    assert_eq!(rig.calls(), vec![], "it takes a place over");
+    let of_b = rig.sent(b);
+    for sent in [&second, &third, &of_b] {
+        rig.answer_to(sent);
+    }
+    assert_eq!((rig.progress(third.0), rig.progress(last)), (Progress::Held, Progress::Waiting));
+}
+
+#[test]
+fn a_place_is_not_taken_over_past_a_request_of_other_terms() {
+    let mut rig = Rig::new(2);
+    let first = rig.holder(REUSE);
+    let second = rig.sent(REUSE);
+    let other = rig.sent(AcquireOptions { max_queue: Some(9), ..REUSE });
+    let third = rig.sent(REUSE);
+    rig.leave(first);
+    assert_eq!(rig.progress(second.0), Progress::Held);
+    let last = rig.sent(REUSE);
+    for sent in [&second, &other, &third, &last] {
+        rig.answer_to(sent);
+    }
+    rig.settle();
+    let progress = [other.0, third.0, last.0].map(|index| rig.progress(index));
+    assert_eq!(progress, [Progress::Held, Progress::Waiting, Progress::Waiting]);
+}
+
+#[test]
+fn the_last_to_come_is_the_one_that_finds_the_queue_full() {
+    let options = AcquireOptions { max_queue: Some(1), ..REUSE };
+    let mut rig = Rig::new(1);
+    let first = rig.holder(options);
+    let [second, third] = [(); 2].map(|()| rig.sent(options));
+    rig.leave(first);
+    let last = rig.request_with(options);
+    assert_eq!((rig.progress(second.0), rig.calls()), (Progress::Held, vec![]));
+    rig.answer_to(&second);
+    rig.answer_to(&third);
+    assert_eq!(rig.progress(third.0), Progress::Waiting);
+    assert!(is_refused(rig.progress(last), RejectReason::QueueFull));
+}
+
+#[test]
+fn a_share_of_an_outage_goes_to_the_request_that_came_first_whatever_place_it_has() {
+    let local = AcquireOptions { on_unavailable: OnUnavailable::Local(2), ..REUSE };
+    for is_refused in [false, true] {
+        let mut rig = Rig::new(2);
+        let first = rig.holder(local);
+        let [second, third] = [(); 2].map(|()| rig.request_with(local));
+        let call = rig.call().expect("both ask");
+        rig.leave(first);
+        let last = rig.request_with(local);
+        assert_eq!((rig.progress(second), rig.calls()), (Progress::Held, vec![]));
+        let now = rig.now();
+        if is_refused {
+            rig.session.handle_call_error(&call.op, now);
+        } else {
+            rig.session.handle_unreachable(now);
+        }
+        let progress = [third, last].map(|index| rig.progress(index));
+        let next = if is_refused { Progress::Failed } else { Progress::Waiting };
+        assert_eq!(progress, [Progress::Admitted, next], "{is_refused}");
+    }
+}
+
+#[test]
+fn those_that_take_a_place_over_have_their_turn_however_many_numbers_were_given_out() {
+    let mut rig = Rig::new(1);
+    rig.session = Session::new(NODE, (1 << 36) + 5, Connected::default(), false);
+    let options = AcquireOptions { max_queue: Some(100), ..REUSE };
+    let first = rig.holder(options);
+    let second = rig.sent(options);
+    rig.leave(first);
+    let last = rig.request_with(options);
+    assert_eq!(rig.calls(), vec![]);
+    rig.answer_to(&second);
+    let _later = rig.request_with(options);
+    rig.settle();
+    rig.leave(second.0);
+    assert_eq!(rig.progress(last), Progress::Held);
+}
+
+#[test]
+fn a_short_reply_counts_for_the_limit_of_its_own_call() {
+    let mut rig = Rig::new(2);
+    let small = rig.holder(REUSE);
+    rig.limit = 10;
+    for _ in 0..5 {
+        rig.holder(OPTIONS);
+    }
+    rig.pass(60);
+    let big = rig.request_with(OPTIONS);
+    rig.limit = 2;
+    // It comes and leaves before anything is sent.
+    let dropped = rig.request_with(REUSE);
+    rig.leave(dropped);
+    let (call, sent) = (rig.call().unwrap(), rig.now());
+    let Reply { lease_end, statuses, .. } = rig.carry_out(&call);
+    rig.reply(&call.op, &Reply { lease_end, statuses, ..Reply::default() }, sent);
+    assert_eq!(rig.progress(big), Progress::Held);
+    rig.leave(small);
+    assert_eq!(rig.kept(), 0, "seven are in use");
+}
