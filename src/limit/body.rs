@@ -85,12 +85,9 @@ struct Shared<B> {
 enum State<B> {
     Flows {
         body: Pin<Box<B>>,
+        /// Empty once it was released: the rest of the body needs none.
         permit: HeldPermit,
         reader: Option<Waker>,
-    },
-    /// The permit was released; the rest of the body needs none.
-    Ends {
-        body: Pin<Box<B>>,
     },
     Lost {
         told: bool,
@@ -186,7 +183,7 @@ where
         match &self.inner {
             Inner::Passed { body, .. } => body.is_end_stream(),
             Inner::Leased { leased } => leased.shared.look(|state| match state {
-                State::Flows { body, .. } | State::Ends { body } => body.is_end_stream(),
+                State::Flows { body, .. } => body.is_end_stream(),
                 State::Lost { told } => *told,
             }),
             Inner::Refused { body } => body.is_end_stream(),
@@ -197,7 +194,7 @@ where
         let size = match &self.inner {
             Inner::Passed { body, .. } => body.size_hint(),
             Inner::Leased { leased } => leased.shared.look(|state| match state {
-                State::Flows { body, .. } | State::Ends { body } => body.size_hint(),
+                State::Flows { body, .. } => body.size_hint(),
                 State::Lost { .. } => SizeHint::default(),
             }),
             Inner::Refused { body } => body.size_hint(),
@@ -216,7 +213,7 @@ impl<B: Send + 'static> Leased<B> {
             State::Flows { permit, .. } => {
                 permit.get().is_some_and(|permit| !permit.on_lost(&alarm))
             }
-            State::Ends { .. } | State::Lost { .. } => false,
+            State::Lost { .. } => false,
         });
         if is_lost {
             alarm.wake();
@@ -257,40 +254,34 @@ where
             drop(flows);
             return Poll::Ready(Some(self.cut.frame()));
         }
-        let (frame, passed) = match &mut *state {
-            State::Flows { body, reader, .. } => {
+        let frame = match &mut *state {
+            State::Flows { body, permit, reader } => {
                 let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
                     if !reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) {
                         *reader = Some(cx.waker().clone());
                     }
                     return Poll::Pending;
                 };
-                let passed = Passed::of(&frame, &**body);
-                (frame, passed)
+                match Passed::of(&frame, &**body) {
+                    Passed::Bytes(bytes) => permit.passed(bytes),
+                    passed => {
+                        let (mut permit, reader) = (std::mem::take(permit), reader.take());
+                        // Released outside the lock, before the frame is returned.
+                        drop(state);
+                        if let Passed::End = passed {
+                            permit.end();
+                        }
+                        drop((permit, reader));
+                    }
+                }
+                frame
             }
-            State::Ends { body } => (ready!(body.as_mut().poll_frame(cx)), Passed::Bytes(0)),
             State::Lost { told: true } => return Poll::Ready(None),
             State::Lost { told } => {
                 *told = true;
                 return Poll::Ready(Some(self.cut.frame()));
             }
         };
-        if let Passed::Bytes(bytes) = passed {
-            if let State::Flows { permit, .. } = &mut *state {
-                permit.passed(bytes);
-            }
-        } else {
-            let flows = std::mem::replace(&mut *state, State::Lost { told: true });
-            if let State::Flows { body, mut permit, .. } = flows {
-                *state = State::Ends { body };
-                // Released outside the lock, before the frame is returned.
-                drop(state);
-                if let Passed::End = passed {
-                    permit.end();
-                }
-                drop(permit);
-            }
-        }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 }
@@ -318,7 +309,7 @@ impl<B> Shared<B> {
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        if !matches!(&*state, State::Flows { .. }) {
+        if !matches!(&*state, State::Flows { permit, .. } if permit.get().is_some()) {
             return None;
         }
         let mut flows = std::mem::replace(&mut *state, State::Lost { told: false });
@@ -326,7 +317,7 @@ impl<B> Shared<B> {
         flows.tell();
         let reader = match &mut flows {
             State::Flows { reader, .. } => reader.take(),
-            State::Ends { .. } | State::Lost { .. } => None,
+            State::Lost { .. } => None,
         };
         if let Some(reader) = reader {
             reader.wake();

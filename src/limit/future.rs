@@ -47,8 +47,9 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, B, F> {
-        /// Waits for its key, its limit or its permit; once it has `passed`, for the inner service to be ready.
-        Waiting { wait: Wait, passed: Option<Passed>, call: Option<Call<S, B>> },
+        /// Waits for its key, its limit or its permit; once it has `passed`, for the inner service to be ready, which is
+        /// rare.
+        Waiting { wait: Wait, passed: Option<Box<Passed>>, call: Option<Call<S, B>> },
         Calling {
             #[pin]
             future: F,
@@ -96,14 +97,9 @@ where
         {
             WaitBudget::end_with_client(&mut parts, timeout);
         }
+        let wait = settings.begin(&parts);
         let call = Some(Call { service, parts, body });
-        let wait = Wait::Done(None);
-        let mut future = Self { state: State::Waiting { wait, passed: None, call }, settings };
-        // In place: it is large.
-        if let State::Waiting { wait, call: Some(call), .. } = &mut future.state {
-            *wait = future.settings.begin(&call.parts);
-        }
-        future
+        Self { state: State::Waiting { wait, passed: None, call }, settings }
     }
 }
 
@@ -174,56 +170,60 @@ where
             match this.state.as_mut().project() {
                 StateProj::Waiting { wait, passed, call } => {
                     let Some(waiting) = call else { return Poll::Pending };
-                    if passed.is_none() {
-                        *passed = Some(match ready!(wait.poll(settings, &waiting.parts, cx)) {
-                            Verdict::Pass(permit, allowed) => {
-                                Passed { permit, would: None, allowed }
+                    let pass = match passed.take() {
+                        Some(pass) => *pass,
+                        None => {
+                            is_new = true;
+                            match ready!(wait.poll(settings, &waiting.parts, cx)) {
+                                Verdict::Pass(permit, allowed) => {
+                                    Passed { permit, would: None, allowed }
+                                }
+                                Verdict::Refuse(refusal) => {
+                                    let Some(shadow) = &settings.shadow else {
+                                        let grpc = settings.grpc(&waiting.parts);
+                                        let extensions = &waiting.parts.extensions;
+                                        if let Some(outer) = extensions.get::<Permit>() {
+                                            outer.refused_further_in(true);
+                                        }
+                                        *call = None;
+                                        return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
+                                    };
+                                    let name = settings.name_of(refusal.key.as_ref());
+                                    let permit = Some(Permit::uncounted(name.as_str()));
+                                    let would = Some(Box::new(shadow.instead_of(*refusal)));
+                                    Passed { permit, would, allowed: Duration::ZERO }
+                                }
                             }
-                            Verdict::Refuse(refusal) => {
-                                let Some(shadow) = &settings.shadow else {
-                                    let grpc = settings.grpc(&waiting.parts);
-                                    if let Some(outer) = waiting.parts.extensions.get::<Permit>() {
-                                        outer.refused_further_in(true);
-                                    }
-                                    *call = None;
-                                    return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
-                                };
-                                let name = settings.name_of(refusal.key.as_ref());
-                                let permit = Some(Permit::uncounted(name.as_str()));
-                                let would = Some(Box::new(shadow.instead_of(*refusal)));
-                                Passed { permit, would, allowed: Duration::ZERO }
-                            }
-                        });
-                        is_new = true;
-                    }
-                    let Some(Passed { permit, would, allowed }) = passed else {
-                        return Poll::Pending;
+                        }
                     };
-                    let leased = permit.as_ref().filter(|_| abort);
+                    let leased = pass.permit.as_ref().filter(|_| abort);
                     let ready =
                         poll_leased(leased, is_new, cx, |cx| waiting.service.poll_ready(cx));
                     let Some(ready) = ready else {
                         let grpc = settings.grpc(&waiting.parts);
-                        let permit = permit.take();
                         this.state.set(State::over());
-                        return Poll::Ready(Ok(settings.lost(permit.as_ref(), grpc)));
+                        return Poll::Ready(Ok(settings.lost(pass.permit.as_ref(), grpc)));
                     };
-                    let (permit, would, allowed) = match ready!(ready) {
-                        Ok(()) => (permit.take(), would.take(), *allowed),
-                        Err(error) => {
+                    match ready {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(error)) => {
                             this.state.set(State::over());
                             return Poll::Ready(Err(error));
                         }
-                    };
-                    let Some(Call { mut service, mut parts, body }) = call.take() else {
-                        return Poll::Pending;
-                    };
+                        Poll::Pending => {
+                            *passed = Some(Box::new(pass));
+                            return Poll::Pending;
+                        }
+                    }
+                    let Passed { permit, would, allowed } = pass;
+                    // In place: they are large.
+                    let parts = &mut waiting.parts;
                     let is_head = parts.method == Method::HEAD;
                     let is_tunnel =
                         parts.method == Method::CONNECT && parts.version <= Version::HTTP_11;
                     let mut origin = Origin { is_head, is_tunnel, ..Origin::default() };
                     if let Some(permit) = &permit {
-                        origin.grpc = settings.grpc(&parts);
+                        origin.grpc = settings.grpc(parts);
                         origin.connection = parts.extensions.get::<Connection>().cloned();
                         if let Some(outer) = parts.extensions.insert(permit.clone()) {
                             outer.refused_further_in(false);
@@ -231,10 +231,13 @@ where
                         }
                     }
                     let waited = permit.as_ref().map_or(Duration::ZERO, Permit::waited);
-                    WaitBudget::pass_on(&mut parts, waited, allowed);
+                    WaitBudget::pass_on(parts, waited, allowed);
                     if let Some(would) = &would {
                         parts.extensions.insert(WouldRefuse::clone(would));
                     }
+                    let Some(Call { mut service, parts, body }) = call.take() else {
+                        return Poll::Pending;
+                    };
                     let future = service.call(Request::from_parts(parts, body));
                     let permit = HeldPermit::new(permit, !settings.policy.linger.is_zero());
                     this.state.set(State::Calling { future, permit, origin, would });

@@ -37,7 +37,10 @@ impl Dialect {
     /// Of a request; `None` if it is not gRPC. A content type alone does not make it one: an HTTP client would take
     /// a response with the status 200 for a success, and could cache it.
     pub(super) fn of_request(parts: &Parts) -> Option<Self> {
-        let dialect = Self::of(&parts.headers).filter(|_| parts.method == Method::POST)?;
+        if parts.method != Method::POST {
+            return None;
+        }
+        let dialect = Self::of(&parts.headers)?;
         let is_spoken = match dialect {
             Self::Grpc => parts.version == Version::HTTP_2,
             Self::Web(_) => true,

@@ -157,7 +157,8 @@ impl Future for Acquire {
                 State::Asking(place) => place,
                 State::Answered(answer) => {
                     let answer = answer.take().unwrap_or(Err(AcquireError::Closed));
-                    this.attempt.answered(answer.as_ref().err(), this.began.elapsed());
+                    let (error, waited) = (answer.as_ref().err(), this.began.elapsed());
+                    this.attempt.answered(error, waited, this.wait_timeout);
                     coop.made_progress();
                     return Poll::Ready(answer);
                 }

@@ -16,11 +16,10 @@ use crate::name::Name;
 #[derive(Debug)]
 pub(super) struct Attempt {
     meter: Meter,
-    span: Span,
+    /// Until it has an outcome.
+    span: Option<Span>,
     is_local: bool,
-    wait_timeout: Duration,
     is_queued: bool,
-    is_over: bool,
 }
 
 impl Attempt {
@@ -39,8 +38,7 @@ impl Attempt {
             waited_ms = Empty
         );
         let is_local = matches!(policy.on_unavailable, OnUnavailable::Local(_));
-        let wait_timeout = policy.wait_timeout;
-        Self { meter, span, is_local, wait_timeout, is_queued: false, is_over: false }
+        Self { meter, span: Some(span), is_local, is_queued: false }
     }
 
     pub(super) const fn meter(&self) -> &Meter {
@@ -73,21 +71,23 @@ impl Attempt {
     }
 
     /// Notes that it was answered without a counted permit.
-    pub(super) fn answered(&mut self, error: Option<&AcquireError>, waited: Duration) {
+    pub(super) fn answered(
+        &mut self,
+        error: Option<&AcquireError>,
+        waited: Duration,
+        wait_timeout: Duration,
+    ) {
         let outcome = error.map_or(Outcome::Unlimited, Outcome::of_error);
         // A request that timed out waited for its timeout: the moment that it took to notice would put it into the
         // next bucket.
-        let waited = if outcome == Outcome::QueueTimeout { self.wait_timeout } else { waited };
+        let waited = if outcome == Outcome::QueueTimeout { wait_timeout } else { waited };
         self.over(outcome, waited);
     }
 
     fn over(&mut self, outcome: Outcome, waited: Duration) {
-        if std::mem::replace(&mut self.is_over, true) {
-            return;
-        }
-        self.meter.over(outcome, waited, self.is_queued);
         // The span ends here, even if the future is kept.
-        let span = std::mem::replace(&mut self.span, Span::none());
+        let Some(span) = self.span.take() else { return };
+        self.meter.over(outcome, waited, self.is_queued);
         let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
         let outcome = outcome.as_str();
         if !span.is_disabled() {
