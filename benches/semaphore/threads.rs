@@ -38,10 +38,13 @@ pub(crate) fn run(context: &mut Context) {
             let row = Row::new(CASE, what, "1/s", &ours);
             context.table.add(row.against("tokio's semaphore", &ours, &tokio));
         }
+        let [one, two, _] = [0, 1, 2].map(|at| each(&ours[at], |[rate, _]| *rate));
+        let row = Row::new(CASE, format!("acquire and drop, {what}, threads: 2"), "1/s", &two);
+        let row = row.against("one thread", &two, &one);
+        context.table.add(if is_own { row.bound(Bound::RatioLeast(1.5)) } else { row });
         let [one, two, _] = ours.map(|of| each(&of, |[_, cpu]| *cpu));
         let row = Row::new(CASE, format!("processor time, {what}, threads: 2"), "ns", &two);
-        let row = row.against("one thread", &two, &one);
-        context.table.add(if is_own { row.bound(Bound::RatioMost(1.5)) } else { row });
+        context.table.add(row.against("one thread", &two, &one));
     }
     runtime().block_on(semaphore.shutdown());
 }

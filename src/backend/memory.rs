@@ -21,10 +21,6 @@ use crate::protocol::time::Time;
 use crate::sharded::{Guard, Sharded};
 use crate::sync::{Mutex, lock};
 
-/// Empty ledgers that no process uses are looked for once a part of the map has grown to this, and then to twice what
-/// was left.
-const LEDGERS_MIN: usize = 16;
-
 /// The embedded backend: the [`Ledger`] behind a lock.
 ///
 /// For a single process and for tests. Clones share their permits: several [`Semaphore`]s on clones of one backend behave
@@ -127,12 +123,6 @@ impl Shared {
         if let Some(ledger) = part.get(key) {
             return Arc::clone(ledger);
         }
-        if part.len() >= LEDGERS_MIN && part.len() == part.capacity() {
-            // A process that uses one has a handle on it, and gets that under the lock of this part.
-            part.retain(|_, ledger| Arc::strong_count(ledger) > 1 || !lock(ledger).is_empty());
-            let len = part.len();
-            part.shrink_to(2 * len.max(LEDGERS_MIN));
-        }
         Arc::clone(part.entry(Arc::clone(key)).or_default())
     }
 
@@ -182,6 +172,23 @@ impl Counter for Counted {
 
     fn try_single(&self, single: Single, now: Time) -> Option<Done> {
         lock(&self.ledger).try_single(single, self.at(now))
+    }
+}
+
+impl Drop for Counted {
+    /// A ledger without places goes with the last process that uses it.
+    fn drop(&mut self) {
+        let mut part = self.shared.ledgers.of(&self.key);
+        // Handles are made under the lock of this part: one is the map's, and one is this.
+        let is_last = Arc::strong_count(&self.ledger) == 2
+            && part.get(&self.key).is_some_and(|ledger| Arc::ptr_eq(ledger, &self.ledger));
+        if is_last && lock(&self.ledger).is_empty() {
+            part.remove(&self.key);
+            let len = part.len();
+            if len < part.capacity() / 4 {
+                part.shrink_to(2 * len);
+            }
+        }
     }
 }
 
@@ -319,5 +326,38 @@ impl std::fmt::Debug for Shared {
             .field("semaphores", &self.in_use())
             .field("nodes", &lock(&self.nodes).len())
             .finish()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::MemoryBackend;
+    use crate::{Policy, Semaphore};
+
+    #[tokio::test(start_paused = true)]
+    async fn names_that_are_not_used_any_more_leave_nothing() {
+        let backend = MemoryBackend::new();
+        let [one, other] = [(); 2].map(|()| Semaphore::new(backend.clone()));
+        let held = one.acquire("held", &Policy::new(1)).await.unwrap();
+        for i in 0..2000 {
+            for semaphore in [&one, &other] {
+                drop(semaphore.acquire(format!("n{i}"), &Policy::new(1)).await.unwrap());
+            }
+        }
+        let ledgers =
+            || backend.shared.ledgers.parts().map(|part| (part.len(), part.capacity())).unzip();
+        let sum = |(len, room): (Vec<usize>, Vec<usize>)| {
+            (len.iter().sum::<usize>(), room.iter().sum::<usize>())
+        };
+        assert_eq!(sum(ledgers()).0, 2001);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let (len, room) = sum(ledgers());
+        assert_eq!((one.health().semaphores, len), (1, 1));
+        assert!(room < 500, "room for {room}");
+        drop(held);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(sum(ledgers()).0, 0);
     }
 }

@@ -167,10 +167,11 @@ pub trait Connection: Queries {
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>>;
 }
 
-/// A backend in this process.
+/// A backend in this process, without a connection: each call is answered when it returns.
 pub trait Embedded: Queries {
-    /// What counts the semaphore of this key, for a process whose times count from `epoch`. All that it returns for one
-    /// key count together.
+    /// Returns what counts the semaphore of this key, for a process whose times count from `epoch`. All that it
+    /// returns for one key count together. Places remain when the last of them is dropped, and one may be dropped
+    /// without having been used.
     fn counter(&self, key: &Arc<str>, epoch: Instant) -> Arc<dyn Counter>;
 }
 
@@ -180,8 +181,9 @@ pub trait Counter: Send + Sync + 'static {
     /// it returns.
     fn call(&self, node: NodeId, call: &crate::protocol::Call, now: Time) -> Reply;
 
-    /// Carries out a call for one place, if that takes no look at others; `None`: nothing was done. Delivers nothing
-    /// and takes no lock of a process, so it can be called under one.
+    /// Carries out a call for one place, if that takes no look at others; `None`: nothing was done, and the call is
+    /// made by [`call`](Self::call). It may always return `None`. Delivers nothing and takes no lock of a process, so
+    /// it can be called under one.
     fn try_single(&self, single: Single, now: Time) -> Option<Done>;
 }
 

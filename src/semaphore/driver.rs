@@ -1,5 +1,6 @@
 //! The task that keeps a connection to one server, and tells its sessions when it opens and when it is lost.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +94,12 @@ async fn use_up(
     let mut closed = connection.closed();
     read_overrides(node, server, connection, &mut closed).await?;
     let opened = Instant::now();
-    announce(node, server, connection).await;
+    // Its socket is read meanwhile.
+    let announced = pin!(announce(node, server, connection));
+    if let Either::Right(((), announced)) = select(announced, &mut closed).await {
+        announced.await;
+        return Ok(Used::Lost { opened, error: exchange::closed() });
+    }
     Ok(match exchange::run(node, server, connection, closed).await {
         Ok(()) => Used::Finished,
         Err(error) => Used::Lost { opened, error },

@@ -19,6 +19,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, FuturesUnordered};
+use tokio::task::coop::unconstrained;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -123,9 +124,7 @@ impl Exchange<'_> {
         let mut poll = |woken: Which| {
             let mut acts = woken.has(OUTBOX);
             if woken.has(LINK) && link.as_mut().poll(&mut parts.context(LINK)).is_ready() {
-                // What was answered until then counts.
-                self.take_answers(&mut Context::from_waker(Waker::noop()))?;
-                return Poll::Ready(Err(closed()));
+                return Poll::Ready(Err(self.take_the_last_answers()));
             }
             if woken.has(ANSWERS) {
                 acts |= self.take_answers(&mut parts.context(ANSWERS))?;
@@ -140,6 +139,11 @@ impl Exchange<'_> {
                 && is_set
                 && alarm.as_mut().poll(&mut parts.context(ALARM)).is_ready()
             {
+                // This process may have stood still, with the answers in the socket.
+                if link.as_mut().poll(&mut parts.context(LINK)).is_ready() {
+                    return Poll::Ready(Err(self.take_the_last_answers()));
+                }
+                acts |= self.take_answers(&mut parts.context(ANSWERS))?;
                 // Usually set for a batch that was answered meanwhile; then reset for the first one now.
                 let due = self.first_is_due()?;
                 is_set = due.is_some();
@@ -261,6 +265,16 @@ impl Exchange<'_> {
             any = true;
         }
         Ok(any)
+    }
+
+    /// Takes the answers that came before the connection was closed. Returns why it ends.
+    fn take_the_last_answers(&mut self) -> BackendError {
+        let taken = poll_fn(|cx| Poll::Ready(self.take_answers(cx)));
+        // However much was polled before: what was answered counts.
+        match pin!(unconstrained(taken)).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Err(error)) => error,
+            Poll::Ready(Ok(_)) | Poll::Pending => closed(),
+        }
     }
 
     fn take_answer(

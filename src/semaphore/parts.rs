@@ -40,6 +40,7 @@ struct Part {
 impl<const N: usize> Parts<N> {
     /// All of them are woken.
     pub(super) fn new() -> Self {
+        const { assert!(N <= 7, "the eighth bit is taken") };
         let woken = Arc::new(Woken::default());
         let waker =
             |part: usize| Waker::from(Arc::new(Part { woken: Arc::clone(&woken), bit: 1 << part }));

@@ -955,3 +955,24 @@ async fn a_connection_that_was_cut_is_noticed_though_nothing_is_asked() {
     redis.kill();
     down(&semaphore).await;
 }
+
+#[tokio::test]
+async fn a_process_that_stood_still_keeps_its_connection_if_it_was_answered_meanwhile() {
+    let redis = TestRedis::start();
+    let admin = Admin::new(&redis);
+    let semaphore = redis.semaphore();
+    let policy = Policy::new(1);
+    drop(semaphore.acquire("warm", &policy).await.unwrap());
+    let before = admin.connections();
+    for round in 0..3 {
+        // The call is written, and then nothing runs for longer than a server may take to answer.
+        let waits = tokio::spawn(semaphore.acquire(format!("t{round}"), &policy));
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        drop(waits.await.unwrap().unwrap());
+    }
+    assert_eq!(admin.connections(), before);
+    semaphore.shutdown().await;
+}

@@ -61,6 +61,7 @@ impl Connection for RedisConnection {
     }
 
     fn closed(&self) -> BoxFuture<'_, ()> {
+        // Once it is taken, or where the connection has a task of its own, nothing tells.
         let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
         let closed = driver.unwrap_or_else(|| std::future::pending().boxed());
         let Some(Named { by, server, patience }) = &self.named else { return closed };

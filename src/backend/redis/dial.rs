@@ -78,7 +78,11 @@ async fn connect(
         (ConnectionAddr::Unix(path), None) => {
             greet(settings, tokio::net::UnixStream::connect(path).await?, config).await
         }
-        _ => Err(io::Error::other("there are no such sockets here, or no TLS on them").into()),
+        (address, _) => {
+            let text =
+                format!("{address}: allowed: TCP, with or without TLS, and Unix sockets on Unix");
+            Err(io::Error::other(text).into())
+        }
     }
 }
 

@@ -168,7 +168,7 @@ impl RedisBackend {
     }
 }
 
-/// Passes on hints. Runs on the connection's own task, and must not block.
+/// Passes on hints. Runs in the task that makes the calls of this connection, and must not block.
 fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
