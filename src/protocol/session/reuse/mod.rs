@@ -205,6 +205,10 @@ impl Session {
             }
             return;
         };
+        if waiting < reuse.standing.len() {
+            // A hint was lost, and whose, this reply does not tell.
+            reuse.standing.clear();
+        }
         let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
         let is_alone = waiting <= reuse.standing.len();
         let is_known = is_counted && hears && !is_quarantined && !is_gone;

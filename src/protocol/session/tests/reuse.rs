@@ -1072,3 +1072,21 @@ fn a_short_reply_counts_for_the_limit_of_its_own_call() {
     rig.leave(small);
     assert_eq!(rig.kept(), 0, "seven are in use");
 }
+
+#[test]
+fn a_place_whose_hint_was_lost_does_not_stand_there_once_a_reply_counts_fewer() {
+    let mut rig = Rig::new(2);
+    let others = [(); 2].map(|()| rig.other());
+    let first = rig.request_with(REUSE);
+    rig.settle();
+    // It is granted, and never told.
+    others.into_iter().for_each(|id| drop(rig.other_leaves(id)));
+    let next = rig.request_with(REUSE);
+    rig.answer();
+    assert_eq!(rig.progress(first), Progress::Held, "it came first");
+    rig.other();
+    // One waits, and it is not this process's.
+    renew(&mut rig, first);
+    rig.leave(first);
+    assert_ne!(rig.progress(next), Progress::Held, "it is not its turn");
+}
