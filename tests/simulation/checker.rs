@@ -755,7 +755,6 @@ impl Checker {
                 if is_handed {
                     // It cost no call when it came, and may cost one when it goes.
                     life.events = life.events.saturating_sub(2);
-                    life.handed += 1;
                 }
                 if is_own {
                     self.passed_on(process, number, &request, at, server);
@@ -822,6 +821,7 @@ impl Checker {
         life.alive[request.name] -= 1;
         life.ended[request.name].push_back(at);
         life.used[request.name] = life.used[request.name].max(at);
+        life.handed += u64::from(request.is_handed);
         if request.granted.is_some() {
             life.believed[request.name] -= 1;
             life.units[request.name] -= request.cost();

@@ -45,6 +45,8 @@ pub struct Judge {
     /// The fewest permits that a caller had for class 0, and for the others: a head that asks for more may
     /// have been put aside.
     least_room: [Option<u64>; 2],
+    /// The latest time that the server's clock has shown, µs: it may have stepped back since.
+    latest: u64,
 }
 
 /// The turn of a line. The lower, the sooner.
@@ -167,6 +169,8 @@ impl Done<'_> {
 impl Judge {
     /// The turns of all lines now.
     fn settle(&mut self, places: &Places, now: u64) {
+        self.latest = self.latest.max(now);
+        let latest = self.latest;
         self.lines.retain(|tenant, _| places.waiting.contains_key(&Some(*tenant)));
         for tenant in places.waiting.keys().copied().flatten() {
             let Some((_, head)) = places.head(Some(tenant)) else { continue };
@@ -178,8 +182,10 @@ impl Judge {
                 .entry(tenant)
                 .and_modify(|turn| match turn {
                     _ if turn.key != key || key.is_none() => *turn = new,
-                    // It may come back at any time until then.
-                    _ if turn.aside || aside => *turn = Turn { from: turn.from, ..new },
+                    // It may have come back at any time until then.
+                    _ if turn.aside || aside => {
+                        *turn = Turn { from: turn.from.min(now), to: new.to.max(latest), ..new };
+                    }
                     _ => {}
                 })
                 .or_insert(new);

@@ -19,6 +19,8 @@ use crate::process::{Entry, Process, Seen};
 const MS: u64 = 1000;
 /// From when to when requests are sent that have to be served: after the end of the faults, ms.
 const PROBES: u64 = 4000;
+/// How long after the end of the load what operators set is taken back: what they did last is done by then.
+const CLEARS: u64 = 1500;
 /// What these ask for where tenants share a name.
 const PROBE: AskPlan = AskPlan { tenant: 200, weight: 1, class: 0, cost: 1, each: 0 };
 /// µs since 1970 when a run begins.
@@ -338,7 +340,7 @@ impl<'a> World<'a> {
                 self.checker.second(to, self.plan.servers, &records);
                 second_at += 1000 * MS;
             }
-            if !cleared && to >= load {
+            if !cleared && to >= load + CLEARS * MS {
                 cleared = true;
                 self.clear();
             }

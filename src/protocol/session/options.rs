@@ -45,4 +45,8 @@ impl AcquireOptions {
     pub(super) fn lease_ms(&self) -> u64 {
         u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
     }
+
+    pub(super) fn reuse(&self) -> Duration {
+        Duration::from_millis(u64::from(self.reuse_ms))
+    }
 }

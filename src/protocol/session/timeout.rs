@@ -21,10 +21,9 @@ impl Session {
     pub fn handle_timeout(&mut self, now: Time) {
         self.timeout = None;
         self.releases.extend(self.deferred.drain(..));
-        let lease = self.lease;
-        self.releases.retain(|(_, until)| now < *until + lease);
+        self.drop_expired_releases(now);
         if let Some((_, until)) = self.releases.front() {
-            self.want(*until + lease);
+            self.want(*until + self.lease);
         }
         for index in self.look_at_places(now) {
             let lingers = self.places.get(index).and_then(Place::lingers_until);

@@ -90,10 +90,13 @@ impl Session {
         if self.is_kept_for_nobody() {
             self.release_kept(now);
         }
-        if let Some(n) = self.take_question() {
-            self.renewals.push_back(n);
+        if let Some((permit, first)) = self.take_question() {
+            self.renewals.push_back(permit);
+            self.renewals.extend(first);
         }
-        self.drop_expired_releases(now);
+        if self.releases.front().is_some_and(|(_, until)| now >= *until + self.lease) {
+            self.drop_expired_releases(now);
+        }
         if self.renew && self.renewing == 0 && self.renewals.is_empty() {
             self.begin_renewals(now);
         }
@@ -143,13 +146,17 @@ impl Session {
 
     /// A place whose lease has ended is gone by itself; one lease later, because a call that was under
     /// way may have renewed it.
-    fn drop_expired_releases(&mut self, now: Time) {
+    pub(super) fn drop_expired_releases(&mut self, now: Time) {
         let lease = self.lease;
-        while let Some((_, until)) = self.releases.front().copied()
-            && now >= until + lease
-        {
-            self.releases.pop_front();
-        }
+        let mut expired = Ids::new();
+        self.releases.retain(|(id, until)| {
+            let is_over = now >= *until + lease;
+            if is_over {
+                expired.push(*id);
+            }
+            !is_over
+        });
+        expired.into_iter().for_each(|id| self.stands_no_more(id.n));
     }
 
     fn next_releases(&mut self) -> Ids {

@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use self::standing::Standing;
-use super::Session;
 use super::options::{AcquireOptions, OnUnavailable};
 use super::place::{Linger, Place};
+use super::{Session, State};
 use crate::protocol::call::Op;
 use crate::protocol::claim::Claim;
 use crate::protocol::ledger::{PlaceStatus, Reply};
@@ -116,6 +116,12 @@ impl Reuse {
         first == last
     }
 
+    /// When the call was sent since which no other process is known to wait.
+    fn heard(&self) -> Option<Time> {
+        let heard = self.alone?.heard;
+        Some(self.standing.heard().map_or(heard, |at| at.min(heard)))
+    }
+
     /// Forgets a place that goes.
     fn forget(&mut self, place: &Place) {
         let numbers = match place.linger {
@@ -191,7 +197,6 @@ impl Session {
         let hears = !self.poll_only && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
         reuse.standing.hear(op, reply, late, sent, &self.places);
-        reuse.standing.expire(now);
         let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
             || reuse.limit_since.is_some_and(|at| sent < at);
         if late || is_over {
@@ -215,8 +220,8 @@ impl Session {
         reuse.alone = (is_alone && is_known).then_some(Alone { heard: sent, in_use });
     }
 
-    /// A hint: a place of this process does not stand in the queue any more.
-    pub(super) fn hear_of_grant(&mut self, n: u64) {
+    /// A place of this process does not stand in the queue any more.
+    pub(super) fn stands_no_more(&mut self, n: u64) {
         if let Some(reuse) = &mut self.reuse {
             reuse.standing.remove(n);
         }
@@ -225,9 +230,9 @@ impl Session {
     /// Whether this process knows that no other one waits, by a call that was sent not long ago, and that no more
     /// permits are in use than requests of these terms may have.
     fn is_alone(&self, limit: u32, options: &AcquireOptions, now: Time) -> bool {
-        let within = Duration::from_millis(u64::from(options.reuse_ms));
-        let alone = self.reuse.as_ref().and_then(|reuse| reuse.alone);
-        alone.is_some_and(|alone| now < alone.heard + within && self.keeps(alone, limit))
+        let Some(reuse) = &self.reuse else { return false };
+        reuse.alone.is_some_and(|alone| self.keeps(alone, limit))
+            && reuse.heard().is_some_and(|heard| now < heard + options.reuse())
     }
 
     fn keeps(&self, alone: Alone, limit: u32) -> bool {
@@ -286,22 +291,19 @@ impl Session {
     }
 
     /// Has a permit renewed for the sake of the reply, which says who waits, before what is known is too old.
-    fn ask_ahead(&mut self, n: u64, ms: u32, now: Time) {
-        let half = Duration::from_millis(u64::from(ms)) / 2;
+    fn ask_ahead(&mut self, n: u64, within: Duration, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
-        let is_old = |at: Time| now >= at + half;
-        if reuse.alone.is_none_or(|alone| is_old(alone.heard)) && reuse.asked_at.is_none_or(is_old)
-        {
+        let is_old = |at: Time| now >= at + within / 2;
+        if reuse.heard().is_none_or(is_old) && reuse.asked_at.is_none_or(is_old) {
             (reuse.ask, reuse.asked_at) = (Some(n), Some(now));
         }
     }
 
     /// As [`ask_ahead`](Self::ask_ahead), where permits are used so often that the question is worth a call.
     fn ask_if_hot(&mut self, n: u64, now: Time) {
-        let Some(ms) = self.places.find(n).map(|place| place.options.reuse_ms) else { return };
-        let within = Duration::from_millis(u64::from(ms));
-        if ms > 0 && self.left_at.is_some_and(|at| now < at + within) {
-            self.ask_ahead(n, ms, now);
+        let Some(within) = self.places.find(n).map(|place| place.options.reuse()) else { return };
+        if self.left_at.is_some_and(|at| now < at + within) {
+            self.ask_ahead(n, within, now);
         }
     }
 
@@ -312,9 +314,15 @@ impl Session {
         reuse.asked_at
     }
 
-    /// The permit that is to be renewed for the sake of the reply, once.
-    pub(super) fn take_question(&mut self) -> Option<u64> {
-        self.reuse.as_mut()?.ask.take()
+    /// The places that are to be renewed for the sake of the reply, once: the permit, and the first that waits.
+    pub(super) fn take_question(&mut self) -> Option<(u64, Option<u64>)> {
+        let reuse = self.reuse.as_mut()?;
+        let permit = reuse.ask.take()?;
+        let waits = |n: &u64| {
+            let place = self.places.index(*n).and_then(|index| self.places.get(index));
+            place.is_some_and(|place| matches!(place.state, State::Waiting { .. }))
+        };
+        Some((permit, reuse.standing.numbers().find(waits)))
     }
 
     /// A place goes.
@@ -332,6 +340,7 @@ impl Session {
         reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
         reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));
         reuse.limit_since = reuse.limit_since.filter(|at| !is_old(*at));
+        reuse.standing.coarsen(Time::ZERO + now.since(Time::ZERO + within));
         if reuse.kept.is_empty() {
             reuse.alone = reuse.alone.filter(|alone| !is_old(alone.heard));
         }
@@ -351,7 +360,7 @@ impl Session {
 #[cfg(test)]
 impl Session {
     /// What is noted for passing permits on is what there is.
-    pub(super) fn check_reuse(&self, now: Time) {
+    pub(super) fn check_reuse(&self) {
         let Some(reuse) = &self.reuse else { return };
         let places = || self.places.iter();
         let waits = places().filter(|(_, p)| p.state.is_without_permit() && !p.has_left());
@@ -373,7 +382,8 @@ impl Session {
         assert_eq!(reuse.spare.len(), spare.len(), "each once");
         let releases = self.releases.iter().chain(&self.releasing).chain(&self.deferred);
         let left: BTreeSet<_> = releases.map(|(id, _)| id.n).collect();
-        for n in reuse.standing.check(now) {
+        reuse.standing.check();
+        for n in reuse.standing.numbers() {
             let place = self.places.index(n).and_then(|index| self.places.get(index));
             let waits = place.is_some_and(|place| place.state.is_without_permit());
             assert!(waits || left.contains(&n), "{n} stands in the queue");

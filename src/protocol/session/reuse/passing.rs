@@ -1,7 +1,6 @@
 //! The permits themselves: handed to the next request, or kept for it.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use super::Terms;
 
@@ -60,7 +59,7 @@ impl Session {
         place.queued = false;
         place.held_at = now;
         self.reuse.as_mut()?.kept.pop_back();
-        self.ask_ahead(n, options.reuse_ms, now);
+        self.ask_ahead(n, options.reuse(), now);
         Some(index)
     }
 
@@ -207,11 +206,11 @@ impl Session {
     #[inline(never)]
     pub(in crate::protocol::session) fn pass_on(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
-        let (n, ms) = (place.n, place.options.reuse_ms);
-        self.ask_ahead(n, ms, now);
+        let (n, within) = (place.n, place.options.reuse());
+        self.ask_ahead(n, within, now);
         let Some(reuse) = &mut self.reuse else { return };
         let Some((_, to)) = reuse.queue.first().copied() else {
-            let until = now + Duration::from_millis(u64::from(ms));
+            let until = now + within;
             let is_first = reuse.kept.is_empty();
             reuse.kept.push_back(n);
             if let Some(place) = self.places.get_mut(index) {
@@ -277,7 +276,7 @@ impl Session {
             let Some(index) = self.places.index(n) else { return };
             let Some(place) = self.places.get(index) else { return };
             let Linger::Kept(until) = place.linger else { return };
-            let half = Duration::from_millis(u64::from(place.options.reuse_ms)) / 2;
+            let half = place.options.reuse() / 2;
             if now + half < until {
                 return self.want(until);
             }

@@ -1,72 +1,95 @@
 //! The places of this process in the backend's queue, as far as they are certain to stand there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::protocol::call::Op;
+use crate::protocol::claim::{Claim, Tenant};
 use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::{PlaceStatus, Reply};
 use crate::protocol::session::State;
-use crate::protocol::session::place::{Places, lease_at_least};
+use crate::protocol::session::place::{Place, Places};
 use crate::protocol::time::Time;
 
 /// By what came before on this connection: replies come in the order of their calls, so these are the places that a
-/// reply has counted of this process. To take another's for one's own would pass it by, so a place of which nothing
-/// is heard is not counted longer than its lease lasts at least.
+/// reply has counted of this process.
+///
+/// The hint that would say otherwise may be lost, and to take another's place for one's own passes it by, so it
+/// matters when they were heard of. Permits are granted in the order of the tickets: while the first one waits, all do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Standing {
-    until: BTreeMap<u64, Time>,
-    by_end: BTreeSet<(Time, u64)>,
+    /// By ticket and number: when the last call was sent whose reply said that it waits.
+    heard: BTreeMap<(u64, u64), Time>,
+    tickets: BTreeMap<u64, u64>,
+    /// Whose places they are.
+    tenant: Option<Tenant>,
 }
 
 impl Standing {
     pub(super) fn len(&self) -> u64 {
-        self.until.len() as u64
+        self.heard.len() as u64
     }
 
-    fn insert(&mut self, n: u64, until: Time) {
-        if let Some(before) = self.until.insert(n, until) {
-            self.by_end.remove(&(before, n));
+    /// When the call was sent since which all of them are known to wait.
+    pub(super) fn heard(&self) -> Option<Time> {
+        self.heard.first_key_value().map(|(_, at)| *at)
+    }
+
+    /// Their numbers, in the order in which they are granted.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.heard.keys().map(|(_, n)| *n)
+    }
+
+    fn insert(&mut self, id: &PlaceId, ticket: u64, sent: Time) {
+        let tenant = id.claim.map(Claim::tenant);
+        if self.tenant != tenant {
+            // Which of two tenants is served next, their tickets do not say.
+            self.clear();
+            self.tenant = tenant;
         }
-        self.by_end.insert((until, n));
+        if let Some(before) = self.tickets.insert(id.n, ticket) {
+            self.heard.remove(&(before, id.n));
+        }
+        self.heard.insert((ticket, id.n), sent);
     }
 
     pub(super) fn remove(&mut self, n: u64) {
-        if let Some(until) = self.until.remove(&n) {
-            self.by_end.remove(&(until, n));
+        let Some(ticket) = self.tickets.remove(&n) else { return };
+        let is_first = self.heard.first_key_value().is_some_and(|(first, _)| *first == (ticket, n));
+        let at = self.heard.remove(&(ticket, n));
+        if is_first
+            && let Some(at) = at
+            && let Some(mut next) = self.heard.first_entry()
+        {
+            let heard = at.max(*next.get());
+            next.insert(heard);
         }
     }
 
     pub(super) fn clear(&mut self) {
-        self.until.clear();
-        self.by_end.clear();
+        self.heard.clear();
+        self.tickets.clear();
     }
 
-    /// Takes out those whose leases may have ended there.
-    pub(super) fn expire(&mut self, now: Time) {
-        while let Some((until, n)) = self.by_end.first().copied()
-            && until <= now
-        {
-            self.remove(n);
-        }
+    /// Makes equal what was heard of before that time.
+    pub(super) fn coarsen(&mut self, floor: Time) {
+        self.heard.values_mut().for_each(|at| *at = floor.max(*at));
     }
 
     /// Takes in what a call that was sent at `sent` says of its places.
     pub(super) fn hear(&mut self, op: &Op, reply: &Reply, late: bool, sent: Time, places: &Places) {
         // Hints are handled as they come, replies when their task runs: a hint that came later may be known already.
-        let is_granted = |n: u64| {
-            let place = places.index(n).and_then(|index| places.get(index));
-            place.is_some_and(|place| match place.state {
-                State::Joining { hint, .. } => hint.is_some_and(|end| end >= reply.lease_end),
-                state => matches!(state, State::Held),
-            })
+        let is_granted = |place: &Place| match place.state {
+            State::Joining { hint, .. } => hint.is_some_and(|end| end >= reply.lease_end),
+            state => matches!(state, State::Held),
         };
-        let until = sent + lease_at_least(op.lease_ms());
         let mut stands = |id: &PlaceId, status: &PlaceStatus| {
-            // A release that was sent later may have been carried out before.
-            if matches!(status, PlaceStatus::Waiting(_)) && !late && !is_granted(id.n) {
-                self.insert(id.n, until);
-            } else {
-                self.remove(id.n);
+            let place = places.index(id.n).and_then(|index| places.get(index));
+            match status {
+                // A release that was sent later may have been carried out before.
+                PlaceStatus::Waiting(ticket) if !late && !place.is_some_and(is_granted) => {
+                    self.insert(id, *ticket, sent);
+                }
+                _ => self.remove(id.n),
             }
         };
         match op {
@@ -87,10 +110,9 @@ impl Standing {
 
 #[cfg(test)]
 impl Standing {
-    /// Both ways to look at it tell the same. Gives the numbers of those that stand there still.
-    pub(super) fn check(&self, now: Time) -> impl Iterator<Item = u64> {
-        let by_end = self.until.iter().map(|(n, until)| (*until, *n)).collect::<BTreeSet<_>>();
-        assert_eq!(self.by_end, by_end);
-        self.until.iter().filter(move |(_, until)| now < **until).map(|(n, _)| *n)
+    /// Both ways to look at it tell the same.
+    pub(super) fn check(&self) {
+        let tickets = self.heard.keys().map(|(ticket, n)| (*n, *ticket)).collect();
+        assert_eq!(self.tickets, tickets, "tickets of what stands there");
     }
 }

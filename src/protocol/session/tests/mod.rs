@@ -127,7 +127,7 @@ impl Rig {
         assert_eq!(self.session.in_flight, units, "in flight");
         assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
-        self.session.check_reuse(self.now());
+        self.session.check_reuse();
         let queue = self.session.local_queue.places();
         for index in &queue {
             let place = self.session.places.get(*index);
