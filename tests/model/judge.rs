@@ -240,7 +240,11 @@ impl World {
         if has_kept && p.others == Others::Recalled {
             broken.push(Rule::Recalled);
         }
-        if has_kept && p.kept.iter().any(|kept| s.now >= kept.since + reuse_of(kept)) {
+        let is_over = |kept: &Kept| {
+            let is_known = matches!(p.others, Others::Alone(at) if s.now < at + reuse_of(kept));
+            !is_known || s.now >= kept.since + reuse_of(kept)
+        };
+        if has_kept && p.kept.iter().any(is_over) {
             broken.push(Rule::KeptInTime);
         }
     }

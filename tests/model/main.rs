@@ -767,6 +767,28 @@ fn configs() -> Vec<Config> {
             ..BASE
         },
         Config {
+            name: "reuse, lost hint",
+            reuse: [&[1], &[], &[]],
+            differ: true,
+            late_watchdog: true,
+            requests: [3, 2, 0],
+            slots: 3,
+            limits: [2; 3],
+            ticks: 1,
+            beginning: &[
+                Action::Request { process: 0, wait: true },
+                Action::Request { process: 0, wait: true },
+                Action::Request { process: 1, wait: true },
+                Action::Send { process: 1 },
+                Action::Send { process: 0 },
+                Action::Request { process: 1, wait: true },
+                Action::Leave { process: 1, slot: 0 },
+                Action::Send { process: 1 },
+            ],
+            faults: Faults { lost_hints: 1, ..NONE },
+            ..BASE
+        },
+        Config {
             name: "reuse, three processes",
             reuse: [&[1]; 3],
             processes: 3,
@@ -1082,6 +1104,7 @@ const SHOWN: &[(&str, &[Seen])] = &[
     ("reuse, slow call, late recall", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
     ("reuse, requests that wait", &[Seen::PassedOn, Seen::Kept, Seen::KeptRecalled]),
     ("reuse, places taken over", &[Seen::TakenOver, Seen::PassedOn, Seen::Kept]),
+    ("reuse, lost hint", &[Seen::PassedOn, Seen::HintLost, Seen::HintRepaired]),
     ("reuse, three processes", &[Seen::Reused, Seen::KeptRecalled, Seen::RecallLost]),
     ("reuse, freeze", &[Seen::Kept, Seen::Reused, Seen::KeptReleased]),
     ("reuse, outage, admit", &[Seen::Kept, Seen::Reused, Seen::Admitted, Seen::Counted]),

@@ -115,8 +115,8 @@ pub(crate) struct Transit {
     pub(crate) stay: u8,
     /// The server does not carry it out when its turn comes, but later.
     pub(crate) late: bool,
-    /// It found no other process waiting; and it was sent before a recall was heard.
-    pub(crate) is_alone: bool,
+    /// How many places of other processes it found waiting; and whether it was sent before a recall was heard.
+    pub(crate) others: Option<usize>,
     pub(crate) is_stale: bool,
     /// Hints that the server sent before its answer, so that they come before it.
     pub(crate) hints: Vec<Id>,

@@ -1290,7 +1290,7 @@ impl World {
                 sent: now,
                 stay,
                 late: false,
-                is_alone: false,
+                others: None,
                 is_stale: false,
                 hints: Vec::new(),
                 answer: None,
@@ -1318,11 +1318,11 @@ impl World {
             }
             Answer::Reply(self.run(s, me, &call))
         };
-        let is_alone = self.config.reuses() && self.is_alone(s, me);
+        let others = if self.config.reuses() { self.others_that_wait(s, me) } else { None };
         let is_pending = |hint: &&Hint| self.config.reuses() && hint.id.0 == me && !hint.late;
         let hints = s.mail.iter().filter(is_pending).map(|hint| hint.id).collect();
         let call = &mut s.process(process).calls[at];
-        (call.answer, call.is_alone, call.hints) = (Some(answer), is_alone, hints);
+        (call.answer, call.others, call.hints) = (Some(answer), others, hints);
         true
     }
 
@@ -1335,13 +1335,14 @@ impl World {
         let Some(transit) = p.calls.pop_front() else {
             return false;
         };
-        let Transit { call, meant, sent, stay, late, is_alone, is_stale, hints, answer } = transit;
+        let Transit { call, meant, sent, stay, late, others, is_stale, hints, answer } = transit;
         for id in hints {
             if let Some(at) = s.mail.iter().position(|hint| hint.id == id && !hint.late) {
                 let hint = s.mail.remove(at);
                 self.hint(s, hint);
             }
         }
+        let alone = others.and_then(|others| self.alone_since(s, process, others, sent));
         let p = s.process(process);
         let mut op = meant.unwrap_or(call.op);
         if stay != p.stay {
@@ -1353,10 +1354,10 @@ impl World {
                 p.incoming(&mut op, &mut reply, sent, self.bug());
                 let tells = !matches!(op, Op::Release { .. } | Op::Audit { .. });
                 if self.config.reuses() && tells && !late && !is_stale {
-                    p.others = match p.others {
-                        _ if is_alone => Others::Alone(sent),
-                        Others::Recalled => Others::Recalled,
-                        _ => Others::Unknown,
+                    p.others = match (alone, p.others) {
+                        (Some(at), _) => Others::Alone(at),
+                        (None, Others::Recalled) => Others::Recalled,
+                        (None, _) => Others::Unknown,
                     };
                 }
                 self.replied(s, process, &op, &reply, late, sent);
@@ -1547,12 +1548,28 @@ impl World {
         }
     }
 
-    /// Whether no other process waits, and no more permits are in use than the limit.
-    fn is_alone(&self, s: &Snapshot, process: u8) -> bool {
+    /// How many places of other processes wait, unless more permits are in use than the limit.
+    fn others_that_wait(&self, s: &Snapshot, process: u8) -> Option<usize> {
         let (waiting, held): (Vec<&Stored>, Vec<&Stored>) =
             s.server.places.iter().partition(|place| place.ticket.is_some());
         let in_use = held.iter().map(|held| cost(&held.place)).sum::<usize>();
-        in_use <= self.cap() && waiting.iter().all(|place| place.id.0 == process)
+        let others = waiting.iter().filter(|place| place.id.0 != process).count();
+        (in_use <= self.cap()).then_some(others)
+    }
+
+    /// By when a process may take it that no other one waits, if `others` do, after the reply to a call that was sent
+    /// at `sent`: where a hint was lost, the place of another may be taken for the one that was granted, which may have
+    /// been known to wait until then.
+    fn alone_since(&self, s: &Snapshot, process: usize, others: usize, sent: u8) -> Option<u8> {
+        let me = s.processes[process].me;
+        let own = s.ghost.unheard.iter().filter(|id| id.0 == me);
+        let mut granted: Vec<u8> =
+            own.filter_map(|id| s.ghost.grants.get(id)).map(|(_, at)| *at).collect();
+        granted.sort_unstable_by(|a, b| b.cmp(a));
+        match others.checked_sub(1) {
+            None => Some(sent),
+            Some(last) => granted.get(last).map(|at| sent.min(*at)),
+        }
     }
 
     // ===== the server =====

@@ -46,7 +46,8 @@ pub(super) struct Reuse {
 /// No other process waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Alone {
-    /// When the call was sent whose reply said so.
+    /// When the call was sent whose reply said so; or that whose reply was the last to say that what is counted as
+    /// one's own waits.
     heard: Time,
     /// Permits in use then, at the most.
     in_use: u64,
@@ -114,12 +115,6 @@ impl Reuse {
         let [first, last] = [self.by_terms.first_key_value(), self.by_terms.last_key_value()]
             .map(|entry| entry.map(|(terms, _)| terms.claim));
         first == last
-    }
-
-    /// When the call was sent since which no other process is known to wait.
-    fn heard(&self) -> Option<Time> {
-        let heard = self.alone?.heard;
-        Some(self.standing.heard().map_or(heard, |at| at.min(heard)))
     }
 
     /// Forgets a place that goes.
@@ -217,7 +212,8 @@ impl Session {
         let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
         let is_alone = waiting <= reuse.standing.len();
         let is_known = is_counted && hears && !is_quarantined && !is_gone;
-        reuse.alone = (is_alone && is_known).then_some(Alone { heard: sent, in_use });
+        let heard = reuse.standing.heard().map_or(sent, |at| at.min(sent));
+        reuse.alone = (is_alone && is_known).then_some(Alone { heard, in_use });
     }
 
     /// A place of this process does not stand in the queue any more.
@@ -230,9 +226,8 @@ impl Session {
     /// Whether this process knows that no other one waits, by a call that was sent not long ago, and that no more
     /// permits are in use than requests of these terms may have.
     fn is_alone(&self, limit: u32, options: &AcquireOptions, now: Time) -> bool {
-        let Some(reuse) = &self.reuse else { return false };
-        reuse.alone.is_some_and(|alone| self.keeps(alone, limit))
-            && reuse.heard().is_some_and(|heard| now < heard + options.reuse())
+        let alone = self.reuse.as_ref().and_then(|reuse| reuse.alone);
+        alone.is_some_and(|alone| now < alone.heard + options.reuse() && self.keeps(alone, limit))
     }
 
     fn keeps(&self, alone: Alone, limit: u32) -> bool {
@@ -294,7 +289,8 @@ impl Session {
     fn ask_ahead(&mut self, n: u64, within: Duration, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
         let is_old = |at: Time| now >= at + within / 2;
-        if reuse.heard().is_none_or(is_old) && reuse.asked_at.is_none_or(is_old) {
+        if reuse.alone.is_none_or(|alone| is_old(alone.heard)) && reuse.asked_at.is_none_or(is_old)
+        {
             (reuse.ask, reuse.asked_at) = (Some(n), Some(now));
         }
     }

@@ -210,15 +210,15 @@ impl Session {
         self.ask_ahead(n, within, now);
         let Some(reuse) = &mut self.reuse else { return };
         let Some((_, to)) = reuse.queue.first().copied() else {
-            let until = now + within;
             let is_first = reuse.kept.is_empty();
+            let known = reuse.alone.map_or(now, |alone| alone.heard + within);
             reuse.kept.push_back(n);
             if let Some(place) = self.places.get_mut(index) {
-                place.linger = Linger::Kept(until);
+                place.linger = Linger::Kept(now + within);
                 place.taken = true;
             }
             if is_first {
-                self.want(until);
+                self.want(known);
             }
             return;
         };
@@ -270,15 +270,19 @@ impl Session {
         }
     }
 
-    /// Gives back what nobody has used for long, and what would be so before long.
+    /// Gives back what nobody has used for long, and what would be so before long; and all, once it is too long ago
+    /// that nobody else waited.
     pub(in crate::protocol::session) fn release_idle(&mut self, now: Time) {
-        while let Some(n) = self.reuse.as_ref().and_then(|reuse| reuse.kept.front().copied()) {
+        while let Some(reuse) = &self.reuse
+            && let Some(n) = reuse.kept.front().copied()
+        {
             let Some(index) = self.places.index(n) else { return };
             let Some(place) = self.places.get(index) else { return };
             let Linger::Kept(until) = place.linger else { return };
-            let half = place.options.reuse() / 2;
-            if now + half < until {
-                return self.want(until);
+            let within = place.options.reuse();
+            let known = reuse.alone.map_or(now, |alone| alone.heard + within);
+            if now < known && now + within / 2 < until {
+                return self.want(until.min(known));
             }
             self.take_out(index, now);
         }

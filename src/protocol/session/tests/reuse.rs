@@ -1110,3 +1110,17 @@ fn a_place_of_which_nothing_was_heard_for_long_is_not_certain_to_stand_there() {
     rig.leave(holder);
     assert_ne!(rig.progress(first), Progress::Held, "another waits for longer than that");
 }
+
+#[test]
+fn what_is_kept_goes_back_once_it_is_not_known_that_nobody_else_waits() {
+    let mut rig = keeper(1);
+    rig.pass(20);
+    assert!(rig.reuses(REUSE));
+    rig.other();
+    rig.pass(29);
+    assert_eq!(rig.kept(), 1, "no recall came");
+    rig.pass(1);
+    assert_eq!(rig.kept(), 0);
+    rig.settle();
+    assert_eq!(rig.in_use_elsewhere(), 1, "it waits as long as that");
+}
