@@ -121,7 +121,7 @@ impl Session {
     /// A hint: a place of this process was granted.
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, claim, lease_end } = hint;
-        self.stands_no_more(n);
+        self.left_queue(n);
         self.promoted(PlaceId { node: self.node, poll_only: false, n, claim }, lease_end, now);
     }
 

@@ -18,8 +18,8 @@ const AUDIT_MAX: u32 = 1000;
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
 const NEVER_ENDS: u64 = TICKET_MIN - 1;
 
-/// What a call says of its requests.
-struct Terms {
+/// What a call says of its requests beside the operation.
+struct CallHead {
     limit: u32,
     headroom: u32,
     recalls: bool,
@@ -103,15 +103,15 @@ impl Session {
         self.end_resync();
         let joins = !self.resync && self.skip_to_join();
         let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
-        let mut terms = Terms { limit: self.limit, headroom: self.headroom, recalls: false };
+        let mut head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
-            if joins && !between { self.next_acquire(ids, &mut terms) } else { Op::Release { ids } }
+            if joins && !between { self.next_acquire(ids, &mut head) } else { Op::Release { ids } }
         } else if between && let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
             self.renewing += 1;
             op
         } else if joins {
-            self.next_acquire(Ids::new(), &mut terms)
+            self.next_acquire(Ids::new(), &mut head)
         } else if self.audit && !self.resync {
             self.audit = false;
             self.auditing = true;
@@ -132,7 +132,7 @@ impl Session {
         if !matches!(op, Op::Audit { .. }) {
             self.more = false;
         }
-        let Terms { limit, headroom, recalls } = terms;
+        let CallHead { limit, headroom, recalls } = head;
         Some(Call { limit: self.limit_of_call(limit, now), headroom, recalls, op })
     }
 
@@ -156,7 +156,7 @@ impl Session {
             }
             !is_over
         });
-        expired.into_iter().for_each(|id| self.stands_no_more(id.n));
+        expired.into_iter().for_each(|id| self.left_queue(id.n));
     }
 
     fn next_releases(&mut self) -> Ids {
@@ -248,8 +248,8 @@ impl Session {
     }
 
     /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
-    /// there is room for beside those that leave. What else the call says of them goes into `terms`.
-    fn next_acquire(&mut self, leaving: Ids, terms: &mut Terms) -> Op {
+    /// there is room for beside those that leave. What else the call says of them goes into `head`.
+    fn next_acquire(&mut self, leaving: Ids, head: &mut CallHead) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
         let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
         while permits < CALL_MAX && self.skip_to_join() {
@@ -267,7 +267,7 @@ impl Session {
             if let State::Joining { sent, .. } = &mut place.state {
                 *sent = true;
             }
-            terms.recalls |= place.options.reuse_ms > 0;
+            head.recalls |= place.options.reuse_ms > 0;
             permits += place.cost() as usize;
             ids.push(place.id(node));
             self.joins.pop_front();
@@ -275,7 +275,7 @@ impl Session {
         match common {
             Some((limit, options)) => {
                 let lease_ms = options.lease_ms();
-                (terms.limit, terms.headroom) = (limit, options.headroom);
+                (head.limit, head.headroom) = (limit, options.headroom);
                 Op::Acquire { leaving, lease_ms, max_queue: options.max_queue, ids }
             }
             None => Op::Release { ids: leaving },

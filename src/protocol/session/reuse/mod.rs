@@ -1,19 +1,19 @@
 //! Permits that go from one request of this process straight to its next one (rule 9).
 //!
 //! A permit that is passed on stays one place of the backend, so nothing is counted twice and nothing is sent. It is
-//! passed on only while this process knows that no other one waits, and for a bounded time after the reply that said
-//! so. The idea is that of locks that stay with the node that used them last until another node asks, as in GFS2
+//! passed on only while this process knows that no other one waits, and for a bounded time after the call whose reply
+//! said so. The idea is that of locks that stay with the node that used them last until another node asks, as in GFS2
 //! ("glocks") and in NFSv4 (delegations); that it must not be done while others wait is what lock cohorting
 //! (Dice, Marathe and Shavit, 2012) bounds by a count and this by a message.
 
+mod own_waiting;
 mod passing;
-mod standing;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use self::standing::Standing;
+use self::own_waiting::OwnWaiting;
 use super::options::{AcquireOptions, OnUnavailable};
 use super::place::{Linger, Place};
 use super::{Session, State};
@@ -22,23 +22,24 @@ use crate::protocol::claim::Claim;
 use crate::protocol::ledger::{PlaceStatus, Reply};
 use crate::protocol::time::Time;
 
-/// What a session knows for passing permits on. It is there from the first request on that asks for it.
+/// What a session needs to pass permits on. The first request that asks for it creates it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Reuse {
-    /// The requests of this process that have no permit, in the order in which they came; and those of the same terms.
+    /// The requests of this process that have no permit, by arrival and index.
     queue: BTreeSet<(u64, usize)>,
+    /// The same, by what they ask for.
     by_terms: BTreeMap<Terms, BTreeSet<(u64, usize)>>,
-    /// Permits without a request by number, that which was used last behind the others.
+    /// Permits without a request, by number; the one used last is at the back.
     kept: VecDeque<u64>,
-    /// Places without a request that are on their way to the backend, by number, the first one first.
+    /// Places without a request that are on their way to the backend, by number, the oldest in front.
     spare: VecDeque<u64>,
-    standing: Standing,
+    own_waiting: OwnWaiting,
     alone: Option<Alone>,
-    /// What was sent before says nothing of who waits.
+    /// Calls sent before this say nothing of who waits.
     recalled_at: Option<Time>,
-    /// Before that, calls had another limit.
+    /// Calls sent before this had another limit.
     limit_since: Option<Time>,
-    /// The permit that is to be renewed for the sake of the reply, and when one last was.
+    /// The permit that is to be renewed for the sake of the reply, and when one was last chosen.
     ask: Option<u64>,
     asked_at: Option<Time>,
 }
@@ -49,20 +50,20 @@ struct Alone {
     /// When the call was sent whose reply said so; or that whose reply was the last to say that what is counted as
     /// one's own waits.
     heard: Time,
-    /// Permits in use then, at the most.
+    /// Permits in use then, at most.
     in_use: u64,
 }
 
-/// What a request asks for. Those that ask for the same may have each other's places.
+/// What a request asks for. Requests with equal terms may exchange their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Terms {
-    // First, so that requests of one claim stand beside each other.
+    // The first field, so that requests of one claim are neighbours.
     claim: Option<Claim>,
     limit: u32,
     headroom: u32,
     lease: Duration,
     max_queue: Option<u32>,
-    /// Which policy, and its share.
+    /// The variant, and its share.
     on_unavailable: (u8, u32),
     linger_ms: u32,
     reuse_ms: u32,
@@ -117,7 +118,7 @@ impl Reuse {
         first == last
     }
 
-    /// Forgets a place that goes.
+    /// Forgets a place that is removed.
     fn forget(&mut self, place: &Place) {
         let numbers = match place.linger {
             Linger::Kept(_) => &mut self.kept,
@@ -130,7 +131,8 @@ impl Reuse {
     }
 }
 
-/// Permits in use and places that wait, after a call with this limit, if it is known; `None`: its reply does not say.
+/// Permits in use and places that wait after a call with this limit, if the limit is known. `None`: the reply does not
+/// say.
 fn counted(op: &Op, reply: &Reply, limit: Option<u64>) -> Option<(u64, u64)> {
     match op {
         Op::Release { .. } | Op::Audit { .. } => None,
@@ -147,8 +149,8 @@ fn counted(op: &Op, reply: &Reply, limit: Option<u64>) -> Option<(u64, u64)> {
 }
 
 impl Session {
-    /// Another process waits: what is kept here is given back, and nothing is passed on until a call that is sent from
-    /// here on says that no other process waits.
+    /// Another process waits: kept permits are given back, and nothing is passed on until the reply to a call that is
+    /// sent from here on says that no other process waits.
     pub fn handle_recall(&mut self, now: Time) {
         if let Some(reuse) = &mut self.reuse {
             reuse.recalled_at = Some(now);
@@ -186,12 +188,12 @@ impl Session {
             _ => Some(self.limit),
         };
         let limit = limit.map(|limit| u64::from(self.limit_for(limit)));
-        // What is in use here and not counted there is not in the count of the reply.
+        // A permit in use here that the backend does not count is missing in the reply.
         let is_counted = !self.resync && self.admitted == 0;
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
         let hears = !self.poll_only && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
-        reuse.standing.hear(op, reply, late, sent, &self.places);
+        reuse.own_waiting.hear(op, reply, late, sent, &self.places);
         let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
             || reuse.limit_since.is_some_and(|at| sent < at);
         if late || is_over {
@@ -205,26 +207,26 @@ impl Session {
             }
             return;
         };
-        if waiting < reuse.standing.len() {
-            // A hint was lost, and whose, this reply does not tell.
-            reuse.standing.clear();
+        if waiting < reuse.own_waiting.len() {
+            // A hint was lost, and the reply does not say which.
+            reuse.own_waiting.clear();
         }
         let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
-        let is_alone = waiting <= reuse.standing.len();
+        let is_alone = waiting <= reuse.own_waiting.len();
         let is_known = is_counted && hears && !is_quarantined && !is_gone;
-        let heard = reuse.standing.heard().map_or(sent, |at| at.min(sent));
+        let heard = reuse.own_waiting.heard().map_or(sent, |at| at.min(sent));
         reuse.alone = (is_alone && is_known).then_some(Alone { heard, in_use });
     }
 
-    /// A place of this process does not stand in the queue any more.
-    pub(super) fn stands_no_more(&mut self, n: u64) {
+    /// A place of this process has left the queue.
+    pub(super) fn left_queue(&mut self, n: u64) {
         if let Some(reuse) = &mut self.reuse {
-            reuse.standing.remove(n);
+            reuse.own_waiting.remove(n);
         }
     }
 
-    /// Whether this process knows that no other one waits, by a call that was sent not long ago, and that no more
-    /// permits are in use than requests of these terms may have.
+    /// Whether this process knows, by a call sent not long ago, that no other one waits, and that no more permits are in
+    /// use than the limit of these terms.
     fn is_alone(&self, limit: u32, options: &AcquireOptions, now: Time) -> bool {
         let alone = self.reuse.as_ref().and_then(|reuse| reuse.alone);
         alone.is_some_and(|alone| now < alone.heard + options.reuse() && self.keeps(alone, limit))
@@ -234,8 +236,8 @@ impl Session {
         alone.in_use <= u64::from(self.limit_for(limit))
     }
 
-    /// The limit of calls is another one from here on. If there are fewer permits, nothing is passed on until a call
-    /// says how many are in use.
+    /// Calls have another limit from here on. If it is lower, nothing is passed on until a reply says how many permits
+    /// are in use.
     #[inline]
     pub(super) fn limit_changed(&mut self, is_lower: bool, now: Time) {
         if let Some(reuse) = &mut self.reuse {
@@ -254,7 +256,7 @@ impl Session {
         }
     }
 
-    /// Follows a request into the queue of those without a permit, or out of it.
+    /// A request joins those without a permit, or leaves them.
     #[inline]
     pub(super) fn follow_queue(&mut self, index: usize, is_in: bool) {
         if self.reuse.is_some() {
@@ -273,10 +275,10 @@ impl Session {
         }
     }
 
-    /// From the first request on that asks for it, permits are passed on.
+    /// Permits are passed on from the first request that asks for it.
     fn begin_reuse(&mut self, now: Time) {
         if self.reuse.is_none() {
-            // Recalls before that left no trace.
+            // Earlier recalls left no trace.
             let reuse = Reuse { limit_since: Some(now), ..Reuse::default() };
             self.reuse = Some(Box::new(reuse));
             for index in self.indexes() {
@@ -285,7 +287,7 @@ impl Session {
         }
     }
 
-    /// Has a permit renewed for the sake of the reply, which says who waits, before what is known is too old.
+    /// Has a permit renewed before what is known of other processes is too old: the reply says who waits.
     fn ask_ahead(&mut self, n: u64, within: Duration, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
         let is_old = |at: Time| now >= at + within / 2;
@@ -295,7 +297,7 @@ impl Session {
         }
     }
 
-    /// As [`ask_ahead`](Self::ask_ahead), where permits are used so often that the question is worth a call.
+    /// The same, if permits are used so often that the question is worth a call.
     fn ask_if_hot(&mut self, n: u64, now: Time) {
         let Some(within) = self.places.find(n).map(|place| place.options.reuse()) else { return };
         if self.left_at.is_some_and(|at| now < at + within) {
@@ -303,14 +305,14 @@ impl Session {
         }
     }
 
-    /// Since when it is to be asked who waits, if that is to be asked.
+    /// Since when the question who waits is due, if it is.
     #[inline]
     pub(super) fn asks_since(&self) -> Option<Time> {
         let reuse = self.reuse.as_ref().filter(|reuse| reuse.ask.is_some())?;
         reuse.asked_at
     }
 
-    /// The places that are to be renewed for the sake of the reply, once: the permit, and the first that waits.
+    /// Takes the places that are to be renewed for the sake of the reply: a permit, and the first place that waits.
     pub(super) fn take_question(&mut self) -> Option<(u64, Option<u64>)> {
         let reuse = self.reuse.as_mut()?;
         let permit = reuse.ask.take()?;
@@ -318,10 +320,10 @@ impl Session {
             let place = self.places.index(*n).and_then(|index| self.places.get(index));
             place.is_some_and(|place| matches!(place.state, State::Waiting { .. }))
         };
-        Some((permit, reuse.standing.numbers().find(waits)))
+        Some((permit, reuse.own_waiting.numbers().find(waits)))
     }
 
-    /// A place goes.
+    /// A place is removed.
     #[inline]
     pub(super) fn forget_kept(&mut self, place: &Place) {
         if let Some(reuse) = &mut self.reuse {
@@ -329,26 +331,26 @@ impl Session {
         }
     }
 
-    /// Forgets what is too old to decide anything.
+    /// For explorers: forgets what is too old to decide anything.
     pub(super) fn coarsen_reuse(&mut self, within: Duration, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
         let is_old = |at: Time| now >= at + within;
         reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
         reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));
         reuse.limit_since = reuse.limit_since.filter(|at| !is_old(*at));
-        reuse.standing.coarsen(Time::ZERO + now.since(Time::ZERO + within));
+        reuse.own_waiting.coarsen(Time::ZERO + now.since(Time::ZERO + within));
         if reuse.kept.is_empty() {
             reuse.alone = reuse.alone.filter(|alone| !is_old(alone.heard));
         }
     }
 
-    /// What was known of others is not, from here on.
+    /// Nothing is known of other processes from here on.
     pub(super) fn end_reuse(&mut self, now: Time) {
         self.release_kept(now);
         if let Some(reuse) = &mut self.reuse {
             reuse.alone = None;
             reuse.ask = None;
-            reuse.standing.clear();
+            reuse.own_waiting.clear();
         }
     }
 }
@@ -378,8 +380,8 @@ impl Session {
         assert_eq!(reuse.spare.len(), spare.len(), "each once");
         let releases = self.releases.iter().chain(&self.releasing).chain(&self.deferred);
         let left: BTreeSet<_> = releases.map(|(id, _)| id.n).collect();
-        reuse.standing.check();
-        for n in reuse.standing.numbers() {
+        reuse.own_waiting.check();
+        for n in reuse.own_waiting.numbers() {
             let place = self.places.index(n).and_then(|index| self.places.get(index));
             let waits = place.is_some_and(|place| place.state.is_without_permit());
             assert!(waits || left.contains(&n), "{n} stands in the queue");

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::Terms;
-
 use crate::protocol::ledger::PlaceStatus;
 use crate::protocol::overrides::Mode;
 use crate::protocol::session::options::AcquireOptions;
@@ -12,13 +11,12 @@ use crate::protocol::session::{Event, Session, State};
 use crate::protocol::time::Time;
 
 impl Session {
-    /// Whether a permit is good for one more request. The backend acknowledged it not long ago, so that the request
-    /// has most of a lease.
+    /// Whether a permit is good for one more request: more than half of its lease is left.
     fn is_good_for_another(place: &Place, now: Time) -> bool {
         !place.restoring && now + place.options.lease / 2 < place.deadline()
     }
 
-    /// Gives a request that comes the permit that was used last, if one is kept for it.
+    /// Gives a new request the permit that was used last, if one is kept for it.
     #[inline]
     pub(in crate::protocol::session) fn take_kept(
         &mut self,
@@ -42,7 +40,7 @@ impl Session {
         let Some(n) = reuse.kept.back().copied() else {
             return self.take_spare(limit, options, now);
         };
-        // One that came before could not use what is kept, which is to go back for it.
+        // An earlier request could not use what is kept, so that is given back.
         if !reuse.queue.is_empty() {
             return None;
         }
@@ -63,13 +61,13 @@ impl Session {
         Some(index)
     }
 
-    /// Gives a request that comes a place that is on its way without one: so a process asks for no more permits than
-    /// it has requests.
+    /// Gives a new request a place that is on its way without one, so that a process asks for no more permits than it
+    /// has requests.
     fn take_spare(&mut self, limit: u32, options: &AcquireOptions, now: Time) -> Option<usize> {
         let reuse = self.reuse.as_ref()?;
         let terms = Terms::new(limit, options);
         if reuse.by_terms.keys().any(|other| *other != terms) {
-            // It would get there before some that came before it.
+            // The request would have its place before some that came earlier.
             return None;
         }
         let n = reuse.spare.front().copied()?;
@@ -89,7 +87,7 @@ impl Session {
         Some(index)
     }
 
-    /// The answer to a place without a request: its permit goes to the next one, or back.
+    /// A place without a request is answered: its permit goes to the next request, or back.
     pub(in crate::protocol::session) fn spare_joined(
         &mut self,
         index: usize,
@@ -100,34 +98,29 @@ impl Session {
         let state = match status {
             PlaceStatus::Held => State::Held,
             PlaceStatus::Waiting(ticket) => State::Waiting { ticket: Some(ticket) },
-            // It does not stand there.
+            // The backend does not have it.
             _ => State::Closed,
         };
-        if let Some(place) = self.places.get_mut(index) {
-            (place.lease_end, place.acked) = (lease_end, sent);
-            (place.held_at, place.granted_at) = (now, now);
-            self.set(index, state);
-        }
-        if let Some(place) = self.places.get(index)
-            && let Some(reuse) = &mut self.reuse
-        {
+        let Some(place) = self.places.get_mut(index) else { return };
+        if let Some(reuse) = &mut self.reuse {
             reuse.forget(place);
         }
-        if let Some(place) = self.places.get_mut(index) {
-            place.linger = Linger::No;
-        }
+        (place.lease_end, place.acked) = (lease_end, sent);
+        (place.held_at, place.granted_at) = (now, now);
+        place.linger = Linger::No;
+        self.set(index, state);
         self.handle_leave(index, now);
     }
 
-    /// The place at `index` is granted. If another request of these terms came before its own, that one has it: the
-    /// two exchange their places. Gives the index of the request that has the permit.
+    /// The place at `index` is granted. If another request of the same terms came earlier, the two exchange their
+    /// places. Returns the index of the request that has the permit.
     #[inline]
     pub(in crate::protocol::session) fn first_in_turn(&mut self, index: usize) -> usize {
         if self.reuse.is_none() { index } else { self.exchange_with_first(index) }
     }
 
-    /// The place at `index` is refused. If a request of these terms that came later has a place that was asked for
-    /// before, that request is refused. Gives its index.
+    /// The place at `index` is refused. If a later request of the same terms has a place that was asked for earlier,
+    /// that request is refused instead. Returns its index.
     #[inline]
     pub(in crate::protocol::session) fn last_in_turn(&mut self, index: usize) -> usize {
         if self.reuse.is_none() { index } else { self.exchange_with_last(index) }
@@ -151,12 +144,12 @@ impl Session {
         }
     }
 
-    /// The requests without a permit that ask for the same as that at `index`.
+    /// The requests without a permit that ask for the same as the one at `index`.
     fn same_terms(&self, index: usize) -> Option<&BTreeSet<(u64, usize)>> {
         self.reuse.as_ref()?.by_terms.get(&Terms::of(self.places.get(index)?))
     }
 
-    /// Exchanges the places of two requests without a permit. Gives the index of the other one.
+    /// Exchanges the places of two requests without a permit. Returns the index of the other one.
     fn exchange_with(&mut self, index: usize, other: usize) -> usize {
         let [own, before] = [index, other].map(|index| self.places.get(index).map(|p| p.state));
         let (Some(own), Some(before)) = (own, before) else { return index };
@@ -194,7 +187,7 @@ impl Session {
         let Some((_, first)) = reuse.queue.first() else {
             return self.overrides.mode != Mode::Draining;
         };
-        // Whose turn it is among tenants, only the backend knows.
+        // Only the backend knows whose turn it is among tenants.
         reuse.has_one_claim()
             && self
                 .places
@@ -231,7 +224,7 @@ impl Session {
         }
         self.events.push(Event::Progress(to));
         if matches!(before, State::Joining { sent: true, .. }) {
-            // What was asked for it comes, so the next request need not ask.
+            // Its place is on its way, so the next request need not ask.
             if let Some(place) = self.places.get_mut(index) {
                 place.linger = Linger::Spare;
                 place.taken = true;
@@ -259,7 +252,7 @@ impl Session {
         })
     }
 
-    /// Gives back what no request has, or will have.
+    /// Gives back all places that have no request.
     pub(in crate::protocol::session) fn release_kept(&mut self, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
         for n in std::mem::take(&mut reuse.kept).into_iter().chain(std::mem::take(&mut reuse.spare))
@@ -270,8 +263,8 @@ impl Session {
         }
     }
 
-    /// Gives back what nobody has used for long, and what would be so before long; and all, once it is too long ago
-    /// that nobody else waited.
+    /// Gives back permits that were not used for some time, or will have been before long; and all of them once what
+    /// is known of other processes is too old.
     pub(in crate::protocol::session) fn release_idle(&mut self, now: Time) {
         while let Some(reuse) = &self.reuse
             && let Some(n) = reuse.kept.front().copied()

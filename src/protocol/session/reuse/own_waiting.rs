@@ -1,4 +1,4 @@
-//! The places of this process in the backend's queue, as far as they are certain to stand there.
+//! The places of this process that wait in the backend's queue, as far as replies and hints tell.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use crate::protocol::session::State;
 use crate::protocol::session::place::{Place, Places};
 use crate::protocol::time::Time;
 
-/// By what came before on this connection: replies come in the order of their calls, so these are the places that a
-/// reply has counted of this process.
+/// Replies come in the order of their calls, so these are the places of this process that a reply counts as waiting.
 ///
-/// The hint that would say otherwise may be lost, and to take another's place for one's own passes it by, so it
-/// matters when they were heard of. Permits are granted in the order of the tickets: while the first one waits, all do.
+/// If a hint is lost, a place that was granted still stands here, and the place of another process is taken for it. So
+/// it matters when the places were last heard of. Permits are granted in the order of the tickets: while the first of
+/// these waits, all of them do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Standing {
-    /// By ticket and number: when the last call was sent whose reply said that it waits.
+pub(super) struct OwnWaiting {
+    /// By ticket and number: when the last call was sent whose reply said that the place waits.
     heard: BTreeMap<(u64, u64), Time>,
     tickets: BTreeMap<u64, u64>,
-    /// Whose places they are.
+    /// The tenant of all of them.
     tenant: Option<Tenant>,
 }
 
-impl Standing {
+impl OwnWaiting {
     pub(super) fn len(&self) -> u64 {
         self.heard.len() as u64
     }
@@ -42,7 +42,7 @@ impl Standing {
     fn insert(&mut self, id: &PlaceId, ticket: u64, sent: Time) {
         let tenant = id.claim.map(Claim::tenant);
         if self.tenant != tenant {
-            // Which of two tenants is served next, their tickets do not say.
+            // The tickets of two tenants do not say which is granted first.
             self.clear();
             self.tenant = tenant;
         }
@@ -70,7 +70,7 @@ impl Standing {
         self.tickets.clear();
     }
 
-    /// Makes equal what was heard of before that time.
+    /// For explorers: makes equal what was heard of before `floor`.
     pub(super) fn coarsen(&mut self, floor: Time) {
         self.heard.values_mut().for_each(|at| *at = floor.max(*at));
     }
@@ -109,7 +109,7 @@ impl Standing {
 }
 
 #[cfg(test)]
-impl Standing {
+impl OwnWaiting {
     /// Both ways to look at it tell the same.
     pub(super) fn check(&self) {
         let tickets = self.heard.keys().map(|(ticket, n)| (*n, *ticket)).collect();
