@@ -415,9 +415,14 @@ impl<'a> World<'a> {
                 continue;
             }
             let entries = process.run(from, to, news_first, stops);
+            let mut granted = Vec::new();
             for (index, entry) in entries.into_iter().enumerate() {
-                let grants = matches!(entry.seen, Seen::Granted { .. });
-                seen.push((entry.at, grants, number, index, entry));
+                if let Seen::Granted { .. } = entry.seen {
+                    granted.push((entry.at, entry.number));
+                }
+                // What a request saw after its grant stays behind it.
+                let is_last = granted.contains(&(entry.at, entry.number));
+                seen.push((entry.at, is_last, number, index, entry));
             }
             for (at, name) in process.port.take_recalls() {
                 self.checker.recalled(number, name, at);
@@ -425,7 +430,7 @@ impl<'a> World<'a> {
             }
             sent.extend(process.port.take_sent().into_iter().map(|sent| (number, sent)));
         }
-        seen.sort_by_key(|(at, grants, number, index, _)| (*at, *grants, *number, *index));
+        seen.sort_by_key(|(at, is_last, number, index, _)| (*at, *is_last, *number, *index));
         for (_, _, process, _, entry) in seen {
             self.saw(process, &entry);
         }
