@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 
 use super::names::{
     BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS, BACKEND_OPERATION_DURATION,
-    BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, TENANT_LINES,
+    BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_PASSED_ON, TENANT_LINES,
 };
 use crate::protocol::call::Op;
 use crate::protocol::ledger::{PlaceStatus, Reply};
@@ -20,6 +20,7 @@ use crate::protocol::ledger::{PlaceStatus, Reply};
 pub(crate) struct BackendMeter {
     leases: OnceLock<Leases>,
     tenants: OnceLock<Tenants>,
+    passed_on: OnceLock<Counter>,
     // `None` for the embedded backend, which has no connection.
     backend: OnceLock<Connection>,
 }
@@ -63,6 +64,7 @@ impl BackendMeter {
     pub(crate) fn begin(&self, is_embedded: bool) {
         self.leases();
         self.tenants();
+        self.permits_passed_on();
         if !is_embedded {
             self.backend();
         }
@@ -78,6 +80,11 @@ impl BackendMeter {
     /// Grants overtook older requests of other tenants.
     pub(crate) fn overtook(&self, grants: u64) {
         self.tenants().overtaking.increment(grants);
+    }
+
+    /// Permits went from one request straight to the next one.
+    pub(crate) fn passed_on(&self, permits: u64) {
+        self.permits_passed_on().increment(permits);
     }
 
     /// Counts the renewals in a reply.
@@ -130,6 +137,14 @@ impl BackendMeter {
 
     fn tenants(&self) -> &Tenants {
         self.tenants.get_or_init(Tenants::new)
+    }
+
+    fn permits_passed_on(&self) -> &Counter {
+        self.passed_on.get_or_init(|| {
+            let passed_on = "Permits that went straight to the next request of this process";
+            metrics::describe_counter!(PERMITS_PASSED_ON, Unit::Count, passed_on);
+            counter!(PERMITS_PASSED_ON)
+        })
     }
 
     fn backend(&self) -> &Connection {

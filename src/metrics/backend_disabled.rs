@@ -12,6 +12,7 @@ impl BackendMeter {
     pub(crate) const fn begin(&self, _: bool) {}
     pub(crate) const fn lines(&self, _: usize, _: usize) {}
     pub(crate) const fn overtook(&self, _: u64) {}
+    pub(crate) const fn passed_on(&self, _: u64) {}
     pub(crate) const fn replied(&self, _: &Op, _: &Reply) {}
     pub(crate) const fn answered(&self, _: &Op, _: bool, _: Duration) {}
     pub(crate) const fn unanswered(&self, _: &Op, _: Duration) {}

@@ -13,6 +13,7 @@
 //! | [`WAIT_TIMEOUT`] | gauge, s | `policy` | the configured wait timeout; not for a layer with `wait_timeout_by` |
 //! | [`TENANT_LINES`] | gauge | – | tenants with waiting requests in this process |
 //! | [`OVERTAKING_GRANTS`] | counter | – | grants that overtook an older request of another tenant in this process |
+//! | [`PERMITS_PASSED_ON`] | counter | – | permits that went straight to the next request of this process: [`reuse`](crate::PolicyBuilder::reuse) |
 //! | [`PERMITS_LOST`] | counter | `policy` | permits whose lease could not be renewed in time |
 //! | [`LEASE_RENEWALS`] | counter | `result` | renewals of leases: `renewed`, `gone`, `failed` |
 //! | [`BACKEND_OPERATION_DURATION`] | histogram, s | `op`, `error.type` | calls to Redis |

@@ -15,6 +15,9 @@ pub const PERMIT_DURATION: &str = "concurrency_limit.permit.duration";
 pub const WAIT_TIMEOUT: &str = "concurrency_limit.wait_timeout";
 /// Counter of permits whose lease was lost, by `policy`.
 pub const PERMITS_LOST: &str = "concurrency_limit.permits.lost";
+/// Counter of permits that went from one request of this process straight to its next one, without a call to the
+/// backend: see [`PolicyBuilder::reuse`](crate::PolicyBuilder::reuse).
+pub const PERMITS_PASSED_ON: &str = "concurrency_limit.permits.passed_on";
 /// Gauge of tenants with waiting requests in this process, over all semaphores that are fair between tenants.
 pub const TENANT_LINES: &str = "concurrency_limit.tenant_lines";
 /// Counter of grants that overtook an older request of another tenant in this process: where fair shares differ from

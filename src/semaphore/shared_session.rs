@@ -283,6 +283,10 @@ impl SessionState {
             counts.meter.lines(self.lines, lines);
             self.lines = lines;
         }
+        let passed_on = self.session.take_passed_on();
+        if passed_on > 0 {
+            counts.meter.passed_on(passed_on);
+        }
         if events.is_empty() {
             return woken;
         }

@@ -15,15 +15,15 @@ use tower_semaphore::limit::{
 use tower_semaphore::metrics::{
     ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
     BACKEND_OPERATION_DURATION, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS, OVERTAKING_GRANTS,
-    PERMIT_DURATION, PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TENANT_LINES, TIME_IN_QUEUE,
-    WAIT_TIMEOUT,
+    PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON, QUEUED_REQUESTS, REQUESTS, TENANT_LINES,
+    TIME_IN_QUEUE, WAIT_TIMEOUT,
 };
 use tower_semaphore::{Ask, ConcurrencyLimitLayer, Limit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::recorded::Recorded;
 
-const ALL: [&str; 15] = [
+const ALL: [&str; 16] = [
     REQUESTS,
     ACTIVE_PERMITS,
     QUEUED_REQUESTS,
@@ -33,6 +33,7 @@ const ALL: [&str; 15] = [
     TENANT_LINES,
     OVERTAKING_GRANTS,
     PERMITS_LOST,
+    PERMITS_PASSED_ON,
     LEASE_RENEWALS,
     BACKEND_OPERATION_DURATION,
     BACKEND_CONNECTIONS,
@@ -459,6 +460,27 @@ mod redis {
         semaphore.acquire("x", &policy).await.unwrap_err();
         assert_eq!(recorded.get(&of("connection")), 1.0);
         redis.signal("CONT");
+    }
+
+    #[tokio::test]
+    async fn permits_that_are_passed_on_are_counted() {
+        let recorded = Recorded::new();
+        let redis = TestRedis::start();
+        let semaphore = redis.semaphore();
+        let plain = Policy::builder(1).name("p");
+        let [plain, reuse] = [plain.clone(), plain.reuse(true)].map(|p| p.build().unwrap());
+        for _ in 0..3 {
+            drop(semaphore.acquire("plain", &plain).await.unwrap());
+        }
+        assert_eq!(alone(&recorded, PERMITS_PASSED_ON), 0.0);
+        // What is known of other processes lasts 50 ms, which a loaded machine may take for two of these.
+        let (mut requests, before) = (0.0, recorded.get(&calls("acquire")));
+        while alone(&recorded, PERMITS_PASSED_ON) < 3.0 && requests < 1000.0 {
+            drop(semaphore.acquire("hot", &reuse).await.unwrap());
+            requests += 1.0;
+        }
+        let asked = recorded.get(&calls("acquire")) - before;
+        assert_eq!(alone(&recorded, PERMITS_PASSED_ON), requests - asked);
     }
 
     #[tokio::test]

@@ -42,6 +42,8 @@ pub(super) struct Reuse {
     /// The permit that is to be renewed for the sake of the reply, and when one was last chosen.
     ask: Option<u64>,
     asked_at: Option<Time>,
+    /// How many permits went to another request since that was last asked.
+    passed_on: u64,
 }
 
 /// No other process waited.
@@ -156,6 +158,11 @@ impl Session {
             reuse.recalled_at = Some(now);
             reuse.alone = None;
         }
+    }
+
+    /// How many permits went from one request of this process straight to its next one, since the last call.
+    pub fn take_passed_on(&mut self) -> u64 {
+        self.reuse.as_mut().map_or(0, |reuse| std::mem::take(&mut reuse.passed_on))
     }
 
     /// How many permits are kept for the next requests of this process.
@@ -334,6 +341,7 @@ impl Session {
     /// For explorers: forgets what is too old to decide anything.
     pub(super) fn coarsen_reuse(&mut self, within: Duration, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
+        reuse.passed_on = 0;
         let is_old = |at: Time| now >= at + within;
         reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
         reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));

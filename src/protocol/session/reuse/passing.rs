@@ -56,7 +56,9 @@ impl Session {
         place.taken = false;
         place.queued = false;
         place.held_at = now;
-        self.reuse.as_mut()?.kept.pop_back();
+        let reuse = self.reuse.as_mut()?;
+        reuse.kept.pop_back();
+        reuse.passed_on += 1;
         self.ask_ahead(n, options.reuse(), now);
         Some(index)
     }
@@ -216,6 +218,7 @@ impl Session {
             return;
         };
         let Some(before) = self.places.get(to).map(|place| place.state) else { return };
+        reuse.passed_on += 1;
         // The permit takes its number along.
         self.places.exchange(index, to);
         self.set(to, State::Held);
