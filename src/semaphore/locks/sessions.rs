@@ -13,6 +13,7 @@ use crate::semaphore::exchange::collect_of;
 use crate::semaphore::node::{Node, Server};
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::semaphore::server::Reach;
+use crate::semaphore::sessions::Remembered;
 
 /// After so long an unused session is retired.
 const UNUSED: Duration = Duration::from_secs(6);
@@ -21,9 +22,14 @@ const UNUSED: Duration = Duration::from_secs(6);
 const ROOM: usize = usize::MAX;
 
 fn place(node: &Arc<Node>) -> PlaceHandle {
+    place_of(node, None)
+}
+
+fn place_of(node: &Arc<Node>, remembered: Option<&Remembered>) -> PlaceHandle {
+    let (name, meter) = (NAME.into(), node.meters.of("default", Duration::ZERO));
     let place = PlaceHandle::take(
         node,
-        PlaceOf::plain(&NAME.into(), &node.meters.of("default", Duration::ZERO)),
+        PlaceOf { remembered, ..PlaceOf::plain(&name, &meter) },
         2,
         &policy(2),
         Instant::now(),
@@ -33,7 +39,10 @@ fn place(node: &Arc<Node>) -> PlaceHandle {
 
 /// A place that is in the session by which others find it.
 fn place_in_use(node: &Arc<Node>) -> PlaceHandle {
-    let place = place(node);
+    in_use(node, place(node))
+}
+
+fn in_use(node: &Arc<Node>, place: PlaceHandle) -> PlaceHandle {
     let known = node.sessions.get(NAME).expect("a session in use");
     assert!(Arc::ptr_eq(place.session(), &known), "two sessions of one name");
     assert!(!place.session().lock().is_retired, "a retired session is in use");
@@ -100,6 +109,42 @@ fn no_request_lands_in_a_retired_session() {
         watches.join().unwrap();
         assert_counted(node);
         drop(places);
+        assert_nothing_left(&backend, &[&process]);
+        assert_all_retire(node);
+    });
+}
+
+#[test]
+fn a_layer_that_remembers_a_session_that_is_retired_finds_the_next_one() {
+    explore(|| {
+        let backend = TestBackend::embedded();
+        let process = process(&backend);
+        let node = &process.handle.node;
+        let remembered = Arc::new(Remembered::default());
+        drop(place_of(node, Some(&remembered)));
+        advance(UNUSED);
+        let watched = Arc::clone(node);
+        let watches = spawn(move || handle_due(&watched));
+        let requests: Vec<_> = (0..2)
+            .map(|_| {
+                let (node, remembered) = (Arc::clone(node), Arc::clone(&remembered));
+                spawn(move || {
+                    drop(in_use(&node, place_of(&node, Some(&remembered))));
+                    in_use(&node, place_of(&node, Some(&remembered)))
+                })
+            })
+            .collect();
+        // Another layer that does not remember it.
+        let place = place_in_use(node);
+        let mut places: Vec<_> =
+            requests.into_iter().map(|request| request.join().unwrap()).collect();
+        places.push(place);
+        watches.join().unwrap();
+        let known = node.sessions.get(NAME).expect("a session in use");
+        let last = place_of(node, Some(&remembered));
+        assert!(Arc::ptr_eq(last.session(), &known), "an older session is remembered");
+        assert_counted(node);
+        drop((places, last));
         assert_nothing_left(&backend, &[&process]);
         assert_all_retire(node);
     });
