@@ -39,14 +39,14 @@ pub(crate) struct Job {
     time: Duration,
 }
 
-/// Whose permits they are.
+/// What grants the permits.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Side {
-    /// Ours; the release is not waited for.
+    /// This crate; the release is not awaited.
     Dropped,
-    /// Ours, where it is.
+    /// This crate; the release is awaited.
     Acknowledged,
-    /// Those of the queue by hand.
+    /// The queue by hand.
     Naive,
     Tokio,
 }

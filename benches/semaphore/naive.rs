@@ -1,7 +1,7 @@
 //! The least that queues through Redis: what one would write by hand to be fair.
 //!
-//! Who finds no permit free stands in a list; whoever gives a permit back hands it to the first of it in the same
-//! script, and tells that one's process by a message. No lease is renewed, and a waiter that dies is handed a permit
+//! A request that finds no permit free stands in a list. The script that gives a permit back hands it to the first of
+//! that list, and a message tells its process. No lease is renewed, and a waiter that dies is handed a permit
 //! all the same. One `EVALSHA` takes a permit or a place in the list, another gives it back.
 
 use std::collections::HashMap;

@@ -40,7 +40,7 @@ struct Round {
     ping: f64,
 }
 
-/// Who asks.
+/// The tasks that acquire, and what they acquire.
 #[derive(Clone, Copy)]
 struct Crowd {
     tasks: u32,
