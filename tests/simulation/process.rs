@@ -144,6 +144,8 @@ pub struct Process {
     pub frozen_until: u64,
     /// It is about to, for this time, as soon as something comes; after this many windows at the latest.
     pub freezes: Option<(u32, u64)>,
+    /// Some of its tasks did not get to run in the last window.
+    pub has_stopped: bool,
     /// It runs only now and then until then, µs.
     pub slow_until: u64,
     /// For how long it stood still so far, µs.
@@ -240,6 +242,7 @@ impl Process {
             port,
             frozen_until: 0,
             freezes: None,
+            has_stopped: false,
             slow_until: 0,
             frozen: 0,
             closing: false,
@@ -279,6 +282,7 @@ impl Process {
         if stops_here {
             self.freezes = None;
         }
+        self.has_stopped = stops_here;
         let port = &self.port;
         self.runtime.block_on(async {
             let mut mail = mail.into_iter().peekable();

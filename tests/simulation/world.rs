@@ -415,6 +415,9 @@ impl<'a> World<'a> {
                 continue;
             }
             let entries = process.run(from, to, news_first, stops);
+            if process.has_stopped {
+                self.checker.lives[number].awake_since = to;
+            }
             let mut granted = Vec::new();
             for (index, entry) in entries.into_iter().enumerate() {
                 if let Seen::Granted { .. } = entry.seen {
