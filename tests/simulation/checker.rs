@@ -32,6 +32,8 @@ const TOUCHED_MAX: u64 = 1012;
 const REUSE: u64 = 50 * MS;
 /// How long after a recall a permit that was kept may be back: a message's time, and that of a call before it.
 pub const RECALLED: u64 = 40 * MS;
+/// How long after a fault the first call of a new connection may come.
+const CONNECTS: u64 = 500 * MS;
 /// How long the backend's answer is waited for, as the crate says.
 const ANSWER_TIMEOUT: u64 = S;
 
@@ -897,6 +899,8 @@ impl Checker {
                     && elapsed
                         > ANSWER_TIMEOUT + SLACK + (self.lives[process].frozen - request.frozen)
                     && at > self.call_errors_until
+                    // What operators set is heard before the first call of a connection.
+                    && at > quiet.saturating_sub(SETTLE) + CONNECTS
                 {
                     self.flag("unavailable late", at, say(", with a connection"));
                 }
