@@ -67,8 +67,26 @@ struct LaneState {
     broken: bool,
     last_batch: u64,
     batches: VecDeque<BatchState>,
+    /// Names with grants in answers that are taken only once an earlier batch is answered.
+    behind: Vec<usize>,
     connecting: Option<Waker>,
     closing: Option<Waker>,
+}
+
+impl LaneState {
+    /// The names that have grants in these answers, or in others that waited for them.
+    fn grants_of(&mut self, answers: &Answers) -> Vec<usize> {
+        let number = answers.number;
+        let is_open = |batch: &&BatchState| batch.answers.is_none() && batch.number != number;
+        let first = self.batches.iter().filter(is_open).map(|batch| batch.number).min();
+        let mut names = self.behind.clone();
+        names.extend(&answers.grants);
+        match first {
+            Some(first) if first < number => self.behind.extend(&answers.grants),
+            _ => self.behind.clear(),
+        }
+        names
+    }
 }
 
 struct BatchState {
@@ -305,7 +323,11 @@ impl Port {
             Incoming::Answers { lane, mut answers } => {
                 self.plant(&mut state, &mut answers);
                 let now = now_of(&state);
-                state.granted_at.extend(answers.grants.iter().map(|name| (*name, now)));
+                let names = match state.lanes.get_mut(&lane) {
+                    Some(lane) => lane.grants_of(&answers),
+                    None => Vec::new(),
+                };
+                state.granted_at.extend(names.into_iter().map(|name| (name, now)));
                 for (name, home) in &answers.homes {
                     if let Some(known) = state.homes.get_mut(*name) {
                         *known = *home;
