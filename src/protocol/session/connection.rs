@@ -41,6 +41,7 @@ impl Session {
         self.take_calls_back();
         self.renewals.clear();
         self.releases.extend(self.deferred.drain(..));
+        (self.release_at, self.renew_at) = (None, None);
         // Whether a place is gone is asked again.
         self.ask_revocations = false;
         for check in std::mem::take(&mut self.revocation_checks) {

@@ -90,6 +90,9 @@ pub struct Session {
     releasing: VecDeque<(PlaceId, Time)>,
     /// Those that the backend refused: to be tried again after a while.
     deferred: Vec<(PlaceId, Time)>,
+    /// Refused releases, and refused renewals, are not tried again before these.
+    release_at: Option<Time>,
+    renew_at: Option<Time>,
     renew: bool,
     renewals: VecDeque<u64>,
     reasserts: VecDeque<u64>,
@@ -193,6 +196,8 @@ impl Session {
             releases: VecDeque::new(),
             releasing: VecDeque::new(),
             deferred: Vec::new(),
+            release_at: None,
+            renew_at: None,
             renew: false,
             renewals: VecDeque::new(),
             reasserts: VecDeque::new(),

@@ -105,12 +105,12 @@ impl Session {
             }
             Op::Release { ids } => self.stayed(ids, now),
             // Due again before long, well before the leases end.
-            Op::Renew { .. } => self.want(now + WAITING_RENEWAL),
+            Op::Renew { .. } => self.renew_at = Some(self.put_off(now)),
             Op::Reassert { proofs, .. } => {
                 for (id, _) in proofs {
                     self.restored(id.n);
                 }
-                self.want(now + WAITING_RENEWAL);
+                self.renew_at = Some(self.put_off(now));
             }
             Op::Audit { .. } => {}
         }
@@ -350,10 +350,19 @@ impl Session {
         }
         let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
         self.deferred.extend(refused);
-        self.want(now + WAITING_RENEWAL);
+        self.release_at = Some(self.put_off(now));
         for id in ids {
             self.release_answered(id.n, false);
         }
+    }
+
+    /// The backend refused a call. Whatever else is due, it is asked again only as often as one place would ask.
+    /// Returns when.
+    fn put_off(&mut self, now: Time) -> Time {
+        let third = if self.lease.is_zero() { WAITING_RENEWAL } else { self.lease / 3 };
+        let at = now + third.min(WAITING_RENEWAL);
+        self.want(at);
+        at
     }
 
     fn release_answered(&mut self, n: u64, acknowledged: bool) {

@@ -20,7 +20,12 @@ impl Session {
     /// over is forgotten.
     pub fn handle_timeout(&mut self, now: Time) {
         self.timeout = None;
-        self.releases.extend(self.deferred.drain(..));
+        self.release_at = self.release_at.filter(|at| now < *at);
+        self.renew_at = self.renew_at.filter(|at| now < *at);
+        [self.release_at, self.renew_at].into_iter().flatten().for_each(|at| self.want(at));
+        if self.release_at.is_none() {
+            self.releases.extend(self.deferred.drain(..));
+        }
         self.drop_expired_releases(now);
         if let Some((_, until)) = self.releases.front() {
             self.want(*until + self.lease);
@@ -107,7 +112,7 @@ impl Session {
             }
         }
         // Sent once the renewals that are on their way are answered.
-        self.renew |= renew;
+        self.renew |= renew && self.renew_at.is_none();
         if let Some(next) = next {
             self.want(next);
         }
@@ -162,6 +167,8 @@ impl Session {
         };
         self.timeout = self.timeout.map(round);
         self.ask_at = self.ask_at.map(round);
+        self.release_at = self.release_at.map(round).filter(|at| now < *at);
+        self.renew_at = self.renew_at.map(round).filter(|at| now < *at);
         if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon && now >= left_at + reuse) {
             self.left_at = Some(Time::ZERO + horizon.since(Time::ZERO + IDLE));
         }

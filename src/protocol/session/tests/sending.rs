@@ -126,3 +126,30 @@ fn a_release_is_not_sent_where_the_lease_ended_long_ago_though_the_watchdog_is_l
         assert_eq!(released, sent, "{late_ms}");
     }
 }
+
+#[test]
+fn what_is_refused_is_not_tried_again_each_time_that_something_else_is_due() {
+    let mut rig = Rig::new(100);
+    let mut held = Vec::new();
+    for _ in 0..60 {
+        rig.pass(10);
+        let index = rig.request();
+        rig.settle();
+        assert_eq!(rig.progress(index), Progress::Held);
+        held.push(index);
+    }
+    // Their leases end one after another, while the backend refuses all calls.
+    let left = held.split_off(30);
+    left.into_iter().for_each(|index| rig.leave(index));
+    let mut calls = 0;
+    for _ in 0..400 {
+        rig.pass(10);
+        let now = rig.now();
+        for call in rig.calls() {
+            calls += 1;
+            rig.session.handle_call_error(&call.op, now);
+        }
+    }
+    // Each of the thirty that are lost is released, and once a second all is tried again.
+    assert!((30..=40).contains(&calls), "{calls} calls in four seconds");
+}
