@@ -95,6 +95,8 @@ pub struct Life {
     ended: Vec<VecDeque<u64>>,
     /// Permits that linger, and those that did a moment ago, by name.
     lingering: Vec<VecDeque<Lingering>>,
+    /// When permits of broken-off requests end to linger, each with a release of its own.
+    linger_ends: VecDeque<u64>,
     /// Until when places may stand there that were taken late, or that a shutdown left to their leases.
     late: Vec<u64>,
     /// When the last one was there.
@@ -323,6 +325,7 @@ impl Checker {
             alive: vec![0; self.names],
             ended: vec![VecDeque::new(); self.names],
             lingering: vec![VecDeque::new(); self.names],
+            linger_ends: VecDeque::new(),
             late: vec![0; self.names],
             used: vec![0; self.names],
             believed: vec![0; self.names],
@@ -377,6 +380,7 @@ impl Checker {
         let life = &mut self.lives[process];
         let until = at + linger;
         life.used[name] = life.used[name].max(until);
+        life.linger_ends.push_back(until);
         life.lingering[name].push_back(Lingering { until, units: request.cost(), is_certain });
     }
 
@@ -1138,11 +1142,13 @@ impl Checker {
             let life = &mut self.lives[process];
             let (events, calls, connects) = (life.events, life.calls, life.connects);
             let handed = life.handed;
+            let lingered = life.linger_ends.iter().filter(|end| **end <= at).count() as u64;
+            life.linger_ends.retain(|end| *end > at);
             (life.events, life.handed, life.calls, life.connects) = (0, 0, 0, 0);
             let alive: u64 = life.alive.iter().sum();
             // Where permits are passed on, the backend is asked each 25 ms.
             let asks = self.reuses[life.slot].iter().filter(|reuses| **reuses).count() as u64 * 40;
-            let most = 60 + 6 * events + handed + 40 * names + asks + alive / 4;
+            let most = 60 + 6 * events + handed + lingered + 40 * names + asks + alive / 4;
             if calls > most {
                 let text = format!(
                     "process {process} made {calls} calls in a second, with {events} events, {handed} permits handed on and {alive} requests alive"
