@@ -4,6 +4,8 @@
 mod connections;
 mod ending;
 mod linger;
+mod local_shares;
+mod lost_data;
 mod operators;
 mod outages;
 mod renewals;
@@ -287,6 +289,17 @@ impl Rig {
 
 fn with(on_unavailable: OnUnavailable) -> AcquireOptions {
     AcquireOptions { on_unavailable, ..OPTIONS }
+}
+
+fn with_queue(on_unavailable: OnUnavailable, max_queue: Option<u32>) -> AcquireOptions {
+    AcquireOptions { on_unavailable, max_queue, ..OPTIONS }
+}
+
+/// A process whose server cannot be asked.
+fn outage(limit: u32) -> Rig {
+    let mut rig = Rig::new(limit);
+    rig.session.handle_unreachable(rig.now());
+    rig
 }
 
 fn is_refused(progress: Progress, reason: RejectReason) -> bool {
