@@ -1072,7 +1072,8 @@ impl Checker {
                 self.lives[process].uncounted[name] = None;
                 self.flag("uncounted", at, text);
             }
-            if linger > 0 && held < believed + linger && settled < at {
+            // Lost data is noticed with the next renewal.
+            if linger > 0 && held < believed + linger && settled + UNCOUNTED < at {
                 let text = format!(
                     "process {process} uses {believed} permits of n{name}, {linger} more linger, and {held} are counted"
                 );

@@ -245,16 +245,18 @@ fn a_lower_limit_of_an_operator_ends_it_and_a_pause_does() {
 }
 
 #[test]
-fn a_short_reply_to_places_of_tenants_says_nothing_of_who_waits() {
-    let mut rig = Rig::new(2);
-    let held = rig.request_with(AcquireOptions { claim: claim(1), ..REUSE });
-    let (call, now) = (rig.call().unwrap(), rig.now());
-    let lease_end = EPOCH_MS + 3000;
-    let reply = Reply { lease_end, statuses: smallvec![PlaceStatus::Held], ..Reply::default() };
-    rig.reply(&call.op, &reply, now);
-    assert_eq!(rig.progress(held), Progress::Held);
-    rig.leave(held);
-    assert_eq!(rig.kept(), 0);
+fn a_short_reply_says_that_nobody_waits_unless_it_is_to_places_of_tenants() {
+    for (claim, kept) in [(None, 1), (claim(1), 0)] {
+        let mut rig = Rig::new(2);
+        let held = rig.request_with(AcquireOptions { claim, ..REUSE });
+        let (call, now) = (rig.call().unwrap(), rig.now());
+        let lease_end = EPOCH_MS + 3000;
+        let reply = Reply { lease_end, statuses: smallvec![PlaceStatus::Held], ..Reply::default() };
+        rig.reply(&call.op, &reply, now);
+        assert_eq!(rig.progress(held), Progress::Held);
+        rig.leave(held);
+        assert_eq!(rig.kept(), kept, "{claim:?}");
+    }
 }
 
 #[test]

@@ -24,6 +24,7 @@ fn a_request_that_waits_is_handed_the_permit_in_its_turn() {
     rig.settle();
     rig.leave(has);
     assert_eq!((rig.progress(other), rig.id(other).n), (Progress::Held, n));
+    assert_eq!(rig.session.take_passed_on(), 4);
     rig.settle();
     rig.leave(other);
     rig.live(100);
@@ -86,6 +87,14 @@ fn among_tenants_only_the_backend_says_who_is_next() {
     let n = rig.id(same).n;
     rig.settle();
     assert_eq!((rig.progress(same), rig.id(same).n), (Progress::Held, n), "by the backend");
+    // Nor before the backend has heard of the other one.
+    let mut rig = Rig::new(1);
+    let first = rig.holder(of(1));
+    let same = rig.request_with(of(1));
+    rig.settle();
+    rig.request_with(of(2));
+    rig.leave(first);
+    assert_eq!(rig.progress(same), Progress::Waiting);
     // Of one tenant, the permit is passed on.
     let mut rig = Rig::new(1);
     let first = rig.holder(of(1));

@@ -13,6 +13,7 @@ fn a_request_that_comes_takes_the_permit_that_was_given_back() {
         rig.leave(next);
     }
     assert_eq!((rig.calls(), rig.places()), (vec![], before));
+    assert_eq!([(); 2].map(|()| rig.session.take_passed_on()), [100, 0]);
 }
 
 #[test]
