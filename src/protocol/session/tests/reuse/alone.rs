@@ -334,8 +334,29 @@ fn a_permit_in_flight_by_policy_ends_it() {
     let (call, now) = (rig.call().unwrap(), rig.now());
     rig.session.handle_call_error(&call.op, now);
     assert_eq!(rig.progress(next), Progress::Admitted);
+    // This reply does not count it.
+    rig.renew(held);
     rig.leave(held);
     assert_eq!(rig.kept(), 0);
+}
+
+#[test]
+fn what_is_heard_in_quarantine_or_where_no_recall_arrives_says_nothing() {
+    let lost_at = Some(Time::ZERO + ms(100));
+    let quarantine = Quarantine { is_on: true, lost_at };
+    for connected in [
+        Connected { quarantine, ..Connected::default() },
+        Connected { poll_only: true, ..same_data() },
+    ] {
+        let mut rig = Rig::new(2);
+        let held = rig.holder(REUSE);
+        rig.pass(100);
+        rig.reconnect(connected);
+        rig.live(100);
+        rig.renew(held);
+        rig.leave(held);
+        assert_eq!(rig.kept(), 0, "{connected:?}");
+    }
 }
 
 #[test]
