@@ -32,6 +32,19 @@ fn a_request_that_waits_is_handed_the_permit_in_its_turn() {
 }
 
 #[test]
+fn a_request_that_waits_is_handed_nothing_once_what_is_known_is_too_old() {
+    for (after, progress) in [(49, Progress::Held), (50, Progress::Waiting)] {
+        let mut rig = Rig::new(1);
+        let first = rig.holder(REUSE);
+        let next = rig.request_with(REUSE);
+        rig.settle();
+        rig.pass(after);
+        rig.leave(first);
+        assert_eq!(rig.progress(next), progress, "{after} ms after the reply");
+    }
+}
+
+#[test]
 fn the_handed_permit_is_renewed_lost_and_revoked_under_its_number() {
     let handed = || {
         let mut rig = Rig::new(1);
