@@ -260,6 +260,27 @@ fn a_short_reply_says_that_nobody_waits_unless_it_is_to_places_of_tenants() {
 }
 
 #[test]
+fn a_reply_to_what_was_sent_before_it_began_says_nothing() {
+    let mut rig = Rig::new(3);
+    let short = |rig: &mut Rig, (index, call, sent): Sent| {
+        let Reply { lease_end, statuses, .. } = rig.carry_out(&call);
+        rig.reply(&call.op, &Reply { lease_end, statuses, ..Reply::default() }, sent);
+        assert_eq!(rig.progress(index), Progress::Held);
+    };
+    let before = rig.sent(OPTIONS);
+    rig.pass(1);
+    // Nothing is kept yet, so this is not noted.
+    rig.recall();
+    rig.pass(1);
+    let of_tenant = rig.sent(AcquireOptions { claim: claim(1), ..REUSE });
+    let held = of_tenant.0;
+    short(&mut rig, before);
+    short(&mut rig, of_tenant);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+}
+
+#[test]
 fn who_waits_is_not_passed_though_releases_of_ones_own_were_given_up() {
     let mut rig = Rig::new(1);
     let held = rig.holder(REUSE);
