@@ -260,23 +260,35 @@ fn a_short_reply_says_that_nobody_waits_unless_it_is_to_places_of_tenants() {
 }
 
 #[test]
+fn where_a_short_reply_says_nothing_what_is_used_often_is_asked_about() {
+    let of_tenant = AcquireOptions { claim: claim(1), ..REUSE };
+    for (after, asks) in [(49, true), (50, false)] {
+        let mut rig = Rig::new(2);
+        let first = rig.sent(of_tenant);
+        rig.answer_in_short_to(&first);
+        assert_eq!(rig.calls(), [], "the first for long");
+        rig.leave(first.0);
+        rig.settle();
+        rig.pass(after);
+        let next = rig.sent(of_tenant);
+        rig.answer_in_short_to(&next);
+        let is_asked = matches!(&rig.calls()[..], [Call { op: Op::Renew { .. }, .. }]);
+        assert_eq!(is_asked, asks, "{after} ms later");
+    }
+}
+
+#[test]
 fn a_reply_to_what_was_sent_before_it_began_says_nothing() {
     let mut rig = Rig::new(3);
-    let short = |rig: &mut Rig, (index, call, sent): Sent| {
-        let Reply { lease_end, statuses, .. } = rig.carry_out(&call);
-        rig.reply(&call.op, &Reply { lease_end, statuses, ..Reply::default() }, sent);
-        assert_eq!(rig.progress(index), Progress::Held);
-    };
     let before = rig.sent(OPTIONS);
     rig.pass(1);
     // Nothing is kept yet, so this is not noted.
     rig.recall();
     rig.pass(1);
     let of_tenant = rig.sent(AcquireOptions { claim: claim(1), ..REUSE });
-    let held = of_tenant.0;
-    short(&mut rig, before);
-    short(&mut rig, of_tenant);
-    rig.leave(held);
+    rig.answer_in_short_to(&before);
+    rig.answer_in_short_to(&of_tenant);
+    rig.leave(of_tenant.0);
     assert_eq!(rig.kept(), 0);
 }
 
