@@ -110,6 +110,7 @@ impl Session {
         if self.resync
             && self.renewing == 0
             && !self.renew
+            && self.renew_at.is_none()
             && self.renewals.is_empty()
             && self.reasserts.is_empty()
             && self.revocation_checks.is_empty()

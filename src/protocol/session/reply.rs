@@ -104,13 +104,12 @@ impl Session {
                 }
             }
             Op::Release { ids } => self.stayed(ids, now),
-            // Due again before long, well before the leases end.
-            Op::Renew { .. } => self.renew_at = Some(self.put_off(now)),
+            Op::Renew { .. } => self.put_renewals_off(op, now),
             Op::Reassert { proofs, .. } => {
                 for (id, _) in proofs {
                     self.restored(id.n);
                 }
-                self.renew_at = Some(self.put_off(now));
+                self.put_renewals_off(op, now);
             }
             Op::Audit { .. } => {}
         }
@@ -350,16 +349,24 @@ impl Session {
         }
         let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
         self.deferred.extend(refused);
-        self.release_at = Some(self.put_off(now));
+        self.release_at = Some(self.put_off(self.lease, now));
         for id in ids {
             self.release_answered(id.n, false);
         }
     }
 
-    /// The backend refused a call. Whatever else is due, it is asked again only as often as one place would ask.
-    /// Returns when.
-    fn put_off(&mut self, now: Time) -> Time {
-        let third = if self.lease.is_zero() { WAITING_RENEWAL } else { self.lease / 3 };
+    /// The backend refused renewals, or proofs.
+    fn put_renewals_off(&mut self, op: &Op, now: Time) {
+        let at = self.put_off(Duration::from_millis(op.lease_ms()), now);
+        // Well before the leases end: where they differ, by the shortest.
+        let before = self.renew_at.filter(|before| now < *before);
+        self.renew_at = Some(before.map_or(at, |before| before.min(at)));
+    }
+
+    /// The backend refused a call. Whatever else is due, it is asked again only as often as one place with this lease
+    /// would ask. Returns when.
+    fn put_off(&mut self, lease: Duration, now: Time) -> Time {
+        let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
         let at = now + third.min(WAITING_RENEWAL);
         self.want(at);
         at

@@ -21,7 +21,10 @@ impl Session {
     pub fn handle_timeout(&mut self, now: Time) {
         self.timeout = None;
         self.release_at = self.release_at.filter(|at| now < *at);
-        self.renew_at = self.renew_at.filter(|at| now < *at);
+        if self.renew_at.is_some_and(|at| now >= at) {
+            self.renew_at = None;
+            self.renew |= self.resync;
+        }
         [self.release_at, self.renew_at].into_iter().flatten().for_each(|at| self.want(at));
         if self.release_at.is_none() {
             self.releases.extend(self.deferred.drain(..));

@@ -27,6 +27,27 @@ fn newcomers_wait_until_it_is_known_what_became_of_the_places() {
 }
 
 #[test]
+fn newcomers_wait_though_what_is_to_be_known_is_refused() {
+    let mut rig = Rig::new(1);
+    let holder = rig.request();
+    rig.settle();
+    rig.progress(holder);
+    let newcomer = rig.request();
+    rig.ledger = Ledger::new();
+    rig.reconnect(Connected::default());
+    for _ in 0..2 {
+        let calls = rig.calls();
+        assert!(matches!(&calls[..], [Call { op: Op::Renew { .. }, .. }]), "{calls:?}");
+        rig.session.handle_call_error(&calls[0].op, rig.now());
+        assert_eq!(rig.calls(), [], "not at once, and no newcomer");
+        rig.pass(1000);
+    }
+    rig.settle();
+    assert!(rig.session.is_held(holder));
+    assert_eq!((rig.progress(newcomer), rig.ledger.in_use()), (Progress::Waiting, 1));
+}
+
+#[test]
 fn a_waiter_that_the_server_lost_comes_back_under_a_new_id_with_its_ticket() {
     let mut rig = Rig::new(1);
     rig.other();

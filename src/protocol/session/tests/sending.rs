@@ -153,3 +153,31 @@ fn what_is_refused_is_not_tried_again_each_time_that_something_else_is_due() {
     // Each of the thirty that are lost is released, and once a second all is tried again.
     assert!((30..=40).contains(&calls), "{calls} calls in four seconds");
 }
+
+#[test]
+fn a_short_lease_outlives_a_refused_renewal_whatever_leases_others_have() {
+    for is_reversed in [false, true] {
+        let mut rig = Rig::new(2);
+        let [short, long] = [600, 1500].map(|lease_ms| {
+            let lease = ms(lease_ms);
+            let held = rig.request_with(AcquireOptions { lease, ..OPTIONS });
+            rig.settle();
+            assert_eq!(rig.progress(held), Progress::Held);
+            held
+        });
+        rig.live(390);
+        rig.pass(10);
+        let mut calls = rig.calls();
+        assert_eq!(calls.len(), 2, "both are to be renewed: {calls:?}");
+        if is_reversed {
+            calls.reverse();
+        }
+        for call in &calls {
+            rig.session.handle_call_error(&call.op, rig.now());
+        }
+        rig.live(3000);
+        for held in [short, long] {
+            assert!(!rig.session.is_lost(held, rig.now()));
+        }
+    }
+}
