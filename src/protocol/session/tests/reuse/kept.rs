@@ -172,6 +172,40 @@ fn a_permit_that_was_found_gone_is_not_passed_on_and_a_hot_one_is_found_so() {
 }
 
 #[test]
+fn nor_is_one_of_which_it_is_not_known_whether_it_was_revoked() {
+    let mut rig = Rig::new(2);
+    let held = rig.holder(REUSE);
+    rig.ledger = Ledger::new();
+    rig.renew(held);
+    // Nobody has said yet.
+    let question = rig.session.poll_revocation_check();
+    assert!(question.is_some());
+    rig.holder(REUSE);
+    rig.leave(held);
+    assert_eq!(rig.kept(), 0);
+}
+
+#[test]
+fn a_permit_is_kept_while_more_than_half_of_its_lease_is_left() {
+    // Of three seconds, less the millisecond by which lease ends are rounded.
+    for (after, kept) in [(1498, 1), (1499, 0)] {
+        let mut rig = Rig::new(2);
+        let held = rig.holder(REUSE);
+        rig.pass(after);
+        // Its renewal is not answered.
+        let other = rig.request_with(REUSE);
+        let calls = rig.calls();
+        let acquire = calls.iter().find(|call| matches!(call.op, Op::Acquire { .. }));
+        let acquire = acquire.expect("the other's call");
+        let reply = rig.carry_out(acquire);
+        rig.reply(&acquire.op, &reply, rig.now());
+        assert_eq!(rig.progress(other), Progress::Held);
+        rig.leave(held);
+        assert_eq!(rig.kept(), kept, "after {after} ms");
+    }
+}
+
+#[test]
 fn a_lingering_permit_is_not_passed_on() {
     let mut rig = Rig::new(2);
     let held = rig.holder(AcquireOptions { linger_ms: 200, ..REUSE });
