@@ -90,7 +90,7 @@ pub struct Session {
     releasing: VecDeque<(PlaceId, Time)>,
     /// Those that the backend refused: to be tried again after a while.
     deferred: Vec<(PlaceId, Time)>,
-    /// Refused releases, and refused renewals, are not tried again before these.
+    /// Refused releases and audits, and refused renewals, are not tried again before these.
     release_at: Option<Time>,
     renew_at: Option<Time>,
     renew: bool,

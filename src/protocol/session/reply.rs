@@ -111,7 +111,11 @@ impl Session {
                 }
                 self.put_renewals_off(op, now);
             }
-            Op::Audit { .. } => {}
+            Op::Audit { .. } => {
+                // As long as it looks for what left not long ago.
+                self.audit = self.left_at.is_some();
+                self.release_at = Some(self.put_off(self.lease, now));
+            }
         }
         self.end_resync();
         self.want_end(now);

@@ -59,7 +59,7 @@ impl Session {
             let first = live.map(|(_, place)| place.deadline()).min();
             return Some(first.map_or(Urgency::Later, Urgency::Before));
         }
-        (self.audit && !self.resync).then_some(Urgency::Later)
+        self.may_audit().then_some(Urgency::Later)
     }
 
     /// What most looks find: each call is followed by one.
@@ -71,6 +71,11 @@ impl Session {
             && !(self.renew || self.audit || self.more)
             && self.asks_since().is_none()
             && !self.is_kept_for_nobody()
+    }
+
+    /// Whether what stands there of this process is to be asked now: not just after that was refused.
+    fn may_audit(&self) -> bool {
+        self.audit && !self.resync && self.release_at.is_none()
     }
 
     fn has_renewals(&self) -> bool {
@@ -112,7 +117,7 @@ impl Session {
             op
         } else if joins {
             self.next_acquire(Ids::new(), &mut head)
-        } else if self.audit && !self.resync {
+        } else if self.may_audit() {
             self.audit = false;
             self.auditing = true;
             Op::Audit { most: AUDIT_MAX }

@@ -317,6 +317,38 @@ fn what_a_failover_brought_back_is_looked_for_until_there_is_an_answer() {
 }
 
 #[test]
+fn what_a_failover_brought_back_is_looked_for_again_if_that_is_refused() {
+    for refused in [2, 100] {
+        let mut rig = Rig::new(1);
+        let index = rig.request();
+        rig.settle();
+        let replica = rig.ledger.clone();
+        rig.leave(index);
+        rig.settle();
+        rig.ledger = replica;
+        rig.reconnect(Connected::default());
+        let mut asked = 0;
+        for _ in 0..100 {
+            for call in rig.calls() {
+                asked += u32::from(matches!(call.op, Op::Audit { .. }));
+                if asked <= refused {
+                    rig.session.handle_call_error(&call.op, rig.now());
+                } else {
+                    let reply = rig.carry_out(&call);
+                    rig.reply(&call.op, &reply, rig.now());
+                }
+            }
+            rig.pass(100);
+        }
+        rig.settle();
+        // Each second, as long as it can be of use.
+        assert_eq!(asked, if refused == 2 { 3 } else { 6 });
+        assert_eq!(rig.places().is_empty(), refused == 2);
+        assert!(!rig.session.is_busy() && rig.session.is_over(rig.now()));
+    }
+}
+
+#[test]
 fn the_old_id_of_a_waiter_that_a_failover_brought_back_is_released() {
     let (mut rig, waits) = waiter(OPTIONS);
     let replica = rig.ledger.clone();
