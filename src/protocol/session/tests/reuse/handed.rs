@@ -181,6 +181,18 @@ fn the_last_to_come_is_the_one_that_finds_the_queue_full() {
 }
 
 #[test]
+fn a_request_is_refused_at_once_though_others_have_come_since() {
+    let options = AcquireOptions { max_queue: None, ..REUSE };
+    let mut rig = Rig::new(1);
+    rig.other();
+    let [first, second] = [(); 2].map(|()| rig.sent(options));
+    rig.answer_to(&first);
+    // The place of the second was not asked for earlier, so its reply is none for the first.
+    assert!(is_refused(rig.progress(first.0), RejectReason::Limit));
+    assert_eq!(rig.progress(second.0), Progress::Joining);
+}
+
+#[test]
 fn a_share_of_an_outage_goes_to_the_request_that_came_first_whatever_place_it_has() {
     let local = AcquireOptions { on_unavailable: OnUnavailable::Local(2), ..REUSE };
     for is_refused in [false, true] {
