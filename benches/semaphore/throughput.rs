@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
 use tower_semaphore::{Policy, Semaphore};
 
 use super::plots::{self, Line};
@@ -19,10 +20,12 @@ use super::{Context, runtime};
 const CASE: &str = "throughput";
 const LIMIT: u32 = 1000;
 
-struct Bench {
-    redis: Redis,
+struct Bench<'a> {
+    redis: &'a Redis,
     semaphore: Semaphore,
     reference: Reference,
+    runtime: Runtime,
+    time: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -41,31 +44,36 @@ struct Round {
 }
 
 pub(crate) fn run(context: &mut Context) {
-    let runtime = runtime();
-    let redis = Redis::start();
-    let bench = runtime.block_on(async {
-        let reference = Reference::connect(&redis.url()).await;
-        Bench { semaphore: redis.semaphore(), reference, redis }
-    });
-    let time = context.seconds(0.25, 1.5);
+    let (redis, time) = (Redis::start(), context.seconds(0.25, 1.5));
+    let bench = Bench::new(&redis, runtime(), time);
     let mut curves: [Vec<(f64, f64)>; 3] = Default::default();
     for (tasks, keys) in [(1, 1), (4, 1), (16, 1), (64, 1), (256, 1), (64, 64)] {
-        let mut rounds: [Vec<Round>; 3] = Default::default();
-        for round in 0..context.rounds() {
-            let mut order = [How::Acknowledged, How::Reference, How::Dropped];
-            order.rotate_left(round % 3);
-            for how in order {
-                rounds[how as usize].push(runtime.block_on(bench.round(how, tasks, keys, time)));
-            }
-        }
+        let rounds = bench.rounds(context.rounds(), tasks, keys);
         if keys == 1 {
             for (curve, rounds) in curves.iter_mut().zip(&rounds) {
                 curve.push((f64::from(tasks), median(&each(rounds, |r| r.pairs_a_second))));
             }
         }
-        rows(context, tasks, keys, &rounds);
+        let what = match (tasks, keys) {
+            (1, _) => "1 task".to_owned(),
+            (_, 1) => format!("{tasks} tasks on one semaphore"),
+            _ => format!("{tasks} tasks on {keys} semaphores"),
+        };
+        let bound = match (tasks, keys) {
+            (64, 1) => Some(5.0),
+            (256, 1) => Some(2.5),
+            (64, 64) => Some(0.9),
+            _ => None,
+        };
+        rows(context, &what, bound, &rounds);
     }
-    runtime.block_on(bench.semaphore.shutdown());
+    bench.end();
+    // What is woken there runs on either thread, and the driver as soon as the first has something to send.
+    let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let bench = Bench::new(&redis, threads.expect("a runtime"), time);
+    let rounds = bench.rounds(context.rounds(), 64, 1);
+    rows(context, "64 tasks on one semaphore, two threads", None, &rounds);
+    bench.end();
     let [acknowledged, dropped, reference] = curves;
     plots::lines(
         &context.directory.join("throughput.svg"),
@@ -80,20 +88,9 @@ pub(crate) fn run(context: &mut Context) {
     );
 }
 
-fn rows(context: &mut Context, tasks: u32, keys: u32, rounds: &[Vec<Round>; 3]) {
-    let bound = match (tasks, keys) {
-        (64, 1) => Some(Bound::RatioLeast(5.0)),
-        (256, 1) => Some(Bound::RatioLeast(2.5)),
-        (64, 64) => Some(Bound::RatioLeast(0.9)),
-        _ => None,
-    };
+fn rows(context: &mut Context, what: &str, bound: Option<f64>, rounds: &[Vec<Round>; 3]) {
     let [acknowledged, dropped, reference] = rounds;
     let of = |rounds: &[Round], figure: fn(&Round) -> f64| each(rounds, figure);
-    let what = match (tasks, keys) {
-        (1, _) => "1 task".to_owned(),
-        (_, 1) => format!("{tasks} tasks on one semaphore"),
-        _ => format!("{tasks} tasks on {keys} semaphores"),
-    };
     let base = of(reference, |r| r.pairs_a_second);
     for (how, rounds) in [("acknowledged", acknowledged), ("dropped", dropped)] {
         let ours = of(rounds, |r| r.pairs_a_second);
@@ -106,7 +103,7 @@ fn rows(context: &mut Context, tasks: u32, keys: u32, rounds: &[Vec<Round>; 3]) 
             .against("by hand", &ours, &base)
             .note(note);
         context.table.add(match bound {
-            Some(bound) if how == "acknowledged" => row.bound(bound),
+            Some(bound) if how == "acknowledged" => row.bound(Bound::RatioLeast(bound)),
             _ => row,
         });
     }
@@ -114,15 +111,36 @@ fn rows(context: &mut Context, tasks: u32, keys: u32, rounds: &[Vec<Round>; 3]) 
     let row = Row::new(CASE, format!("{what}: Redis' CPU a pair"), "µs", &ours)
         .against("by hand", &ours, &base)
         .note(format!("release dropped: {}", number(median(&of(dropped, |r| r.cpu)))));
-    context.table.add(if matches!((tasks, keys), (64 | 256, 1)) {
-        row.bound(Bound::Most(3.0))
-    } else {
-        row
-    });
+    let is_hot = bound.is_some_and(|bound| bound > 1.0);
+    context.table.add(if is_hot { row.bound(Bound::Most(3.0)) } else { row });
 }
 
-impl Bench {
-    async fn round(&self, how: How, tasks: u32, keys: u32, time: Duration) -> Round {
+impl<'a> Bench<'a> {
+    fn new(redis: &'a Redis, runtime: Runtime, time: Duration) -> Self {
+        let (semaphore, reference) =
+            runtime.block_on(async { (redis.semaphore(), Reference::connect(&redis.url()).await) });
+        Self { redis, semaphore, reference, runtime, time }
+    }
+
+    fn end(self) {
+        self.runtime.block_on(self.semaphore.shutdown());
+    }
+
+    fn rounds(&self, count: usize, tasks: u32, keys: u32) -> [Vec<Round>; 3] {
+        let mut rounds: [Vec<Round>; 3] = Default::default();
+        for round in 0..count {
+            let mut order = [How::Acknowledged, How::Reference, How::Dropped];
+            order.rotate_left(round % 3);
+            for how in order {
+                let seen = self.runtime.block_on(self.round(how, tasks, keys));
+                rounds[how as usize].push(seen);
+            }
+        }
+        rounds
+    }
+
+    async fn round(&self, how: How, tasks: u32, keys: u32) -> Round {
+        let time = self.time;
         // Connections and what is kept of the names: not now.
         self.tasks(how, tasks, keys, time / 10).await;
         let before = self.redis.usage();

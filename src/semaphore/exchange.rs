@@ -88,6 +88,8 @@ struct Exchange<'a> {
     /// Messages, and other questions of which only matters that they are answered.
     messages: FuturesUnordered<BoxFuture<'static, Result<Result<(), QueryError>, Elapsed>>>,
     answered_at: Instant,
+    /// How many requests answers may have woken since the last write.
+    woken: usize,
 }
 
 /// Sends calls and takes answers, until the connection breaks or nothing is left to do.
@@ -108,6 +110,7 @@ pub(super) async fn run(
         refresh: None,
         messages: FuturesUnordered::new(),
         answered_at: Instant::now(),
+        woken: 0,
     };
     let result = exchange.run(link).await;
     exchange.end();
@@ -164,6 +167,12 @@ impl Exchange<'_> {
                 acts = true;
             }
             if !acts {
+                return Poll::Pending;
+            }
+            if woken.has(OUTBOX) && std::mem::take(&mut self.woken) > 1 {
+                // The first of those that were woken has something to send, and a runtime of several threads runs
+                // this task next: each of the others would have a call of its own.
+                parts.wake_after_others(OUTBOX);
                 return Poll::Pending;
             }
             self.send_calls(&parts);
@@ -287,7 +296,7 @@ impl Exchange<'_> {
             self.answered_at = Instant::now();
             self.on_its_way.background -= batch.cost.background;
             self.on_its_way.all -= batch.cost.all;
-            answered(self.node, &batch, answers);
+            self.woken += answered(self.node, &batch, answers);
         }
         Ok(())
     }
@@ -386,7 +395,9 @@ pub(super) fn collect_of(
     cost
 }
 
-fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) {
+/// Passes answers to their sessions. Returns how many requests may have been woken.
+fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
+    let mut woken = 0;
     let [sent, now] = [batch.sent, Instant::now()].map(|at| node.clock.time(at));
     let after = now.since(sent);
     for ((call, sender), answer) in batch.calls.iter().zip(&batch.senders).zip(answers) {
@@ -401,6 +412,7 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) {
             Answer::Reply { reply, late } => {
                 node.counts.meter.answered(&call.op, true, after);
                 node.counts.meter.replied(&call.op, &reply);
+                woken += call.op.places() + reply.granted.len();
                 node.act_in(sender, now, None, |session, now| {
                     session.handle_reply(&call.op, &reply, late, sent, now);
                 });
@@ -418,6 +430,7 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) {
         // The watchdog logs the rest.
         node.sessions.timers.wake();
     }
+    woken
 }
 
 pub(super) fn closed() -> BackendError {

@@ -20,6 +20,8 @@ const RUNS: u8 = 1 << 7;
 pub(super) struct Parts<const N: usize> {
     woken: Arc<Woken>,
     wakers: [Waker; N],
+    /// To be polled in the next run.
+    next: AtomicU8,
 }
 
 /// Some of the parts.
@@ -46,7 +48,7 @@ impl<const N: usize> Parts<N> {
             |part: usize| Waker::from(Arc::new(Part { woken: Arc::clone(&woken), bit: 1 << part }));
         let wakers = std::array::from_fn(waker);
         woken.parts.store((1 << N) - 1, Ordering::Release);
-        Self { woken, wakers }
+        Self { woken, wakers, next: AtomicU8::new(0) }
     }
 
     /// The context in which a part is polled.
@@ -58,6 +60,11 @@ impl<const N: usize> Parts<N> {
         self.wakers[part].wake_by_ref();
     }
 
+    /// Has a part polled once the tasks that are ready now have had their turn. Called by a part as it is polled.
+    pub(super) fn wake_after_others(&self, part: usize) {
+        self.next.fetch_or(1 << part, Ordering::Relaxed);
+    }
+
     /// Calls `poll` with the parts that were woken, until none is or the task is done.
     pub(super) fn poll<T>(
         &self,
@@ -66,9 +73,13 @@ impl<const N: usize> Parts<N> {
     ) -> Poll<T> {
         let Woken { parts, task } = &*self.woken;
         task.register(cx.waker());
+        parts.fetch_or(self.next.swap(0, Ordering::Relaxed), Ordering::AcqRel);
         for _ in 0..ROUNDS_MAX {
             let woken = parts.swap(RUNS, Ordering::AcqRel) & !RUNS;
             if woken == 0 {
+                if self.next.load(Ordering::Relaxed) != 0 {
+                    break;
+                }
                 if parts.compare_exchange(RUNS, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                     return Poll::Pending;
                 }
@@ -153,6 +164,23 @@ mod tests {
         };
         assert_eq!(rounds(&parts, &task, wake), [[true, true], [false, true]]);
         assert_eq!(task.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_part_that_lets_others_go_first_is_polled_in_the_next_run() {
+        let (parts, task) = (Parts::<2>::new(), Arc::default());
+        let yields = |round| {
+            if round == 0 {
+                parts.wake_after_others(0);
+                parts.wake(1);
+            }
+        };
+        assert_eq!(rounds(&parts, &task, yields), [[true, true], [false, true]]);
+        assert_eq!(task.0.load(Ordering::Relaxed), 1);
+        parts.wake(1);
+        assert_eq!(task.0.load(Ordering::Relaxed), 2);
+        assert_eq!(rounds(&parts, &task, |_| {}), [[true, true]]);
+        assert_eq!(rounds(&parts, &task, |_| {}), [[false; 2]; 0]);
     }
 
     #[test]

@@ -97,6 +97,39 @@ fn a_holder_in_another_runtime_is_told_of_a_loss() {
     second.block_on(async { tokio::time::timeout(LEASE, told).await.unwrap().unwrap() });
 }
 
+/// A runtime of several threads runs first what was woken last: here the driver, by the first task that it woke.
+#[cfg(feature = "redis")]
+#[test]
+fn tasks_that_are_woken_together_share_their_calls() {
+    const TASKS: u64 = 64;
+    const PAIRS: u64 = 50;
+    let redis = crate::support::redis::TestRedis::start();
+    let calls = runtime().block_on(async {
+        let semaphore = redis.semaphore();
+        let policy = Policy::new(1000);
+        drop(semaphore.acquire("warm", &policy).await.unwrap());
+        redis.command::<()>(&["CONFIG", "RESETSTAT"]);
+        let tasks = (0..TASKS).map(|_| {
+            let (semaphore, policy) = (semaphore.clone(), policy.clone());
+            tokio::spawn(async move {
+                for _ in 0..PAIRS {
+                    semaphore.acquire("x", &policy).await.unwrap().release().await.unwrap();
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        semaphore.shutdown().await;
+        redis.calls("evalsha")
+    });
+    assert!(
+        calls < TASKS * PAIRS / 2,
+        "{calls} calls for {} acquires and releases",
+        2 * TASKS * PAIRS
+    );
+}
+
 #[test]
 fn a_shutdown_does_not_wait_for_a_runtime_that_is_not_driven() {
     let (done, is_done) = channel();
