@@ -1,4 +1,4 @@
-//! Things by name, where names share no lock but by chance.
+//! A map by name, in parts with a lock each: different names rarely share one.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -8,7 +8,7 @@ use foldhash::fast::RandomState;
 
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// How many locks there are. Each has two cache lines, more or less.
+/// How many locks there are.
 const SHARDS: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
 /// A map from names, behind a lock for each part of it.
@@ -33,6 +33,16 @@ impl<T> Sharded<T> {
     pub(crate) fn parts(&self) -> impl Iterator<Item = Guard<'_, T>> {
         self.parts.iter().map(lock)
     }
+}
+
+/// Removes a name. The part gives room back once most of it is free.
+pub(crate) fn remove<T>(part: &mut Guard<'_, T>, name: &str) -> Option<T> {
+    let removed = part.remove(name);
+    let len = part.len();
+    if len < part.capacity() / 4 {
+        part.shrink_to(2 * len);
+    }
+    removed
 }
 
 /// In which of so many parts a name with this hash is.

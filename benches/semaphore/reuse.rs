@@ -46,7 +46,7 @@ struct Crowd {
 enum Other {
     None,
     Recalls,
-    /// It has what is kept recalled by nobody: as if each message were lost.
+    /// It recalls nothing: as if each message were lost.
     Silent,
 }
 

@@ -18,7 +18,7 @@ use crate::protocol::call::{Call, Op, Single};
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::ledger::{Caller, Done, Grant, Ledger, Reply};
 use crate::protocol::time::Time;
-use crate::sharded::{Guard, Sharded};
+use crate::sharded::{self, Guard, Sharded};
 use crate::sync::{Mutex, lock};
 
 /// The embedded backend: the [`Ledger`] behind a lock.
@@ -112,9 +112,12 @@ impl Shared {
         self.ledgers.parts().map(of_part).sum()
     }
 
-    /// Returns the ledger of a key, if there is one.
-    fn find(&self, key: &str) -> Option<Arc<Mutex<Ledger>>> {
-        self.ledgers.of(key).get(key).cloned()
+    /// Reads or changes the ledger of a key, if there is one: under the lock of its part, so that no handle on it is
+    /// dropped unseen.
+    fn with<T>(&self, key: &str, act: impl FnOnce(&mut Ledger) -> T) -> Option<T> {
+        let part = self.ledgers.of(key);
+        let ledger = part.get(key)?;
+        Some(act(&mut lock(ledger)))
     }
 
     /// Returns the ledger of a key.
@@ -179,15 +182,12 @@ impl Drop for Counted {
     /// A ledger without places goes with the last process that uses it.
     fn drop(&mut self) {
         let mut part = self.shared.ledgers.of(&self.key);
-        // Handles are made under the lock of this part: one is the map's, and one is this.
-        let is_last = Arc::strong_count(&self.ledger) == 2
-            && part.get(&self.key).is_some_and(|ledger| Arc::ptr_eq(ledger, &self.ledger));
-        if is_last && lock(&self.ledger).is_empty() {
-            part.remove(&self.key);
-            let len = part.len();
-            if len < part.capacity() / 4 {
-                part.shrink_to(2 * len);
-            }
+        // Handles are made and dropped under the lock of this part.
+        drop(std::mem::take(&mut self.ledger));
+        let is_unused =
+            |ledger: &Arc<Mutex<Ledger>>| Arc::strong_count(ledger) == 1 && lock(ledger).is_empty();
+        if part.get(&self.key).is_some_and(is_unused) {
+            sharded::remove(&mut part, &self.key);
         }
     }
 }
@@ -233,9 +233,9 @@ impl Embedded for MemoryBackend {
 
 impl Queries for MemoryBackend {
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        let (now, ledger) = (self.shared.now(), self.shared.find(key));
-        let listing = list(ledger.as_ref().map(|ledger| lock(ledger)).as_deref(), now, most);
-        ready(Ok(listing)).boxed()
+        let now = self.shared.now();
+        let listing = self.shared.with(key, |ledger| list(ledger, now, most));
+        ready(Ok(listing.unwrap_or_else(|| Listing { now, ..Listing::default() }))).boxed()
     }
 
     fn list(&self, _: &Arc<str>, from: u64, most: u32) -> Query<Names> {
@@ -278,8 +278,8 @@ impl Queries for MemoryBackend {
     }
 
     fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
-        let (now, ledger) = (self.shared.now(), self.shared.find(key));
-        let lease_end = ledger.and_then(|ledger| lock(&ledger).revoke(id, take, now));
+        let now = self.shared.now();
+        let lease_end = self.shared.with(key, |ledger| ledger.revoke(id, take, now)).flatten();
         ready(Ok(lease_end.map(|end| end.saturating_sub(now / 1000)))).boxed()
     }
 
@@ -291,8 +291,7 @@ impl Queries for MemoryBackend {
     }
 }
 
-fn list(ledger: Option<&Ledger>, now: u64, most: u32) -> Listing {
-    let Some(ledger) = ledger else { return Listing { now, ..Listing::default() } };
+fn list(ledger: &Ledger, now: u64, most: u32) -> Listing {
     let mut places: Vec<_> =
         ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
     places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
@@ -331,10 +330,32 @@ impl std::fmt::Debug for Shared {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use std::sync::Arc;
+    use std::thread;
     use std::time::Duration;
 
+    use tokio::time::Instant;
+
     use super::MemoryBackend;
+    use crate::backend::{Embedded, Queries};
     use crate::{Policy, Semaphore};
+
+    #[test]
+    fn a_name_that_an_operator_looks_at_as_its_use_ends_leaves_nothing() {
+        let (backend, key) = (MemoryBackend::new(), Arc::<str>::from("n"));
+        let epoch = Instant::now();
+        thread::scope(|scope| {
+            let uses = scope.spawn(|| {
+                for _ in 0..20_000 {
+                    drop(backend.counter(&key, epoch));
+                    assert!(backend.shared.ledgers.of(&key).is_empty(), "nobody removes it");
+                }
+            });
+            while !uses.is_finished() {
+                drop(backend.inspect(&key, 10));
+            }
+        });
+    }
 
     #[tokio::test(start_paused = true)]
     async fn names_that_are_not_used_any_more_leave_nothing() {

@@ -15,7 +15,7 @@ pub const PERMIT_DURATION: &str = "concurrency_limit.permit.duration";
 pub const WAIT_TIMEOUT: &str = "concurrency_limit.wait_timeout";
 /// Counter of permits whose lease was lost, by `policy`.
 pub const PERMITS_LOST: &str = "concurrency_limit.permits.lost";
-/// Counter of permits that went from one request of this process straight to its next one, without a call to the
+/// Counter of permits that went from one request of this process straight to its next one, and not back to the
 /// backend: see [`PolicyBuilder::reuse`](crate::PolicyBuilder::reuse).
 pub const PERMITS_PASSED_ON: &str = "concurrency_limit.permits.passed_on";
 /// Gauge of tenants with waiting requests in this process, over all semaphores that are fair between tenants.

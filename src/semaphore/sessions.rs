@@ -10,7 +10,7 @@ use super::shared_session::{SessionState, SharedSession};
 use super::timers::Timers;
 use crate::protocol::session::Session;
 use crate::protocol::time::Time;
-use crate::sharded::Sharded;
+use crate::sharded::{self, Sharded};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -102,11 +102,7 @@ impl Sessions {
         let cancelled = state.take_timer().and_then(|timer| self.timers.remove(timer));
         // Under the lock of the registry, so that the next session of this name numbers its places from there.
         self.serial.fetch_max(state.session.serial(), Ordering::Relaxed);
-        sessions.remove(shared.name());
-        let len = sessions.len();
-        if len < sessions.capacity() / 4 {
-            sessions.shrink_to(2 * len);
-        }
+        sharded::remove(&mut sessions, shared.name());
         let server = Arc::clone(&state.server);
         // Not the last handle: `shared` is another.
         drop(cancelled);

@@ -199,7 +199,7 @@ mod redis {
     use crate::support::semaphore::{empty, waiting, warm};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_hot_name_costs_fifty_calls_a_second() {
+    async fn a_hot_name_costs_few_calls_however_often_it_is_used() {
         let redis = TestRedis::start();
         let semaphore = redis.semaphore();
         warm(&semaphore).await;
@@ -211,7 +211,7 @@ mod redis {
         }
         let calls = redis.calls("evalsha") - before;
         let seconds = began.elapsed().as_secs_f64();
-        // Forty questions, and a few more where others use this machine.
+        // Forty questions a second. The bound of fifty is the benchmark's: a machine that others use makes some more.
         assert!(calls as f64 <= 60.0 * seconds + 20.0, "{calls} calls in {seconds} s");
         assert!(count > 100 * calls, "{count} requests, {calls} calls");
         empty(&redis).await;
@@ -336,7 +336,8 @@ mod redis {
             proxy.flow();
             drop(permit);
         }
-        // What was known was up to 50 ms old; others use this machine, too.
+        // What was known was up to 50 ms old, which a test of the session and the benchmark hold to the millisecond; here
+        // others use the machine, too.
         waited.sort();
         assert!(waited[2] <= Duration::from_millis(300), "{waited:?}");
         busy.shutdown().await;

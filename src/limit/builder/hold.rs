@@ -53,8 +53,8 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets whether a permit that is given back goes straight to the next request of this process, without a call to the
-    /// backend, as long as this process knows that no other one waits. Has no effect in shadow. For names that are hot in each process and permits that are held for
-    /// milliseconds.
+    /// backend, as long as this process knows that no other one waits. Use it for names that are hot in each process, with
+    /// permits that are held for milliseconds. It has no effect in shadow.
     ///
     /// The default is `false`; not with a wait timeout of zero. See [`PolicyBuilder::reuse`].
     ///

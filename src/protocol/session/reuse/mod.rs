@@ -49,8 +49,8 @@ pub(super) struct Reuse {
 /// No other process waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Alone {
-    /// When the call was sent whose reply said so; or that whose reply was the last to say that what is counted as
-    /// one's own waits.
+    /// When the call was sent whose reply said so; where own places wait, that whose reply last said so of the first of
+    /// them.
     heard: Time,
     /// Permits in use then, at most.
     in_use: u64,
@@ -139,13 +139,13 @@ fn counted(op: &Op, reply: &Reply, limit: Option<u64>) -> Option<(u64, u64)> {
     match op {
         Op::Release { .. } | Op::Audit { .. } => None,
         _ if (reply.in_use, reply.waiting) != (0, 0) => Some((reply.in_use, reply.waiting)),
-        // In short, which permits of tenants may be granted in while lines of others are stopped.
+        // A short reply. Permits of tenants may be granted by one while lines of others are stopped.
         Op::Acquire { leaving, ids, .. }
             if leaving.iter().chain(ids).any(|id| id.claim.is_some()) =>
         {
             None
         }
-        // In short: nobody waits, and the limit is kept.
+        // A short reply: nobody waits, and the limit is kept.
         _ => Some((limit?, 0)),
     }
 }

@@ -29,7 +29,9 @@ fn newcomers_wait_until_it_is_known_what_became_of_the_places() {
 #[test]
 fn newcomers_wait_though_what_is_to_be_known_is_refused() {
     let mut rig = Rig::new(1);
-    let holder = rig.request();
+    // A second is no time for it to be due by itself.
+    let lease = Duration::from_secs(9);
+    let holder = rig.request_with(AcquireOptions { lease, ..OPTIONS });
     rig.settle();
     rig.progress(holder);
     let newcomer = rig.request();
