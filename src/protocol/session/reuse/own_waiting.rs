@@ -116,3 +116,28 @@ impl OwnWaiting {
         assert_eq!(self.tickets, tickets, "tickets of what stands there");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::protocol::id::NodeId;
+
+    #[test]
+    fn what_is_heard_of_the_first_holds_for_all_and_nothing_else_does() {
+        let id = |n| PlaceId { node: NodeId::new(1), poll_only: false, n, claim: None };
+        let at = |ms| Time::ZERO + Duration::from_millis(ms);
+        let mut own = OwnWaiting::default();
+        for (n, heard) in [(1, 0), (2, 5), (3, 1)] {
+            own.insert(&id(n), 10 * n, at(heard));
+        }
+        assert_eq!(own.heard(), Some(at(0)));
+        own.remove(2);
+        assert_eq!(own.heard(), Some(at(0)), "the second waited longer than is known of the first");
+        own.insert(&id(1), 10, at(9));
+        own.remove(1);
+        assert_eq!(own.heard(), Some(at(9)), "while the first waited, the third did");
+        own.check();
+    }
+}

@@ -181,3 +181,16 @@ fn a_short_lease_outlives_a_refused_renewal_whatever_leases_others_have() {
         }
     }
 }
+
+#[test]
+fn what_only_the_process_makes_of_its_permits_divides_no_call() {
+    let mut rig = Rig::new(3);
+    rig.request();
+    rig.request_with(AcquireOptions { linger_ms: 10, ..OPTIONS });
+    rig.request_with(AcquireOptions { reuse_ms: 50, ..OPTIONS });
+    let calls = rig.calls();
+    assert!(
+        matches!(&calls[..], [Call { op: Op::Acquire { ids, .. }, .. }] if ids.len() == 3),
+        "{calls:?}"
+    );
+}
