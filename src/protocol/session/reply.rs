@@ -104,17 +104,21 @@ impl Session {
                 }
             }
             Op::Release { ids } => self.stayed(ids, now),
-            Op::Renew { .. } => self.put_renewals_off(op, now),
-            Op::Reassert { proofs, .. } => {
+            Op::Renew { lease_ms, .. } => {
+                let lease = Duration::from_millis(*lease_ms);
+                self.renew_at = self.put_off(self.renew_at, lease, now);
+            }
+            Op::Reassert { lease_ms, proofs } => {
                 for (id, _) in proofs {
                     self.restored(id.n);
                 }
-                self.put_renewals_off(op, now);
+                let lease = Duration::from_millis(*lease_ms);
+                self.renew_at = self.put_off(self.renew_at, lease, now);
             }
             Op::Audit { .. } => {
                 // As long as it looks for what left not long ago.
                 self.audit = self.left_at.is_some();
-                self.release_at = Some(self.put_off(self.lease, now));
+                self.release_at = self.put_off(self.release_at, self.lease, now);
             }
         }
         self.end_resync();
@@ -353,27 +357,21 @@ impl Session {
         }
         let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
         self.deferred.extend(refused);
-        self.release_at = Some(self.put_off(self.lease, now));
+        self.release_at = self.put_off(self.release_at, self.lease, now);
         for id in ids {
             self.release_answered(id.n, false);
         }
     }
 
-    /// The backend refused renewals, or proofs.
-    fn put_renewals_off(&mut self, op: &Op, now: Time) {
-        let at = self.put_off(Duration::from_millis(op.lease_ms()), now);
-        // Well before the leases end: where they differ, by the shortest.
-        let before = self.renew_at.filter(|before| now < *before);
-        self.renew_at = Some(before.map_or(at, |before| before.min(at)));
-    }
-
-    /// The backend refused a call. Whatever else is due, it is asked again only as often as one place with this lease
-    /// would ask. Returns when.
-    fn put_off(&mut self, lease: Duration, now: Time) -> Time {
+    /// The backend refused a call. Whatever else is due, or refused meanwhile, it is asked again only as often as one
+    /// place with this lease would ask. Returns when; `before`: when it was to be, if it waits already.
+    fn put_off(&mut self, before: Option<Time>, lease: Duration, now: Time) -> Option<Time> {
         let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
         let at = now + third.min(WAITING_RENEWAL);
+        // Where leases differ, well before the shortest ends.
+        let at = before.map_or(at, |before| before.min(at));
         self.want(at);
-        at
+        Some(at)
     }
 
     fn release_answered(&mut self, n: u64, acknowledged: bool) {

@@ -194,3 +194,56 @@ fn what_only_the_process_makes_of_its_permits_divides_no_call() {
         "{calls:?}"
     );
 }
+
+#[test]
+fn releases_that_are_refused_for_long_are_given_up_with_their_leases() {
+    let mut rig = Rig::new(1000);
+    let mut most = 0;
+    for _ in 0..3000 {
+        let index = rig.request();
+        for calls in [true, false] {
+            for call in rig.calls() {
+                if matches!(call.op, Op::Release { .. }) {
+                    rig.session.handle_call_error(&call.op, rig.now());
+                } else {
+                    let reply = rig.carry_out(&call);
+                    rig.reply(&call.op, &reply, rig.now());
+                }
+            }
+            if calls {
+                rig.leave(index);
+            }
+        }
+        rig.pass(10);
+        most = most.max(rig.session.deferred.len() + rig.session.releases.len());
+    }
+    // A hundred a second, for twice the lease and until the next try.
+    assert!(most <= 800, "{most}");
+}
+
+#[test]
+fn what_was_refused_is_tried_again_in_its_time_though_others_are_refused_since() {
+    let mut rig = Rig::new(10);
+    let held = rig.request();
+    rig.settle();
+    let id = rig.id(held);
+    rig.leave(held);
+    for call in rig.calls() {
+        rig.session.handle_call_error(&call.op, rig.now());
+    }
+    for round in 1..=110 {
+        let index = rig.request();
+        rig.settle();
+        rig.leave(index);
+        for call in rig.calls() {
+            if round % 50 == 0 && rig.places().contains(&id) {
+                rig.session.handle_call_error(&call.op, rig.now());
+            } else {
+                let reply = rig.carry_out(&call);
+                rig.reply(&call.op, &reply, rig.now());
+            }
+        }
+        rig.pass(10);
+    }
+    assert!(!rig.places().contains(&id), "its permit is idle");
+}

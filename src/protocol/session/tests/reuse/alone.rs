@@ -485,3 +485,26 @@ fn a_place_of_which_nothing_was_heard_for_long_is_not_certain_to_stand_there() {
     rig.leave(holder);
     assert_ne!(rig.progress(first), Progress::Held, "another waits for longer than that");
 }
+
+#[test]
+fn questions_that_are_refused_keep_no_other_permit_from_its_renewal() {
+    let mut rig = Rig::new(10);
+    let long = rig.holder(REUSE);
+    let mut refused_at = 0;
+    for _ in 0..2000 {
+        let index = rig.request_with(REUSE);
+        for call in rig.calls() {
+            if matches!(call.op, Op::Renew { .. }) && rig.now_ms >= refused_at + 500 {
+                refused_at = rig.now_ms;
+                rig.session.handle_call_error(&call.op, rig.now());
+            } else {
+                let reply = rig.carry_out(&call);
+                rig.reply(&call.op, &reply, rig.now());
+            }
+        }
+        rig.settle();
+        rig.leave(index);
+        assert!(!rig.session.was_lost(long), "lost after {} ms", rig.now_ms);
+        rig.pass(5);
+    }
+}
