@@ -407,11 +407,25 @@ impl Checker {
             }
         }
         for name in (0..self.names).filter(|name| home[*name] == server) {
-            if self.admits[name] {
-                self.uncapped[name] = self.uncapped[name].max(end + SETTLE);
-            }
-            self.local[name] = self.local[name].max(end + SETTLE);
+            self.answers_itself(name, end);
         }
+    }
+
+    /// A name has come to a server that may be disturbed.
+    pub fn moved(&mut self, name: usize, server: usize, at: u64) {
+        let ends = self.disturbed.iter().flat_map(|servers| &servers[server]);
+        let last = ends.filter(|(begin, end)| *begin <= at && at < *end).map(|(_, end)| *end).max();
+        if let Some(end) = last {
+            self.answers_itself(name, end);
+        }
+    }
+
+    /// Until then policies may answer requests for a name.
+    fn answers_itself(&mut self, name: usize, end: u64) {
+        if self.admits[name] {
+            self.uncapped[name] = self.uncapped[name].max(end + SETTLE);
+        }
+        self.local[name] = self.local[name].max(end + SETTLE);
     }
 
     /// A server's clock is set, back by so much or forward. Leases end sooner or later than their holders

@@ -980,6 +980,7 @@ impl<'a> World<'a> {
                 self.checker.disturb(None, from, now, now, &homes);
                 self.checker.disturb(None, to, now, now, &self.homes);
                 if let Some(name) = Some(name).filter(|name| *name < self.plan.names) {
+                    self.checker.moved(name, to, now);
                     self.checker.unsettle(name, now + skew + 3000 * MS);
                     self.checker.data_lost(name, now, now + skew);
                 }

@@ -296,12 +296,13 @@ impl Session {
             let Some(place) = self.places.get_mut(index).filter(|place| !place.taken) else {
                 continue;
             };
-            // One that was granted and comes for it too late may not wait again.
-            place.options.max_queue = None;
             if place.is_joining() || place.is_waiting() {
                 self.leave_server(index, now);
                 self.set(index, State::Closed);
                 self.events.push(Event::Progress(index));
+            } else {
+                // One that was granted and comes for it too late may not wait again.
+                place.options.max_queue = None;
             }
         }
     }

@@ -141,20 +141,26 @@ fn a_session_is_in_use_while_a_request_joins_waits_or_holds() {
 
 #[test]
 fn requests_that_wait_can_be_answered_while_permits_stay() {
-    let mut rig = Rig::new(1);
-    let [held, waiting] = [(); 2].map(|()| rig.request());
-    rig.settle();
-    assert_eq!(rig.progress(held), Progress::Held);
-    assert_eq!(rig.progress(waiting), Progress::Waiting);
-    let joining = rig.request();
-    let now = rig.now();
-    rig.session.take_events();
-    rig.session.handle_stop_waiting(now);
-    assert_eq!(rig.session.take_events()[..], [Event::Progress(waiting), Event::Progress(joining)]);
-    for index in [waiting, joining] {
-        assert_eq!(rig.progress(index), Progress::Closed);
+    // What passes permits on keeps a list of those that wait by what they asked for.
+    for reuse_ms in [0, 50] {
+        let mut rig = Rig::new(1);
+        let options = AcquireOptions { reuse_ms, ..OPTIONS };
+        let [held, waiting] = [(); 2].map(|()| rig.request_with(options));
+        rig.settle();
+        assert_eq!(rig.progress(held), Progress::Held);
+        assert_eq!(rig.progress(waiting), Progress::Waiting);
+        let joining = rig.request_with(options);
+        rig.session.take_events();
+        rig.session.handle_stop_waiting(rig.now());
+        assert_eq!(
+            rig.session.take_events()[..],
+            [Event::Progress(waiting), Event::Progress(joining)]
+        );
+        for index in [waiting, joining] {
+            assert_eq!(rig.progress(index), Progress::Closed);
+        }
+        assert_eq!(rig.progress(held), Progress::Held);
+        rig.settle();
+        assert_eq!(rig.places(), [rig.id(held)]);
     }
-    assert_eq!(rig.progress(held), Progress::Held);
-    rig.settle();
-    assert_eq!(rig.places(), [rig.id(held)]);
 }
