@@ -3,6 +3,7 @@
 mod alone;
 mod handed;
 mod kept;
+mod short_replies;
 mod spare;
 
 use super::*;
