@@ -146,8 +146,8 @@ pub trait Connection: Queries {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes the connection.
-    fn closed(&self) -> BoxFuture<'_, ()>;
+    /// Dropping the future closes the connection, unless the connection is driven by a task of its own.
+    fn drive(&self) -> BoxFuture<'_, ()>;
 
     /// Sends calls in one batch, to be carried out in order. Returns one answer for each.
     ///

@@ -91,7 +91,7 @@ async fn use_up(
     server: &Arc<Server>,
     connection: &Arc<dyn Connection>,
 ) -> Result<Used, BackendError> {
-    let mut closed = connection.closed();
+    let mut closed = connection.drive();
     read_overrides(node, server, connection, &mut closed).await?;
     let opened = Instant::now();
     // Its socket is read meanwhile.

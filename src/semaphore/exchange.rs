@@ -44,7 +44,7 @@ const MESSAGES_IN_FLIGHT_MAX: usize = 64;
 
 /// The parts of an exchange. Where several are woken at once, they are polled in this order.
 const PARTS: usize = 7;
-/// What drives the connection; see [`Connection::closed`].
+/// What drives the connection; see [`Connection::drive`].
 const LINK: usize = 0;
 const ANSWERS: usize = 1;
 const REFRESH: usize = 2;

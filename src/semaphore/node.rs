@@ -283,7 +283,7 @@ impl Node {
             None => self.post(shared, &mut state, now),
         }
         let woken = state.take_events(shared.name(), error, &self.counts);
-        let timeout = state.is_due_before_timer();
+        let timeout = state.due_before_timer();
         let is_over = state.session.is_over(now);
         let mut replaced = None;
         if let Some(due) = timeout.filter(|_| !is_over) {
@@ -307,7 +307,7 @@ impl Node {
 
     /// Returns whether nothing is to be done about a session before its timer goes off.
     fn is_settled(&self, state: &SessionState, now: Time) -> bool {
-        state.is_due_before_timer().is_none() && !state.session.is_over(now) && !self.is_closed()
+        state.due_before_timer().is_none() && !state.session.is_over(now) && !self.is_closed()
     }
 
     /// Queues a session for the driver, if it has something to send.

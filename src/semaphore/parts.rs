@@ -5,10 +5,11 @@
 //! have another thread woken to look there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
+
+use crate::sync::atomic::{AtomicU8, Ordering};
 
 /// How often parts are polled before other tasks have their turn.
 const ROUNDS_MAX: usize = 64;

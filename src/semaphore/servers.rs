@@ -100,12 +100,12 @@ impl<T> Servers<T> {
         self.came.notified().await;
     }
 
-    /// Marks all servers as having neither driver nor connection.
+    /// Marks all servers as having neither driver nor connection. Their drivers have ended, and no other begins
+    /// meanwhile.
     pub(super) fn abandon(&self) {
-        for entry in &mut *lock(&self.all) {
-            entry.is_driven = false;
-            entry.server.abandoned();
-        }
+        // Under no lock: callers are woken, and connections dropped.
+        self.all().iter().for_each(|server| server.abandoned());
+        lock(&self.all).iter_mut().for_each(|entry| entry.is_driven = false);
     }
 
     /// Wakes all drivers.

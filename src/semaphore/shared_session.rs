@@ -186,17 +186,14 @@ impl SessionState {
     }
 
     /// Returns when the watchdog has to handle it, if its timer is not early enough for that.
-    pub(super) fn is_due_before_timer(&self) -> Option<Time> {
+    pub(super) fn due_before_timer(&self) -> Option<Time> {
         let due = self.session.poll_timeout()?;
         self.timer.is_none_or(|(_, at)| due < at).then_some(due)
     }
 
     /// Sets its timer. Returns the one before.
-    pub(super) const fn set_timer(&mut self, timer: Timer, at: Time) -> Option<Timer> {
-        match self.timer.replace((timer, at)) {
-            Some((before, _)) => Some(before),
-            None => None,
-        }
+    pub(super) fn set_timer(&mut self, timer: Timer, at: Time) -> Option<Timer> {
+        self.timer.replace((timer, at)).map(|(before, _)| before)
     }
 
     pub(super) fn take_timer(&mut self) -> Option<Timer> {

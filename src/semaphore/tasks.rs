@@ -57,6 +57,8 @@ pub(super) struct Tasks {
 #[derive(Default)]
 struct LeadState {
     leader: Option<runtime::Id>,
+    /// The leader's tasks are ended, and its connections given up: nobody else takes the lead yet.
+    is_ending: bool,
     /// How often the lead was taken: what a leader of before does changes nothing.
     term: u64,
     beats: u64,
@@ -173,18 +175,29 @@ async fn supervise(registered: Registered) {
     while !node.is_finished() {
         let vacant = node.tasks.vacant.notified();
         if let Some(lead) = Lead::take(node, *runtime) {
-            if seen.is_some() {
+            if seen.take().is_some() {
                 tracing::info!(
                     target: "tower_semaphore",
                     "the runtime of the background tasks was shut down or stood still; they go on in another"
                 );
                 sleep(RESTART_PAUSE).await;
             }
-            return lead.run().await;
+            match lead.run().await {
+                Ok(()) => return,
+                // Permits in use must not depend on a next request.
+                Err(error) if error.is_panic() => tracing::error!(
+                    target: "tower_semaphore",
+                    "a background task panicked; all are started again"
+                ),
+                Err(_) => {}
+            }
+            drop(lead);
+            sleep(RESTART_PAUSE).await;
+            continue;
         }
-        let before = seen.replace(node.tasks.beat_of_leader());
-        if before == seen {
-            node.tasks.depose(node);
+        let (term, beats) = node.tasks.beat_of_leader();
+        if seen.replace((term, beats)) == Some((term, beats)) {
+            node.tasks.depose(node, term);
         } else {
             let _ = timeout(STALL, vacant).await;
         }
@@ -209,24 +222,43 @@ impl Tasks {
     }
 
     /// Takes the lead away from a runtime that stands still. Its tasks do nothing more, whenever it is driven again.
-    fn depose(&self, node: &Node) {
-        let mut lead = lock(&self.lead);
-        let leader = lead.leader.take();
-        let tasks = std::mem::take(&mut lead.tasks);
-        drop(lead);
+    fn depose(&self, node: &Node, term: u64) {
+        let Some((leader, tasks)) = lock(&self.lead).begin_end(term) else { return };
         let supervisors = lock(&self.supervisors);
-        let of_leader = supervisors.iter().filter(|supervisor| Some(supervisor.runtime) == leader);
+        let of_leader = supervisors.iter().filter(|supervisor| supervisor.runtime == leader);
         for task in of_leader.filter_map(|supervisor| supervisor.task.as_ref()) {
             task.abort();
         }
         drop(supervisors);
         tasks.iter().for_each(AbortHandle::abort);
+        self.vacate(node);
+    }
+
+    /// Lets another supervisor lead, as soon as nothing is left of a lead that ends.
+    fn vacate(&self, node: &Node) {
         node.servers.abandon();
+        let mut lead = lock(&self.lead);
+        (lead.leader, lead.is_ending) = (None, false);
+        drop(lead);
         self.vacant.notify_waiters();
     }
 }
 
-/// The lead. The next supervisor has it as soon as this is dropped.
+impl LeadState {
+    /// Returns whether this is the term of the one who leads.
+    const fn is_on(&self, term: u64) -> bool {
+        self.leader.is_some() && !self.is_ending && self.term == term
+    }
+
+    /// Begins to end a lead. Returns its runtime and its tasks, unless it has ended or is ending.
+    fn begin_end(&mut self, term: u64) -> Option<(runtime::Id, Vec<AbortHandle>)> {
+        let leader = self.leader.filter(|_| self.is_on(term))?;
+        self.is_ending = true;
+        Some((leader, std::mem::take(&mut self.tasks)))
+    }
+}
+
+/// The lead. The next supervisor has it once this is dropped.
 struct Lead<'a> {
     node: &'a Arc<Node>,
     term: u64,
@@ -243,22 +275,12 @@ impl<'a> Lead<'a> {
         Some(Self { node, term: lead.term })
     }
 
-    /// Keeps the tasks of a node running until they end by themselves. If one panics, all are ended and started
-    /// again: permits in use must not depend on a next request.
-    async fn run(self) {
-        while self.run_tasks().await.is_err() {
-            tracing::error!(target: "tower_semaphore", "a background task panicked; all are started again");
-            self.node.servers.abandon();
-            sleep(RESTART_PAUSE).await;
-        }
-    }
-
-    /// Starts the tasks of a node, and waits for them.
+    /// Starts the tasks of a node, and waits until they end by themselves.
     ///
     /// # Errors
     ///
     /// As soon as one panics. The others are ended.
-    async fn run_tasks(&self) -> Result<(), JoinError> {
+    async fn run(&self) -> Result<(), JoinError> {
         let node = self.node;
         let mut tasks = JoinSet::new();
         self.note(tasks.spawn(watchdog::run(Arc::clone(node))));
@@ -284,7 +306,7 @@ impl<'a> Lead<'a> {
     /// A task is to end with the lead.
     fn note(&self, task: AbortHandle) {
         let mut lead = lock(&self.node.tasks.lead);
-        if lead.leader.is_none() || lead.term != self.term {
+        if !lead.is_on(self.term) {
             return task.abort();
         }
         lead.tasks.retain(|task| !task.is_finished());
@@ -295,16 +317,11 @@ impl<'a> Lead<'a> {
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         let tasks = &self.node.tasks;
-        let mut lead = lock(&tasks.lead);
-        if lead.leader.is_none() || lead.term != self.term {
-            // It was taken away.
-            return;
+        let ended = lock(&tasks.lead).begin_end(self.term);
+        // Else it was taken away.
+        if ended.is_some() {
+            tasks.vacate(self.node);
         }
-        lead.leader = None;
-        lead.tasks.clear();
-        drop(lead);
-        self.node.servers.abandon();
-        tasks.vacant.notify_waiters();
     }
 }
 

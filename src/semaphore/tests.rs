@@ -131,7 +131,7 @@ impl Connection for OneConnection {
         &self.info
     }
 
-    fn closed(&self) -> BoxFuture<'_, ()> {
+    fn drive(&self) -> BoxFuture<'_, ()> {
         if self.world.is(|world| &world.flaps) {
             return sleep(Duration::from_millis(1)).boxed();
         }
@@ -431,6 +431,50 @@ fn no_waker_is_dropped_under_a_lock() {
         done.send(()).unwrap();
     });
     assert!(is_done.recv_timeout(Duration::from_secs(10)).is_ok(), "it waits for its own lock");
+}
+
+/// A task that runs where it is woken: it takes a permit under a new name.
+struct Inline {
+    semaphore: Semaphore,
+    runtime: tokio::runtime::Handle,
+    woken: AtomicUsize,
+}
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let _entered = self.runtime.enter();
+        let name = format!("new {}", self.woken.fetch_add(1, Ordering::SeqCst));
+        let _ = self.semaphore.acquire(&*name, &policy(LEASE)).now_or_never();
+    }
+}
+
+#[test]
+fn no_task_is_woken_under_a_lock_when_its_runtime_ends() {
+    let (done, is_done) = channel();
+    std::thread::spawn(move || {
+        let (_, semaphore) = one_process(World { b_is_slow: AtomicBool::new(true), ..settled() });
+        let [ending, other] =
+            [(); 2].map(|()| Builder::new_current_thread().enable_all().build().unwrap());
+        let task = Inline {
+            semaphore: semaphore.clone(),
+            runtime: other.handle().clone(),
+            woken: AtomicUsize::new(0),
+        };
+        let task = Arc::new(task);
+        let waker = Waker::from(Arc::clone(&task));
+        let mut question = Box::pin(semaphore.inspect("y"));
+        // The supervisor starts its tasks, and the question waits for the first connection.
+        ending.block_on(async {
+            assert!(question.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+            sleep(Duration::from_millis(20)).await;
+            assert!(question.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+        });
+        let before = task.woken.load(Ordering::SeqCst);
+        drop(ending);
+        done.send(task.woken.load(Ordering::SeqCst) - before).unwrap();
+    });
+    let woken = is_done.recv_timeout(Duration::from_secs(10)).expect("it waits for its own lock");
+    assert!(woken > 0, "it is told that no driver is left");
 }
 
 #[tokio::test]

@@ -512,7 +512,7 @@ async fn asked<B: Backend, T>(backend: &B, query: impl Fn(&dyn Queries) -> Query
     }
     let shard = backend.shard(&backend.key(OVERRIDES));
     let connection = backend.connect(&shard).await.unwrap().unwrap();
-    let driven = connection.closed();
+    let driven = connection.drive();
     let answer = query(&*connection);
     tokio::select! {
         answer = answer => answer.unwrap(),
@@ -596,8 +596,8 @@ impl Connection for AskedTwiceConnection {
         self.0.server()
     }
 
-    fn closed(&self) -> BoxFuture<'_, ()> {
-        self.0.closed()
+    fn drive(&self) -> BoxFuture<'_, ()> {
+        self.0.drive()
     }
 
     fn send(

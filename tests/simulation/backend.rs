@@ -558,7 +558,7 @@ impl Connection for SimLane {
         &self.server
     }
 
-    fn closed(&self) -> BoxFuture<'_, ()> {
+    fn drive(&self) -> BoxFuture<'_, ()> {
         std::future::poll_fn(|cx| {
             let mut state = self.port.state();
             match state.lanes.get_mut(&self.lane) {

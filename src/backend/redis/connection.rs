@@ -31,7 +31,7 @@ pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
     pub(super) server: ServerInfo,
     /// Drives the connection, unless it has a task of its own; then nothing tells that it is closed, and no hints
-    /// arrive. Taken by [`closed`](Connection::closed).
+    /// arrive. Taken by [`drive`](Connection::drive).
     pub(super) driver: Mutex<Option<Driver>>,
     /// If the server is a node of a cluster.
     pub(super) member: Option<Member>,
@@ -60,7 +60,7 @@ impl Connection for RedisConnection {
         &self.server
     }
 
-    fn closed(&self) -> BoxFuture<'_, ()> {
+    fn drive(&self) -> BoxFuture<'_, ()> {
         // Once it is taken, or where the connection has a task of its own, nothing tells.
         let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
         let closed = driver.unwrap_or_else(|| std::future::pending().boxed());

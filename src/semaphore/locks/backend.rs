@@ -156,7 +156,7 @@ impl Connection for TestBackend {
         &self.0.info
     }
 
-    fn closed(&self) -> BoxFuture<'_, ()> {
+    fn drive(&self) -> BoxFuture<'_, ()> {
         pending().boxed()
     }
 

@@ -12,6 +12,7 @@
 
 mod backend;
 mod overrides;
+mod parts;
 mod requests;
 mod reuse;
 mod sessions;
