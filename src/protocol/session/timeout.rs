@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::place::{Place, State, WAITING_RENEWAL};
+use super::place::{State, WAITING_RENEWAL};
 use super::{Event, IDLE, Session};
 use crate::protocol::time::Time;
 
@@ -34,12 +34,7 @@ impl Session {
             self.want(*until + self.lease);
         }
         for index in self.look_at_places(now) {
-            let lingers = self.places.get(index).and_then(Place::lingers_until);
-            if lingers.is_some_and(|until| now >= until) {
-                self.take_out(index, now);
-            } else {
-                self.expire(index, now);
-            }
+            self.expire(index, now);
         }
         self.release_idle(now);
         let idle_until = self.idle_until(now);
@@ -188,7 +183,7 @@ impl Session {
         self.coarsen_reuse(reuse, now);
     }
 
-    /// A held place reached its deadline.
+    /// A held place reached its deadline, or has lingered for long enough.
     pub(super) fn expire(&mut self, index: usize, now: Time) {
         if self.places.get(index).is_some_and(|place| place.taken) {
             self.lose(index, now);
