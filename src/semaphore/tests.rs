@@ -477,6 +477,37 @@ fn no_task_is_woken_under_a_lock_when_its_runtime_ends() {
     assert!(woken > 0, "it is told that no driver is left");
 }
 
+/// A task whose first wake-up panics.
+#[derive(Default)]
+struct PanicsOnce(AtomicBool);
+
+impl Wake for PanicsOnce {
+    fn wake(self: Arc<Self>) {
+        assert!(self.0.swap(true, Ordering::SeqCst), "a waker panics, as the test wants it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_outlive_a_background_task_that_panics() {
+    let (world, semaphore) = one_process(settled());
+    let held = semaphore.acquire("x", &policy(LEASE)).await.unwrap();
+    let other = semaphore.acquire("y", &policy(LEASE)).await.unwrap();
+    let task = Arc::new(PanicsOnce::default());
+    let waker = Waker::from(Arc::clone(&task));
+    let mut waits = Box::pin(semaphore.acquire("y", &policy(LEASE)));
+    assert!(waits.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
+    sleep(Duration::from_millis(10)).await;
+    // The driver wakes the next in line.
+    drop(other);
+    let connects = world.connects.load(Ordering::SeqCst);
+    sleep(Duration::from_millis(10)).await;
+    assert!(task.0.load(Ordering::SeqCst), "it was woken");
+    sleep(3 * LEASE).await;
+    assert!(world.connects.load(Ordering::SeqCst) > connects, "the driver was started again");
+    assert!(!held.is_lost());
+    drop(waits.await.expect("the grant that the task was woken for"));
+}
+
 #[tokio::test]
 async fn a_wait_for_a_loss_that_was_given_up_leaves_nothing() {
     let semaphore = Semaphore::in_memory();
