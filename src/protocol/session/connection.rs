@@ -61,7 +61,7 @@ impl Session {
                     place.acked = now;
                     self.reasserts.push_back(place.n);
                 }
-                State::Held => self.renew |= due || place.check,
+                State::Held => self.renew |= due || place.check || place.refused,
                 // Its hint may have been lost.
                 State::Waiting { .. } => self.renew = true,
                 State::Joining { sent, hint } => {

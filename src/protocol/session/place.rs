@@ -48,6 +48,8 @@ pub(super) struct Place {
     pub(super) queued: bool,
     /// Ask about it with the next renewal, due or not.
     pub(super) check: bool,
+    /// The backend refused its last renewal or proof: the next one waits for the time of the session.
+    pub(super) refused: bool,
     /// A renewal found it gone, and it is being brought back: until that is answered, a renewal would only
     /// find it gone once more.
     pub(super) restoring: bool,
@@ -344,6 +346,7 @@ impl Places {
         std::mem::swap(&mut a.acked, &mut b.acked);
         std::mem::swap(&mut a.granted_at, &mut b.granted_at);
         std::mem::swap(&mut a.check, &mut b.check);
+        std::mem::swap(&mut a.refused, &mut b.refused);
         std::mem::swap(&mut a.restoring, &mut b.restoring);
         for (n, index) in [(a.n, low), (b.n, high)] {
             if index_of(n) == index {
@@ -415,6 +418,7 @@ mod tests {
                 taken: true,
                 queued: false,
                 check: false,
+                refused: false,
                 restoring: false,
                 linger: Linger::No,
             });

@@ -104,16 +104,12 @@ impl Session {
                 }
             }
             Op::Release { ids } => self.stayed(ids, now),
-            Op::Renew { lease_ms, .. } => {
-                let lease = Duration::from_millis(*lease_ms);
-                self.renew_at = self.put_off(self.renew_at, lease, now);
-            }
+            Op::Renew { lease_ms, ids } => self.not_renewed(ids.iter(), *lease_ms, now),
             Op::Reassert { lease_ms, proofs } => {
                 for (id, _) in proofs {
                     self.restored(id.n);
                 }
-                let lease = Duration::from_millis(*lease_ms);
-                self.renew_at = self.put_off(self.renew_at, lease, now);
+                self.not_renewed(proofs.iter().map(|(id, _)| id), *lease_ms, now);
             }
             Op::Audit { .. } => {
                 // As long as it looks for what left not long ago.
@@ -361,6 +357,19 @@ impl Session {
         for id in ids {
             self.release_answered(id.n, false);
         }
+    }
+
+    /// The renewals or proofs of these places were refused.
+    fn not_renewed<'a>(
+        &mut self,
+        ids: impl Iterator<Item = &'a PlaceId>,
+        lease_ms: u64,
+        now: Time,
+    ) {
+        for id in ids {
+            self.places.find(id.n).into_iter().for_each(|place| place.refused = true);
+        }
+        self.renew_at = self.put_off(self.renew_at, Duration::from_millis(lease_ms), now);
     }
 
     /// The backend refused a call. Whatever else is due, or refused meanwhile, it is asked again only as often as one

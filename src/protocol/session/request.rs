@@ -52,6 +52,7 @@ impl Session {
             taken: false,
             queued: false,
             check: false,
+            refused: false,
             restoring: false,
             linger: Linger::No,
             granted_at: now,

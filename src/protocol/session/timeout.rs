@@ -23,7 +23,7 @@ impl Session {
         self.release_at = self.release_at.filter(|at| now < *at);
         if self.renew_at.is_some_and(|at| now >= at) {
             self.renew_at = None;
-            self.renew |= self.resync;
+            self.renew = true;
         }
         [self.release_at, self.renew_at].into_iter().flatten().for_each(|at| self.want(at));
         if self.release_at.is_none() {
@@ -69,6 +69,7 @@ impl Session {
     fn look_at_places(&mut self, now: Time) -> SmallVec<[usize; 4]> {
         let mut expired = SmallVec::new();
         let (mut next, mut renew): (Option<Time>, bool) = (None, false);
+        let is_put_off = self.renew_at.is_some();
         let mut want = |at: Time| next = Some(next.map_or(at, |next| next.min(at)));
         for (index, place) in self.places.iter() {
             match place.lingers_until() {
@@ -87,6 +88,7 @@ impl Session {
                 State::Held => want(place.deadline()),
                 State::Waiting { .. } => {}
                 // Tried again and again, until it is counted.
+                State::Admitted { .. } if is_put_off && place.refused => continue,
                 State::Admitted { .. } => {
                     if now >= place.acked + WAITING_RENEWAL {
                         renew = true;
@@ -101,6 +103,9 @@ impl Session {
                     continue;
                 }
             }
+            if is_put_off && place.refused {
+                continue;
+            }
             let due = place.acked + place.interval();
             if now >= due || place.check {
                 renew = true;
@@ -110,7 +115,7 @@ impl Session {
             }
         }
         // Sent once the renewals that are on their way are answered.
-        self.renew |= renew && self.renew_at.is_none();
+        self.renew |= renew;
         if let Some(next) = next {
             self.want(next);
         }

@@ -187,14 +187,18 @@ impl Session {
     /// call.
     fn begin_renewals(&mut self, now: Time) {
         self.renew = false;
-        let resync = self.resync;
+        let (resync, is_put_off) = (self.resync, self.renew_at.is_some());
         for place in self.places.iter_mut() {
             let due = match place.state {
-                _ if place.restoring => false,
+                _ if place.restoring || is_put_off && place.refused => false,
                 State::Waiting { .. } => true,
-                State::Held => resync || place.check || now >= place.acked + place.interval() / 2,
+                State::Held => {
+                    let is_soon = now >= place.acked + place.interval() / 2;
+                    resync || place.check || place.refused || is_soon
+                }
                 State::Admitted { .. } => {
-                    if now >= place.acked + WAITING_RENEWAL / 2 {
+                    if place.refused || now >= place.acked + WAITING_RENEWAL / 2 {
+                        place.refused = false;
                         place.acked = now;
                         self.reasserts.push_back(place.n);
                     }
@@ -203,7 +207,7 @@ impl Session {
                 _ => false,
             };
             if due {
-                place.check = false;
+                (place.check, place.refused) = (false, false);
                 self.renewals.push_back(place.n);
             }
         }

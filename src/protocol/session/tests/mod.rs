@@ -8,6 +8,7 @@ mod local_shares;
 mod lost_data;
 mod operators;
 mod outages;
+mod refused_calls;
 mod renewals;
 mod replies;
 mod reuse;

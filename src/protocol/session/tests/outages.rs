@@ -110,23 +110,6 @@ fn a_call_error_lets_the_policy_answer_and_an_admitted_request_is_announced_unti
 }
 
 #[test]
-fn a_refused_release_is_tried_again() {
-    let mut rig = Rig::new(1);
-    let index = rig.request();
-    rig.settle();
-    rig.progress(index);
-    rig.leave(index);
-    let release = rig.call().expect("a release");
-    let now = rig.now();
-    rig.session.handle_call_error(&release.op, now);
-    assert_eq!(rig.calls(), []);
-    assert!(!rig.session.is_idle());
-    rig.pass(1000);
-    rig.settle();
-    assert_eq!(rig.places(), []);
-}
-
-#[test]
 fn a_caller_that_waits_for_its_release_is_told() {
     let mut rig = Rig::new(1);
     let index = rig.request();

@@ -128,61 +128,6 @@ fn a_release_is_not_sent_where_the_lease_ended_long_ago_though_the_watchdog_is_l
 }
 
 #[test]
-fn what_is_refused_is_not_tried_again_each_time_that_something_else_is_due() {
-    let mut rig = Rig::new(100);
-    let mut held = Vec::new();
-    for _ in 0..60 {
-        rig.pass(10);
-        let index = rig.request();
-        rig.settle();
-        assert_eq!(rig.progress(index), Progress::Held);
-        held.push(index);
-    }
-    // Their leases end one after another, while the backend refuses all calls.
-    let left = held.split_off(30);
-    left.into_iter().for_each(|index| rig.leave(index));
-    let mut calls = 0;
-    for _ in 0..400 {
-        rig.pass(10);
-        let now = rig.now();
-        for call in rig.calls() {
-            calls += 1;
-            rig.session.handle_call_error(&call.op, now);
-        }
-    }
-    // Each of the thirty that are lost is released, and once a second all is tried again.
-    assert!((30..=40).contains(&calls), "{calls} calls in four seconds");
-}
-
-#[test]
-fn a_short_lease_outlives_a_refused_renewal_whatever_leases_others_have() {
-    for is_reversed in [false, true] {
-        let mut rig = Rig::new(2);
-        let [short, long] = [600, 1500].map(|lease_ms| {
-            let lease = ms(lease_ms);
-            let held = rig.request_with(AcquireOptions { lease, ..OPTIONS });
-            rig.settle();
-            assert_eq!(rig.progress(held), Progress::Held);
-            held
-        });
-        rig.live(390);
-        rig.pass(10);
-        let mut calls = rig.calls();
-        assert_eq!(calls.len(), 2, "both are to be renewed: {calls:?}");
-        if is_reversed {
-            calls.reverse();
-        }
-        for call in &calls {
-            rig.session.handle_call_error(&call.op, rig.now());
-        }
-        rig.live(3000);
-        for held in [short, long] {
-            assert!(!rig.session.is_lost(held, rig.now()));
-        }
-    }
-}
-
-#[test]
 fn what_only_the_process_makes_of_its_permits_divides_no_call() {
     let mut rig = Rig::new(3);
     rig.request();
@@ -193,57 +138,4 @@ fn what_only_the_process_makes_of_its_permits_divides_no_call() {
         matches!(&calls[..], [Call { op: Op::Acquire { ids, .. }, .. }] if ids.len() == 3),
         "{calls:?}"
     );
-}
-
-#[test]
-fn releases_that_are_refused_for_long_are_given_up_with_their_leases() {
-    let mut rig = Rig::new(1000);
-    let mut most = 0;
-    for _ in 0..3000 {
-        let index = rig.request();
-        for calls in [true, false] {
-            for call in rig.calls() {
-                if matches!(call.op, Op::Release { .. }) {
-                    rig.session.handle_call_error(&call.op, rig.now());
-                } else {
-                    let reply = rig.carry_out(&call);
-                    rig.reply(&call.op, &reply, rig.now());
-                }
-            }
-            if calls {
-                rig.leave(index);
-            }
-        }
-        rig.pass(10);
-        most = most.max(rig.session.deferred.len() + rig.session.releases.len());
-    }
-    // A hundred a second, for twice the lease and until the next try.
-    assert!(most <= 800, "{most}");
-}
-
-#[test]
-fn what_was_refused_is_tried_again_in_its_time_though_others_are_refused_since() {
-    let mut rig = Rig::new(10);
-    let held = rig.request();
-    rig.settle();
-    let id = rig.id(held);
-    rig.leave(held);
-    for call in rig.calls() {
-        rig.session.handle_call_error(&call.op, rig.now());
-    }
-    for round in 1..=110 {
-        let index = rig.request();
-        rig.settle();
-        rig.leave(index);
-        for call in rig.calls() {
-            if round % 50 == 0 && rig.places().contains(&id) {
-                rig.session.handle_call_error(&call.op, rig.now());
-            } else {
-                let reply = rig.carry_out(&call);
-                rig.reply(&call.op, &reply, rig.now());
-            }
-        }
-        rig.pass(10);
-    }
-    assert!(!rig.places().contains(&id), "its permit is idle");
 }
