@@ -71,7 +71,8 @@
 //!   knows by its own clock when it may no longer rely on a permit ([`Permit::lost`]), and the layer then cuts the
 //!   request off.
 //! * **First come, first served**, over all processes: no request overtakes one that waits. Between tenants by fair
-//!   shares, where that is configured.
+//!   shares, where that is configured. With [`reuse`](PolicyBuilder::reuse), another process's requests can go first for
+//!   at most 50 ms.
 //! * **A freed permit goes to the head of the queue**, or to the tenant whose turn it is, in the step that frees it. A
 //!   lost message costs at most a second, a dead process its lease, a dead waiter nothing.
 //! * **Nothing leaks.** Dropping any future or body, at any await point, releases what it had. When the last request
@@ -80,9 +81,9 @@
 //! * **Nothing else changes**: the error type of the inner service, extensions, trailers, sizes, HEAD, upgrades. Under
 //!   the cap the layer costs one round trip before the handler and none after.
 //!
-//! There are two exceptions, both bounded: if Redis loses its data, newcomers can be admitted beside current holders
+//! The cap has two exceptions, both bounded: if Redis loses its data, newcomers can be admitted beside current holders
 //! until the next renewals, well within a lease; and a process that stands still past its lease goes on until it
-//! wakes.
+//! wakes. The policy [`OnUnavailable::Admit`] gives it up while Redis is unavailable.
 //!
 //! # A permit and its response
 //!

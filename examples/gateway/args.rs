@@ -122,7 +122,8 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::duration")]
     linger: Duration,
 
-    /// Pass a permit that is given back straight to the next request of this gateway while no other gateway waits
+    /// Pass a permit that is given back straight to the next request of this gateway, as long as it
+    /// knows that no other gateway waits
     #[arg(long)]
     reuse: bool,
 

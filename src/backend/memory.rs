@@ -106,8 +106,9 @@ impl Shared {
 
     /// Returns the number of ledgers with a place.
     fn in_use(&self) -> usize {
+        let now = self.now();
         let of_part = |part: Guard<'_, Arc<Mutex<Ledger>>>| {
-            part.values().filter(|ledger| !lock(ledger).is_empty()).count()
+            part.values().filter(|ledger| has_places(ledger, now)).count()
         };
         self.ledgers.parts().map(of_part).sum()
     }
@@ -115,9 +116,10 @@ impl Shared {
     /// Reads or changes the ledger of a key, if there is one: under the lock of its part, so that no handle on it is
     /// dropped unseen.
     fn with<T>(&self, key: &str, act: impl FnOnce(&mut Ledger) -> T) -> Option<T> {
-        let part = self.ledgers.of(key);
-        let ledger = part.get(key)?;
-        Some(act(&mut lock(ledger)))
+        let mut part = self.ledgers.of(key);
+        let done = act(&mut lock(part.get(key)?));
+        self.tidy(&mut part, key);
+        Some(done)
     }
 
     /// Returns the ledger of a key.
@@ -126,7 +128,21 @@ impl Shared {
         if let Some(ledger) = part.get(key) {
             return Arc::clone(ledger);
         }
+        if part.len() == part.capacity() {
+            // What processes left behind and nobody has used since: looked for as often as the map doubles.
+            let now = self.now();
+            part.retain(|_, ledger| !is_unused(ledger, now));
+            let len = part.len();
+            part.reserve(len.max(1));
+        }
         Arc::clone(part.entry(Arc::clone(key)).or_default())
+    }
+
+    /// Removes a ledger that no process uses and that has no places.
+    fn tidy(&self, part: &mut Guard<'_, Arc<Mutex<Ledger>>>, key: &str) {
+        if part.get(key).is_some_and(|ledger| is_unused(ledger, self.now())) {
+            sharded::remove(part, key);
+        }
     }
 
     /// The mailbox of a process that is still there.
@@ -184,11 +200,7 @@ impl Drop for Counted {
         let mut part = self.shared.ledgers.of(&self.key);
         // Handles are made and dropped under the lock of this part.
         drop(std::mem::take(&mut self.ledger));
-        let is_unused =
-            |ledger: &Arc<Mutex<Ledger>>| Arc::strong_count(ledger) == 1 && lock(ledger).is_empty();
-        if part.get(&self.key).is_some_and(is_unused) {
-            sharded::remove(&mut part, &self.key);
-        }
+        self.shared.tidy(&mut part, &self.key);
     }
 }
 
@@ -239,9 +251,9 @@ impl Queries for MemoryBackend {
     }
 
     fn list(&self, _: &Arc<str>, from: u64, most: u32) -> Query<Names> {
-        let mut names = Vec::new();
+        let (mut names, now) = (Vec::new(), self.shared.now());
         for part in self.shared.ledgers.parts() {
-            let held = part.iter().filter(|(_, ledger)| !lock(ledger).is_empty());
+            let held = part.iter().filter(|(_, ledger)| has_places(ledger, now));
             names.extend(held.map(|(name, _)| Arc::clone(name)));
         }
         names.sort_unstable();
@@ -289,6 +301,16 @@ impl Queries for MemoryBackend {
         mailbox.into_iter().for_each(|mailbox| mailbox.message(key, message.clone()));
         ready(Ok(())).boxed()
     }
+}
+
+/// Whether a ledger has a place whose lease goes on; `now`: µs since 1970.
+fn has_places(ledger: &Mutex<Ledger>, now: u64) -> bool {
+    lock(ledger).places().any(|(_, lease_end, _)| lease_end > now / 1000)
+}
+
+/// Whether no process uses a ledger, and nothing in it goes on.
+fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
+    Arc::strong_count(ledger) == 1 && !has_places(ledger, now)
 }
 
 fn list(ledger: &Ledger, now: u64, most: u32) -> Listing {
@@ -355,6 +377,42 @@ mod tests {
                 drop(backend.inspect(&key, 10));
             }
         });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_whose_last_place_an_operator_takes_leaves_nothing() {
+        let backend = MemoryBackend::new();
+        let one = Semaphore::new(backend.clone());
+        one.acquire("n", &lingering()).await.unwrap().break_off();
+        let other = Semaphore::new(backend.clone());
+        let id = other.inspect("n").await.unwrap().holders[0].id;
+        one.shutdown().await;
+        drop(one);
+        assert_eq!(backend.len(), 1);
+        assert!(other.revoke("n", id).await.unwrap());
+        assert!(backend.shared.ledgers.of("n").is_empty(), "nobody removes it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_processes_leave_behind_is_removed_after_its_lease() {
+        let backend = MemoryBackend::new();
+        for round in 0..20 {
+            for i in 0..100 {
+                let semaphore = Semaphore::new(backend.clone());
+                let name = format!("{round} {i}");
+                semaphore.acquire(name, &lingering()).await.unwrap().break_off();
+                semaphore.shutdown().await;
+            }
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            assert_eq!(backend.len(), 0, "leases have ended");
+        }
+        let ledgers: usize = backend.shared.ledgers.parts().map(|part| part.len()).sum();
+        assert!(ledgers < 600, "{ledgers} of 2000 are left");
+    }
+
+    fn lingering() -> Policy {
+        let policy = Policy::builder(1).lease(Duration::from_secs(10));
+        policy.linger(Duration::from_secs(5)).build().unwrap()
     }
 
     #[tokio::test(start_paused = true)]

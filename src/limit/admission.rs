@@ -125,7 +125,11 @@ impl Settings {
                 self.meter.of(None).count(Outcome::Bypassed);
                 return Err(Verdict::BYPASS);
             }
-            MissingKey::Reject(status) => status,
+            MissingKey::Reject(status) if status.is_client_error() || status.is_server_error() => {
+                status
+            }
+            // Of an extractor: `build` checks that of the layer.
+            MissingKey::Reject(_) => StatusCode::BAD_REQUEST,
         };
         tracing::debug!(
             target: "tower_semaphore",
@@ -234,6 +238,11 @@ impl Settings {
             Some(key) => name.join(key),
             None => name,
         }
+    }
+
+    /// The key whose semaphore this is; `None` if all requests have one, or the name is stored as a hash.
+    pub(super) fn key_of(&self, semaphore: &str) -> Option<Name> {
+        Name::from_stored(semaphore.strip_prefix(self.full_name.as_str())?.strip_prefix(':')?)
     }
 
     fn refused(&self, key: Name, tenant: Option<Name>, error: AcquireError) -> Refusal {

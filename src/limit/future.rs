@@ -108,8 +108,10 @@ impl Settings {
     fn lost<B>(&self, permit: Option<&Permit>, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
         let semaphore = permit.map(Permit::name);
         tracing::debug!(target: "tower_semaphore", semaphore, "aborted before its response: the permit is lost");
-        let mut refusal = Refusal::new(&self.name, None, StatusCode::SERVICE_UNAVAILABLE);
+        let key = semaphore.and_then(|name| self.key_of(name));
+        let mut refusal = Refusal::new(&self.name, key, StatusCode::SERVICE_UNAVAILABLE);
         refusal.reason = RefusalReason::LeaseLost;
+        refusal.waited = permit.map_or(Duration::ZERO, Permit::waited);
         self.respond(refusal.retry_after(self.retry_after), grpc)
     }
 

@@ -39,7 +39,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     fn extract(&self, parts: &Parts) -> Option<Name>;
 
     /// What happens to a request without a key, unless the layer
-    /// [sets it](super::ConcurrencyLimitBuilder::on_missing_key). By default the request is rejected with 400.
+    /// [sets it](super::ConcurrencyLimitBuilder::on_missing_key). By default the request is rejected with 400;
+    /// it is, too, if the status of [`MissingKey::Reject`] is no error.
     ///
     /// If this is [`MissingKey::Bypass`], and the first 100 requests had no key, the layer logs a warning that it
     /// limits nothing; not where the layer sets it.
@@ -115,7 +116,7 @@ impl Default for MissingKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingKey {
-    /// It is rejected with this status. The default, with 400.
+    /// It is rejected with this status, 400 to 599. The default, with 400.
     Reject(StatusCode),
     /// It passes without a permit.
     Bypass,

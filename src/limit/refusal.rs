@@ -30,9 +30,11 @@ use crate::name::Name;
 pub struct Refusal {
     /// The layer's name.
     pub policy: Arc<str>,
-    /// The request's key, if it had one.
+    /// The request's key, if it had one. `None`, too, if its permit was lost and the semaphore's name is too long to be
+    /// stored as it is.
     pub key: Option<Name>,
-    /// The request's tenant, if the layer has [tenants](super::ConcurrencyLimitBuilder::fair_by).
+    /// The request's tenant, if the layer has [tenants](super::ConcurrencyLimitBuilder::fair_by). `None` if its permit
+    /// was lost.
     pub tenant: Option<Name>,
     /// Why it was rejected.
     pub reason: RefusalReason,

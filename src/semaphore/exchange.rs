@@ -29,6 +29,7 @@ use super::refresh::{self, Refresh};
 use super::shared_session::{SharedSession, call_of};
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
 use crate::error::BackendError;
+use crate::protocol::call::Op;
 
 /// The most unanswered writes.
 const WRITES_MAX: usize = 64;
@@ -88,7 +89,7 @@ struct Exchange<'a> {
     /// Messages, and other questions of which only matters that they are answered.
     messages: FuturesUnordered<BoxFuture<'static, Result<Result<(), QueryError>, Elapsed>>>,
     answered_at: Instant,
-    /// How many requests answers may have woken since the last write.
+    /// How many requests answers may have woken since the outbox was looked at.
     woken: usize,
 }
 
@@ -412,7 +413,10 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
             Answer::Reply { reply, late } => {
                 node.counts.meter.answered(&call.op, true, after);
                 node.counts.meter.replied(&call.op, &reply);
-                woken += call.op.places() + reply.granted.len();
+                woken += reply.granted.len();
+                if let Op::Acquire { ids, .. } | Op::Release { ids } = &call.op {
+                    woken += ids.len();
+                }
                 node.act_in(sender, now, None, |session, now| {
                     session.handle_reply(&call.op, &reply, late, sent, now);
                 });

@@ -43,7 +43,8 @@ pub struct Inspection {
     /// the semaphore was asked or answered.
     pub limit: Option<u32>,
     /// The limit of the policy that this process used last, known from some seconds after its last request on: the
-    /// best guess where the semaphore is not in use. Kept for the 1024 semaphores that it counted last.
+    /// best guess where the semaphore is not in use. Kept for about a thousand semaphores, those that it
+    /// counted most often.
     pub last_limit: Option<u32>,
     /// The processes that hold or wait for permits, and this one, by id.
     pub processes: Vec<ProcessUse>,
@@ -69,8 +70,8 @@ pub struct ProcessUse {
     pub waiting: u64,
     /// The limit of the policy of its last request, if that is known. An override precedes it.
     pub limit: Option<u32>,
-    /// How many of its requests were rejected since its start, if that is known. Kept for the 1024 semaphores that
-    /// it counted last. Does not count requests that gave up.
+    /// How many of its requests were rejected since its start, if that is known. Kept for about a thousand
+    /// semaphores, those that it counted most often; 0 for another one. Does not count requests that gave up.
     pub refused: Option<u64>,
     /// How many permits were lost to their holders in it. Kept likewise.
     pub lost: Option<u64>,

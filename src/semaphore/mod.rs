@@ -74,7 +74,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// Permits are granted first come, first served, over all processes: in the order in which requests reached the
 /// backend. While a request waits, a newcomer queues behind it, or is rejected if it may not wait. A permit that
-/// comes free goes to the head of the queue in the same step.
+/// comes free goes to the head of the queue in the same step. With [`PolicyBuilder::reuse`], requests of another process
+/// can go first for at most 50 ms.
 ///
 /// Where tenants share a semaphore, an [`Ask`] names the tenant. A permit that comes free then goes to the tenant
 /// with the fewest in use by weight; see [`Ask::by`].

@@ -233,12 +233,12 @@ impl Semaphore {
     /// Returns `false` if there is no such place. Otherwise the place is free when this returns. Its process is told at
     /// once, and learns it within a second if the message is lost; it does not count the place again.
     ///
+    /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next: it is revoked for the
+    /// request that has it by then.
+    ///
     /// # Errors
     ///
     /// If the backend cannot be asked, or 1000 names and revoked places are remembered already.
-    ///
-    /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next: it is revoked for the
-    /// request that has it by then.
     ///
     /// # Cancel safety
     ///

@@ -184,7 +184,8 @@ impl PolicyBuilder {
     /// Sets how many requests may wait for one name in the whole fleet; further ones are rejected at once. Where
     /// requests name a [tenant](crate::Ask::by), this is the maximum of each tenant.
     ///
-    /// The default is 10,000.
+    /// The default is 10,000. Who is rejected while the queue is full is not shared out between processes: where one has
+    /// workers that ask again at once, let this be more than their number.
     ///
     /// # Examples
     ///
@@ -256,8 +257,12 @@ impl PolicyBuilder {
     /// waits. [`Permit::release`] always gives a permit back.
     ///
     /// A request that may not wait joins no queue, and is rejected as long as another process uses and keeps the
-    /// permits. [`build`](Self::build) therefore refuses a wait timeout of zero. [`Semaphore::try_acquire`] and a
-    /// layer's `wait_timeout_by` are not checked.
+    /// permits. [`build`](Self::build) therefore refuses a wait timeout of zero, and a queue of none.
+    /// [`Semaphore::try_acquire`] and a layer's `wait_timeout_by` are not checked.
+    ///
+    /// A permit serves requests that ask for the same: limit, lease, tenant with weight, class, cost and cap, and so on.
+    /// While requests of several tenants wait in this process, it passes nothing on, so that the next grant is the fair
+    /// one.
     ///
     /// # Examples
     ///
@@ -354,10 +359,11 @@ impl PolicyBuilder {
                 Policy::MAX_WAIT_TIMEOUT
             )));
         }
-        if self.policy.reuse && wait_timeout.is_zero() {
+        if self.policy.reuse && (wait_timeout.is_zero() || self.policy.max_queue == 0) {
             return Err(ConfigError::new(
-                "reuse: not with a wait timeout of zero, because such a request is rejected while another \
-                 process keeps a permit that nobody uses; allowed: any longer wait timeout, or no reuse",
+                "reuse: not with a wait timeout or a max queue of zero, because a request that may not wait is \
+                 rejected while another process keeps a permit that nobody uses; allowed: a longer wait timeout \
+                 and queue, or no reuse",
             ));
         }
         if let Policy { limit: Limit::Permits(limit @ 1..), headroom, .. } = self.policy

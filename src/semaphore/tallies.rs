@@ -10,7 +10,8 @@ use quick_cache::unsync::Cache;
 use crate::sharded::part_of;
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// The most semaphores that have counts: those that were counted last.
+/// About how many semaphores have counts: those that are counted often, so that names that come once drive none of
+/// them out.
 const NAMES_MAX: usize = 1024;
 
 /// How many locks there are: under overload each request counts something.

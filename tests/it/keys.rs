@@ -274,6 +274,28 @@ async fn what_no_route_matched_can_pass_or_share_one_key() {
     assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
 }
 
+/// Finds no key, and says that this is fine.
+struct Odd;
+
+impl KeyExtractor for Odd {
+    fn extract(&self, _: &Parts) -> Option<Name> {
+        None
+    }
+
+    fn missing_key(&self, _: &Parts) -> MissingKey {
+        MissingKey::Reject(StatusCode::OK)
+    }
+}
+
+#[tokio::test]
+async fn no_extractor_rejects_a_request_with_a_status_of_success() {
+    let semaphore = Semaphore::in_memory();
+    let layer =
+        ConcurrencyLimitLayer::builder(&semaphore, "api").key(Odd).limit(1).build().unwrap();
+    let server = Server::start(Router::new().fallback(named()).layer(layer)).await;
+    assert_eq!(server.get("/").await.status(), StatusCode::BAD_REQUEST);
+}
+
 #[tokio::test]
 async fn a_layer_that_never_sees_a_matched_route_says_so_once() {
     let told = Told::new();

@@ -1234,7 +1234,8 @@ async fn a_process_that_stood_still_past_its_lease_goes_on_if_so_set() {
 #[tokio::test]
 async fn a_permit_that_is_lost_before_the_head_is_a_refusal() {
     let bench = Bench::new();
-    let layer = bench.builder().limit(1).lease(Policy::MIN_LEASE).build().unwrap();
+    let builder = bench.builder().key(|_: &Parts| Some("acme/eu")).limit(1);
+    let layer = builder.lease(Policy::MIN_LEASE).build().unwrap();
     let (mut service, mut handle) = spawn(&layer);
     let mut one = ask(&mut service);
     assert_pending!(one.poll());
@@ -1244,6 +1245,7 @@ async fn a_permit_that_is_lost_before_the_head_is_a_refusal() {
     let response = assert_ready_ok!(one.poll());
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refusal(&response).reason, RefusalReason::LeaseLost);
+    assert_eq!(refusal(&response).key, Some(Name::new("acme/eu")));
     drop(response);
     crate::support::eventually("nothing is stored", async || bench.backend.is_empty()).await;
 }

@@ -37,9 +37,15 @@ impl Gauge {
 }
 
 #[test]
-fn it_is_refused_together_with_a_wait_timeout_of_zero() {
-    let error = Policy::builder(1).reuse(true).wait_timeout(Duration::ZERO).build().unwrap_err();
-    assert!(error.to_string().starts_with("reuse: not with a wait timeout of zero"), "{error}");
+fn it_is_refused_where_no_request_may_wait() {
+    let policy = || Policy::builder(1).reuse(true);
+    for policy in [policy().wait_timeout(Duration::ZERO), policy().max_queue(0)] {
+        let error = policy.build().unwrap_err().to_string();
+        assert!(
+            error.starts_with("reuse: not with a wait timeout or a max queue of zero"),
+            "{error}"
+        );
+    }
     let builder = ConcurrencyLimitLayer::builder(&Semaphore::in_memory(), NAME).limit(1);
     builder.reuse(true).wait_timeout(Duration::ZERO).build().unwrap_err();
 }

@@ -56,7 +56,8 @@ impl ConcurrencyLimitBuilder {
     /// backend, as long as this process knows that no other one waits. Use it for names that are hot in each process, with
     /// permits that are held for milliseconds. It has no effect in shadow.
     ///
-    /// The default is `false`; not with a wait timeout of zero. See [`PolicyBuilder::reuse`].
+    /// The default is `false`. `build` refuses it together with a wait timeout or a queue of zero. See
+    /// [`PolicyBuilder::reuse`].
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};

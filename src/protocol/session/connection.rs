@@ -110,13 +110,18 @@ impl Session {
         if self.resync
             && self.renewing == 0
             && !self.renew
-            && self.renew_at.is_none()
             && self.renewals.is_empty()
             && self.reasserts.is_empty()
             && self.revocation_checks.is_empty()
+            && (self.renew_at.is_none() || !self.is_any_put_off())
         {
             self.resync = false;
         }
+    }
+
+    /// Whether a place is to be renewed that was refused.
+    fn is_any_put_off(&self) -> bool {
+        self.places.iter().any(|(_, place)| place.refused && place.is_live())
     }
 
     pub(super) fn quarantined_until(&self) -> Option<Time> {

@@ -377,7 +377,7 @@ impl Session {
     fn put_off(&mut self, before: Option<Time>, lease: Duration, now: Time) -> Option<Time> {
         let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
         let at = now + third.min(WAITING_RENEWAL);
-        // Where leases differ, well before the shortest ends.
+        // Where leases differ, in time for the shortest.
         let at = before.map_or(at, |before| before.min(at));
         self.want(at);
         Some(at)

@@ -150,6 +150,22 @@ fn what_passed_in_an_outage_is_counted_before_newcomers_though_its_proof_is_refu
 }
 
 #[test]
+fn newcomers_do_not_wait_for_what_was_refused_and_has_left() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    rig.reconnect(Connected::default());
+    let renewal = rig.call().expect("a renewal");
+    assert!(matches!(renewal.op, Op::Renew { .. }), "{renewal:?}");
+    rig.session.handle_call_error(&renewal.op, rig.now());
+    rig.leave(held);
+    let newcomer = rig.request();
+    rig.settle();
+    assert_eq!(rig.places(), [rig.id(newcomer)], "nothing is to be known any more");
+}
+
+#[test]
 fn what_was_not_refused_is_renewed_in_its_time() {
     let mut rig = Rig::new(2);
     let long = rig.request_with(AcquireOptions { lease: ms(9000), ..OPTIONS });
