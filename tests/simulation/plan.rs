@@ -674,7 +674,7 @@ impl Plan {
         for name in 0..self.names {
             let part = rng.pick(&[0, 0, 100, 100, 100, 50]);
             for policy in self.policies.iter_mut().map(|own| &mut own[name]) {
-                policy.reuse = rng.percent(part);
+                policy.reuse = rng.percent(part) && policy.max_queue > 0;
             }
         }
     }

@@ -58,6 +58,7 @@ impl Session {
             let due = now >= place.acked + place.interval();
             match &mut place.state {
                 State::Admitted { .. } => {
+                    place.refused = false;
                     place.acked = now;
                     self.reasserts.push_back(place.n);
                 }

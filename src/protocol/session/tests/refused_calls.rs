@@ -150,6 +150,23 @@ fn what_passed_in_an_outage_is_counted_before_newcomers_though_its_proof_is_refu
 }
 
 #[test]
+fn a_proof_that_was_refused_is_shown_once_over_the_next_connection() {
+    let mut rig = Rig::new(1);
+    rig.session.handle_unreachable(rig.now());
+    let admitted = rig.request_with(with(OnUnavailable::Admit));
+    assert_eq!(rig.progress(admitted), Progress::Admitted);
+    for _ in 0..2 {
+        rig.reconnect(Connected::default());
+        let calls = rig.calls();
+        let [Call { op: Op::Reassert { proofs, .. }, .. }] = &calls[..] else {
+            panic!("{calls:?}");
+        };
+        assert_eq!(proofs.len(), 1);
+        rig.session.handle_call_error(&calls[0].op, rig.now());
+    }
+}
+
+#[test]
 fn newcomers_do_not_wait_for_what_was_refused_and_has_left() {
     let mut rig = Rig::new(1);
     let held = rig.request();
