@@ -39,7 +39,9 @@ pub(super) struct Reuse {
     recalled_at: Option<Time>,
     /// Calls sent before this had another limit.
     limit_since: Option<Time>,
-    /// The permit that is to be renewed for the sake of the reply, and when one was last chosen.
+    /// When the last call was sent whose reply said that another process waits; or a recall said so.
+    others_at: Option<Time>,
+    /// The place that is to be renewed for the sake of the reply, and when one was last chosen.
     ask: Option<u64>,
     asked_at: Option<Time>,
     /// How many permits went to another request since that was last asked.
@@ -155,7 +157,7 @@ impl Session {
     /// sent from here on says that no other process waits.
     pub fn handle_recall(&mut self, now: Time) {
         if let Some(reuse) = &mut self.reuse {
-            reuse.recalled_at = Some(now);
+            (reuse.recalled_at, reuse.others_at) = (Some(now), Some(now));
             reuse.alone = None;
         }
     }
@@ -201,12 +203,20 @@ impl Session {
         let hears = !self.poll_only && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
         reuse.own_waiting.hear(op, reply, late, sent, &self.places);
-        let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
-            || reuse.limit_since.is_some_and(|at| sent < at);
-        if late || is_over {
+        if late {
             return;
         }
-        let Some((in_use, waiting)) = counted(op, reply, limit) else {
+        let counted = counted(op, reply, limit);
+        let own = reuse.own_waiting.len();
+        if counted.is_some_and(|(_, waiting)| waiting > own) {
+            reuse.others_at = reuse.others_at.max(Some(sent));
+        }
+        let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
+            || reuse.limit_since.is_some_and(|at| sent < at);
+        if is_over {
+            return;
+        }
+        let Some((in_use, waiting)) = counted else {
             if let Op::Acquire { ids, .. } = op
                 && let Some(id) = ids.first()
             {
@@ -214,15 +224,22 @@ impl Session {
             }
             return;
         };
-        if waiting < reuse.own_waiting.len() {
+        if waiting < own {
             // A hint was lost, and the reply does not say which.
             reuse.own_waiting.clear();
         }
         let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
         let is_alone = waiting <= reuse.own_waiting.len();
         let is_known = is_counted && hears && !is_quarantined && !is_gone;
-        let heard = reuse.own_waiting.heard().map_or(sent, |at| at.min(sent));
-        reuse.alone = (is_alone && is_known).then_some(Alone { heard, in_use });
+        let first = reuse.own_waiting.heard();
+        // Of as many, one may be another process's, which waited before, if a hint was lost since the first was heard of.
+        let is_certain = first.is_none_or(|at| reuse.others_at < Some(at));
+        let heard = first.map_or(sent, |at| at.min(sent));
+        reuse.alone = (is_alone && is_known && is_certain).then_some(Alone { heard, in_use });
+        let first = reuse.own_waiting.numbers().next().filter(|_| is_alone && !is_certain);
+        if let Some(first) = first {
+            self.ask_if_hot(first, now);
+        }
     }
 
     /// A place of this process has left the queue.
@@ -294,7 +311,7 @@ impl Session {
         }
     }
 
-    /// Has a permit renewed before what is known of other processes is too old: the reply says who waits.
+    /// Has a place renewed before what is known of other processes is too old: the reply says who waits.
     fn ask_ahead(&mut self, n: u64, within: Duration, now: Time) {
         let Some(reuse) = &mut self.reuse else { return };
         let is_old = |at: Time| now >= at + within / 2;
@@ -319,7 +336,8 @@ impl Session {
         reuse.asked_at
     }
 
-    /// Takes the places that are to be renewed for the sake of the reply: a permit, and the first place that waits.
+    /// Takes the places that are to be renewed for the sake of the reply: a permit, if one is in use, and the first place
+    /// that waits.
     pub(super) fn take_question(&mut self) -> Option<(u64, Option<u64>)> {
         let reuse = self.reuse.as_mut()?;
         let permit = reuse.ask.take()?;
@@ -327,7 +345,7 @@ impl Session {
             let place = self.places.index(*n).and_then(|index| self.places.get(index));
             place.is_some_and(|place| matches!(place.state, State::Waiting { .. }))
         };
-        Some((permit, reuse.own_waiting.numbers().find(waits)))
+        Some((permit, reuse.own_waiting.numbers().find(waits).filter(|first| *first != permit)))
     }
 
     /// A place is removed.
@@ -346,6 +364,7 @@ impl Session {
         reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
         reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));
         reuse.limit_since = reuse.limit_since.filter(|at| !is_old(*at));
+        reuse.others_at = reuse.others_at.filter(|at| !is_old(*at));
         reuse.own_waiting.coarsen(Time::ZERO + now.since(Time::ZERO + within));
         if reuse.kept.is_empty() {
             reuse.alone = reuse.alone.filter(|alone| !is_old(alone.heard));

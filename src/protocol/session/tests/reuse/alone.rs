@@ -379,6 +379,54 @@ fn a_place_of_which_nothing_was_heard_for_long_is_not_certain_to_stand_there() {
 }
 
 #[test]
+fn who_waits_is_not_forgotten_until_ones_own_places_are_known_to_wait_still() {
+    for recalled in [false, true] {
+        let mut rig = Rig::new(2);
+        let holder = rig.holder(REUSE);
+        let gone = rig.other();
+        let first = rig.request_with(REUSE);
+        rig.settle();
+        let other = rig.other();
+        rig.pass(60);
+        rig.renew(first);
+        if recalled {
+            rig.recall();
+        }
+        // It is granted, and never told: now one place waits, and one of its own did.
+        rig.pass(1);
+        rig.other_leaves(gone);
+        rig.renew(holder);
+        rig.leave(holder);
+        assert_ne!(rig.progress(first), Progress::Held, "another waits for 61 ms");
+        rig.settle();
+        assert!(rig.places().contains(&other));
+    }
+}
+
+#[test]
+fn once_the_others_are_gone_it_asks_whether_its_own_places_wait_still() {
+    let mut rig = Rig::new(1);
+    let holder = rig.holder(REUSE);
+    let first = rig.request_with(REUSE);
+    rig.settle();
+    let other = rig.other();
+    rig.pass(5);
+    rig.renew(holder);
+    rig.other_leaves(other);
+    rig.pass(5);
+    let left = rig.request_with(REUSE);
+    rig.settle();
+    rig.leave(left);
+    let next = rig.request_with(REUSE);
+    let question = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([rig.id(first)]) };
+    assert_eq!(rig.settle().iter().filter(|op| **op == question).count(), 1);
+    rig.leave(holder);
+    assert_eq!(rig.progress(first), Progress::Held, "nothing was sent for it");
+    assert_eq!(rig.session.take_passed_on(), 1);
+    assert_eq!(rig.progress(next), Progress::Waiting);
+}
+
+#[test]
 fn questions_that_are_refused_keep_no_other_permit_from_its_renewal() {
     let mut rig = Rig::new(10);
     let long = rig.holder(REUSE);
