@@ -72,8 +72,11 @@ impl Turn {
     }
 }
 
+/// How many orders of the grants of one operation are tried: of turns that are equal, any may have come first.
+const ORDERS_MAX: usize = 100;
+
 /// The places of a semaphore by tenants.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Places {
     units: HashMap<Option<Tenant>, u64>,
     all: u64,
@@ -331,6 +334,7 @@ impl Judge {
             self.settle(places, done.now);
             return None;
         }
+        let (mut orders, mut untried, mut breach) = (1, Vec::new(), None);
         while !granted.is_empty() {
             // Of those that may come next, the one with the lowest turn.
             let mut heads: Vec<_> = granted
@@ -342,17 +346,30 @@ impl Judge {
             heads.sort_by_key(|(_, turn, _)| {
                 turn.map(|turn| (turn.key.is_none(), turn.key, turn.from, turn.to))
             });
-            let may = heads.iter().find(|(.., id)| self.objection(places, *id, done).is_none());
-            let Some((at, ..)) = may else {
-                let id = heads.first().map_or(granted[0].1, |(.., id)| *id);
-                let objection = self.objection(places, id, done);
-                for place in granted {
-                    self.grant(places, place, done.now);
+            let mut may =
+                heads.iter().filter(|(.., id)| self.objection(places, *id, done).is_none());
+            if let Some((at, ..)) = may.next() {
+                for (other, ..) in may.take(ORDERS_MAX - orders) {
+                    let (mut judge, mut places, mut left) =
+                        (self.clone(), places.clone(), granted.clone());
+                    judge.grant(&mut places, left.remove(*other), done.now);
+                    untried.push((judge, places, left));
+                    orders += 1;
                 }
-                return objection;
-            };
-            let place = granted.remove(*at);
-            self.grant(places, place, done.now);
+                let place = granted.remove(*at);
+                self.grant(places, place, done.now);
+                continue;
+            }
+            let id = heads.first().map_or(granted[0].1, |(.., id)| *id);
+            breach = breach.or_else(|| self.objection(places, id, done));
+            if let Some((judge, before, left)) = untried.pop() {
+                (*self, *places, granted) = (judge, before, left);
+                continue;
+            }
+            for place in granted {
+                self.grant(places, place, done.now);
+            }
+            return breach;
         }
         None
     }
