@@ -54,6 +54,7 @@ conformance! {
 }
 
 const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(500);
 
 fn policy(limit: u32) -> Policy {
     Policy::builder(limit).wait_timeout(LONG).lease(Duration::from_secs(3)).build().unwrap()
@@ -260,8 +261,8 @@ async fn what_can_never_fit_holds_nobody_up_after_a_pause(fleet: &impl Fleet) {
 
 async fn each_request_is_judged_by_its_own_limit(fleet: &impl Fleet) {
     let one = fleet.node();
-    let (low, high) = (policy(4), policy(8));
-    // Together, so that they go out together.
+    let (low, high) = (Policy::builder(4).wait_timeout(SHORT).build().unwrap(), policy(8));
+    // Together, so that they go out together. What does not fit is refused.
     let (big, small) =
         tokio::join!(one.acquire(by("a").cost(6), &high), one.acquire(by("b"), &low));
     drop((big.unwrap(), small));
