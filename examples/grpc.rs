@@ -1,7 +1,7 @@
 //! A tonic server that answers two calls at a time, streams included, and its client.
 //!
 //! ```sh
-//! cargo run --example grpc              # then: grpcurl -plaintext 127.0.0.1:3000 grpc.health.v1.Health/Watch
+//! cargo run --example grpc              # serves grpc.health.v1.Health on 127.0.0.1:3000
 //! cargo run --example grpc -- --demo    # calls itself and ends
 //! ```
 //!

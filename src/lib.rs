@@ -72,7 +72,7 @@
 //!   request off.
 //! * **First come, first served**, over all processes: no request overtakes one that waits. Between tenants by fair
 //!   shares, where that is configured. With [`reuse`](PolicyBuilder::reuse), another process's requests can go first for
-//!   at most 50 ms.
+//!   at most 50 ms; and a process whose connection to Redis breaks can be passed over once for each place that waited.
 //! * **A freed permit goes to the head of the queue**, or to the tenant whose turn it is, in the step that frees it. A
 //!   lost message costs at most a second, a dead process its lease, a dead waiter nothing.
 //! * **Nothing leaks.** Dropping any future or body, at any await point, releases what it had. When the last request
@@ -81,9 +81,11 @@
 //! * **Nothing else changes**: the error type of the inner service, extensions, trailers, sizes, HEAD, upgrades. Under
 //!   the cap the layer costs one round trip before the handler and none after.
 //!
-//! The cap has two exceptions, both bounded: if Redis loses its data, newcomers can be admitted beside current holders
-//! until the next renewals, well within a lease; and a process that stands still past its lease goes on until it
-//! wakes. The policy [`OnUnavailable::Admit`] gives it up while Redis is unavailable.
+//! The cap has exceptions, each bounded: if Redis loses its data, newcomers can be admitted beside current holders until
+//! the next renewals, well within a lease; if its clock steps forward by more than a lease, until the holders learn that
+//! theirs have ended; and a process that stands still past its lease goes on until it wakes. The policy
+//! [`OnUnavailable::Admit`] gives the cap up while Redis is unavailable, and [`OnUnavailable::Local`] keeps it only as far
+//! as no process held more than its share. `docs/what-happens-when.md` has all of them.
 //!
 //! # A permit and its response
 //!
@@ -113,8 +115,9 @@
 //! wherever a `Service<http::Request<_>>` answers with `http::Response<impl Body<Data = Bytes>>`
 //! (`docs/stacks.md` has a snippet for each). gRPC requests are refused with a gRPC status; a client can turn refusals
 //! into errors ([`ConcurrencyLimitLayer::into_error`]). Put the layer inside authentication and the layers that limit
-//! the size or time of a request, and outside those that do expensive work. In Axum, `Router::layer` also runs for
-//! requests that match no route; `route_layer` does not.
+//! the size of a request, and outside those that do expensive work. A timeout around the layer counts the time in the
+//! queue, one inside begins with the permit. In Axum, `Router::layer` also runs for requests that match no route;
+//! `route_layer` does not.
 //!
 //! # Several layers on one request
 //!

@@ -24,6 +24,8 @@ use super::upstream::Upstream;
 
 /// Keys that are remembered before old ones are evicted.
 const KEYS_KEPT: usize = 1024;
+/// Keys that are remembered at most, however long requests may wait.
+const KEYS_MAX: usize = 10_000;
 
 /// The layers in force. A reload does not affect requests in flight.
 pub(crate) struct Current {
@@ -247,7 +249,11 @@ impl Lately {
         }
         if keys.came.len() >= keys.most {
             keys.came.retain(|_, at| now.duration_since(*at) <= self.wait);
-            keys.most = KEYS_KEPT.max(keys.came.len() * 2);
+            if keys.came.len() >= KEYS_MAX {
+                // Clients can make keys up. A request that waits has a raised limit with the next request of its key.
+                keys.came.clear();
+            }
+            keys.most = (keys.came.len() * 2).clamp(KEYS_KEPT, KEYS_MAX);
         }
         keys.came.insert(key.clone(), now);
     }

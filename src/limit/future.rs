@@ -30,6 +30,9 @@ use crate::semaphore::Permit;
 pin_project! {
     /// The future of [`ConcurrencyLimit`](super::ConcurrencyLimit).
     ///
+    /// A request has its place in the queue from the call on, unless its key or limit must be looked up first: a future
+    /// that is kept without being polled keeps it, and a permit with it.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future removes the request from the queue, and its position is lost. A permit that was granted

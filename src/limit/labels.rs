@@ -11,7 +11,7 @@ use crate::name::Name;
 /// The keys that the metrics of a layer tell apart, with a bound.
 ///
 /// Each label value has its own series for each outcome: with [`first`] or [`listed`] of *n* keys, a layer has some
-/// fifty times *n* + 1 series, histograms included. All keys beyond the bound have the label `other`.
+/// sixty times *n* + 1 series, histograms included. All keys beyond the bound have the label `other`.
 ///
 /// ```
 /// use tower_semaphore::limit::KeyLabels;

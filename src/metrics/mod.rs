@@ -1,7 +1,8 @@
 //! Metrics of semaphores and layers, for the facade of the crate [`metrics`](https://docs.rs/metrics).
 //!
 //! Install a recorder to collect them. Series are registered when a layer or a semaphore is first used, so the recorder
-//! and the layer can be created in any order. Events before the recorder is installed are not counted.
+//! and the layer can be created in any order. Install the recorder before first use: what was registered before never
+//! reaches it.
 //!
 //! | instrument | kind, unit | labels | meaning |
 //! |---|---|---|---|

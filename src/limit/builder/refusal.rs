@@ -61,7 +61,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// Sets whether a gRPC call, known by its content type, is rejected with a gRPC status. The default is `true`.
+    /// Sets whether a gRPC call (a POST with a content type of gRPC over HTTP/2, or of gRPC-Web) is rejected with a gRPC
+    /// status. The default is `true`.
     ///
     /// The status is `RESOURCE_EXHAUSTED` for a full semaphore, or `UNAVAILABLE` if
     /// [`full_status`](Self::full_status) is a server error; and `UNAVAILABLE` for an unavailable backend. It comes
