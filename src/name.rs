@@ -64,7 +64,7 @@ impl Name {
     /// ```
     #[must_use]
     pub fn part(mut self, part: impl AsRef<[u8]>) -> Self {
-        self.text.push(b':');
+        self.separate();
         encode(part.as_ref(), &mut self.text);
         self.bounded()
     }
@@ -84,11 +84,16 @@ impl Name {
         if other.text.is_empty() {
             return self;
         }
+        self.separate();
+        self.text.extend_from_slice(&other.text);
+        self.bounded()
+    }
+
+    /// Ends the last part, if there is one.
+    fn separate(&mut self) {
         if !self.text.is_empty() {
             self.text.push(b':');
         }
-        self.text.extend_from_slice(&other.text);
-        self.bounded()
     }
 
     /// Creates a name of no part, which adds nothing to another one.

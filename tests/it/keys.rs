@@ -61,6 +61,10 @@ fn bare() -> Request<()> {
 fn a_global_key_adds_nothing() {
     assert_eq!(found(GlobalKey, bare()), "");
     assert_eq!(found((GlobalKey, TENANT, GlobalKey), tenant(b"acme")), "acme");
+    // Neither where a closure goes on from it.
+    let tenant_of =
+        |parts: &Parts| Some(GlobalKey.extract(parts)?.part(TENANT.extract(parts)?.as_str()));
+    assert_eq!(found(tenant_of, tenant(b"acme")), "acme");
     // An empty value is a value.
     assert_eq!(found(TENANT, tenant(b"")), "%");
 }
