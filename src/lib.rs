@@ -149,7 +149,7 @@
 //!   that share their names. Two routes with opposite orders, one layer twice around a handler, or a handler that
 //!   calls its own service through these layers can form a cycle. It ends with a refusal, at the first wait timeout.
 //! * **Refusals.** A refusal further in releases the permits of the outer layers at once, and names the layer that
-//!   refused.
+//!   refused. With a [linger](PolicyBuilder::linger), it does so unless another attempt at the request was passed on.
 //! * **Cost.** Each layer costs a round trip, one after the other, and a place in Redis. Waits do not add up: three
 //!   layers with two seconds each let a request wait for two seconds in all, see [`WaitBudget`](limit::WaitBudget).
 //!

@@ -25,6 +25,7 @@ use super::held::HeldPermit;
 use super::refusal::{Refusal, RefusalReason};
 use super::settings::{HoldUntil, OnLost, Settings};
 use super::shadow::WouldRefuse;
+use crate::protocol::session::FurtherIn;
 use crate::semaphore::Permit;
 
 pin_project! {
@@ -188,7 +189,7 @@ where
                                         let grpc = settings.grpc(&waiting.parts);
                                         let extensions = &waiting.parts.extensions;
                                         if let Some(outer) = extensions.get::<Permit>() {
-                                            outer.refused_further_in(true);
+                                            outer.further_in(FurtherIn::Rejected);
                                         }
                                         *call = None;
                                         return Poll::Ready(Ok(settings.respond(*refusal, grpc)));
@@ -231,7 +232,7 @@ where
                         origin.grpc = settings.grpc(parts);
                         origin.connection = parts.extensions.get::<Connection>().cloned();
                         if let Some(outer) = parts.extensions.insert(permit.clone()) {
-                            outer.refused_further_in(false);
+                            outer.further_in(FurtherIn::Passed);
                             parts.extensions.insert(permit.clone().within(outer));
                         }
                     }
@@ -256,7 +257,10 @@ where
                         this.state.set(State::over());
                         return Poll::Ready(Ok(settings.lost(permit.get(), grpc)));
                     };
-                    let response = ready!(response);
+                    let Poll::Ready(response) = response else {
+                        permit.goes_on();
+                        return Poll::Pending;
+                    };
                     let mut permit = std::mem::take(permit);
                     let Origin { grpc, connection, is_head, is_tunnel } = std::mem::take(origin);
                     let would = would.take();
@@ -270,7 +274,7 @@ where
                         }
                     };
                     if let Some(refusal) = response.extensions().get::<Refusal>() {
-                        // A layer further inside rejected or aborted it: that response needs no permit.
+                        // A layer further in rejected or aborted it: that response needs no permit.
                         permit.refused(refusal.reason);
                     } else {
                         permit.for_body(&response, is_head);

@@ -5,6 +5,7 @@ use http::{Response, StatusCode};
 
 use super::grpc;
 use super::refusal::RefusalReason;
+use crate::protocol::session::FurtherIn;
 use crate::semaphore::Permit;
 
 /// A permit that [lingers](Permit::break_off) if it is dropped before its request is complete, and its layer is
@@ -27,6 +28,8 @@ impl HeldPermit {
     #[inline]
     pub(super) fn for_body<B>(&mut self, response: &Response<B>, is_head: bool) {
         let Some(permit) = self.permit.as_ref().filter(|_| self.lingers) else { return };
+        // Something answered it, so no rejection further in, before or later, is what ends it.
+        permit.further_in(FurtherIn::Passed);
         let status = response.status();
         let is_timeout =
             matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT);
@@ -43,10 +46,22 @@ impl HeldPermit {
         };
     }
 
-    /// A layer further inside rejected the request; or aborted it, after the call had begun.
+    /// The call goes on, whatever a layer further in may have rejected of it.
+    pub(super) fn goes_on(&self) {
+        if self.lingers
+            && let Some(permit) = &self.permit
+        {
+            permit.further_in(FurtherIn::GoesOn);
+        }
+    }
+
+    /// A layer further in rejected the request; or aborted it, after the call had begun.
     pub(super) fn refused(&mut self, reason: RefusalReason) {
-        if reason != RefusalReason::LeaseLost {
-            self.end();
+        if self.lingers
+            && reason != RefusalReason::LeaseLost
+            && let Some(permit) = &self.permit
+        {
+            permit.further_in(FurtherIn::Rejected);
         }
         drop(std::mem::take(self));
     }

@@ -55,8 +55,8 @@ pub struct Refusal {
     /// Whether that cap was the reason, as far as is known: see
     /// [`Rejected::is_tenant_full`](crate::Rejected::is_tenant_full).
     pub is_tenant_full: bool,
-    /// When to try again: whole seconds with jitter, at least one. `None` where the same request would be rejected
-    /// again.
+    /// When to try again: whole seconds with jitter, at least one. `None` where the request itself is at fault: it has
+    /// no key, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
     pub error: Option<BackendError>,

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::place_handle::PlaceHandle;
 use super::policy::ANSWER_TIMEOUT;
 use crate::error::BackendError;
+use crate::protocol::session::FurtherIn;
 
 /// A permit of a [`Semaphore`](crate::Semaphore), held until it and all of its clones are dropped.
 ///
@@ -294,9 +295,9 @@ impl Permit {
         self.places().for_each(PlaceHandle::break_off);
     }
 
-    /// Notes whether a layer further in refused the request.
-    pub(crate) fn refused_further_in(&self, is_refused: bool) {
-        self.places().for_each(|place| place.refused_further_in(is_refused));
+    /// Notes what became of the request further in.
+    pub(crate) fn further_in(&self, event: FurtherIn) {
+        self.places().for_each(|place| place.further_in(event));
     }
 
     /// Iterates over the places of this permit and of those further out.

@@ -13,7 +13,7 @@ use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
 use crate::protocol::claim::Claim;
-use crate::protocol::session::{AcquireOptions, PLACES_MAX, Progress};
+use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
 
 /// For how long permits are passed on after a reply said that no other process waits.
 const REUSE_MS: u32 = 50;
@@ -229,9 +229,9 @@ impl PlaceHandle {
         self.shared.lock().session.handle_break_off(self.index);
     }
 
-    /// Notes whether its request was refused further in: then it does not linger.
-    pub(super) fn refused_further_in(&self, is_refused: bool) {
-        self.shared.lock().session.handle_refused_further_in(self.index, is_refused);
+    /// Notes what became of its request further in, for whether it lingers.
+    pub(super) fn further_in(&self, event: FurtherIn) {
+        self.shared.lock().session.handle_further_in(self.index, event);
     }
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {

@@ -35,6 +35,15 @@ fn lingering(semaphore: &Semaphore, name: &'static str) -> ConcurrencyLimitLayer
     ConcurrencyLimitLayer::builder(semaphore, name).limit(1).linger(LINGER).build().unwrap()
 }
 
+/// A layer for one request at a time that lets none wait.
+fn impatient(semaphore: &Semaphore, name: &'static str) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::builder(semaphore, name)
+        .limit(1)
+        .wait_timeout(Duration::ZERO)
+        .build()
+        .unwrap()
+}
+
 /// Two frames, and then no end.
 fn endless() -> StreamBody<impl futures_util::Stream<Item = Result<Frame<Bytes>, BoxError>>> {
     let frames = ["one", "two"].map(|text| Ok(Frame::data(Bytes::from(text))));
@@ -317,11 +326,7 @@ async fn a_refusal_further_in_that_became_an_error_does_not_linger() {
         .linger(LINGER)
         .build()
         .unwrap();
-    let tenant = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
-        .limit(1)
-        .wait_timeout(Duration::ZERO)
-        .build()
-        .unwrap();
+    let tenant = impatient(&semaphore, "tenant");
     let _taken = semaphore.acquire("tenant", &Policy::new(1)).await.unwrap();
     let served = service_fn(|_: Request<()>| async {
         Ok::<_, BoxError>(Response::new(Full::<Bytes>::from("x")))
@@ -330,6 +335,89 @@ async fn a_refusal_further_in_that_became_an_error_does_not_linger() {
     let error = stack.oneshot(Request::new(())).await.unwrap_err();
     assert!(error.downcast_ref::<Refusal>().is_some());
     assert_eq!(in_use(&semaphore, "quota").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_attempt_spares_no_other_that_was_passed_on() {
+    let semaphore = Semaphore::in_memory();
+    let hangs = service_fn(|_: Request<()>| pending::<Result<Response<Full<Bytes>>, BoxError>>());
+    let attempt = impatient(&semaphore, "tenant").layer(hangs);
+    // The first answer of two attempts, of which the tenant's layer refuses the second.
+    let hedge = service_fn(move |request: Request<()>| {
+        let (first, second) = (attempt.clone(), attempt.clone());
+        async move {
+            tokio::select! {
+                biased;
+                answer = first.oneshot(request.clone()) => answer,
+                answer = second.oneshot(request) => answer,
+            }
+        }
+    });
+    let quota = lingering(&semaphore, "quota");
+    let response = quota.layer(hedge.clone()).oneshot(Request::new(())).await.unwrap();
+    assert_eq!(response.status(), 429);
+    drop(response);
+    assert_eq!(in_use(&semaphore, "quota").await, 1, "the first attempt was dropped in the middle");
+    sleep(LINGER + Duration::from_millis(10)).await;
+    assert_eq!(in_use(&semaphore, "quota").await, 0);
+    let as_error = hedge.and_then(|answer: Response<_>| async move {
+        match answer.extensions().get::<Refusal>() {
+            Some(refusal) => Err(BoxError::from(refusal.clone())),
+            None => Ok(answer),
+        }
+    });
+    quota.layer(as_error).oneshot(Request::new(())).await.unwrap_err();
+    assert_eq!(in_use(&semaphore, "quota").await, 1, "the first attempt was dropped in the middle");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_attempt_spares_nothing_that_comes_after_it() {
+    let semaphore = Semaphore::in_memory();
+    let served = service_fn(|_: Request<()>| async {
+        Ok::<_, BoxError>(Response::new(Full::<Bytes>::from("x")))
+    });
+    let first = impatient(&semaphore, "first").layer(served);
+    // A second provider, which has no layer of its own.
+    let called = Arc::new(AtomicUsize::new(0));
+    let fallback = {
+        let called = called.clone();
+        service_fn(move |request: Request<()>| {
+            let (first, called) = (first.clone(), called.clone());
+            async move {
+                let answer = first.oneshot(request).await?;
+                if answer.extensions().get::<Refusal>().is_none() {
+                    return Ok(answer);
+                }
+                called.fetch_add(1, Ordering::SeqCst);
+                pending::<Result<_, BoxError>>().await
+            }
+        })
+    };
+    let _taken = semaphore.acquire("first", &Policy::new(1)).await.unwrap();
+    let call = lingering(&semaphore, "quota").layer(fallback).oneshot(Request::new(()));
+    let timeout = tokio::time::timeout(Duration::from_millis(10), call).await;
+    assert!(timeout.is_err() && called.load(Ordering::SeqCst) == 1);
+    assert_eq!(in_use(&semaphore, "quota").await, 1, "the second provider still serves it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nor_does_it_where_that_answers_at_once() {
+    let semaphore = Semaphore::in_memory();
+    let served = service_fn(|_: Request<()>| async { Ok::<_, BoxError>(Response::new(endless())) });
+    let first = impatient(&semaphore, "first").layer(served);
+    let fallback = service_fn(move |request: Request<()>| {
+        let first = first.clone();
+        async move {
+            let answer = first.oneshot(request).await?;
+            let is_refused = answer.extensions().get::<Refusal>().is_some();
+            assert!(is_refused);
+            Ok::<_, BoxError>(Response::new(endless()))
+        }
+    });
+    let _taken = semaphore.acquire("first", &Policy::new(1)).await.unwrap();
+    let call = lingering(&semaphore, "quota").layer(fallback).oneshot(Request::new(()));
+    drop(call.await.unwrap());
+    assert_eq!(in_use(&semaphore, "quota").await, 1, "the second provider still streams");
 }
 
 #[tokio::test(start_paused = true)]

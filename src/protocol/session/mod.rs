@@ -34,6 +34,7 @@ pub use self::options::{AcquireOptions, OnUnavailable};
 use self::overrides::RevocationCheck;
 pub use self::place::PLACES_MAX;
 use self::place::{Places, State};
+pub use self::request::FurtherIn;
 use self::reuse::Reuse;
 use self::tenants::Tenants;
 pub use self::transmit::Urgency;

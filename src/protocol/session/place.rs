@@ -63,8 +63,10 @@ pub(super) enum Linger {
     No,
     /// Its request was broken off, and has not left yet.
     Due,
-    /// A layer further in rejected it, so the other side never saw it.
+    /// A layer further in rejected it, and it has not gone on since, so the other side never saw it.
     Spared,
+    /// An attempt of it was passed on or answered: another that is rejected spares it no more.
+    Reached,
     /// Its request has left; it is released this many ms after its grant.
     Until(u32),
     /// Its request has left; it is kept until then for the next request of this process.
@@ -173,7 +175,7 @@ impl Place {
     pub(super) fn lingers_until(&self) -> Option<Time> {
         match self.linger {
             Linger::Until(ms) => Some(self.held_at + Duration::from_millis(u64::from(ms))),
-            Linger::No | Linger::Due | Linger::Spared | Linger::Kept(_) | Linger::Spare => None,
+            _ => None,
         }
     }
 

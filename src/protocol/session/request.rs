@@ -11,6 +11,17 @@ use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::overrides::Mode;
 use crate::protocol::time::Time;
 
+/// What becomes of a request in the layers further in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FurtherIn {
+    /// One of them rejected an attempt.
+    Rejected,
+    /// One of them passed an attempt on, or something answered it.
+    Passed,
+    /// It goes on, whatever became of its attempts so far: another may go where there are no layers.
+    GoesOn,
+}
+
 impl Session {
     /// A request comes. Gives the index of its place, until [`handle_leave`](Self::handle_leave);
     /// `None` if the process has [`PLACES_MAX`] places in the semaphore.
@@ -127,17 +138,18 @@ impl Session {
         }
     }
 
-    /// Records whether a layer further in rejected the request at `index`. Its permit then does not linger, however the
-    /// request ends, unless a later attempt is passed on.
-    pub fn handle_refused_further_in(&mut self, index: usize, is_refused: bool) {
+    /// Records what became further in of the request at `index`. Its permit does not linger if a rejection there is
+    /// what ends the request, and no attempt was passed on.
+    pub fn handle_further_in(&mut self, index: usize, event: FurtherIn) {
         let Some(place) = self.places.get_mut(index).filter(|place| place.may_linger()) else {
             return;
         };
-        match place.linger {
-            Linger::No if is_refused => place.linger = Linger::Spared,
-            Linger::Spared if !is_refused => place.linger = Linger::No,
-            _ => {}
-        }
+        place.linger = match (place.linger, event) {
+            (Linger::No, FurtherIn::Rejected) => Linger::Spared,
+            (Linger::No | Linger::Spared, FurtherIn::Passed) => Linger::Reached,
+            (Linger::Spared, FurtherIn::GoesOn) => Linger::No,
+            (linger, _) => linger,
+        };
     }
 
     /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
