@@ -197,12 +197,25 @@ pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, Reject
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::protocol::PlaceId;
-pub use self::protocol::overrides::{Mode, Override};
 pub use self::semaphore::{
-    Acquire, Ask, ConnectionState, Cursor, Health, Holder, Inspection, Limit, Listed,
-    OnUnavailable, Page, Permit, Policy, PolicyBuilder, ProcessUse, Semaphore, TenantOverride,
-    TenantUse, Waiter,
+    Acquire, Ask, ConnectionState, Health, Limit, OnUnavailable, Permit, Policy, PolicyBuilder,
+    Semaphore,
 };
+
+/// What an operator sees of a running fleet, and sets in it.
+///
+/// [`Semaphore::inspect`] returns an [`Inspection`] of a name, [`Semaphore::list`] a [`Page`] of names, and
+/// [`Semaphore::overrides`] each [`Override`] that was set. See [`Semaphore`](Semaphore#operations) for the commands.
+///
+/// [`Inspection`]: operate::Inspection
+/// [`Page`]: operate::Page
+/// [`Override`]: operate::Override
+pub mod operate {
+    pub use crate::protocol::overrides::{Mode, Override};
+    pub use crate::semaphore::{
+        Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantOverride, TenantUse, Waiter,
+    };
+}
 
 /// For `fuzz/`. Not part of the API.
 #[cfg(all(fuzzing, feature = "redis"))]

@@ -152,7 +152,8 @@ impl Semaphore {
     /// # Examples
     ///
     /// ```
-    /// use tower_semaphore::{Cursor, Policy, Semaphore};
+    /// use tower_semaphore::operate::Cursor;
+    /// use tower_semaphore::{Policy, Semaphore};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -295,7 +296,7 @@ impl Semaphore {
 /// # Examples
 ///
 /// ```
-/// use tower_semaphore::Cursor;
+/// use tower_semaphore::operate::Cursor;
 ///
 /// let cursor: Cursor = "0-17".parse()?;
 /// assert_eq!(cursor.to_string(), "0-17");

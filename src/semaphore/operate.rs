@@ -110,7 +110,8 @@ impl Semaphore {
     /// # Examples
     ///
     /// ```
-    /// use tower_semaphore::{Mode, Semaphore};
+    /// use tower_semaphore::operate::Mode;
+    /// use tower_semaphore::Semaphore;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

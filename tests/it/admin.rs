@@ -4,7 +4,8 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
-use tower_semaphore::{Ask, Mode, Name, Semaphore};
+use tower_semaphore::operate::Mode;
+use tower_semaphore::{Ask, Name, Semaphore};
 
 use crate::support::admin::{HOSTILE, ask, page, policy, segment, window};
 use crate::support::eventually;

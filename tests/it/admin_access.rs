@@ -10,7 +10,8 @@ use hyper::body::Incoming;
 use reqwest::Url;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tower_semaphore::{Mode, Semaphore, admin};
+use tower_semaphore::operate::Mode;
+use tower_semaphore::{Semaphore, admin};
 
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway, Upstream};

@@ -3,7 +3,8 @@
 
 use axum::Router;
 use serde_json::Value;
-use tower_semaphore::{Ask, Mode, Name, Semaphore, admin};
+use tower_semaphore::operate::Mode;
+use tower_semaphore::{Ask, Name, Semaphore, admin};
 
 use crate::support::admin::{HOSTILE, policy, segment, window};
 use crate::support::browser::Browser;
@@ -206,7 +207,7 @@ async fn what_was_confirmed_is_revoked_though_the_table_moves() {
             .map(Result::unwrap)
             .collect();
     numbers(&mut browser, 7, 0).await;
-    let place = |holder: &tower_semaphore::Holder| holder.id.to_string() == id;
+    let place = |holder: &tower_semaphore::operate::Holder| holder.id.to_string() == id;
     let seen = own.inspect("x").await.unwrap();
     assert!(seen.holders.iter().any(place));
     let shown = browser.eval("document.getElementById('ask-title').textContent").await;

@@ -19,10 +19,10 @@ use tower_semaphore::limit::{
     OnLost, PathKey, PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
     ShadowCounts, WouldRefuse,
 };
+use tower_semaphore::operate::{Cursor, Holder, Inspection, Listed, Mode, Override, Page, Waiter};
 use tower_semaphore::{
     Acquire, AcquireError, BackendError, ConcurrencyLimit, ConcurrencyLimitLayer, ConfigError,
-    Cursor, Holder, Inspection, LeaseLost, Limit, Listed, Mode, Name, Override, Page, Permit,
-    Policy, PolicyBuilder, RejectReason, Rejected, Semaphore, Waiter,
+    LeaseLost, Limit, Name, Permit, Policy, PolicyBuilder, RejectReason, Rejected, Semaphore,
 };
 
 fn is_send<T: Send>() {}

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use tower_semaphore::{AcquireError, Cursor, Policy, Semaphore};
+use tower_semaphore::operate::Cursor;
+use tower_semaphore::{AcquireError, Policy, Semaphore};
 
 use crate::conformance::Fleet;
 use crate::operate;

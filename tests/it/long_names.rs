@@ -12,7 +12,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::CachedLimit;
-use tower_semaphore::{Ask, ConcurrencyLimitLayer, Cursor, Mode, Name, Policy, Semaphore};
+use tower_semaphore::operate::{Cursor, Mode};
+use tower_semaphore::{Ask, ConcurrencyLimitLayer, Name, Policy, Semaphore};
 
 /// One that is replaced by its hash as a whole.
 fn long(first: &str) -> Name {

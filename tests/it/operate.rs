@@ -23,12 +23,11 @@ use tower_semaphore::backend::{
 use tower_semaphore::backend::{
     Backend, Change, MemoryBackend, OVERRIDES, Overrides, Queries, Query,
 };
+use tower_semaphore::operate::{Cursor, Mode};
 #[cfg(feature = "redis")]
 use tower_semaphore::protocol::NodeId;
 use tower_semaphore::protocol::PlaceId;
-use tower_semaphore::{
-    AcquireError, Cursor, Mode, Name, Permit, Policy, RejectReason, Rejected, Semaphore,
-};
+use tower_semaphore::{AcquireError, Name, Permit, Policy, RejectReason, Rejected, Semaphore};
 
 use crate::support::eventually;
 #[cfg(feature = "redis")]

@@ -800,7 +800,7 @@ async fn operate(
         Deed::Drain(ms) => semaphore.drain(name, Duration::from_millis(ms)).await.is_ok(),
         Deed::Inspect => semaphore.inspect(name).await.is_ok(),
         Deed::InspectFleet => semaphore.inspect_fleet(name).await.is_ok(),
-        Deed::List => semaphore.list(tower_semaphore::Cursor::default(), 10).await.is_ok(),
+        Deed::List => semaphore.list(tower_semaphore::operate::Cursor::default(), 10).await.is_ok(),
         Deed::Overrides => semaphore.overrides().await.is_ok(),
         Deed::Revoke => {
             let Ok(seen) = semaphore.inspect(name).await else { return false };
