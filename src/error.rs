@@ -181,6 +181,9 @@ pub enum RejectReason {
     CostTooHigh,
     /// No permit came free within the wait timeout.
     QueueTimeout,
+    /// An operator [paused](crate::Semaphore::pause) the semaphore or [set](crate::Semaphore::set_limit) its limit to
+    /// 0, and this request may not wait, or waited in vain, or found the queue full.
+    Paused,
     /// An operator drains the semaphore: see [`Semaphore::drain`](crate::Semaphore::drain).
     Draining,
     /// An operator revoked its place: see [`Semaphore::revoke`](crate::Semaphore::revoke).
@@ -205,6 +208,7 @@ impl RejectReason {
             Self::TenantLimit => "tenant_limit",
             Self::CostTooHigh => "cost_too_high",
             Self::QueueTimeout => "queue_timeout",
+            Self::Paused => "paused",
             Self::Draining => "draining",
             Self::Revoked => "revoked",
         }
@@ -260,6 +264,9 @@ impl fmt::Display for AcquireError {
                         "none of {} permits came free in {:?}",
                         rejected.limit, rejected.waited
                     )
+                }
+                RejectReason::Paused => {
+                    f.write_str("an operator paused the semaphore; it grants no permits")
                 }
                 RejectReason::Draining => {
                     f.write_str("the semaphore is being drained; it takes no new requests")

@@ -110,6 +110,7 @@ fn code(refusal: &Refusal) -> u16 {
             RefusalReason::LimitUnknown
             | RefusalReason::Unavailable
             | RefusalReason::LeaseLost
+            | RefusalReason::Paused
             | RefusalReason::Draining
             | RefusalReason::Revoked,
             _,
@@ -142,6 +143,7 @@ const fn message(refusal: &Refusal) -> &'static str {
         RefusalReason::MissingKey => "missing_key: the request has no key",
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
+        RefusalReason::Paused => "paused: no permits are granted at the moment",
         RefusalReason::Draining => "draining: no permits are granted at the moment",
         RefusalReason::Revoked => "revoked: an operator removed the request from the queue",
         RefusalReason::LeaseLost => "lease_lost: the lease of the request's permit was lost",

@@ -78,6 +78,9 @@ pub enum RefusalReason {
     /// No permit came free within the wait timeout, or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
+    /// An operator [paused](crate::Semaphore::pause) the semaphore, or [set](crate::Semaphore::set_limit) its limit to
+    /// 0. The status is always 503.
+    Paused,
     /// An operator is [draining](crate::Semaphore::drain) the semaphore. The status is always 503.
     Draining,
     /// An operator removed the request from the queue. The status is always 503.
@@ -116,6 +119,7 @@ impl fmt::Display for Refusal {
             RefusalReason::QueueTimeout => {
                 write!(f, "none of {limit} permits of {policy} came free in {waited:?}")
             }
+            RefusalReason::Paused => write!(f, "{policy} is paused"),
             RefusalReason::Draining => write!(f, "{policy} is being drained"),
             RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
             RefusalReason::MissingKey => write!(f, "the request has no key for {policy}"),
@@ -149,6 +153,7 @@ impl RefusalReason {
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
+            Self::Paused => RejectReason::Paused.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
@@ -208,6 +213,7 @@ impl Refusal {
                     RejectReason::CostTooHigh => RefusalReason::CostTooHigh,
                     RejectReason::QueueFull => RefusalReason::QueueFull,
                     RejectReason::QueueTimeout => RefusalReason::QueueTimeout,
+                    RejectReason::Paused => RefusalReason::Paused,
                     RejectReason::Draining => RefusalReason::Draining,
                     RejectReason::Revoked => RefusalReason::Revoked,
                 };
@@ -221,6 +227,10 @@ impl Refusal {
                 refusal.cost = rejected.cost;
                 refusal.each = rejected.each;
                 refusal.is_tenant_full = rejected.is_tenant_full;
+                if refusal.is_tenant_full && refusal.reason.is_full() && status.is_server_error() {
+                    // The pool that all share has room: it is this caller who has too many.
+                    refusal.status = StatusCode::TOO_MANY_REQUESTS;
+                }
                 if refusal.reason == RefusalReason::CostTooHigh {
                     refusal.status = StatusCode::BAD_REQUEST;
                 }

@@ -93,7 +93,9 @@ impl Shadow {
             RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,
             RefusalReason::LimitUnknown => &self.limit_unknown,
-            RefusalReason::Draining | RefusalReason::Revoked => &self.draining,
+            RefusalReason::Paused | RefusalReason::Draining | RefusalReason::Revoked => {
+                &self.draining
+            }
             RefusalReason::Unavailable | RefusalReason::LeaseLost => &self.unavailable,
         };
         count.fetch_add(1, Ordering::Relaxed);

@@ -42,7 +42,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 17] = [
+const OUTCOMES: [Outcome; 18] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -54,6 +54,7 @@ const OUTCOMES: [Outcome; 17] = [
     Outcome::CostTooHigh,
     Outcome::QueueFull,
     Outcome::QueueTimeout,
+    Outcome::Paused,
     Outcome::Draining,
     Outcome::Revoked,
     Outcome::MissingKey,

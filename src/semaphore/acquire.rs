@@ -196,6 +196,16 @@ impl Future for Acquire {
                     } else {
                         reason
                     };
+                    let reason = match reason {
+                        RejectReason::Limit
+                        | RejectReason::QueueFull
+                        | RejectReason::QueueTimeout
+                            if limit == Some(0) && !is_tenant_full =>
+                        {
+                            RejectReason::Paused
+                        }
+                        reason => reason,
+                    };
                     place.count_refusal();
                     this.limit = limit.unwrap_or(this.limit);
                     let mut rejected = this.rejected(reason, in_use, waiting);

@@ -128,8 +128,8 @@ impl Semaphore {
     }
 
     /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting requests keep
-    /// waiting, and newcomers queue or are rejected, as their policy says. If the backend cannot be asked meanwhile, they
-    /// are rejected even where the policy would admit them.
+    /// waiting, and newcomers queue or are rejected ([`Paused`](RejectReason::Paused)), as their policy says. If the
+    /// backend cannot be asked meanwhile, they are rejected even where the policy would admit them.
     ///
     /// # Errors
     ///

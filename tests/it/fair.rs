@@ -317,6 +317,25 @@ async fn requests_that_name_no_tenant_but_a_cost_are_one_tenant() {
 }
 
 #[tokio::test]
+async fn a_tenant_at_its_cap_is_to_blame_even_where_all_share_the_pool() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "x")
+        .limit(2)
+        .fair_by(TENANT)
+        .each(1)
+        .wait_timeout(Duration::ZERO)
+        .full_status(StatusCode::SERVICE_UNAVAILABLE)
+        .build()
+        .unwrap();
+    let first = call_with(&layer, "a", "cost", 1).await;
+    assert_eq!(call_with(&layer, "a", "cost", 1).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let second = call_with(&layer, "b", "cost", 1).await;
+    assert_eq!((first.status(), second.status()), (StatusCode::OK, StatusCode::OK));
+    let full = call_with(&layer, "c", "cost", 1).await;
+    assert_eq!(full.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
 async fn a_layer_in_shadow_tells_caps_and_costs_apart() {
     let semaphore = Semaphore::in_memory();
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "x")

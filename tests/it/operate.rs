@@ -220,7 +220,9 @@ async fn while_paused_nobody_is_granted_and_all_keep_their_turn(node: &dyn Fn() 
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (0, 2));
-    assert_eq!(full(other.try_acquire("x", &one).await).reason, RejectReason::Limit);
+    assert_eq!(full(other.try_acquire("x", &one).await).reason, RejectReason::Paused);
+    let short = Policy::builder(1).wait_timeout(Duration::from_millis(20)).build().unwrap();
+    assert_eq!(full(other.acquire("x", &short).await).reason, RejectReason::Paused);
 
     operator.resume("x").await.unwrap();
     let permit = timeout(AT_ONCE, first).await.expect("at once").unwrap().unwrap();

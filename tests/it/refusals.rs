@@ -236,6 +236,32 @@ async fn a_shared_pool_answers_503_if_so_set() {
 }
 
 #[tokio::test]
+async fn a_semaphore_that_an_operator_stopped_does_not_blame_the_client() {
+    for wait in [Duration::ZERO, Duration::from_millis(20)] {
+        let bench = Bench::new(|layer| layer.limit(3).wait_timeout(wait)).await;
+        bench.semaphore.pause(NAME).await.unwrap();
+        let paused = bench.curl(&[]).await;
+        bench.semaphore.resume(NAME).await.unwrap();
+        bench.semaphore.set_limit(NAME, 0).await.unwrap();
+        for reply in [paused, bench.curl(&[]).await] {
+            assert_eq!(reply.status, 503);
+            assert_problem(&reply);
+            assert!((1..=2).contains(&retry_after(&reply)));
+            assert_no_rate_limit_fields(&reply);
+            assert_eq!(
+                reply.json(),
+                json!({
+                    "type": "about:blank",
+                    "title": "Service Unavailable",
+                    "status": 503,
+                    "reason": "paused",
+                })
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_closure_can_answer_in_its_own_words() {
     let bench = Bench::new(|layer| {
         layer.limit(0).refusal(|refusal: &Refusal| {

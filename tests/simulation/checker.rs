@@ -209,6 +209,7 @@ pub struct Checker {
     reuses: Vec<Vec<bool>>,
     shares: Vec<u64>,
     admits: Vec<bool>,
+    paused: Vec<bool>,
     drained: Vec<bool>,
     revoked: Vec<bool>,
     revocations: Vec<Vec<u64>>,
@@ -293,6 +294,7 @@ impl Checker {
             admits: (0..names)
                 .map(|name| policies(name).any(|policy| policy.outage == OutagePolicy::Admit))
                 .collect(),
+            paused: vec![false; names],
             drained: vec![false; names],
             revoked: vec![false; names],
             revocations: vec![Vec::new(); names],
@@ -480,6 +482,11 @@ impl Checker {
     pub fn limit_set(&mut self, name: usize, limit: u32) {
         self.limits[name].0 = self.limits[name].0.max(limit);
         self.least_set[name] = self.least_set[name].min(limit);
+    }
+
+    /// An operator pauses a name, or sets its limit to 0.
+    pub fn pauses(&mut self, name: usize) {
+        self.paused[name] = true;
     }
 
     /// An operator drains a name.
@@ -876,6 +883,7 @@ impl Checker {
             Refusal::Limit => "refused: limit",
             Refusal::QueueFull => "refused: queue full",
             Refusal::QueueTimeout => "refused: queue timeout",
+            Refusal::Paused => "refused: paused",
             Refusal::Draining => "refused: draining",
             Refusal::Revoked => "refused: revoked",
             Refusal::TenantLimit => "refused: tenant limit",
@@ -898,6 +906,9 @@ impl Checker {
             Refusal::Limit if wait > 0 => self.flag("refusal", at, say(", though it may wait")),
             Refusal::QueueTimeout if elapsed < wait || wait == 0 => {
                 self.flag("refusal", at, say(", too early"));
+            }
+            Refusal::Paused if !self.paused[name] => {
+                self.flag("refusal", at, say(", and nobody pauses"));
             }
             Refusal::Draining if !self.drained[name] => {
                 self.flag("refusal", at, say(", and nobody drains"));

@@ -19,6 +19,7 @@ use http_body_util::BodyExt;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, Sleep, advance, sleep, sleep_until};
 use tower_layer::Layer;
+use tower_semaphore::limit::{Refusal as LayerRefusal, RefusalReason};
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, ConnectionState, Limit, Name, OnUnavailable, Permit,
     Policy, RejectReason, Semaphore,
@@ -77,6 +78,8 @@ pub enum Refusal {
     QueueFull,
     /// It waited in vain.
     QueueTimeout,
+    /// The name is paused.
+    Paused,
     /// The name is drained.
     Draining,
     /// Its place was revoked.
@@ -591,6 +594,7 @@ impl Client {
                 RejectReason::Limit => Refusal::Limit,
                 RejectReason::QueueFull => Refusal::QueueFull,
                 RejectReason::QueueTimeout => Refusal::QueueTimeout,
+                RejectReason::Paused => Refusal::Paused,
                 RejectReason::Draining => Refusal::Draining,
                 RejectReason::Revoked => Refusal::Revoked,
                 RejectReason::TenantLimit => Refusal::TenantLimit,
@@ -671,6 +675,10 @@ impl Client {
             Waited::Leaves => return self.saw(Seen::Leaves),
         };
         if response.status() != StatusCode::OK {
+            let refusal = response.extensions().get::<LayerRefusal>();
+            if refusal.is_some_and(|refusal| refusal.reason == RefusalReason::Paused) {
+                return self.saw(Seen::Refused(Refusal::Paused));
+            }
             return self.saw(Seen::Refused(Refusal::Status(response.status().as_u16())));
         }
         let mut body = Box::pin(response.into_body());

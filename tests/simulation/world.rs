@@ -1179,7 +1179,13 @@ impl<'a> World<'a> {
         });
         let settles = self.now + 6000 * MS;
         match operation.deed {
-            Deed::SetLimit(limit) => self.checker.limit_set(operation.name, limit),
+            Deed::SetLimit(limit) => {
+                self.checker.limit_set(operation.name, limit);
+                if limit == 0 {
+                    self.checker.pauses(operation.name);
+                }
+            }
+            Deed::Pause => self.checker.pauses(operation.name),
             Deed::Drain(_) => self.checker.drains(operation.name),
             Deed::Revoke => self.checker.revokes(operation.name, self.now),
             _ => {}

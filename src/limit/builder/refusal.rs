@@ -13,7 +13,8 @@ use crate::limit::refusal_response::RefusalResponse;
 /// # Rejecting
 impl ConcurrencyLimitBuilder {
     /// Sets the status of a response to a request that found the semaphore full. The default is 429, which blames
-    /// the caller; 503 fits a pool that all callers share. It must be a client or server error.
+    /// the caller; 503 fits a pool that all callers share. It must be a client or server error. A tenant at its own
+    /// [cap](Self::each) is answered with 429 instead of a server error.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
