@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::{MissingKey, Refusal};
-use tower_semaphore::protocol::{Claim, NodeId, PlaceId, Tenant};
+use tower_semaphore::protocol::{Bound, Claim, NodeId, Numbered, PlaceId, Tenant};
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
 /// Two names: parts are separated by `|`, the two by `\n`.
@@ -62,7 +62,7 @@ pub(crate) fn place_ids(data: &[u8]) {
     if let Some(node) = NodeId::parse(data) {
         assert_eq!(node.to_string().as_bytes(), data);
     }
-    if let Some((n, _)) = PlaceId::parse_number(data) {
+    if let Some(Numbered { n, .. }) = PlaceId::parse_number(data) {
         assert!(n < PlaceId::N_MAX, "{n}");
     }
     // And the other way; and the texts are ordered as the ids are.
@@ -82,9 +82,13 @@ pub(crate) fn place_ids(data: &[u8]) {
                 .with_class((terms >> 44).to_le_bytes()[0] & 7)
                 .with_each(Some((terms >> 40) as u32).filter(|each| *each > 0))
         });
-        let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, claim };
+        let bound = (bytes[16] & 4 == 4).then(|| Bound {
+            limit: number(17) as u32,
+            headroom: if claim.is_some() { number(9) as u32 } else { 0 },
+        });
+        let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, bound, claim };
         let text = id.to_string();
-        assert!(text.len() <= 40, "{text}");
+        assert!(text.len() <= 55, "{text}");
         assert_eq!(PlaceId::parse(text.as_bytes()), Some(id), "{text}");
         id
     });

@@ -3,17 +3,19 @@
 -- A semaphore is one sorted set with two kinds of member:
 --   <id>    score: end of its lease, ms by TIME (about 1e12)   every place
 --   q<id>   score: its ticket, us by TIME (about 1e15)         a place that still waits; for q see queued.lua
--- Scores from 1e14 on are tickets. An <id> is [~]<node>:<n>; '~' marks a node that has no mailbox.
+-- Scores from 1e14 on are tickets. An <id> is [~]<node>:<n>; '~' marks a node that has no mailbox. One that may wait ends
+-- in '-' and the limit of its policy, seven digits to the base 36.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   lease_ms    integer >= 1
--- ARGV[3]   max_queue   integer >= 0, places that may wait; -1: these may not wait
--- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[5]   node        the caller's
--- ARGV[6]   leaving     integer >= 0, how many of the ids leave
--- ARGV[7]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
--- ARGV[8..] id          those that leave, in any order; then one or many that come, in the order of their arrival
+-- ARGV[1]   limit       integer >= 0, permits; those that come are judged by it
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   lease_ms    integer >= 1
+-- ARGV[4]   max_queue   integer >= 0, places that may wait; -1: these may not wait
+-- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[6]   node        the caller's
+-- ARGV[7]   leaving     integer >= 0, how many of the ids leave
+-- ARGV[8]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
+-- ARGV[9..] id          those that leave, in any order; then one or many that come, in the order of their arrival
 --
 -- Returns   lease_end, if all that come were granted at once; else
 --           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
@@ -27,31 +29,31 @@
 -- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]
-local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local first, last = 8 + ARGV[6], #ARGV
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
+local first, last = 9 + ARGV[7], #ARGV
 local count_of_ids = last - first + 1
 --@clock
 local lease_end = now_ms + lease_ms
 local all = redis.call('ZCARD', key)
 --@queued
-local leaving = first - 8
+local leaving = first - 9
 -- More members than permits: somebody waits, or the limit was lowered. Those that leave may wait, too, and go at once
 -- with their tickets.
 local crowded = all > limit
 if leaving > 0 and all > 0 then
   if crowded then
-    local members = { unpack(ARGV, 8, first - 1) }
+    local members = { unpack(ARGV, 9, first - 1) }
     for i = 1, leaving do members[leaving + i] = queued .. members[i] end
     all = all - redis.call('ZREM', key, unpack(members))
   else
-    all = all - redis.call('ZREM', key, unpack(ARGV, 8, first - 1))
+    all = all - redis.call('ZREM', key, unpack(ARGV, 9, first - 1))
   end
 end
 local waiting = all > 0 and redis.call('ZCOUNT', key, '100000000000000', '+inf') or 0
 if leaving > 0 and waiting > 0 and not crowded then
   -- Few members, and some wait all the same: the limit was raised.
   local members = {}
-  for i = 1, leaving do members[i] = queued .. ARGV[7 + i] end
+  for i = 1, leaving do members[i] = queued .. ARGV[8 + i] end
   local left = redis.call('ZREM', key, unpack(members))
   all, waiting = all - left, waiting - left
 end
@@ -76,7 +78,8 @@ if waiting == 0 and all + count_of_ids <= limit then
 end
 
 -- Full, or so it looks: waiting places go first, and only then the newcomers.
-local max_queue, counted, node = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
+local for_all = ARGV[2] == '1'
+local max_queue, counted, node = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
 --@sweep
 if swept then
   all = redis.call('ZCARD', key)
@@ -132,7 +135,7 @@ for i = 1, count_of_ids do
     count = count + 2
   end
 end
-if is_first and waiting > 0 and ARGV[7] == '1' then
+if is_first and waiting > 0 and ARGV[8] == '1' then
   --@recall
 end
 --@write

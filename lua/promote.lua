@@ -10,9 +10,11 @@
 -- the budget is spent. If a permit is free then and a place waits, the reply tells the caller to call again;
 -- until then newcomers queue, or are refused.
 --
--- Needs     queued, key, limit, node, counted, in_use, waiting, budget; asked, from, to: ids whose lease ends are
+-- Each head is judged by the limit in its id, and those behind it wait for it: the order is that of joining.
+--
+-- Needs     queued, key, limit, for_all, node, counted, in_use, waiting, budget; asked, from, to: ids whose lease ends are
 --           looked up along with those of the heads, which are written behind them
--- Leaves    own; in_use and waiting as they are then; gone: whether anyone was taken out; ends: the lease ends of those
+-- Leaves    own; in_use and waiting as they are then; waits: whether the head's own limit is reached; gone: whether anyone was taken out; ends: the lease ends of those
 --           that are asked for, and of others; not if anyone is gone, and nil if nothing was looked up
 -- Cost      3 commands for a grant, 4 if another node is told; O(budget * log n)
 
@@ -22,7 +24,9 @@ local count_of_own = 0
 -- Tickets have the highest scores: they come behind the leases, and each place has one of these.
 local leases = in_use + waiting
 local tickets, i, passed, absent, left = {}, 0, 0, {}, {}
-while waiting > 0 and in_use < limit and budget > 0 do
+-- How many may be in use for the head, and the end of its id that says so.
+local room, bound, waits = limit, nil, false
+while waiting > 0 and in_use < limit and budget > 0 and not waits do
   local last, first_own, nodes, mail = to, count_of_own + 2, {}, {}
   while waiting > 0 and in_use < limit and budget > 0 do
     if i == #tickets then
@@ -32,11 +36,23 @@ while waiting > 0 and in_use < limit and budget > 0 do
       tickets = redis.call('ZRANGE', key, leases, leases + count - 1)
       i = 0
     end
+    local ticket = tickets[i + 1]
+    if not for_all then
+      local own = string.sub(ticket, -8)
+      if own ~= bound then
+        bound = own
+        room = string.byte(own) == 45 and tonumber(string.sub(own, 2), 36) or limit
+      end
+      if in_use >= room then
+        waits = true
+        break
+      end
+    end
     i = i + 1
     passed = passed + 1
     waiting = waiting - 1
     budget = budget - 1
-    local id = string.sub(tickets[i], #queued + 1)
+    local id = string.sub(ticket, #queued + 1)
     local holder, is_told = string.sub(id, 1, 11), true
     if holder ~= node and not mail[holder] and string.byte(id) == 126 then
       holder, is_told = string.sub(id, 2, 12), false
@@ -75,6 +91,7 @@ while waiting > 0 and in_use < limit and budget > 0 do
     local heard = redis.pcall('PUBLISH', channel, table.concat(words, ' '))
     if heard == 0 and counted then
       absent[other] = true
+      waits = false
       gone = true
       in_use = in_use - (#words - 1) / 2
       for k = 2, #words, 2 do left[#left + 1] = other .. ':' .. words[k] end

@@ -4,11 +4,12 @@
 -- old turn in the queue, under a new id, however long the queue is.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   lease_ms    integer >= 1
--- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[4]   node        the caller's
--- ARGV[5..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
+-- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   lease_ms    integer >= 1
+-- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   node        the caller's
+-- ARGV[6..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
 --
 -- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
@@ -20,10 +21,10 @@
 -- Retry     safe: an id that is there keeps its place and has its lease renewed
 
 local key = KEYS[1]
-local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local counted, node = ARGV[3] == '1', ARGV[4]
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
+local for_all, counted, node = ARGV[2] == '1', ARGV[4] == '1', ARGV[5]
 local ids, proofs = {}, {}
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
   proofs[#proofs + 1] = tonumber(ARGV[i + 1])
 end

@@ -1,10 +1,11 @@
 -- release: take places out, waiting or held, and hand what that frees to the head of the queue.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[3]   node        the caller's
--- ARGV[4..] id          none, one or many; with none the call only sweeps and promotes
+-- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[4]   node        the caller's
+-- ARGV[5..] id          none, one or many; with none the call only sweeps and promotes
 --
 -- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
 --           permit was free and a place waited: call again, at once
@@ -15,13 +16,14 @@
 local key = KEYS[1]
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
 if waiting == 0 then
-  if #ARGV > 3 then redis.call('ZREM', key, unpack(ARGV, 4)) end
+  if #ARGV > 4 then redis.call('ZREM', key, unpack(ARGV, 5)) end
   return {}
 end
 
-local limit, counted, node = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3]
+local limit, counted, node = tonumber(ARGV[1]), ARGV[3] == '1', ARGV[4]
 --@queued
-local members = { unpack(ARGV, 4) }
+local for_all = ARGV[2] == '1'
+local members = { unpack(ARGV, 5) }
 for i = 1, #members do members[#members + 1] = queued .. members[i] end
 -- More than one member: one that waited may be among them.
 if #members > 0 and redis.call('ZREM', key, unpack(members)) > 1 then
@@ -35,5 +37,5 @@ local in_use = redis.call('ZCARD', key) - 2 * waiting
 local asked, from, to = {}, 1, 0
 --@promote
 -- Promotion reached its bound: see answer.lua.
-if waiting > 0 and in_use < limit then own[#own + 1] = 1 end
+if waiting > 0 and in_use < limit and not waits then own[#own + 1] = 1 end
 return own

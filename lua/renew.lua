@@ -2,11 +2,12 @@
 -- a lost message good, and the sweep that replaces a dead holder.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   lease_ms    integer >= 1
--- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[4]   node        the caller's
--- ARGV[5..] id          one or many
+-- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   lease_ms    integer >= 1
+-- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   node        the caller's
+-- ARGV[6..] id          one or many
 --
 -- Returns   lease_end, if nobody waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
@@ -19,9 +20,9 @@
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
-local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local counted, node = ARGV[3] == '1', ARGV[4]
-local ids = { unpack(ARGV, 5) }
+local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
+local for_all, counted, node = ARGV[2] == '1', ARGV[4] == '1', ARGV[5]
+local ids = { unpack(ARGV, 6) }
 --@clock
 local lease_end = now_ms + lease_ms
 local score = string.format('%.0f', lease_end)

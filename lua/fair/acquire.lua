@@ -1,8 +1,9 @@
 -- fair/acquire: acquire.lua, for any set: with tenants, without, or with both kinds of places.
 --
 -- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then to the base 36 the tenant's number
--- f (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). They are cut by
--- position. An id without a claim never has '.' there. Places with a claim have these members:
+-- f (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
+-- bytes before that: '-', then limit and headroom of its policy (7 each). They are cut by position. An id without a claim
+-- never has '.' there. Places with a claim have these members:
 --   <id>                          score: 1e13 + end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
 --                                 more than the last of the line; for q see queued.lua
@@ -14,15 +15,16 @@
 -- A ticket of a line is told as 1e14 + k, and a lease end without the 1e13.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
--- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   max_queue   integer >= 0, places that may wait in one line; -1: these may not wait
--- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[6]   node        the caller's
--- ARGV[7]   leaving     integer >= 0, how many of the ids leave
--- ARGV[8]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
--- ARGV[9..] id          those that leave, in any order; then one or many that come, in the order of their arrival
+-- ARGV[1]   limit       integer >= 0, permits; those that come are judged by it
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[4]   lease_ms    integer >= 1
+-- ARGV[5]   max_queue   integer >= 0, places that may wait in one line; -1: these may not wait
+-- ARGV[6]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[7]   node        the caller's
+-- ARGV[8]   leaving     integer >= 0, how many of the ids leave
+-- ARGV[9]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
+-- ARGV[10..] id          those that leave, in any order; then one or many that come, in the order of their arrival
 --
 -- Returns   lease_end, if all that come were granted at once; else
 --           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
@@ -36,14 +38,15 @@
 -- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]
-local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local first, last = 9 + ARGV[7], #ARGV
+local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local first, last = 10 + ARGV[8], #ARGV
+local for_all = ARGV[2] == '1'
 --@clock
 --@queued
 local lease_end = now_ms + lease_ms
-if first > 9 then
+if first > 10 then
   local members, count = {}, 0
-  for i = 9, first - 1 do
+  for i = 10, first - 1 do
     local id = ARGV[i]
     members[count + 1], members[count + 2] = id, queued .. id
     count = count + 2
@@ -84,18 +87,18 @@ end
 local fair_score = string.format('%.0f', lease_end + 1e13)
 local plain_score = string.format('%.0f', lease_end)
 local sub, byte = string.sub, string.byte
-local settle, remove
+local settle, remove, room_of
 local is_second, is_tried = false, false
 repeat
   if is_second then
-    local left = { unpack(ARGV, 9, first - 1) }
+    local left = { unpack(ARGV, 10, first - 1) }
     --@fair/settle
     if turn[1] then
       --@fair/leave
     end
   end
   -- Whether all can be granted at once: nobody waits who could be served, and no cap stands in the way.
-  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 9)) then
+  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 10)) then
     is_tried = true
     local writes, count, all, room = {}, 0, units, limit
     local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
@@ -164,14 +167,14 @@ repeat
 until not is_second
 
 -- Full, or so it looks: waiting places go first, and only then the newcomers.
-local max_queue, counted, node = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
+local max_queue, counted, node = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7]
 --@fair/sweep
 if swept then turn, units = nil, nil end
 --@fair/survey
 --@fair/promote
 
 local ids = { unpack(ARGV, first) }
-local is_first = ARGV[8] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0
+local is_first = ARGV[9] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0
 local members = { unpack(ids) }
 local count = #ids
 for i, id in ipairs(ids) do
@@ -222,7 +225,7 @@ for i, id in ipairs(ids) do
         ticket = math.max(now, ticket + 1)
         status = ticket
         if own_turn and (not next_turn or own_turn <= next_turn) then
-          next_turn, next_f, next_cost, next_class = own_turn, 0, 1, 0
+          next_turn, next_f, next_cost, next_room = own_turn, 0, 1, room_of(id)
         end
         queue = queue + 1
         writes[#writes + 1] = string.format('%.0f', ticket)
@@ -293,7 +296,7 @@ for i, id in ipairs(ids) do
           turns[digits], seen[digits] = own_turn, true
           writes[#writes + 1] = own_turn
           writes[#writes + 1] = 't' .. digits
-          if is_first then next_turn, next_f, next_cost, next_class = own_turn, f, cost, class end
+          if is_first then next_turn, next_f, next_cost, next_room = own_turn, f, cost, room_of(id) end
         else
           local tail = tails[digits]
           if not tail then
@@ -329,14 +332,14 @@ for i, id in ipairs(ids) do
       if line[1] then
         next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
         local head = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '1')[1]
-        next_cost, next_class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+        next_cost, next_room = tonumber(string.sub(head, -2), 36), room_of(head)
       end
       if queue > 0 then
         local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
         local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
         local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
         if not next_turn or own_turn <= next_turn then
-          next_turn, next_f, next_cost, next_class = own_turn, 0, 1, 0
+          next_turn, next_f, next_cost, next_room = own_turn, 0, 1, room_of(head[1])
         end
       end
     end

@@ -2,7 +2,7 @@
 --
 -- A piece of the scripts, put in at their end, where they say `--@fair/answer`.
 --
--- Needs     key, limit, headroom, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_class;
+-- Needs     key, limit, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_room;
 --           earliest, or nil if that is to be looked up
 
 local waiting = redis.call('ZCOUNT', key, '-inf', '(0') + queue
@@ -10,8 +10,7 @@ if waiting == 0 then
   earliest = 0
 else
   if in_use < limit and next_turn then
-    local room = next_class > 0 and limit - headroom or limit
-    if room > 0 and (next_cost > room or in_use + next_cost <= room) then earliest = 1 end
+    if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then earliest = 1 end
   end
   if not earliest then
     -- Those without a claim stand first, whenever theirs end.

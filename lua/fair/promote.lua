@@ -9,14 +9,14 @@
 --
 -- Places without a claim are one line more, of weight 1 and class 0; its turn is made where it is compared.
 --
--- Needs     queued, key, now, limit, headroom, node, counted, remove; turn, in_use, queue; budget
+-- Needs     queued, key, now, limit, node, counted, remove, room_of; turn, in_use, queue; budget
 -- Leaves    own; in_use and queue as they are then; gone: whether anyone was taken out. If permits are free:
---           next_turn, next_f, next_cost, next_class of the first that waits, next_f 0 without a claim; next_turn
+--           next_turn, next_f, next_cost, next_room of the first that waits, next_f 0 without a claim; next_turn
 --           nil if nobody waits
 -- Cost      3 commands for a grant, 1 more for the last of a line, 1 more for each node that is told
 
 local own, gone = {}, false
-local next_turn, next_f, next_cost, next_class
+local next_turn, next_f, next_cost, next_room
 local absent, again = {}, true
 while again do
   again = false
@@ -29,7 +29,8 @@ while again do
     turn, next_turn = nil, nil
     if score == math.huge then break end
     local head, behind = nil, nil
-    next_f, next_cost, next_class = 0, 1, 0
+    local class = 0
+    next_f, next_cost = 0, 1
     if score < 4503599627370496 then
       local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
       local plain = (held * 64 + 1) * 4503599627370496 + score
@@ -44,12 +45,12 @@ while again do
       next_f = tonumber(string.sub(member, 2), 36)
       local heads = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '2')
       head, behind = heads[1], heads[2]
-      next_cost, next_class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
+      next_cost, class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
     end
     next_turn = score
-    local room = next_class > 0 and limit - headroom or limit
-    local never = next_cost > room
-    if room <= 0 or budget <= 0 or not never and in_use + next_cost > room then break end
+    next_room = room_of(head)
+    local never = next_cost > next_room
+    if next_room <= 0 or budget <= 0 or not never and in_use + next_cost > next_room then break end
     budget = budget - (never and 1 or next_cost)
     if never then
       redis.call('ZADD', key, 'inf', member)
@@ -63,7 +64,7 @@ while again do
         redis.call('ZREM', key, head, is_absent and id or head)
       else
         -- What the tenant has is in its turn: that saves a count.
-        local level = math.floor(score / 2 ^ (80 * next_class) / 4503599627370496) - 1
+        local level = math.floor(score / 2 ^ (80 * class) / 4503599627370496) - 1
         local units = math.ceil(level * tonumber(string.sub(head, -10, -9), 36) / 64)
         if not is_absent then units = units + next_cost end
         if behind then

@@ -2,12 +2,13 @@
 -- with it, because both are told by the id.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
--- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[5]   node        the caller's
--- ARGV[6..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
+-- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[4]   lease_ms    integer >= 1
+-- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[6]   node        the caller's
+-- ARGV[7..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
 --
 -- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
 --           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
@@ -19,10 +20,10 @@
 -- Retry     safe: an id that is there keeps its place and has its lease renewed
 
 local key = KEYS[1]
-local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local counted, node = ARGV[4] == '1', ARGV[5]
+local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local for_all, counted, node = ARGV[2] == '1', ARGV[5] == '1', ARGV[6]
 local ids, proofs = {}, {}
-for i = 6, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
   proofs[#proofs + 1] = tonumber(ARGV[i + 1])
 end
@@ -30,7 +31,7 @@ end
 local lease_end = now_ms + lease_ms
 local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
 --@queued
-local settle, remove
+local settle, remove, room_of
 --@fair/settle
 --@fair/sweep
 

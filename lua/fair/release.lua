@@ -1,11 +1,12 @@
 -- fair/release: release.lua, for any set. Members: see fair/acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
--- ARGV[3]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[4]   node        the caller's
--- ARGV[5..] id          none, one or many; with none the call only sweeps and promotes
+-- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   node        the caller's
+-- ARGV[6..] id          none, one or many; with none the call only sweeps and promotes
 --
 -- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
 --           permit was free and a place waited that could have it: call again, at once
@@ -16,12 +17,12 @@
 local key = KEYS[1]
 local last = #ARGV
 --@queued
-if last == 5 and string.sub(ARGV[last], -2) == '01' then
+if last == 6 and string.sub(ARGV[last], -2) == '01' then
   -- One place of one permit, or without a claim.
   redis.call('ZREM', key, ARGV[last], queued .. ARGV[last])
-elseif last > 4 then
+elseif last > 5 then
   local members, count, sub = {}, 0, string.sub
-  for i = 5, last do
+  for i = 6, last do
     local id = ARGV[i]
     members[count + 1], members[count + 2] = id, queued .. id
     count = count + 2
@@ -41,13 +42,13 @@ end
 local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
 if not turn[1] then return {} end
 -- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
-if last == 4 then redis.call('ZREM', key, '') end
+if last == 5 then redis.call('ZREM', key, '') end
 
-local limit, headroom = tonumber(ARGV[1]), tonumber(ARGV[2])
-local counted, node = ARGV[3] == '1', ARGV[4]
-local left = { unpack(ARGV, 5) }
+local limit, headroom = tonumber(ARGV[1]), tonumber(ARGV[3])
+local for_all, counted, node = ARGV[2] == '1', ARGV[4] == '1', ARGV[5]
+local left = { unpack(ARGV, 6) }
 --@clock
-local settle, remove
+local settle, remove, room_of
 --@fair/settle
 --@fair/leave
 if not turn[1] then return {} end
@@ -58,7 +59,6 @@ if swept then turn = nil end
 --@fair/promote
 if in_use < limit and next_turn then
   -- Promotion reached its bound: see fair/answer.lua.
-  local room = next_class > 0 and limit - headroom or limit
-  if room > 0 and (next_cost > room or in_use + next_cost <= room) then own[#own + 1] = 1 end
+  if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then own[#own + 1] = 1 end
 end
 return own

@@ -1,12 +1,13 @@
 -- fair/renew: renew.lua, for any set. Members: see fair/acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 1, permits
--- ARGV[2]   headroom    integer >= 0, so many of them are left to class 0
--- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[5]   node        the caller's
--- ARGV[6..] id          one or many
+-- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
+-- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[4]   lease_ms    integer >= 1
+-- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[6]   node        the caller's
+-- ARGV[7..] id          one or many
 --
 -- Returns   lease_end, if nobody waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
@@ -19,15 +20,15 @@
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
-local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local counted, node = ARGV[4] == '1', ARGV[5]
-local ids = { unpack(ARGV, 6) }
+local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local for_all, counted, node = ARGV[2] == '1', ARGV[5] == '1', ARGV[6]
+local ids = { unpack(ARGV, 7) }
 --@clock
 local lease_end = now_ms + lease_ms
 local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
 -- First the dead, then the leases: a place that ended is not brought back by asking late.
 --@queued
-local settle, remove
+local settle, remove, room_of
 --@fair/settle
 --@fair/sweep
 local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')

@@ -15,7 +15,7 @@ local id, take = ARGV[1], ARGV[2] == '1'
 --@queued
 local lease_end = redis.call('ZMSCORE', key, id)[1]
 if not lease_end then return -1 end
-local settle, remove
+local settle, remove, room_of
 --@fair/settle
 if take then remove({ id }) end
 return math.max(lease_end - 1e13 - now_ms, 0)

@@ -1,4 +1,5 @@
--- fair/settle: puts a tenant's turn where its line and its permits say; and takes places out.
+-- fair/settle: puts a tenant's turn where its line and its permits say; takes places out; and tells what a place is
+-- judged by.
 --
 -- A piece of the scripts, put in where one says `--@fair/settle`. It makes functions, unlike the other pieces,
 -- because several of those use them; so it is put in behind the way that an uncontended call takes.
@@ -7,9 +8,10 @@
 -- the time since when the tenant is at that level. Class, weight and cap are those of the line's first place.
 -- A line that stays at its level keeps its time. One that its tenant's cap stops has +inf.
 --
--- Needs     queued, key, now; settle, remove: declared
+-- Needs     queued, key, now; settle, remove, room_of: declared; for room_of: limit, headroom, for_all
 -- Leaves    settle(digits, before), which returns the turn, nil for an empty line; before: the turn as it was, if
---           that is known. remove(ids) takes places out, and settles their tenants
+--           that is known. remove(ids) takes places out, and settles their tenants. room_of(member): how many permits
+--           may be in use once this place, which waits, is granted
 -- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn moves; 1 less if `before` is known
 
 function settle(digits, before)
@@ -58,4 +60,17 @@ function remove(ids)
   end
   if count > 0 then redis.call('ZREM', key, unpack(members, 1, count)) end
   for _, digits in ipairs(tenants) do settle(digits) end
+end
+
+function room_of(member)
+  if string.byte(member, -16) ~= 46 then
+    if for_all or string.byte(member, -8) ~= 45 then return limit end
+    return tonumber(string.sub(member, -7), 36)
+  end
+  local own_limit, own_headroom = limit, headroom
+  if string.byte(member, -31) == 45 then
+    if not for_all then own_limit = tonumber(string.sub(member, -30, -24), 36) end
+    own_headroom = tonumber(string.sub(member, -23, -17), 36)
+  end
+  return string.byte(member, -3) ~= 48 and own_limit - own_headroom or own_limit
 end

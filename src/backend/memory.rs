@@ -153,8 +153,8 @@ impl Shared {
 
 impl Counter for Counted {
     fn call(&self, node: NodeId, call: &Call, now: Time) -> Reply {
-        let Call { limit, headroom, recalls, .. } = *call;
-        let caller = Caller { now: self.at(now), limit, headroom, node, recalls };
+        let Call { limit, headroom, for_all, recalls, .. } = *call;
+        let caller = Caller { now: self.at(now), limit, headroom, for_all, node, recalls };
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let post = &mut |node: NodeId, grants: &[Grant]| match self.shared.mailbox(node) {
             Some(mailbox) => {

@@ -276,10 +276,12 @@ pub struct AddressedCall {
     pub key: Arc<str>,
     /// The calling process.
     pub node: NodeId,
-    /// The limit of the semaphore, as the process knows it.
+    /// The limit of the semaphore, as the process knows it: see [`Call::limit`](crate::protocol::Call::limit).
     pub limit: u32,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
+    /// Whether the limit counts for all places, whatever they brought.
+    pub for_all: bool,
     /// Whether newcomers that have to wait recall permits that other processes keep: see [`Mailbox::recall`].
     pub recalls: bool,
     /// What to do.

@@ -5,11 +5,13 @@ use super::id::{Ids, PlaceId};
 /// One operation on one semaphore, for any number of places of one process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// The limit of the semaphore, as the calling process knows it. Each call is judged by the limit that its caller
-    /// supplies.
+    /// The limit of the semaphore, as the calling process knows it: that of the newcomers, or the highest of this
+    /// process's places that wait. A place that waits already is judged by the [`Bound`](super::Bound) in its id.
     pub limit: u32,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
+    /// Whether the limit counts for all places, whatever they brought.
+    pub for_all: bool,
     /// Whether newcomers that have to wait recall permits that other processes keep.
     pub recalls: bool,
     /// The operation.

@@ -205,7 +205,7 @@ impl fmt::Debug for Claim {
     }
 }
 
-fn write_base36(out: &mut [u8], mut number: u64) {
+pub(super) fn write_base36(out: &mut [u8], mut number: u64) {
     for digit in out.iter_mut().rev() {
         *digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
         number /= 36;

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use smallvec::SmallVec;
 
+use super::bound::Bound;
 use super::claim::{Claim, read_base36};
 use crate::error::ConfigError;
 
@@ -15,11 +16,11 @@ use crate::error::ConfigError;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(u64);
 
-/// The id of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox; followed by its [`Claim`] where tenants
-/// share the semaphore.
+/// The id of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox; followed by its [`Bound`] if it may
+/// wait, and by its [`Claim`] where tenants share the semaphore.
 ///
 /// The process makes it before it sends anything, so that every operation can be repeated, and never reuses it. Its text
-/// has at most 40 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
+/// has at most 55 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PlaceId {
     /// The process that the place belongs to.
@@ -28,7 +29,21 @@ pub struct PlaceId {
     pub poll_only: bool,
     /// The place's number in that process, below [`PlaceId::N_MAX`].
     pub n: u64,
+    /// The limit that it is judged by when its turn comes; `None`: that of the caller. A place that may not wait has
+    /// none.
+    pub bound: Option<Bound>,
     /// Its claim among tenants; `None`: it is served in order of arrival.
+    pub claim: Option<Claim>,
+}
+
+/// An id without its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Numbered {
+    /// The place's number.
+    pub n: u64,
+    /// The limit that it is judged by.
+    pub bound: Option<Bound>,
+    /// Its claim among tenants.
     pub claim: Option<Claim>,
 }
 
@@ -37,7 +52,7 @@ pub type Ids = SmallVec<[PlaceId; 1]>;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const NODE_LEN: usize = 11;
-const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Claim::LEN;
+const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Bound::LEN + Claim::LEN;
 
 impl NodeId {
     /// Creates a node id from a number, which should be random.
@@ -73,7 +88,8 @@ impl PlaceId {
     /// The numbers of places are below this: eleven digits in base 36.
     pub const N_MAX: u64 = 36u64.pow(11);
     /// None comes before it.
-    pub(crate) const FIRST: Self = Self { node: NodeId(0), poll_only: false, n: 0, claim: None };
+    pub(crate) const FIRST: Self =
+        Self { node: NodeId(0), poll_only: false, n: 0, bound: None, claim: None };
 
     /// The number of permits that it takes.
     #[must_use]
@@ -108,6 +124,12 @@ impl PlaceId {
         }
         text[len..len + 11 - at].copy_from_slice(&digits[at..]);
         len += 11 - at;
+        if let Some(bound) = self.bound {
+            // Only a claim has a class, and so a use for the headroom.
+            let width = if self.claim.is_some() { Bound::LEN } else { Bound::LIMIT_LEN };
+            text[len..len + width].copy_from_slice(&bound.text()[..width]);
+            len += width;
+        }
         if let Some(claim) = self.claim {
             text[len..len + Claim::LEN].copy_from_slice(&claim.text());
             len += Claim::LEN;
@@ -123,19 +145,24 @@ impl PlaceId {
             None => (false, text),
         };
         let (node, n) = (rest.get(..NODE_LEN)?, rest.get(NODE_LEN..)?.strip_prefix(b":")?);
-        let (n, claim) = Self::parse_number(n)?;
-        let id = Self { node: NodeId::parse(node)?, poll_only, n, claim };
+        let Numbered { n, bound, claim } = Self::parse_number(n)?;
+        let id = Self { node: NodeId::parse(node)?, poll_only, n, bound, claim };
         // One text for each id: no leading zeros, no capitals.
         (id.text().as_bytes() == text).then_some(id)
     }
 
-    /// Reads what a hint says of a place of its own process: the number, and the claim behind it.
+    /// Reads what a hint says of a place of its own process: the number, and what follows it.
     #[must_use]
-    pub fn parse_number(text: &[u8]) -> Option<(u64, Option<Claim>)> {
-        match text.iter().position(|c| *c == b'.') {
-            Some(at) => Some((Self::parse_n(&text[..at])?, Some(Claim::parse(&text[at..])?))),
-            None => Some((Self::parse_n(text)?, None)),
-        }
+    pub fn parse_number(text: &[u8]) -> Option<Numbered> {
+        let (text, claim) = match text.iter().position(|c| *c == b'.') {
+            Some(at) => (&text[..at], Some(Claim::parse(&text[at..])?)),
+            None => (text, None),
+        };
+        let (n, bound) = match text.iter().position(|c| *c == b'-') {
+            Some(at) => (&text[..at], Some(Bound::parse(&text[at..], claim.is_some())?)),
+            None => (text, None),
+        };
+        Some(Numbered { n: Self::parse_n(n)?, bound, claim })
     }
 
     fn parse_n(digits: &[u8]) -> Option<u64> {

@@ -9,6 +9,7 @@
 //! `README.md` in this folder describes the protocol. The module is public for custom backends and for those tests.
 //! Unstable: it may change in any release before 1.0.
 
+pub(crate) mod bound;
 pub(crate) mod call;
 pub(crate) mod claim;
 pub(crate) mod id;
@@ -18,9 +19,10 @@ pub(crate) mod overrides;
 pub mod session;
 pub(crate) mod time;
 
+pub use self::bound::Bound;
 pub use self::call::{Call, Op, Single};
 pub use self::claim::{Claim, Tenant};
-pub use self::id::{Ids, NodeId, PlaceId};
+pub use self::id::{Ids, NodeId, Numbered, PlaceId};
 pub use self::ledger::{
     Caller, Done, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
     WORK_MAX,

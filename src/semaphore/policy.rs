@@ -25,8 +25,9 @@ impl From<u32> for Limit {
 
 /// The settings of a semaphore: limit, wait timeout, queue and lease.
 ///
-/// All users of one name should use the same policy. Where policies differ, as during a rolling deploy, each call
-/// is judged by the limit that its caller supplies.
+/// All users of one name should use the same policy. Where policies differ, as during a rolling deploy, each request
+/// is judged by its own limit and headroom, and the queue keeps its order: requests with a higher limit wait behind the
+/// first one while that waits for its lower limit.
 ///
 /// # Examples
 ///

@@ -343,6 +343,7 @@ pub(super) fn call_of(
         node,
         limit: call.limit,
         headroom: call.headroom,
+        for_all: call.for_all,
         recalls: call.recalls,
         op: call.op,
     }

@@ -146,9 +146,9 @@ impl Connection for OneConnection {
         async move {
             let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
             let answer = |call: &AddressedCall| {
-                let AddressedCall { key, node, limit, headroom, recalls, op } = call;
-                let call =
-                    Call { limit: *limit, headroom: *headroom, recalls: *recalls, op: op.clone() };
+                let AddressedCall { key, node, limit, headroom, for_all, recalls, op } = call;
+                let (limit, headroom, for_all) = (*limit, *headroom, *for_all);
+                let call = Call { limit, headroom, for_all, recalls: *recalls, op: op.clone() };
                 let reply = memory.counter(key, Instant::now()).call(*node, &call, Time::ZERO);
                 Answer::Reply { reply, late: false }
             };
@@ -280,7 +280,7 @@ async fn a_refresh_that_fails_with_its_connection_shows_that() {
 }
 
 /// A hint for a place that nobody has.
-const STRANGE: Hint = Hint { n: 1, claim: None, lease_end: 1 };
+const STRANGE: Hint = Hint { n: 1, bound: None, claim: None, lease_end: 1 };
 
 #[tokio::test(start_paused = true)]
 async fn hints_for_made_up_names_make_few_records() {

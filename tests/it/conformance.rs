@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::{AcquireError, Limit, Permit, Policy, RejectReason, Rejected, Semaphore};
 
@@ -102,6 +102,9 @@ conformance! {
     a_waiter_keeps_its_turn_after_a_loss_of_data
     a_crowd_never_passes_the_cap_and_leaves_nothing
     cancelling_at_random_leaves_nothing
+    a_waiter_is_judged_by_its_own_limit_whatever_others_ask_under
+    a_waiter_under_a_lower_limit_is_not_granted_past_it
+    places_behind_a_lower_limit_keep_their_turn
 }
 
 fn policy(limit: u32) -> Policy {
@@ -243,11 +246,11 @@ async fn a_limit_of_zero_refuses_and_unlimited_stores_nothing(fleet: &impl Fleet
 async fn a_waiter_gives_up_after_its_timeout(fleet: &impl Fleet) {
     let (a, b) = (fleet.node(), fleet.node());
     let held = a.acquire("x", &policy(1)).await.unwrap();
-    let timeout = Duration::from_millis(80);
-    let brief = Policy::builder(1).wait_timeout(timeout).build().unwrap();
+    let wait = Duration::from_millis(80);
+    let brief = Policy::builder(1).wait_timeout(wait).build().unwrap();
     let seen = full(b.acquire("x", &brief).await);
     assert_eq!((seen.reason, seen.limit), (RejectReason::QueueTimeout, 1));
-    assert!(seen.waited >= timeout, "{:?}", seen.waited);
+    assert!(seen.waited >= wait, "{:?}", seen.waited);
     waiting(&a, "x", 0).await;
     drop(held);
     drop(b.acquire("x", &brief).await.unwrap());
@@ -553,5 +556,64 @@ async fn cancelling_at_random_leaves_nothing(fleet: &impl Fleet) {
     let one = nodes[0].try_acquire("x", &policy).await.unwrap();
     let two = nodes[1].try_acquire("x", &policy).await.unwrap();
     drop((one, two));
+    empty(fleet).await;
+}
+
+async fn a_waiter_is_judged_by_its_own_limit_whatever_others_ask_under(fleet: &impl Fleet) {
+    let (one, other) = (fleet.node(), fleet.node());
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        held.push(one.try_acquire("x", &policy(10)).await.unwrap());
+    }
+    let mut waits = one.acquire("x", &policy(10));
+    assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err(), "all are in use");
+    // A lower limit was asked under last, in this process and in another: permits are free all the same.
+    for node in [&one, &other] {
+        full(node.try_acquire("x", &policy(8)).await);
+    }
+    held.pop().unwrap().release().await.unwrap();
+    let permit = timeout(Duration::from_millis(900), waits).await.expect("within a second");
+    drop((permit.unwrap(), held));
+    empty(fleet).await;
+}
+
+async fn a_waiter_under_a_lower_limit_is_not_granted_past_it(fleet: &impl Fleet) {
+    let (one, other) = (fleet.node(), fleet.node());
+    for releases in [&one, &other] {
+        let mut held = Vec::new();
+        for _ in 0..10 {
+            held.push(releases.try_acquire("x", &policy(10)).await.unwrap());
+        }
+        let mut waits = one.acquire("x", &policy(8));
+        assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err(), "all are in use");
+        // Under a higher limit the permits that these releases free would be for whoever waits.
+        for in_use in [9, 8] {
+            held.pop().unwrap().release().await.unwrap();
+            full(releases.try_acquire("x", &policy(10)).await);
+            assert!(timeout(Duration::from_millis(1200), &mut waits).await.is_err(), "{in_use}");
+        }
+        held.pop().unwrap().release().await.unwrap();
+        let permit = timeout(Duration::from_millis(900), waits).await.expect("the eighth");
+        drop((permit.unwrap(), held));
+        empty(fleet).await;
+    }
+}
+
+async fn places_behind_a_lower_limit_keep_their_turn(fleet: &impl Fleet) {
+    let (one, other) = (fleet.node(), fleet.node());
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(one.try_acquire("x", &policy(3)).await.unwrap());
+    }
+    let (mut low, mut high) = (one.acquire("x", &policy(2)), other.acquire("x", &policy(3)));
+    assert!(timeout(Duration::from_millis(50), &mut low).await.is_err());
+    assert!(timeout(Duration::from_millis(50), &mut high).await.is_err());
+    held.pop().unwrap().release().await.unwrap();
+    assert!(timeout(Duration::from_millis(1200), &mut high).await.is_err(), "the other is first");
+    assert!(timeout(Duration::from_millis(1), &mut low).await.is_err(), "two are in use");
+    held.pop().unwrap().release().await.unwrap();
+    let low = timeout(Duration::from_secs(1), low).await.expect("its turn").unwrap();
+    let high = timeout(Duration::from_secs(2), high).await.expect("and the next").unwrap();
+    drop((low, high, held));
     empty(fleet).await;
 }

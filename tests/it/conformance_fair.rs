@@ -48,6 +48,7 @@ conformance! {
     a_pause_and_a_lower_limit_hold_for_tenants
     what_can_never_fit_holds_nobody_up_after_a_pause
     each_request_is_judged_by_its_own_limit
+    a_headroom_counts_for_those_that_brought_it_alone
     tenants_of_all_processes_are_seen
     a_waiter_that_leaves_leaves_nothing
     tenants_of_many_lines_are_all_served
@@ -324,4 +325,33 @@ async fn tenants_of_many_lines_are_all_served(fleet: &impl Fleet) {
         task.await.unwrap();
     }
     nothing_left(fleet).await;
+}
+
+async fn a_headroom_counts_for_those_that_brought_it_alone(fleet: &impl Fleet) {
+    let (one, two) = (fleet.node(), fleet.node());
+    let without = policy(3);
+    let with = Policy::builder(3).headroom(2).wait_timeout(LONG).build().unwrap();
+    for other in [&one, &two] {
+        let mut held = Vec::new();
+        for tenant in ["a", "b"] {
+            held.push(one.acquire(by(tenant), &without).await.unwrap());
+        }
+        held.push(one.acquire(by("c"), &without).await.unwrap());
+        let waits = queued(&one, by("d").class(1), &without).await;
+        // Another request brings a headroom, which would leave two permits idle.
+        drop(other.try_acquire(by("e").class(1), &with).await.unwrap_err());
+        held.pop().unwrap().release().await.unwrap();
+        let permit = tokio::time::timeout(Duration::from_millis(1500), waits).await;
+        drop(permit.expect("within a second and a round trip").unwrap().unwrap());
+        // And the other way: what brought a headroom keeps to it, whoever frees the permits.
+        let waits = queued(&one, by("f").class(1), &with).await;
+        for _ in 0..2 {
+            drop(other.try_acquire(by("g").class(1), &without).await);
+            tokio::time::sleep(Duration::from_millis(600)).await;
+            assert!(!waits.is_finished(), "two are in use, and two are left to class 0");
+        }
+        held.clear();
+        drop(waits.await.unwrap().unwrap());
+        nothing_left(fleet).await;
+    }
 }

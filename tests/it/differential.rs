@@ -46,46 +46,18 @@ struct History {
 /// steps is a history too: that is what shrinking needs.
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire {
-        node: usize,
-        leaving: Vec<Pick>,
-        poll_only: bool,
-        ids: Vec<Option<Claim>>,
-        terms: Terms,
-    },
-    AcquireAgain {
-        node: usize,
-        leaving: Vec<Pick>,
-        picks: Vec<Pick>,
-        terms: Terms,
-    },
-    Release {
-        node: usize,
-        picks: Vec<Pick>,
-    },
-    Renew {
-        node: usize,
-        picks: Vec<Pick>,
-        lease_ms: u64,
-    },
-    Reassert {
-        node: usize,
-        proofs: Vec<(Pick, Proof)>,
-        lease_ms: u64,
-    },
-    Inspect {
-        most: usize,
-    },
-    Revoke {
-        pick: Pick,
-    },
+    Acquire { node: usize, leaving: Vec<Pick>, poll_only: bool, ids: Vec<Asks>, terms: Terms },
+    AcquireAgain { node: usize, leaving: Vec<Pick>, picks: Vec<Pick>, terms: Terms },
+    Release { node: usize, picks: Vec<Pick> },
+    Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
+    Reassert { node: usize, proofs: Vec<(Pick, Proof)>, lease_ms: u64 },
+    Inspect { most: usize },
+    Revoke { pick: Pick },
     Limit(u32),
     Headroom(u32),
+    ForAll(bool),
     Time(Time),
-    Subscribe {
-        node: usize,
-        alive: bool,
-    },
+    Subscribe { node: usize, alive: bool },
     Wipe,
 }
 
@@ -106,7 +78,15 @@ enum Pick {
     /// One of those that were ever made, there or not.
     Known(usize),
     /// One that was never sent before.
-    New { node: usize, poll_only: bool, claim: Option<Claim> },
+    New { node: usize, poll_only: bool, asks: Asks },
+}
+
+/// What the id of a place says beside its number.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asks {
+    /// Limit and headroom.
+    bound: Option<(u32, u32)>,
+    claim: Option<Claim>,
 }
 
 /// What a place shows to be counted again.
@@ -179,13 +159,22 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
     prop_oneof![6 => claim, 1 => Just(None)].boxed()
 }
 
+fn asks(of: Of) -> impl Strategy<Value = Asks> {
+    let bound = prop_oneof![
+        3 => Just(None),
+        6 => (1..6u32, 0..=2u32).prop_map(Some),
+        1 => (any::<u32>(), any::<u32>()).prop_map(Some),
+    ];
+    (bound, claim(of)).prop_map(|(bound, claim)| Asks { bound, claim })
+}
+
 fn pick(of: Of) -> impl Strategy<Value = Pick> {
     let index = || any::<u16>().prop_map(usize::from);
     prop_oneof![
         7 => index().prop_map(Pick::Present),
         2 => index().prop_map(Pick::Known),
-        1 => (0..NODES, any::<bool>(), claim(of))
-            .prop_map(|(node, poll_only, claim)| Pick::New { node, poll_only, claim }),
+        1 => (0..NODES, any::<bool>(), asks(of))
+            .prop_map(|(node, poll_only, asks)| Pick::New { node, poll_only, asks }),
     ]
 }
 
@@ -223,7 +212,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
         })
     };
     let proofs = prop::collection::vec((pick(of), proof()), batch.clone());
-    let ids = prop::collection::vec(claim(of), batch);
+    let ids = prop::collection::vec(asks(of), batch);
     let node = 0..NODES;
     let step = prop_oneof![
         30 => (node.clone(), leaving(), prop::bool::weighted(0.15), ids, terms()).prop_map(
@@ -240,6 +229,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
         4 => (1..=4 * most).prop_map(|most| Step::Inspect { most }),
         4 => pick(of).prop_map(|pick| Step::Revoke { pick }),
         4 => limit().prop_map(Step::Limit),
+        2 => any::<bool>().prop_map(Step::ForAll),
         16 => time().prop_map(Step::Time),
         4 => (node, any::<bool>()).prop_map(|(node, alive)| Step::Subscribe { node, alive }),
         1 => Just(Step::Wipe),
@@ -353,7 +343,13 @@ fn they_do_so_with_hundreds_of_places_of_tenants_too() {
 
 fn acquire(node: usize, lease_ms: u64) -> Step {
     let terms = Terms { lease_ms, max_queue: Some(20_000), recalls: false };
-    Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids: vec![None; 512], terms }
+    Step::Acquire {
+        node,
+        leaving: Vec::new(),
+        poll_only: false,
+        ids: vec![Asks::default(); 512],
+        terms,
+    }
 }
 
 /// One history, told here.
@@ -391,7 +387,7 @@ fn a_sweep_of_more_dead_than_one_call_takes_out_goes_on_with_the_next() {
     for _ in 0..7 {
         steps.push(Step::Renew {
             node: 1,
-            picks: vec![Pick::New { node: 1, poll_only: false, claim: None }],
+            picks: vec![Pick::New { node: 1, poll_only: false, asks: Asks::default() }],
             lease_ms: 5_000,
         });
     }
@@ -429,7 +425,7 @@ fn hundreds_are_granted_at_once_across_nodes() {
 fn those_whose_leases_end_last_are_recalled_and_no_more_places_are_looked_at() {
     let terms = |lease_ms, recalls| Terms { lease_ms, max_queue: Some(20_000), recalls };
     let acquire = |node, claim, count: usize, terms| {
-        let ids = vec![claim; count];
+        let ids = vec![Asks { bound: None, claim }; count];
         Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids, terms }
     };
     let tenant = Some(Claim::new(Tenant::of_hash(7)));

@@ -5,7 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tower_semaphore::protocol::{
-    Caller, Grant, HINT_WORK, Ledger, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN, WORK_MAX,
+    Caller, Grant, HINT_WORK, Ledger, NodeId, Numbered, PlaceId, PlaceStatus, Reply, TICKET_MIN,
+    WORK_MAX,
 };
 
 const A: NodeId = NodeId::new(1);
@@ -15,11 +16,11 @@ const BEGAN: u64 = 1_795_169_853_126_543;
 const LEASE: u64 = 10_000;
 
 const fn id(node: NodeId, n: u64) -> PlaceId {
-    PlaceId { node, poll_only: false, n, claim: None }
+    PlaceId { node, poll_only: false, n, bound: None, claim: None }
 }
 
 const fn poll_only(node: NodeId, n: u64) -> PlaceId {
-    PlaceId { node, poll_only: true, n, claim: None }
+    PlaceId { node, poll_only: true, n, bound: None, claim: None }
 }
 
 /// A ledger with a clock, a limit, and a note of what was posted.
@@ -58,7 +59,14 @@ impl Desk {
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) -> Reply {
         let Self { ledger, now, limit, recalls, posted, gone } = self;
-        let caller = Caller { now: *now, limit: *limit, headroom: 0, node, recalls: *recalls };
+        let caller = Caller {
+            now: *now,
+            limit: *limit,
+            headroom: 0,
+            for_all: false,
+            node,
+            recalls: *recalls,
+        };
         let reply = run(ledger, caller, &mut |to, grants| {
             assert_ne!(to, node, "own grants come in the reply");
             posted.push((to, grants.to_vec()));
@@ -681,7 +689,7 @@ fn any_id() -> impl Strategy<Value = PlaceId> {
     let node = prop_oneof![any::<u64>(), Just(0), Just(u64::MAX)];
     (node, any::<bool>(), number).prop_map(|(node, poll_only, n)| {
         let node = NodeId::new(node);
-        PlaceId { node, poll_only, n, claim: None }
+        PlaceId { node, poll_only, n, bound: None, claim: None }
     })
 }
 
@@ -695,7 +703,7 @@ proptest! {
         prop_assert_eq!(text.parse(), Ok(id));
         prop_assert_eq!(PlaceId::parse(text.as_bytes()), Some(id));
         let n = text.split_once(':').unwrap().1;
-        prop_assert_eq!(PlaceId::parse_number(n.as_bytes()), Some((id.n, None)));
+        prop_assert_eq!(PlaceId::parse_number(n.as_bytes()), Some(Numbered { n: id.n, bound: None, claim: None }));
         prop_assert_eq!(NodeId::parse(id.node.to_string().as_bytes()), Some(id.node));
     }
 

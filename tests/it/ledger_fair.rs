@@ -51,7 +51,7 @@ impl Desk {
 
     fn id_of(&mut self, node: NodeId, claim: impl Into<Option<Claim>>) -> PlaceId {
         self.next += 1;
-        PlaceId { node, poll_only: false, n: self.next, claim: claim.into() }
+        PlaceId { node, poll_only: false, n: self.next, bound: None, claim: claim.into() }
     }
 
     fn ask(
@@ -62,7 +62,14 @@ impl Desk {
         let Self { ledger, now, limit, headroom, gone, posted, .. } = self;
         // Time passes, so that no two things happen at one moment.
         *now += 100;
-        let caller = Caller { now: *now, limit: *limit, headroom: *headroom, node, recalls: false };
+        let caller = Caller {
+            now: *now,
+            limit: *limit,
+            headroom: *headroom,
+            for_all: false,
+            node,
+            recalls: false,
+        };
         run(ledger, caller, &mut |to, grants| {
             posted.extend(grants);
             !gone.contains(&to)

@@ -154,7 +154,7 @@ fn no_number_becomes_text_inaccurately() {
         "fair/promote: writes[#writes + 1] = i .. head",
         "fair/promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
         "acquire: for i = 1, leaving do members[leaving + i] = queued .. members[i] end",
-        "acquire: for i = 1, leaving do members[i] = queued .. ARGV[7 + i] end",
+        "acquire: for i = 1, leaving do members[i] = queued .. ARGV[8 + i] end",
         "acquire: for j = first, last do members[#members + 1] = queued .. ARGV[j] end",
         "acquire: writes[count + 1], writes[count + 2] = ticket, queued .. id",
         "release: for i = 1, #members do members[#members + 1] = queued .. members[i] end",
@@ -421,7 +421,8 @@ fn calls_cost_what_the_headers_say() {
     let (one, two, three) = (id("1"), id("2"), id("3"));
     let acquire = |leaving: &[&str], ids: &[&str]| {
         let count = leaving.len().to_string();
-        let arguments = [&["10", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
+        let arguments =
+            [&["10", "0", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
         commands(&server, "acquire", &arguments)
     };
     assert_eq!(cost("acquire"), 5);
@@ -430,12 +431,15 @@ fn calls_cost_what_the_headers_say() {
     let (four, five) = (id("4"), id("5"));
     assert_eq!(acquire(&[&two, &three], &[&four, &five]), 6, "two for two");
     assert_eq!(acquire(&[&four, &five], &[&two, &three]), 6, "and back");
-    assert_eq!(commands(&server, "renew", &["10", "5000", "1", node, &one, &two]), cost("renew"));
-    let reassert = commands(&server, "reassert", &["10", "5000", "1", node, &one, "1"]);
+    assert_eq!(
+        commands(&server, "renew", &["10", "0", "5000", "1", node, &one, &two]),
+        cost("renew")
+    );
+    let reassert = commands(&server, "reassert", &["10", "0", "5000", "1", node, &one, "1"]);
     assert!(reassert.abs_diff(cost("reassert")) <= 1, "{reassert}");
     assert_eq!(commands(&server, "inspect", &["10"]), cost("inspect"));
-    assert_eq!(commands(&server, "release", &["10", "1", node, &one]), cost("release"));
-    let last = commands(&server, "release", &["10", "1", node, &two, &three]);
+    assert_eq!(commands(&server, "release", &["10", "0", "1", node, &one]), cost("release"));
+    let last = commands(&server, "release", &["10", "0", "1", node, &two, &three]);
     assert!(last <= cost("release"), "{last}");
     assert_eq!(server.keys(), 0);
 }
@@ -450,26 +454,26 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     let acquire = |leaving: &[&str], ids: &[&str]| {
         let count = leaving.len().to_string();
         let arguments =
-            [&["10", "0", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
+            [&["10", "0", "0", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
         commands(&server, "fair/acquire", &arguments)
     };
     assert_eq!(cost("fair/acquire"), 5);
     assert_eq!(acquire(&[], &[&one]), 5, "the first");
     assert_eq!(acquire(&[&one], &[&two]), 6, "one for one");
     assert_eq!(acquire(&[], &[&one, &three, &four]), 6, "one tenant of two has a cap");
-    let renew = ["10", "0", "5000", "1", node, &one, &two];
+    let renew = ["10", "0", "0", "5000", "1", node, &one, &two];
     assert_eq!(commands(&server, "fair/renew", &renew), cost("fair/renew"));
     assert_eq!(commands(&server, "inspect", &["10"]), cost("inspect") + 4);
-    let release = ["10", "0", "1", node, &one, &two, &three, &four];
+    let release = ["10", "0", "0", "1", node, &one, &two, &three, &four];
     assert_eq!(commands(&server, "fair/release", &release), cost("fair/release"));
     assert_eq!(server.keys(), 0);
     // From line to line.
     let (five, six) = (id("5", "0000a", "00000"), id("6", "0000b", "00000"));
-    let waits = ["1", "0", "5000", "100", "1", node, "0", "0"];
+    let waits = ["1", "0", "0", "5000", "100", "1", node, "0", "0"];
     for id in [&one, &two, &five, &six] {
         commands(&server, "fair/acquire", &[&waits[..], &[id]].concat());
     }
-    let release = commands(&server, "fair/release", &["1", "0", "1", node, &one]);
+    let release = commands(&server, "fair/release", &["1", "0", "0", "1", node, &one]);
     assert!(release <= 14, "{release}");
 }
 
@@ -509,18 +513,28 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
     for (limit, those, lease) in sets {
         let lease = lease.to_string();
         let calls: [(&str, Vec<&str>); 6] = [
-            ("acquire", vec!["2", "5000", "100", "1", node, "0", "0", &plain]),
-            ("acquire", vec!["0", "5000", "-1", "1", node, "0", "0", &plain]),
-            ("release", vec![limit, "1", node, &plain]),
-            ("release", vec![limit, "1", node]),
-            ("renew", vec![limit, "5000", "1", node, &plain]),
-            ("reassert", vec![limit, "5000", "1", node, &plain, "9000000000000"]),
+            ("acquire", vec!["2", "0", "5000", "100", "1", node, "0", "0", &plain]),
+            ("acquire", vec!["0", "0", "5000", "-1", "1", node, "0", "0", &plain]),
+            ("release", vec![limit, "0", "1", node, &plain]),
+            ("release", vec![limit, "0", "1", node]),
+            ("renew", vec![limit, "0", "5000", "1", node, &plain]),
+            ("reassert", vec![limit, "0", "5000", "1", node, &plain, "9000000000000"]),
         ];
         for (name, arguments) in calls {
             let _: String = server.command(&["FLUSHALL"]);
             for i in those {
-                let acquire =
-                    [limit, "0", lease.as_str(), "100", "1", node, "0", "0", places[*i].as_str()];
+                let acquire = [
+                    limit,
+                    "0",
+                    "0",
+                    lease.as_str(),
+                    "100",
+                    "1",
+                    node,
+                    "0",
+                    "0",
+                    places[*i].as_str(),
+                ];
                 assert_ne!(invoke(&mut connection, "fair/acquire", &acquire), Value::Int(0));
             }
             std::thread::sleep(Duration::from_millis(if lease == "1" { 3 } else { 0 }));
@@ -597,7 +611,7 @@ fn release_nothing(server: &TestRedis, limit: &str, node: &str) -> (Vec<Value>, 
     let mut connection = connection(server);
     let mut before: usize = server.command(&["ZCARD", "semaphore:{x}"]);
     for calls in 1.. {
-        let (reply, members) = call(&mut connection, "release", &[limit, "1", node]);
+        let (reply, members) = call(&mut connection, "release", &[limit, "0", "1", node]);
         assert!(before - members <= 2 * WORK_MAX, "{before} {members}");
         before = members;
         if reply.last() != Some(&Value::Int(1)) {
@@ -632,11 +646,11 @@ fn every_script_keeps_to_the_bound() {
     let ids: Vec<_> = ids.iter().map(String::as_str).collect();
     let proofs: Vec<_> = ids.iter().flat_map(|id| [*id, "2000000000000"]).collect();
     let calls = [
-        ("acquire", [&["1000", "5000", "1000000", "1", node, "0", "0"][..], &ids].concat()),
-        ("acquire", [&["1000", "5000", "-1", "1", node, "1", "0"][..], &ids].concat()),
-        ("renew", [&["1000", "5000", "1", node][..], &ids].concat()),
-        ("reassert", [&["1000", "5000", "1", node][..], &proofs].concat()),
-        ("release", [&["1000", "1", node][..], &ids].concat()),
+        ("acquire", [&["1000", "0", "5000", "1000000", "1", node, "0", "0"][..], &ids].concat()),
+        ("acquire", [&["1000", "0", "5000", "-1", "1", node, "1", "0"][..], &ids].concat()),
+        ("renew", [&["1000", "0", "5000", "1", node][..], &ids].concat()),
+        ("reassert", [&["1000", "0", "5000", "1", node][..], &proofs].concat()),
+        ("release", [&["1000", "0", "1", node][..], &ids].concat()),
     ];
     for dead in CROWDS {
         let mut connection = connection(&server);

@@ -103,7 +103,10 @@ async fn a_stray_hint_leaves_no_record() {
     let semaphore = Semaphore::new(watched);
     drop(semaphore.acquire("warm", &Policy::new(1)).await.unwrap());
     let mailbox = mailbox.lock().unwrap().clone().unwrap();
-    mailbox.upgrade().unwrap().hint("stray", Hint { n: 7 << 20, claim: None, lease_end: 1 });
+    mailbox
+        .upgrade()
+        .unwrap()
+        .hint("stray", Hint { n: 7 << 20, bound: None, claim: None, lease_end: 1 });
     sleep(KEPT).await;
     assert_eq!(records(&semaphore), 0);
 }

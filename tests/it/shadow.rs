@@ -208,3 +208,28 @@ async fn its_permits_are_real() {
     drop((held, one));
     empty(&redis).await;
 }
+
+#[tokio::test]
+async fn a_higher_limit_in_shadow_lifts_no_cap_that_is_enforced() {
+    let redis = TestRedis::start();
+    let semaphore = redis.semaphore();
+    let policy = Policy::builder(2).wait_timeout(Duration::from_secs(30)).build().unwrap();
+    let held = [
+        semaphore.acquire(NAME, &policy).await.unwrap(),
+        semaphore.acquire(NAME, &policy).await.unwrap(),
+    ];
+    let shadow = builder(&semaphore).limit(10).shadow(true).build().unwrap();
+    // It is counted, as the third of ten.
+    let (third, _) = ask(&shadow).await;
+    in_use(&semaphore, NAME, 3).await;
+    let mut waits = semaphore.acquire(NAME, &policy);
+    let brief = Duration::from_millis(1500);
+    assert!(tokio::time::timeout(brief, &mut waits).await.is_err(), "three are in use, of two");
+    // What it frees, and a request that it lets pass meanwhile, leave two in use.
+    drop(ask(&shadow).await);
+    drop(third);
+    assert!(tokio::time::timeout(brief, &mut waits).await.is_err(), "two are in use, of two");
+    drop(held);
+    drop(waits.await.unwrap());
+    empty(&redis).await;
+}

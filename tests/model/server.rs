@@ -103,6 +103,7 @@ impl Server {
             now: now_ms * 1000,
             limit: call.limit,
             headroom: call.headroom,
+            for_all: call.for_all,
             leaving,
             coming: &coming,
             promotes: !matches!(call.op, Op::Audit { .. }),
@@ -122,7 +123,8 @@ pub(crate) fn cost(place: &PlaceId) -> usize {
 fn rebuilt(places: impl IntoIterator<Item = (PlaceId, u64, Option<u64>)>) -> Ledger {
     let mut ledger = Ledger::new();
     for (id, end, ticket) in places {
-        let caller = Caller { now: 0, limit: 0, headroom: 0, node: id.node, recalls: false };
+        let caller =
+            Caller { now: 0, limit: 0, headroom: 0, for_all: true, node: id.node, recalls: false };
         ledger.reassert(caller, end, &[(id, ticket.unwrap_or(end))], &mut |_, _| true);
     }
     ledger
@@ -148,6 +150,7 @@ pub(crate) fn carry_out(
         now: now_ms * 1000,
         limit: call.limit,
         headroom: call.headroom,
+        for_all: call.for_all,
         node,
         recalls: call.recalls,
     };

@@ -756,7 +756,8 @@ impl World {
                 server.list();
                 if self.config.is_fair() {
                     let op = Op::Release { ids: [place].into_iter().collect() };
-                    let call = protocol::Call { limit: 0, headroom: 0, recalls: false, op };
+                    let call =
+                        protocol::Call { limit: 0, headroom: 0, for_all: true, recalls: false, op };
                     self.judge_turns(s, &call, &before);
                 }
             }
@@ -1523,6 +1524,7 @@ impl World {
             if self.has(Bug::KeptHintOutlivesConnection) {
                 s.process(process).altered.hints.push(protocol::Hint {
                     n,
+                    bound: place.bound,
                     claim: place.claim,
                     lease_end: end,
                 });
@@ -1530,7 +1532,8 @@ impl World {
         }
         let end = if self.has(Bug::HintWithoutLeaseEnd) { u64::MAX } else { end };
         let claim = place.claim.filter(|_| !self.has(Bug::HintWithoutClaim));
-        let hint = protocol::Hint { n, claim, lease_end: end };
+        let bound = place.bound.filter(|_| !self.has(Bug::HintWithoutClaim));
+        let hint = protocol::Hint { n, bound, claim, lease_end: end };
         self.act(s, process, |session, now| session.handle_hint(hint, now));
     }
 

@@ -868,6 +868,8 @@ pub struct Step<'a> {
     pub now: u64,
     /// The limit that the caller brought along.
     pub limit: u32,
+    /// The limit counts for all places, whatever they brought.
+    pub for_all: bool,
     /// Whether places may be counted past the limit.
     pub proves: bool,
     /// Whether places were asked to be promoted.
@@ -1082,6 +1084,7 @@ impl Store {
                         now,
                         limit: 0,
                         headroom: 0,
+                        for_all: true,
                         leaving: &[*id],
                         coming: &[],
                         promotes: false,
@@ -1094,6 +1097,7 @@ impl Store {
                         op: if *take { "revoke" } else { "look" },
                         now: now / 1000,
                         limit: 0,
+                        for_all: true,
                         proves: false,
                         promotes: false,
                         ids: 1,
@@ -1134,10 +1138,14 @@ impl Store {
         let is_tight =
             ledger.waiting() > 0 || ledger.in_use() + ids as u64 > u64::from(call.limit) || is_fair;
         let before: Option<Vec<_>> = is_tight.then(|| ledger.places().collect());
+        let is_lowest =
+            planted == Some(Planted::GoesByTheLowest) && !matches!(call.op, Op::Acquire { .. });
+        let limit = if is_lowest { call.limit.min(1) } else { call.limit };
         let mut caller = Caller {
             now,
-            limit: call.limit,
+            limit,
             headroom: call.headroom,
+            for_all: call.for_all || planted == Some(Planted::JudgesByCaller),
             node: call.node,
             recalls: call.recalls,
         };
@@ -1239,8 +1247,9 @@ impl Store {
                 before,
                 after: &after,
                 now,
-                limit: call.limit,
+                limit,
                 headroom: call.headroom,
+                for_all: call.for_all,
                 leaving,
                 coming: &coming,
                 promotes,
@@ -1252,7 +1261,8 @@ impl Store {
                 name,
                 op,
                 now: now / 1000,
-                limit: call.limit,
+                limit,
+                for_all: call.for_all,
                 proves: op == "reassert",
                 promotes,
                 ids,
@@ -1285,11 +1295,11 @@ impl Store {
     }
 
     /// All places, those whose lease ended left out: of which name, whose, and whether it waits.
-    pub fn living(&self, now: u64) -> impl Iterator<Item = (usize, PlaceId, bool)> + '_ {
+    pub fn living(&self, now: u64) -> impl Iterator<Item = (usize, PlaceId, Option<u64>)> + '_ {
         let ledgers = self.ledgers.iter().filter_map(|(key, l)| Some((name_of(key)?, l)));
         ledgers.flat_map(move |(name, ledger)| {
             let living = ledger.places().filter(move |(_, end, _)| *end > now / 1000);
-            living.map(move |(id, _, ticket)| (name, id, ticket.is_some()))
+            living.map(move |(id, _, ticket)| (name, id, ticket))
         })
     }
 

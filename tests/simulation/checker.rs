@@ -171,6 +171,17 @@ struct Terms {
     is_capped: bool,
 }
 
+/// What a server has of a name.
+#[derive(Clone, Copy, Debug)]
+pub struct Stock<'a> {
+    /// For each process how many places hold and wait; at the end those of processes that are gone.
+    pub places: &'a [(u64, u64)],
+    /// The places that wait, with their tickets.
+    pub waiting: &'a [(u64, PlaceId)],
+    /// Permits in use.
+    pub units: u64,
+}
+
 /// Watches a run.
 #[derive(Debug)]
 pub struct Checker {
@@ -244,8 +255,8 @@ impl Checker {
             local: vec![0; names],
             limits: (0..names)
                 .map(|name| {
-                    let limits = policies(name).map(|policy| policy.limit);
-                    (limits.clone().max().unwrap_or(0), limits.min().unwrap_or(0))
+                    let limits = || plan.bounds(name).map(|(limit, _)| limit);
+                    (limits().max().unwrap_or(0), limits().min().unwrap_or(0))
                 })
                 .collect(),
             unsettled: vec![0; names],
@@ -266,8 +277,9 @@ impl Checker {
                     let asks: Vec<_> = requests.filter_map(|request| request.ask).collect();
                     Terms {
                         cost: asks.iter().map(|ask| u64::from(ask.cost)).max().unwrap_or(1),
-                        headroom: policies(name)
-                            .map(|policy| u64::from(policy.headroom))
+                        headroom: plan
+                            .bounds(name)
+                            .map(|(_, headroom)| u64::from(headroom))
                             .max()
                             .unwrap_or(0),
                         is_capped: asks.iter().any(|ask| ask.each > 0),
@@ -641,7 +653,13 @@ impl Checker {
             let text = format!("{} touched {touched} places of n{}", step.op, step.name);
             self.flag("work: places", at, text);
         }
-        let is_idle = step.after.waiting() > 0 && step.after.in_use() < u64::from(step.limit);
+        let for_all = step.for_all.then_some(step.limit);
+        let room = |id| crate::fair::room(id, for_all, (step.limit, 0));
+        let is_free = step.after.waiting() > 0 && step.after.in_use() < u64::from(step.limit);
+        let is_idle = is_free && {
+            let waiting = step.after.places().filter_map(|(id, _, ticket)| Some((ticket?, id)));
+            waiting.min().is_some_and(|(_, first)| step.after.in_use() < room(first))
+        };
         if let Some(breach) = &step.turns {
             self.count("turns judged");
             if let Some((rule, text)) = breach {
@@ -664,6 +682,7 @@ impl Checker {
             before.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
         let mut held = 0;
         let mut news = 0;
+        let (mut granted, mut new_units) = (Vec::new(), 0);
         let mut last_granted = None;
         let mut first_waiting: Option<(u64, PlaceId)> = None;
         for (id, end, ticket) in step.after.places() {
@@ -675,10 +694,12 @@ impl Checker {
                         Some(None) => {}
                         Some(Some(ticket)) => {
                             news += 1;
+                            granted.push((*ticket, id));
                             last_granted = last_granted.max(Some((*ticket, id)));
                         }
                         None => {
                             news += 1;
+                            new_units += u64::from(id.cost());
                             last_granted = Some((u64::MAX, id));
                         }
                     }
@@ -690,12 +711,23 @@ impl Checker {
                 Some(_) => {}
             }
         }
-        if news > 0 && !step.proves && held > u64::from(step.limit) {
+        // Those that come, by the limit of the call.
+        if new_units > 0 && !step.proves && held > u64::from(step.limit) {
             let text = format!(
                 "{} granted {news} of n{}: {held} of {} in use",
                 step.op, step.name, step.limit
             );
             self.flag("cap in the server", at, text);
+        }
+        // Each that waited, by its own limit, with those granted before it and without those that came after it.
+        granted.sort_unstable();
+        let mut then = step.after.in_use().saturating_sub(new_units);
+        for (_, id) in granted.iter().rev().filter(|_| !step.proves && step.turns.is_none()) {
+            if then > room(*id) {
+                let text = format!("{} granted {id} of n{} as one of {then}", step.op, step.name);
+                self.flag("cap in the server", at, text);
+            }
+            then = then.saturating_sub(u64::from(id.cost()));
         }
         if let (Some(granted), Some(waiting)) = (last_granted, first_waiting)
             && granted > waiting
@@ -1025,17 +1057,16 @@ impl Checker {
 
     // ===== time =====
 
-    /// Looks at what a server has of a name: for each process how many places hold and wait, those of
-    /// processes that are gone at the end; and the limit that operators set.
+    /// Looks at what a server has of a name, and at the limit that operators set.
     pub fn look(
         &mut self,
         at: u64,
         name: usize,
         server: usize,
-        places: &[(u64, u64)],
-        units: u64,
+        stock: Stock<'_>,
         set: (Option<u32>, bool),
     ) {
+        let Stock { places, waiting: all_waiting, units } = stock;
         let mut living_waits = false;
         let mut left_behind = 0;
         let mut kept = Vec::new();
@@ -1116,18 +1147,24 @@ impl Checker {
             self.flag("linger", at, text);
         }
         let limit = match set {
-            (_, true) => 0,
-            (Some(limit), _) => limit,
-            (None, _) => self.limits[name].1,
+            (_, true) => Some(0),
+            (limit, _) => limit,
         };
-        // One for several permits is waited for, and one of a tenant with a cap waits.
-        let Terms { cost, headroom, is_capped } = self.terms[name];
-        let fits = units + cost + headroom <= u64::from(limit);
-        let idle = living_waits && fits && (!is_capped || units == 0);
+        // Each is judged by its own limit, and waits for those before it. Whose turn it is among tenants is not asked
+        // here; one of a tenant with a cap waits.
+        let fits =
+            |id: PlaceId| units + u64::from(id.cost()) <= crate::fair::room(id, limit, (0, 0));
+        let is_plain = all_waiting.iter().all(|(_, id)| id.claim.is_none());
+        let first = all_waiting.iter().min().filter(|_| is_plain);
+        let fits = match first {
+            Some((_, first)) => fits(*first),
+            None => all_waiting.iter().all(|(_, id)| fits(*id)),
+        };
+        let idle = living_waits && fits && (!self.terms[name].is_capped || units == 0);
         let since = since(&mut self.idle_since[name], idle, at);
         if since.is_some_and(|from| at > from.max(self.unsettled[name]) + IDLE) {
             let text = format!(
-                "{units} of {limit} permits of n{name} are in use, and a living place waits"
+                "{units} permits of n{name} are in use, and a living place waits with room under its limit"
             );
             self.idle_since[name] = None;
             self.flag("idle", at, text);

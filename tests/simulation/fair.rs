@@ -25,6 +25,8 @@ pub struct Done<'a> {
     pub limit: u32,
     /// See there.
     pub headroom: u32,
+    /// The limit counts for all places, whatever they brought.
+    pub for_all: bool,
     /// Places that are taken out.
     pub leaving: &'a [PlaceId],
     /// Places that come, with the proof that they bring along.
@@ -42,9 +44,8 @@ pub type Breach = (&'static str, String);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Judge {
     lines: BTreeMap<Tenant, Turn>,
-    /// The fewest permits that a caller had for class 0, and for the others: a head that asks for more may
-    /// have been put aside.
-    least_room: [Option<u64>; 2],
+    /// The lowest limit that counted for all places: a head that asks for more may have been put aside.
+    least_limit: Option<u32>,
     /// The latest time that the server's clock has shown, µs: it may have stepped back since.
     latest: u64,
 }
@@ -144,10 +145,17 @@ fn class_of(id: PlaceId) -> u8 {
     id.claim.map_or(0, Claim::class)
 }
 
+/// How many permits may be in use with this one: by the limit that counts for all; else by its own; else by the caller's.
+pub fn room(id: PlaceId, for_all: Option<u32>, caller: (u32, u32)) -> u64 {
+    let (limit, headroom) = id.bound.map_or(caller, |bound| (bound.limit, bound.headroom));
+    let headroom = if class_of(id) == 0 { 0 } else { headroom };
+    u64::from(for_all.unwrap_or(limit).saturating_sub(headroom))
+}
+
 impl Done<'_> {
+    /// How many permits may be in use with this one: by the limit that its request brought.
     fn room(&self, id: PlaceId) -> u64 {
-        let headroom = if class_of(id) == 0 { 0 } else { self.headroom };
-        u64::from(self.limit.saturating_sub(headroom))
+        room(id, self.for_all.then_some(self.limit), (self.limit, self.headroom))
     }
 
     fn fits(&self, places: &Places, id: PlaceId) -> bool {
@@ -178,8 +186,9 @@ impl Judge {
         for tenant in places.waiting.keys().copied().flatten() {
             let Some((_, head)) = places.head(Some(tenant)) else { continue };
             let key = (!places.passes_each(head)).then(|| places.key(head));
-            let room = self.least_room[usize::from(class_of(head) > 0)];
-            let aside = room.is_some_and(|room| u64::from(head.cost()) > room);
+            let room = self.least_limit.map(|limit| room(head, Some(limit), (limit, 0)));
+            let aside = room.is_some_and(|room| u64::from(head.cost()) > room)
+                || u64::from(head.cost()) > self::room(head, None, (u32::MAX, 0));
             let new = Turn { key, from: now, to: if aside { u64::MAX } else { now }, aside };
             self.lines
                 .entry(tenant)
@@ -248,13 +257,9 @@ impl Judge {
     /// Judges what was done.
     pub fn judge(&mut self, done: &Done<'_>) -> Option<Breach> {
         let now = done.now;
-        if done.promotes {
-            for (least, headroom) in self.least_room.iter_mut().zip([0, done.headroom]) {
-                let room = u64::from(done.limit.saturating_sub(headroom));
-                if room > 0 {
-                    *least = Some(least.map_or(room, |least| least.min(room)));
-                }
-            }
+        if done.promotes && done.for_all && done.limit > 0 {
+            let least = self.least_limit.unwrap_or(u32::MAX);
+            self.least_limit = Some(least.min(done.limit));
         }
         let after: HashMap<PlaceId, Option<u64>> =
             done.after.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
@@ -383,7 +388,8 @@ impl Judge {
         };
         let firsts: Vec<_> = places.waiting.keys().filter_map(in_turn).collect();
         let may_come = |(turn, head): &(Turn, Option<(u64, PlaceId)>)| {
-            !turn.aside && head.is_some_and(|(_, id)| done.fits(places, id))
+            let is_free = places.all < u64::from(done.limit);
+            !turn.aside && is_free && head.is_some_and(|(_, id)| done.fits(places, id))
         };
         let (_, head) = firsts.first().filter(|_| firsts.iter().all(may_come))?;
         let (_, id) = (*head)?;

@@ -41,11 +41,8 @@ fn tenant_of(id: PlaceId) -> Option<Tenant> {
 }
 
 fn room(caller: Caller, id: PlaceId) -> u64 {
-    let headroom = match id.claim {
-        Some(claim) if claim.class() > 0 => caller.headroom,
-        _ => 0,
-    };
-    u64::from(caller.limit.saturating_sub(headroom))
+    let for_all = caller.for_all.then_some(caller.limit);
+    crate::fair::room(id, for_all, (caller.limit, caller.headroom))
 }
 
 impl Naive {

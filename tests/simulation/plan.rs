@@ -370,6 +370,8 @@ pub struct RequestPlan {
     pub name: usize,
     /// For whom; `None`: it is compared by its time alone.
     pub ask: Option<AskPlan>,
+    /// Limit and headroom, where they are not those of its process.
+    pub bound: Option<(u32, u32)>,
     /// How long it may wait, ms.
     pub wait: u64,
     /// How long it holds its permit, ms.
@@ -461,6 +463,10 @@ pub enum Planted {
     LingersTooLong,
     /// A permit lingers although its request ended well.
     LingersAlways,
+    /// A server judges places that wait by the limit of whoever calls.
+    JudgesByCaller,
+    /// A process goes by the lowest limit when it frees permits.
+    GoesByTheLowest,
     /// A process does not hear of recalls.
     IgnoresRecalls,
     /// Nor that others wait: what it knows does not age.
@@ -509,7 +515,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 37] = [
+    pub const ALL: [(Self, &str); 39] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -529,6 +535,8 @@ impl Planted {
         (Self::ForgetsToLinger, "linger"),
         (Self::LingersTooLong, "orphan"),
         (Self::LingersAlways, "orphan"),
+        (Self::JudgesByCaller, "cap in the server"),
+        (Self::GoesByTheLowest, "idle"),
         (Self::IgnoresRecalls, "recall"),
         (Self::NeverHearsOfOthers, "passed by"),
         (Self::TakesOthersForOwn, "passed by"),
@@ -644,9 +652,37 @@ impl Plan {
         plan.add_faults(rng);
         plan.add_operations(rng);
         plan.add_tenants(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 71])));
+        plan.add_bounds(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 103])));
         plan.add_lingers(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 83])));
         plan.add_reuse(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 97])));
         plan
+    }
+
+    /// Some names are used under several limits in one process.
+    fn add_bounds(&mut self, rng: &mut Rng) {
+        if matches!(self.scenario, Scenario::Large | Scenario::Tardy | Scenario::Layer) {
+            return;
+        }
+        for name in 0..self.names {
+            if !rng.percent(30) {
+                continue;
+            }
+            let limit = rng.pick(&[1, 2, 2, 3, 4, 8]);
+            let headroom = rng.pick(&[0, 0, 0, 1, 2]).min(limit - 1);
+            let part = rng.pick(&[5, 20, 50]);
+            for request in self.requests.iter_mut().filter(|request| request.name == name) {
+                if rng.percent(part) {
+                    request.bound = Some((limit, headroom));
+                }
+            }
+        }
+    }
+
+    /// The limits and headrooms that requests for a name bring.
+    pub fn bounds(&self, name: usize) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let policies = self.policies.iter().map(move |own| (own[name].limit, own[name].headroom));
+        let requests = self.requests.iter().filter(move |request| request.name == name);
+        policies.chain(requests.filter_map(|request| request.bound))
     }
 
     /// Some requests are broken off, and the permits of some names linger then.
@@ -790,6 +826,7 @@ impl Plan {
                     process: 0,
                     name: 0,
                     ask: None,
+                    bound: None,
                     wait: 2000,
                     hold: rng.between(9000, 14_000),
                     leaves: None,
@@ -825,6 +862,7 @@ impl Plan {
                     process: process.unwrap_or_else(|| rng.index(self.processes)),
                     name,
                     ask: None,
+                    bound: None,
                     wait: if rng.percent(80) { waits } else { rng.pick(&[0, 50, 1000, 3000]) },
                     hold: rng.between(holds / 2, holds),
                     leaves: rng.percent(leaving).then(|| rng.pick(&[0, 1, 2, 3, 5, 20, 300, 1200])),
@@ -850,6 +888,7 @@ impl Plan {
                     process: rng.index(self.processes),
                     name,
                     ask: None,
+                    bound: None,
                     wait: rng.pick(&[0, 500, 3000]),
                     hold: rng.pick(&[0, 50, 6000]),
                     leaves: rng.percent(20).then(|| rng.pick(&[0, 2, 1200])),
@@ -870,7 +909,8 @@ impl Plan {
                 let back = GiveBack::Drop;
                 let (wait, hold, leaves) = (0, rng.between(5000, 9000), None);
                 let ask = None;
-                let plan = RequestPlan { at, process, name, ask, wait, hold, leaves, back };
+                let bound = None;
+                let plan = RequestPlan { at, process, name, ask, bound, wait, hold, leaves, back };
                 self.requests.push(plan);
             }
         }
@@ -885,7 +925,8 @@ impl Plan {
                 let (wait, leaves, back) = (rng.pick(&[0, 0, 500]), None, GiveBack::Drop);
                 let at = at + rng.between(0, 800);
                 let (hold, ask) = (5, None);
-                let plan = RequestPlan { at, process, name, ask, wait, hold, leaves, back };
+                let bound = None;
+                let plan = RequestPlan { at, process, name, ask, bound, wait, hold, leaves, back };
                 self.requests.push(plan);
             }
             at += rng.between(2500, 6000);

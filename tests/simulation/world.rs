@@ -10,7 +10,7 @@ use crate::backend::{
     Answers, Batch, Incoming, Message, Outgoing, Port, Refuses, Sent, Site, Store,
 };
 use crate::chance::mix;
-use crate::checker::{Checker, RECALLED, SETTLE, Violation};
+use crate::checker::{Checker, RECALLED, SETTLE, Stock, Violation};
 use crate::plan::{
     AskPlan, Deed, FaultPlan, GiveBack, Kind, OutagePolicy, Plan, Planted, RequestPlan, Scenario,
 };
@@ -384,9 +384,12 @@ impl<'a> World<'a> {
     }
 
     fn request(&self, process: usize, number: usize, request: RequestPlan) {
-        let policy = &self.plan.policies[request.process][request.name];
+        let mut policy = self.plan.policies[request.process][request.name];
+        if let Some((limit, headroom)) = request.bound {
+            (policy.limit, policy.headroom) = (limit, headroom);
+        }
         if let Some(process) = &self.processes[process] {
-            process.request(number, request, policy, self.is_layered());
+            process.request(number, request, &policy, self.is_layered());
         }
     }
 
@@ -1227,8 +1230,13 @@ impl<'a> World<'a> {
         let (names, columns) = (self.plan.names, nodes.len() + 1);
         let mut counts = vec![(0_u64, 0_u64); self.servers.len() * names * columns];
         let mut units = vec![0; self.servers.len() * names];
+        let mut waiting = vec![Vec::new(); names];
         for (number, known) in self.servers.iter().enumerate() {
-            for (name, id, waits) in known.store.living(known.clock(now)) {
+            for (name, id, ticket) in known.store.living(known.clock(now)) {
+                let waits = ticket.is_some();
+                if let Some(ticket) = ticket.filter(|_| self.homes[name] == number) {
+                    waiting[name].push((ticket, id));
+                }
                 let whose = nodes.iter().position(|known| *known == Some(id.node));
                 units[number * names + name] += if waits { 0 } else { u64::from(id.cost()) };
                 let at = (number * names + name) * columns + whose.unwrap_or(nodes.len());
@@ -1247,7 +1255,9 @@ impl<'a> World<'a> {
             if known.down_until <= now && known.hangs_until <= now {
                 let at = (server * names + name) * columns;
                 let units = units[server * names + name];
-                self.checker.look(now, name, server, &counts[at..at + columns], units, set);
+                let seen =
+                    Stock { places: &counts[at..at + columns], waiting: &waiting[name], units };
+                self.checker.look(now, name, server, seen, set);
             }
         }
     }
@@ -1262,6 +1272,7 @@ impl<'a> World<'a> {
                     process: slot,
                     name,
                     ask: self.plan.is_fair(name).then_some(PROBE),
+                    bound: None,
                     wait: 2 * self.plan.longest_lease(None) + 8000,
                     hold: 5,
                     leaves: None,
@@ -1283,6 +1294,7 @@ impl<'a> World<'a> {
                 process: 0,
                 name: 0,
                 ask: None,
+                bound: None,
                 wait: 0,
                 hold: 0,
                 leaves: None,

@@ -12,8 +12,8 @@ use crate::protocol::id::PlaceId;
 use crate::protocol::ledger::{PlaceStatus, Reply};
 
 /// Upper bounds for the bytes of an id, and of all else in a call.
-const ID: usize = 24;
-const FAIR_ID: usize = 40;
+const ID: usize = 32;
+const FAIR_ID: usize = 55;
 const REST: usize = 80;
 
 /// The scripts that a call uses.
@@ -66,13 +66,13 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
         op => op.places(),
     };
     let id = if plain { ID } else { FAIR_ID };
-    let mut command = scripts::call(script, by, &call.key, 8 + places, REST + places * id);
+    let mut command = scripts::call(script, by, &call.key, 9 + places, REST + places * id);
     let (node, counted) = (call.node.text(), u8::from(counted));
     if let Op::Audit { most } = &call.op {
         command.arg(*most);
         return command;
     }
-    command.arg(call.limit);
+    command.arg(call.limit).arg(u8::from(call.for_all));
     if !plain {
         command.arg(call.headroom);
     }
@@ -160,8 +160,9 @@ pub(crate) fn decode_wire(
     use crate::protocol::id::{Ids, NodeId};
     let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
     let node = NodeId::new(1);
-    let ids: Ids =
-        (0..places as u64).map(|n| PlaceId { node, poll_only: false, n, claim: None }).collect();
+    let ids: Ids = (0..places as u64)
+        .map(|n| PlaceId { node, poll_only: false, n, bound: None, claim: None })
+        .collect();
     let op = match op % 5 {
         0 => Op::Acquire { leaving: Ids::new(), lease_ms: 1000, max_queue: None, ids },
         1 => Op::Release { ids },
@@ -170,7 +171,15 @@ pub(crate) fn decode_wire(
         _ => Op::Audit { most: 1000 },
     };
     let answer = decode(
-        &AddressedCall { key: "x".into(), node, limit: 1, headroom: 0, recalls: false, op },
+        &AddressedCall {
+            key: "x".into(),
+            node,
+            limit: 1,
+            headroom: 0,
+            for_all: false,
+            recalls: false,
+            op,
+        },
         &value,
     );
     if let Ok(reply) = &answer {

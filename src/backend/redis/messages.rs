@@ -1,16 +1,16 @@
 //! Messages to a process: hints, changes of overrides, and peer messages.
 
 use crate::backend::PeerMessage;
-use crate::protocol::id::PlaceId;
+use crate::protocol::id::{Numbered, PlaceId};
 use crate::protocol::ledger::Hint;
 
-/// Parses hints: `<key> <n> <lease_end> ...`, with the claim of a place after its number.
+/// Parses hints: `<key> <n> <lease_end> ...`, with bound and claim of a place after its number.
 pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let key = words.next()?;
     let pairs = std::iter::from_fn(move || {
-        let (n, claim) = PlaceId::parse_number(words.next()?.as_bytes())?;
-        Some(Hint { n, claim, lease_end: words.next()?.parse().ok()? })
+        let Numbered { n, bound, claim } = PlaceId::parse_number(words.next()?.as_bytes())?;
+        Some(Hint { n, bound, claim, lease_end: words.next()?.parse().ok()? })
     });
     Some((key, pairs))
 }

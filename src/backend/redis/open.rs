@@ -126,7 +126,8 @@ impl RedisBackend {
     /// Tests whether this server is usable: it is not a replica, is not loading, knows the newest command that the
     /// scripts use, and permits this user to call them. Leaves no data behind.
     async fn probe(&self, opened: &mut RedisConnection, node: NodeId) -> Result<(), BackendError> {
-        let ids = Ids::from_elem(PlaceId { node, poll_only: true, n: 0, claim: None }, 1);
+        let ids =
+            Ids::from_elem(PlaceId { node, poll_only: true, n: 0, bound: None, claim: None }, 1);
         let acquire =
             Op::Acquire { leaving: ids.clone(), lease_ms: 1, max_queue: None, ids: ids.clone() };
         // No encoded name is equal to this.
@@ -144,6 +145,7 @@ impl RedisBackend {
             node,
             limit: 0,
             headroom: 0,
+            for_all: true,
             recalls: false,
             op,
         });

@@ -191,7 +191,7 @@ impl ConcurrencyLimitBuilder {
     /// Sets the number of permits by key and request.
     ///
     /// Called for each request in the task that serves it: it must not block. Requests of one key should have one
-    /// limit, because each is judged by its own.
+    /// limit: each is judged by its own, and waits behind those that came before it, whatever their limit.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};

@@ -35,7 +35,8 @@ use std::hash::{Hash, Hasher};
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, ticket_of};
 pub use self::reply::{Done, Grant, Hint, PlaceStatus, Reply};
-use super::claim::Tenant;
+use super::bound::Bound;
+use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
 use foldhash::fast::RandomState;
 
@@ -56,10 +57,13 @@ pub const HINT_WORK: usize = 4;
 pub struct Caller {
     /// µs since 1970 by the ledger's one clock.
     pub now: u64,
-    /// Permits of this semaphore, as the caller knows it.
+    /// Permits of this semaphore, as the caller knows it: newcomers are judged by it, and so is a waiting place whose
+    /// id has no [`Bound`]. No call grants a waiting place once so many are in use, whatever that place brought.
     pub limit: u32,
     /// So many of them are left to class 0.
     pub headroom: u32,
+    /// The limit counts for all places, whatever they brought: an operator set it, or it withholds grants.
+    pub for_all: bool,
     /// The calling node.
     pub node: NodeId,
     /// Newcomers that have to wait recall permits that other nodes keep.
@@ -67,10 +71,20 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// How many permits may be in use once one of this class is granted.
+    const fn bound(self) -> Bound {
+        Bound { limit: self.limit, headroom: self.headroom }
+    }
+
+    /// How many permits may be in use once a newcomer of this class is granted.
     const fn room(self, class: u8) -> u64 {
-        let headroom = if class == 0 { 0 } else { self.headroom };
-        self.limit.saturating_sub(headroom) as u64
+        self.bound().room(class)
+    }
+
+    /// The same for a place that waits.
+    fn room_of(self, id: PlaceId) -> u64 {
+        let own = id.bound.unwrap_or_else(|| self.bound());
+        let bound = if self.for_all { Bound { limit: self.limit, ..own } } else { own };
+        bound.room(id.claim.map_or(0, Claim::class))
     }
 }
 

@@ -192,13 +192,17 @@ impl Ledger {
             }
             match self.next()?.1 {
                 Next::InOrder(ticket, id) => {
+                    // Those behind it wait for it, whatever their limit: the order is that of joining.
+                    if in_use >= caller.room_of(id) {
+                        return None;
+                    }
                     *budget -= 1;
                     self.queue.remove(&(ticket, id));
                     self.places.get_mut(&id)?.ticket = None;
                     return Some(id);
                 }
                 Next::Of(tenant, id, claim) => {
-                    let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
+                    let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
                     if room == 0 || (cost <= room && in_use + cost > room) {
                         return None;
                     }
@@ -228,9 +232,9 @@ impl Ledger {
         }
         match self.next() {
             None => false,
-            Some((_, Next::InOrder(..))) => true,
-            Some((_, Next::Of(_, _, claim))) => {
-                let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
+            Some((_, Next::InOrder(_, id))) => in_use < caller.room_of(id),
+            Some((_, Next::Of(_, id, claim))) => {
+                let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
                 room > 0 && (cost > room || in_use + cost <= room)
             }
         }

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 #[cfg(doc)]
 use super::Ledger;
+use crate::protocol::bound::Bound;
 use crate::protocol::claim::Claim;
 use crate::protocol::id::PlaceId;
 
@@ -40,6 +41,8 @@ pub struct Grant {
 pub struct Hint {
     /// The place's number.
     pub n: u64,
+    /// The limit that it is judged by.
+    pub bound: Option<Bound>,
     /// Its claim.
     pub claim: Option<Claim>,
     /// The end of the lease that it keeps, ms by the ledger's clock.
@@ -48,7 +51,7 @@ pub struct Hint {
 
 impl From<Grant> for Hint {
     fn from(Grant { id, lease_end }: Grant) -> Self {
-        Self { n: id.n, claim: id.claim, lease_end }
+        Self { n: id.n, bound: id.bound, claim: id.claim, lease_end }
     }
 }
 

@@ -23,7 +23,7 @@ mod tests;
 mod timeout;
 mod transmit;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -60,6 +60,8 @@ pub struct Session {
     admitted: u64,
     /// Those that have a claim.
     tenants: Tenants,
+    /// The limits of the places that wait, and how many have each.
+    waiting_limits: BTreeMap<u32, u64>,
     /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
     /// on the server.
     limit: u32,
@@ -95,6 +97,8 @@ pub struct Session {
     release_at: Option<Time>,
     renew_at: Option<Time>,
     renew: bool,
+    /// A permit may be free for a place that waits: one call is to find out.
+    ask: bool,
     renewals: VecDeque<u64>,
     reasserts: VecDeque<u64>,
     /// Renewals and reassertions that are on their way.
@@ -114,8 +118,9 @@ pub struct Session {
     timeout: Option<Time>,
     /// When a place left last.
     left_at: Option<Time>,
-    /// When to ask just after the earliest lease end of the semaphore, if anyone waits.
+    /// When to ask just after the earliest lease end of the semaphore, if anyone waits; and when that was done last.
     ask_at: Option<Time>,
+    asked_at: Option<Time>,
     /// In use and waiting in the whole semaphore, when last heard of.
     seen: (u64, u64),
     events: SmallVec<[Event; 2]>,
@@ -182,6 +187,7 @@ impl Session {
             joining: 0,
             admitted: 0,
             tenants: Tenants::default(),
+            waiting_limits: BTreeMap::new(),
             limit: 0,
             headroom: 0,
             lease: Duration::ZERO,
@@ -200,6 +206,7 @@ impl Session {
             release_at: None,
             renew_at: None,
             renew: false,
+            ask: false,
             renewals: VecDeque::new(),
             reasserts: VecDeque::new(),
             renewing: 0,
@@ -212,6 +219,7 @@ impl Session {
             timeout: None,
             left_at: None,
             ask_at: None,
+            asked_at: None,
             seen: (0, 0),
             events: SmallVec::new(),
         }
@@ -263,15 +271,15 @@ impl Session {
         if matches!(state, State::Waiting { .. }) {
             place.queued = true;
         }
-        let claim = place.options.claim;
+        let (limit, claim) = (place.limit, place.options.claim);
         if self.reuse.is_some() && before.is_without_permit() != state.is_without_permit() {
             self.follow_queue(index, state.is_without_permit());
         }
         if let Some(claim) = claim {
             self.follow_tenant(index, claim, before, state);
         }
-        self.count(before, claim, false);
-        self.count(state, claim, true);
+        self.count(before, limit, claim, false);
+        self.count(state, limit, claim, true);
     }
 
     /// Notes what a tenant has, as a place comes from one state to another.
@@ -291,9 +299,9 @@ impl Session {
         }
     }
 
-    /// Counts a place of this claim in or out, where places in such a state are counted.
+    /// Counts a place of this limit and claim in or out, where places in such a state are counted.
     #[inline]
-    fn count(&mut self, state: State, claim: Option<Claim>, is_in: bool) {
+    fn count(&mut self, state: State, limit: u32, claim: Option<Claim>, is_in: bool) {
         let (count, by) = match state {
             State::Held | State::Admitted { .. } => {
                 if self.outage {
@@ -304,10 +312,25 @@ impl Session {
                 }
                 (&mut self.in_flight, claim.map_or(1, |claim| u64::from(claim.cost())))
             }
-            State::Waiting { .. } => (&mut self.waiting, 1),
+            State::Waiting { .. } => {
+                self.count_limit(limit, is_in);
+                (&mut self.waiting, 1)
+            }
             State::Joining { .. } => (&mut self.joining, 1),
             _ => return,
         };
         *count = if is_in { *count + by } else { *count - by };
+    }
+
+    #[inline(never)]
+    fn count_limit(&mut self, limit: u32, is_in: bool) {
+        let count = self.waiting_limits.entry(limit).or_default();
+        if is_in {
+            *count += 1;
+        } else if *count > 1 {
+            *count -= 1;
+        } else {
+            self.waiting_limits.remove(&limit);
+        }
     }
 }

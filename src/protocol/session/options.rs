@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::protocol::bound::Bound;
 use crate::protocol::claim::Claim;
 
 /// What happens to requests while the backend is unavailable.
@@ -42,6 +43,13 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
+    /// What the id of a place says of the limit that its request knows.
+    pub(super) fn bound(&self, limit: u32) -> Option<Bound> {
+        // Without a claim it is of class 0.
+        let headroom = if self.claim.is_some() { self.headroom } else { 0 };
+        self.max_queue.map(|_| Bound { limit, headroom })
+    }
+
     pub(super) fn lease_ms(&self) -> u64 {
         u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
     }

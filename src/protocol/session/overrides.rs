@@ -26,9 +26,7 @@ impl Session {
         let before = self.limit_in_force();
         self.overrides = overrides;
         let limit = self.limit_in_force();
-        if limit > before {
-            self.renew |= self.waiting > 0;
-        }
+        self.ask |= limit > before && self.waiting > 0;
         if limit != before {
             self.limit_changed(limit < before, now);
         }
@@ -78,7 +76,7 @@ impl Session {
     /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
     /// ask for what that freed: only their process knows the limit.
     pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {
-        self.renew |= self.waiting > 0;
+        self.ask |= self.waiting > 0;
         if id.node != self.node {
             return;
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::options::{AcquireOptions, OnUnavailable};
 use crate::error::RejectReason;
+use crate::protocol::bound::Bound;
 use crate::protocol::claim::Claim;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::time::Time;
@@ -28,6 +29,8 @@ pub(super) struct Place {
     pub(super) poll_only: bool,
     /// Permits of the semaphore, as its request knows it.
     pub(super) limit: u32,
+    /// What its id says of that; `None`: it may not wait. It stays as it is, like the number.
+    pub(super) bound: Option<Bound>,
     pub(super) options: AcquireOptions,
     pub(super) state: State,
     /// The lease end that the backend acknowledged last, by its clock, ms.
@@ -208,7 +211,8 @@ impl Place {
     }
 
     pub(super) const fn id(&self, node: NodeId) -> PlaceId {
-        PlaceId { node, poll_only: self.poll_only, n: self.n, claim: self.options.claim }
+        let (n, bound, claim) = (self.n, self.bound, self.options.claim);
+        PlaceId { node, poll_only: self.poll_only, n, bound, claim }
     }
 }
 
@@ -343,6 +347,7 @@ impl Places {
             return;
         };
         std::mem::swap(&mut a.n, &mut b.n);
+        std::mem::swap(&mut a.bound, &mut b.bound);
         std::mem::swap(&mut a.poll_only, &mut b.poll_only);
         std::mem::swap(&mut a.lease_end, &mut b.lease_end);
         std::mem::swap(&mut a.acked, &mut b.acked);
@@ -402,6 +407,7 @@ mod tests {
                 n,
                 poll_only: false,
                 limit: 1,
+                bound: None,
                 options: AcquireOptions {
                     lease: Duration::from_secs(3),
                     max_queue: None,

@@ -14,6 +14,8 @@ use crate::protocol::time::Time;
 
 /// How far behind the earliest lease end the next renewal comes.
 const AFTER_LEASE_END: Duration = Duration::from_millis(2);
+/// Leases that end at short intervals are asked after together: no more often than this.
+pub(super) const ASK_GAP: Duration = Duration::from_millis(50);
 /// Releases of unknown places that wait to be sent, at the most.
 const STRANGERS_MAX: usize = 1000;
 /// How soon a place is asked about again whose answer contradicts what is known of it.
@@ -74,6 +76,7 @@ impl Session {
             let server_now = reply.lease_end.saturating_sub(op.lease_ms());
             let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
             let at = now + left + AFTER_LEASE_END;
+            let at = self.asked_at.map_or(at, |asked_at| at.max(asked_at + ASK_GAP));
             self.ask_at = Some(at);
             if self.waiting > 0 {
                 self.want(at);
@@ -123,9 +126,10 @@ impl Session {
 
     /// A hint: a place of this process was granted.
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
-        let Hint { n, claim, lease_end } = hint;
+        let Hint { n, bound, claim, lease_end } = hint;
         self.left_queue(n);
-        self.promoted(PlaceId { node: self.node, poll_only: false, n, claim }, lease_end, now);
+        let id = PlaceId { node: self.node, poll_only: false, n, bound, claim };
+        self.promoted(id, lease_end, now);
     }
 
     /// A call is on its way no more.

@@ -34,16 +34,10 @@ impl Session {
         if self.places.len() >= PLACES_MAX {
             return None;
         }
-        if limit != std::mem::replace(&mut self.limit, limit) {
-            self.limit_changed(false, now);
-        }
+        self.limit = limit;
+        self.headroom = options.headroom;
         if let Some(index) = self.take_kept(limit, &options, now) {
             return Some(index);
-        }
-        if options.headroom != self.headroom {
-            // What releases and renewals free is not given to what others leave to class 0.
-            let others = if self.places.is_empty() { 0 } else { self.headroom };
-            self.headroom = options.headroom.max(others);
         }
         self.lease = options.lease;
         let is_clean = self.places.is_empty() && !self.has_releases();
@@ -55,6 +49,7 @@ impl Session {
             n,
             poll_only,
             limit,
+            bound: options.bound(limit),
             options,
             state: State::Joining { sent: false, hint: None },
             lease_end: 0,
@@ -172,7 +167,7 @@ impl Session {
         self.follow_queue(index, false);
         let Some(place) = self.places.remove(index) else { return };
         self.forget_kept(&place);
-        self.count(place.state, place.options.claim, false);
+        self.count(place.state, place.limit, place.options.claim, false);
         if let Some(claim) = place.options.claim {
             self.tenants.leave(index, false);
             if place.is_in_flight() {

@@ -18,6 +18,7 @@ impl Session {
         if self.reuse.is_some()
             || self.resync
             || self.renew
+            || self.ask
             || self.audit
             || self.more
             || self.ask_revocations

@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::place::{State, WAITING_RENEWAL};
+use super::reply::ASK_GAP;
 use super::{Event, IDLE, Session};
 use crate::protocol::time::Time;
 
@@ -45,17 +46,17 @@ impl Session {
         }
         match self.quarantined_until() {
             Some(end) if now < end => self.want(end),
-            // No script runs by itself: the renewals of the waiters start the grants.
+            // No script runs by itself: a call of a process whose places wait starts the grants.
             Some(_) => {
                 self.quarantine.lost_at = None;
-                self.renew |= self.waiting > 0;
+                self.ask |= self.waiting > 0;
             }
             None => {}
         }
         match self.ask_at {
             Some(at) if self.waiting > 0 && now < at => self.want(at),
             Some(_) => {
-                self.renew |= self.waiting > 0;
+                self.ask |= self.waiting > 0;
                 self.ask_at = None;
             }
             None => {}
@@ -170,6 +171,7 @@ impl Session {
         };
         self.timeout = self.timeout.map(round);
         self.ask_at = self.ask_at.map(round);
+        self.asked_at = self.asked_at.filter(|at| now < *at + ASK_GAP).map(round);
         self.release_at = self.release_at.map(round).filter(|at| now < *at);
         self.renew_at = self.renew_at.map(round).filter(|at| now < *at);
         if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon && now >= left_at + reuse) {

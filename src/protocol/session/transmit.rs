@@ -6,7 +6,7 @@ use super::options::AcquireOptions;
 use super::place::{Place, Places, WAITING_RENEWAL};
 use super::{Session, State};
 use crate::protocol::call::{Call, Op};
-use crate::protocol::id::Ids;
+use crate::protocol::id::{Ids, PlaceId};
 use crate::protocol::ledger::TICKET_MIN;
 use crate::protocol::time::Time;
 
@@ -68,7 +68,7 @@ impl Session {
             && self.joins.is_empty()
             && self.reasserts.is_empty()
             && self.renewals.is_empty()
-            && !(self.renew || self.audit || self.more)
+            && !(self.renew || self.ask || self.audit || self.more)
             && self.asks_since().is_none()
             && !self.is_kept_for_nobody()
     }
@@ -81,7 +81,7 @@ impl Session {
     fn has_renewals(&self) -> bool {
         !self.reasserts.is_empty()
             || !self.renewals.is_empty()
-            || (self.renew && self.renewing == 0)
+            || ((self.renew || self.ask) && self.renewing == 0)
     }
 
     /// The next call to send, until there is none for now. In this order: releases, so that a process
@@ -102,8 +102,13 @@ impl Session {
         if self.releases.front().is_some_and(|(_, until)| now >= *until + self.lease) {
             self.drop_expired_releases(now);
         }
-        if self.renew && self.renewing == 0 && self.renewals.is_empty() {
-            self.begin_renewals(now);
+        if self.renewing == 0 && self.renewals.is_empty() {
+            if self.renew {
+                self.begin_renewals(now);
+            }
+            if std::mem::take(&mut self.ask) && self.renewals.is_empty() {
+                self.begin_to_ask(now);
+            }
         }
         self.end_resync();
         let joins = !self.resync && self.skip_to_join();
@@ -111,7 +116,13 @@ impl Session {
         let mut head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases();
-            if joins && !between { self.next_acquire(ids, &mut head) } else { Op::Release { ids } }
+            let limit = self.limit_to_promote(&ids);
+            // What they free may be for a place of a higher limit than the newcomers know.
+            if joins && !between && self.next_limit() >= Some(limit) {
+                self.next_acquire(ids, &mut head)
+            } else {
+                Op::Release { ids }
+            }
         } else if between && let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
             self.renewing += 1;
             op
@@ -123,9 +134,8 @@ impl Session {
             Op::Audit { most: AUDIT_MAX }
         } else if self.more {
             Op::Release { ids: Ids::new() }
-        } else if self.renew && self.renewing == 0 {
+        } else if (self.renew || self.ask) && self.renewing == 0 && self.renewals.is_empty() {
             // The places that were to be renewed before are gone, and the others are still to be.
-            self.begin_renewals(now);
             return self.poll_call(now);
         } else {
             // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
@@ -137,16 +147,40 @@ impl Session {
         if !matches!(op, Op::Audit { .. }) {
             self.more = false;
         }
+        if !matches!(op, Op::Acquire { .. }) {
+            let ids = if let Op::Release { ids } = &op { &ids[..] } else { &[] };
+            head.limit = self.limit_to_promote(ids);
+            self.note_limit_of_calls(head.limit, now);
+        }
         let CallHead { limit, headroom, recalls } = head;
-        Some(Call { limit: self.limit_of_call(limit, now), headroom, recalls, op })
+        let set = self.limit_for_all(now);
+        Some(Call { limit: set.unwrap_or(limit), headroom, for_all: set.is_some(), recalls, op })
+    }
+
+    /// Up to how many permits in use a call without newcomers grants, which releases these places. Each place that waits
+    /// is judged by its own limit; this is the highest that is known here.
+    fn limit_to_promote(&self, leaving: &[PlaceId]) -> u32 {
+        let waiting = self.waiting_limits.last_key_value().map(|(limit, _)| *limit);
+        let left = leaving.iter().filter_map(|id| id.bound).map(|bound| bound.limit).max();
+        self.limit.max(waiting.unwrap_or(0)).max(left.unwrap_or(0))
+    }
+
+    /// The limit of the next newcomer.
+    fn next_limit(&mut self) -> Option<u32> {
+        self.joins.front().and_then(|n| self.places.find(*n)).map(|place| place.limit)
+    }
+
+    /// The limit that counts for all places, whatever they brought: an operator's, or none in a quarantine.
+    fn limit_for_all(&self, now: Time) -> Option<u32> {
+        match self.quarantined_until() {
+            Some(end) if now < end => Some(0),
+            _ => self.overrides.in_place(),
+        }
     }
 
     /// The limit of a call whose requests know this one.
     pub(super) fn limit_of_call(&self, limit: u32, now: Time) -> u32 {
-        match self.quarantined_until() {
-            Some(end) if now < end => 0,
-            _ => self.limit_for(limit),
-        }
+        self.limit_for_all(now).unwrap_or(limit)
     }
 
     /// A place whose lease has ended is gone by itself; one lease later, because a call that was under
@@ -210,6 +244,21 @@ impl Session {
                 (place.check, place.refused) = (false, false);
                 self.renewals.push_back(place.n);
             }
+        }
+    }
+
+    /// A permit may be free for whichever place is first. One call finds out for all of them, and its reply says when
+    /// the next lease ends: the renewal of any place that waits.
+    fn begin_to_ask(&mut self, now: Time) {
+        self.asked_at = Some(now);
+        let is_put_off = self.renew_at.is_some();
+        let is_there = |place: &Place| {
+            place.is_waiting() && !place.restoring && !(is_put_off && place.refused)
+        };
+        match self.places.iter().find(|(_, place)| is_there(place)) {
+            Some((_, place)) => self.renewals.push_back(place.n),
+            // A call without places sweeps and promotes, too.
+            None => self.more |= self.waiting > 0,
         }
     }
 

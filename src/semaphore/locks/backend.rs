@@ -167,10 +167,11 @@ impl Connection for TestBackend {
         let backend = self.clone();
         let answers = async move {
             let answer =
-                |AddressedCall { key, node, limit, headroom, recalls, op }: &AddressedCall| {
+                |AddressedCall { key, node, limit, headroom, for_all, recalls, op }: &AddressedCall| {
                     let call = crate::protocol::Call {
                         limit: *limit,
                         headroom: *headroom,
+                        for_all: *for_all,
                         recalls: *recalls,
                         op: op.clone(),
                     };

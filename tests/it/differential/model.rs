@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 
 use deadpool_redis::redis::{Cmd, cmd};
 use tower_semaphore::protocol::{
-    Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN,
+    Bound, Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN,
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
-use super::{History, KEY, NODES, Pick, Proof, Step, Terms, Time};
+use super::{Asks, History, KEY, NODES, Pick, Proof, Step, Terms, Time};
 
 /// A message as it must come: channel, text.
 pub(super) type Message = (String, String);
@@ -48,6 +48,7 @@ pub(super) struct Model<'a> {
     counted: bool,
     limit: u32,
     headroom: u32,
+    for_all: bool,
     now: u64,
     alive: [bool; NODES],
     next: u64,
@@ -76,6 +77,7 @@ impl<'a> Model<'a> {
             counted: history.counted,
             limit: history.limit,
             headroom: history.headroom,
+            for_all: false,
             now: 1_795_169_853_126_543,
             alive: [true; NODES],
             // So that numbers of one and of two digits meet: they are ordered as texts.
@@ -109,7 +111,7 @@ impl<'a> Model<'a> {
             Step::Acquire { node: at, leaving, poll_only, ids, terms } => {
                 let leaving = self.pick_any(leaving);
                 let ids: Vec<_> =
-                    ids.iter().map(|claim| self.new_id(*at, *poll_only, *claim)).collect();
+                    ids.iter().map(|asks| self.new_id(*at, *poll_only, *asks)).collect();
                 self.acquire(i, *at, &leaving, &ids, *terms);
             }
             Step::AcquireAgain { node, leaving, picks, terms } => {
@@ -140,6 +142,7 @@ impl<'a> Model<'a> {
             }
             Step::Limit(limit) => self.limit = *limit,
             Step::Headroom(headroom) => self.headroom = *headroom,
+            Step::ForAll(for_all) => self.for_all = *for_all,
             Step::Time(Time::By(us)) => self.now = self.now.saturating_add_signed(*us),
             Step::Time(Time::LeaseEnd(place, ms)) => {
                 let places = self.present();
@@ -163,8 +166,14 @@ impl<'a> Model<'a> {
         self.out.asides += 1;
     }
 
-    fn new_id(&mut self, at: usize, poll_only: bool, claim: Option<Claim>) -> PlaceId {
-        let id = PlaceId { node: node(at), poll_only, n: self.next, claim };
+    fn new_id(&mut self, at: usize, poll_only: bool, asks: Asks) -> PlaceId {
+        let Asks { bound, claim } = asks;
+        // Only a claim has a use for the headroom.
+        let bound = bound.map(|(limit, headroom)| Bound {
+            limit,
+            headroom: if claim.is_some() { headroom } else { 0 },
+        });
+        let id = PlaceId { node: node(at), poll_only, n: self.next, bound, claim };
         self.next += 1;
         self.known.push(id);
         id
@@ -182,8 +191,8 @@ impl<'a> Model<'a> {
             Pick::Present(i) | Pick::Known(i) if !self.known.is_empty() => {
                 self.known[i % self.known.len()]
             }
-            Pick::Present(_) | Pick::Known(_) => self.new_id(0, false, None),
-            Pick::New { node, poll_only, claim } => self.new_id(*node, *poll_only, *claim),
+            Pick::Present(_) | Pick::Known(_) => self.new_id(0, false, Asks::default()),
+            Pick::New { node, poll_only, asks } => self.new_id(*node, *poll_only, *asks),
         }
     }
 
@@ -200,7 +209,7 @@ impl<'a> Model<'a> {
         for pick in picks {
             let mut id = self.pick(pick, &present);
             if !seen.insert(id) {
-                id = self.new_id(0, false, None);
+                id = self.new_id(0, false, Asks::default());
                 seen.insert(id);
             }
             ids.push(id);
@@ -235,6 +244,7 @@ impl<'a> Model<'a> {
             now: self.now,
             limit: self.limit,
             headroom: self.headroom,
+            for_all: self.for_all,
             node: node(at),
             recalls,
         };
@@ -372,8 +382,9 @@ impl<'a> Model<'a> {
         rest: &[String],
     ) -> (Cmd, bool) {
         let plain = ids.iter().chain(left).all(|id| id.claim.is_none());
+        let for_all = u8::from(self.for_all);
         let mut command = self.lua.call(name, self.limit);
-        command.arg(rest);
+        command.arg(for_all).arg(rest);
         if plain && !finds_out {
             return (command, false);
         }
@@ -387,7 +398,7 @@ impl<'a> Model<'a> {
         }
         let fair = format!("fair/{name}");
         let mut command = self.lua.call(&fair, self.limit);
-        command.arg(self.headroom).arg(rest);
+        command.arg(for_all).arg(self.headroom).arg(rest);
         (command, true)
     }
 

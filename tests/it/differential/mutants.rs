@@ -6,15 +6,15 @@ use super::wire::Lua;
 use super::{Of, SMALL_WORK, history, run};
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 78] = [
+const MUTANTS: [(&str, &str, &str); 85] = [
     ("acquire", "all = all - redis.call('ZREM', key, unpack(m", "redis.call('ZREM', key, unpack(m"),
     ("acquire", "all = all - redis.call('ZREM', key, unpack(A", "redis.call('ZREM', key, unpack(A"),
     ("acquire", "queued .. members[i]", "members[i]"),
-    ("acquire", "queued .. ARGV[7 + i]", "ARGV[7 + i]"),
+    ("acquire", "queued .. ARGV[8 + i]", "ARGV[8 + i]"),
     ("acquire", "waiting > 0 and not crowded then", "false then"),
     ("acquire", "all - left, waiting - left", "all - left, waiting"),
     ("acquire", "all - left, waiting - left", "all, waiting - left"),
-    ("acquire", "key, unpack(ARGV, 8, first - 1)", "key, unpack(ARGV, 8, first)"),
+    ("acquire", "key, unpack(ARGV, 9, first - 1)", "key, unpack(ARGV, 9, first)"),
     ("acquire", "if waiting == 0 and all +", "if all - 2 * waiting +"),
     ("acquire", "count_of_ids <= limit then", "count_of_ids <= limit + 1 then"),
     ("acquire", "all = all + redis.call('ZADD', key, unpack", "redis.call('ZADD', key, unpack"),
@@ -75,8 +75,15 @@ const MUTANTS: [(&str, &str, &str); 78] = [
     ("promote", "unpack(tickets, 1, i)", "unpack(tickets)"),
     ("promote", "if #left > 0 then redis.call('ZREM', key, unpack(left)) end\n", ""),
     ("promote", "      in_use = in_use - (#words - 1) / 2\n", ""),
+    ("promote", "if not for_all then", "if true then"),
+    ("promote", "if not for_all then", "if false then"),
+    ("promote", "if in_use >= room then", "if in_use > room then"),
+    ("promote", "if own ~= bound then", "if not bound then"),
+    ("promote", "        waits = true\n", ""),
+    ("answer", "and not waits then", "then"),
+    ("release", "and not waits then", "then"),
     ("answer", "if waiting == 0 then", "if false then"),
-    ("release", "if #ARGV > 3 then redis", "if true then redis"),
+    ("release", "if #ARGV > 4 then redis", "if true then redis"),
     ("revoke", "id, queued .. id", "id"),
     ("revoke", "id, queued .. id", "queued .. id"),
     ("revoke", "lease_end) - now_ms, 0", "lease_end) - now_ms, 1"),
@@ -86,7 +93,7 @@ const MUTANTS: [(&str, &str, &str); 78] = [
     ("acquire", "  --@recall\n", ""),
     ("acquire", "local is_first = waiting == 0", "local is_first = true"),
     ("acquire", "if is_first and waiting > 0", "if is_first"),
-    ("acquire", "and ARGV[7] == '1' then", "then"),
+    ("acquire", "and ARGV[8] == '1' then", "then"),
     ("recall", "[node] = true", ""),
     ("recall", "'^(%w+):'", "'^~?(%w+):'"),
     ("recall", "    told[to] = true\n", ""),
@@ -99,16 +106,16 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
     ("promote", "    budget = budget - 1\n", ""),
     ("promote", "          budget = budget - 4\n", ""),
     ("promote", "      absent[other] = true\n", ""),
-    ("answer", "elseif in_use < limit then", "elseif false then"),
-    ("answer", "elseif in_use < limit then", "elseif true then"),
-    ("release", "if waiting > 0 and in_use < limit then", "if false then"),
-    ("release", "if waiting > 0 and in_use < limit then", "if waiting > 0 then"),
-    ("release", "if waiting > 0 and in_use < limit then", "if in_use < limit then"),
+    ("answer", "elseif in_use < limit and not waits then", "elseif false then"),
+    ("answer", "elseif in_use < limit and not waits then", "elseif true then"),
+    ("release", "if waiting > 0 and in_use < limit and not waits then", "if false then"),
+    ("release", "if waiting > 0 and in_use < limit and not waits then", "if waiting > 0 then"),
+    ("release", "if waiting > 0 and in_use < limit and not waits then", "if in_use < limit then"),
     ("acquire", "elseif waiting == 0 and in_use < limit then", "elseif in_use < limit then"),
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 59] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 65] = [
     ("fair/acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -182,12 +189,30 @@ const FAIR_MUTANTS: [(&str, &str, &str); 59] = [
     ("fair/acquire", "elseif is_stopped and not seen[digits] then", "elseif false then"),
     ("fair/acquire", "local looked = is_last\n", "local looked = false\n"),
     ("fair/acquire", "k = math.min(math.max(k, tail + 1), 268435455)", "k = k + 1"),
-    ("fair/promote", "in_use + next_cost > room then break end", "in_use >= room then break end"),
     (
         "fair/promote",
-        "  local room = next_class > 0 and limit - headroom or limit\n    local never",
-        "  local room = limit\n    local never",
+        "in_use + next_cost > next_room then break end",
+        "in_use >= next_room then break end",
     ),
+    (
+        "fair/settle",
+        "string.byte(member, -3) ~= 48 and own_limit - own_headroom or own_limit",
+        "own_limit",
+    ),
+    (
+        "fair/settle",
+        "    if for_all or string.byte(member, -8) ~= 45",
+        "    if string.byte(member, -8) ~= 45",
+    ),
+    (
+        "fair/settle",
+        "    if for_all or string.byte(member, -8) ~= 45",
+        "    if true or string.byte(member, -8) ~= 45",
+    ),
+    ("fair/settle", "    if not for_all then own_limit =", "    if true then own_limit ="),
+    ("fair/settle", "    if not for_all then own_limit =", "    if false then own_limit ="),
+    ("fair/settle", "    own_headroom = tonumber(string.sub(member, -23, -17), 36)\n", ""),
+    ("fair/acquire", "own_turn, 0, 1, room_of(head[1])", "own_turn, 0, 1, limit"),
     ("fair/promote", "if not is_absent then units = units + next_cost end", ""),
     (
         "fair/promote",
@@ -205,7 +230,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 59] = [
     ("fair/answer", "if ended[2] then earliest", "if false then earliest"),
     ("fair/renew", "and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then", "then"),
     ("fair/acquire", "      --@recall\n", ""),
-    ("fair/acquire", "is_first = ARGV[8] == '1' and", "is_first ="),
+    ("fair/acquire", "is_first = ARGV[9] == '1' and", "is_first ="),
     ("fair/acquire", "and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0", "and queue == 0"),
     (
         "fair/acquire",

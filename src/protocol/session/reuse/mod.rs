@@ -37,7 +37,8 @@ pub(super) struct Reuse {
     alone: Option<Alone>,
     /// Calls sent before this say nothing of who waits.
     recalled_at: Option<Time>,
-    /// Calls sent before this had another limit.
+    /// The limit of the last call without newcomers. Calls sent before `limit_since` had another one.
+    call_limit: Option<u32>,
     limit_since: Option<Time>,
     /// When the last call was sent whose reply said that another process waits; or a recall said so.
     others_at: Option<Time>,
@@ -191,10 +192,11 @@ impl Session {
     fn hear_counts(&mut self, op: &Op, reply: &Reply, late: bool, (sent, now): (Time, Time)) {
         // Calls of one limit are made for all of their places.
         let limit = match op {
-            Op::Acquire { ids, .. } => ids.first().map_or(Some(self.limit), |id| {
-                Some(self.places.get(self.places.index(id.n)?)?.limit)
-            }),
-            _ => Some(self.limit),
+            Op::Acquire { ids, .. } => ids
+                .first()
+                .and_then(|id| self.places.get(self.places.index(id.n)?))
+                .map(|place| place.limit),
+            _ => self.reuse.as_ref().and_then(|reuse| reuse.call_limit),
         };
         let limit = limit.map(|limit| u64::from(self.limit_for(limit)));
         // A permit in use here that the backend does not count is missing in the reply.
@@ -258,6 +260,16 @@ impl Session {
 
     fn keeps(&self, alone: Alone, limit: u32) -> bool {
         alone.in_use <= u64::from(self.limit_for(limit))
+    }
+
+    /// A call without newcomers is sent, with this limit.
+    #[inline]
+    pub(super) fn note_limit_of_calls(&mut self, limit: u32, now: Time) {
+        if let Some(reuse) = &mut self.reuse
+            && reuse.call_limit.replace(limit) != Some(limit)
+        {
+            reuse.limit_since = Some(now);
+        }
     }
 
     /// Calls have another limit from here on. If it is lower, nothing is passed on until a reply says how many permits

@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn what_is_heard_of_the_first_holds_for_all_and_nothing_else_does() {
-        let id = |n| PlaceId { node: NodeId::new(1), poll_only: false, n, claim: None };
+        let id =
+            |n| PlaceId { node: NodeId::new(1), poll_only: false, n, bound: None, claim: None };
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
         let mut own = OwnWaiting::default();
         for (n, heard) in [(1, 0), (2, 5), (3, 1)] {

@@ -177,7 +177,7 @@ fn a_place_that_is_granted_in_an_outage_does_not_stand_in_the_way_of_a_share() {
     assert_eq!(progress, [Progress::Admitted, Progress::Waiting]);
     // A new connection brings its hint before it is announced.
     let n = rig.id(waits[1]).n;
-    rig.session.handle_hint(Hint { n, claim: None, lease_end: EPOCH_MS + 3000 }, now);
+    rig.session.handle_hint(Hint { n, bound: None, claim: None, lease_end: EPOCH_MS + 3000 }, now);
     assert_eq!(rig.progress(waits[1]), Progress::Held);
     waits.into_iter().for_each(|index| rig.leave(index));
     let next = rig.request_with(local);

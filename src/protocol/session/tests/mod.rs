@@ -73,7 +73,14 @@ impl Rig {
     }
 
     fn ask(&self, node: NodeId, limit: u32) -> Caller {
-        Caller { now: (EPOCH_MS + self.now_ms) * 1000, limit, headroom: 0, node, recalls: false }
+        Caller {
+            now: (EPOCH_MS + self.now_ms) * 1000,
+            limit,
+            headroom: 0,
+            for_all: false,
+            node,
+            recalls: false,
+        }
     }
 
     /// Time passes; the watchdog looks whenever it is to.
@@ -171,7 +178,8 @@ impl Rig {
     }
 
     fn carry_out(&mut self, call: &Call) -> Reply {
-        let caller = Caller { recalls: call.recalls, ..self.ask(NODE, call.limit) };
+        let caller =
+            Caller { recalls: call.recalls, for_all: call.for_all, ..self.ask(NODE, call.limit) };
         let post: super::super::ledger::Post<'_> = &mut |_, _| true;
         match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {
@@ -249,7 +257,8 @@ impl Rig {
     /// A place of another process takes a permit, or waits.
     fn other(&mut self) -> PlaceId {
         self.others += 1;
-        let id = PlaceId { node: OTHER, poll_only: false, n: self.others, claim: None };
+        let id =
+            PlaceId { node: OTHER, poll_only: false, n: self.others, bound: None, claim: None };
         let caller = Caller { recalls: true, ..self.ask(OTHER, self.limit) };
         let recalled = &mut self.recalled;
         self.ledger.acquire(caller, 3_600_000, Some(8), &[], &[id], &mut |node, grants| {

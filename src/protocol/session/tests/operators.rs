@@ -78,7 +78,10 @@ fn more_permits_are_no_reason_to_ask_where_nobody_waits_any_more() {
     let now = rig.now();
     rig.session.handle_override(Override::parse("2 open").expect("an override"), now);
     assert_eq!(rig.session.urgency(), None);
-    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1, claim: None }, now);
+    rig.session.handle_revoked(
+        PlaceId { node: OTHER, poll_only: false, n: 1, bound: None, claim: None },
+        now,
+    );
     assert_eq!(rig.session.urgency(), None);
 }
 
@@ -144,7 +147,10 @@ fn a_place_that_is_found_gone_after_the_question_waits_for_the_next_answer() {
 fn waiters_ask_for_what_a_revocation_frees_elsewhere() {
     let (mut rig, _) = waiter(OPTIONS);
     let now = rig.now();
-    rig.session.handle_revoked(PlaceId { node: OTHER, poll_only: false, n: 1, claim: None }, now);
+    rig.session.handle_revoked(
+        PlaceId { node: OTHER, poll_only: false, n: 1, bound: None, claim: None },
+        now,
+    );
     assert!(rig.session.urgency().is_some());
 }
 

@@ -24,16 +24,16 @@ fn a_hint_of_an_earlier_stay_is_not_believed() {
     let index = rig.request();
     rig.settle();
     let (n, now) = (rig.id(index).n, rig.now());
-    rig.session.handle_hint(Hint { n, claim: None, lease_end: EPOCH_MS + 2999 }, now);
+    rig.session.handle_hint(Hint { n, bound: None, claim: None, lease_end: EPOCH_MS + 2999 }, now);
     assert_eq!(rig.progress(index), Progress::Waiting);
-    rig.session.handle_hint(Hint { n, claim: None, lease_end: EPOCH_MS + 3000 }, now);
+    rig.session.handle_hint(Hint { n, bound: None, claim: None, lease_end: EPOCH_MS + 3000 }, now);
     assert_eq!(rig.progress(index), Progress::Held);
 }
 
 #[test]
 fn a_hint_for_a_place_that_is_unknown_releases_it() {
     let mut rig = Rig::new(1);
-    let stranger = PlaceId { node: NODE, poll_only: false, n: 77, claim: None };
+    let stranger = PlaceId { node: NODE, poll_only: false, n: 77, bound: None, claim: None };
     rig.hint(Grant { id: stranger, lease_end: EPOCH_MS + 3000 });
     assert!(!rig.session.is_idle());
     assert_eq!(rig.settle(), [Op::Release { ids: smallvec![stranger] }]);
@@ -269,7 +269,8 @@ fn a_flood_of_hints_for_unknown_places_is_bounded() {
     }
     rig.settle();
     for n in 0..2000 {
-        let id = PlaceId { node: NODE, poll_only: false, n: (1 << 50) + n, claim: None };
+        let id =
+            PlaceId { node: NODE, poll_only: false, n: (1 << 50) + n, bound: None, claim: None };
         rig.hint(Grant { id, lease_end: EPOCH_MS + 3000 });
     }
     let released = rig.settle().iter().map(Op::places).sum::<usize>();

@@ -75,9 +75,10 @@ impl World {
     }
 
     fn call(&mut self, of: usize, call: &Call) {
-        let Call { limit, headroom, recalls, op } = call;
-        let (limit, headroom, recalls) = (*limit, *headroom, *recalls);
-        let caller = Caller { now: self.server_now(), limit, headroom, node: NODES[of], recalls };
+        let Call { limit, headroom, for_all, recalls, op } = call;
+        let (limit, headroom, for_all, recalls) = (*limit, *headroom, *for_all, *recalls);
+        let caller =
+            Caller { now: self.server_now(), limit, headroom, for_all, node: NODES[of], recalls };
         let mut hints = Vec::new();
         let post: super::super::super::ledger::Post<'_> = &mut |node, grants| {
             hints.push((node, grants.to_vec()));

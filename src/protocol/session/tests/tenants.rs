@@ -140,7 +140,8 @@ fn a_line_is_full_by_itself() {
 #[test]
 fn a_stranger_with_a_claim_is_released_under_its_whole_id() {
     let claim = of(7).with_cost(3).with_class(2);
-    let stranger = PlaceId { node: NODE, poll_only: false, n: 99 << 20, claim: Some(claim) };
+    let stranger =
+        PlaceId { node: NODE, poll_only: false, n: 99 << 20, bound: None, claim: Some(claim) };
     // By a hint.
     let mut rig = Rig::new(1);
     rig.hint(Grant { id: stranger, lease_end: EPOCH_MS + 3000 });

@@ -1,6 +1,7 @@
 //! Requests wait, and their wait is over.
 
 use super::*;
+use crate::protocol::bound::Bound;
 
 #[test]
 fn a_place_that_no_hint_reaches_polls_and_any_other_asks_each_second() {
@@ -22,7 +23,7 @@ fn a_place_that_no_hint_reaches_polls_and_any_other_asks_each_second() {
 fn a_waiter_asks_just_after_the_earliest_lease_end() {
     let mut rig = Rig::new(1);
     // Held by a process that is dead; its lease ends in between two renewals.
-    let dead = PlaceId { node: OTHER, poll_only: false, n: 77, claim: None };
+    let dead = PlaceId { node: OTHER, poll_only: false, n: 77, bound: None, claim: None };
     let caller = rig.ask(OTHER, 1);
     rig.ledger.acquire(caller, 1500, None, &[], &[dead], &mut |_, _| true);
     let waits = rig.request();
@@ -214,4 +215,116 @@ fn a_newcomer_in_quarantine_asks_when_that_ends() {
     rig.request();
     rig.settle();
     assert_eq!(rig.session.poll_timeout(), Some(Time::ZERO + ms(3000)));
+}
+
+fn very_many_wait(rig: &mut Rig) {
+    for _ in 0..2000 {
+        rig.request_with(AcquireOptions { max_queue: Some(10_000), ..OPTIONS });
+    }
+    rig.settle();
+    assert_eq!(rig.session.waiting, 2000);
+}
+
+fn crowd(limit: u32) -> Rig {
+    let mut rig = Rig::new(limit);
+    for _ in 0..limit {
+        rig.other();
+    }
+    very_many_wait(&mut rig);
+    rig
+}
+
+fn places_of(calls: &[Op]) -> usize {
+    calls.iter().map(Op::places).sum()
+}
+
+#[test]
+fn one_call_asks_after_a_lease_end_for_all_that_wait() {
+    let mut rig = Rig::new(1);
+    let dead = PlaceId { node: OTHER, poll_only: false, n: 77, bound: None, claim: None };
+    let caller = rig.ask(OTHER, 1);
+    rig.ledger.acquire(caller, 500, None, &[], &[dead], &mut |_, _| true);
+    very_many_wait(&mut rig);
+    rig.pass(502);
+    let calls = rig.settle();
+    assert_eq!((calls.len(), places_of(&calls)), (1, 1), "{calls:?}");
+    assert_eq!(rig.session.in_flight, 1, "the first has its permit");
+}
+
+#[test]
+fn lease_ends_at_short_intervals_are_asked_after_together() {
+    let mut rig = Rig::new(100);
+    for n in 0..100 {
+        let dead = PlaceId { node: OTHER, poll_only: false, n, bound: None, claim: None };
+        let caller = rig.ask(OTHER, 100);
+        rig.ledger.acquire(caller, 200 + 5 * n, None, &[], &[dead], &mut |_, _| true);
+    }
+    very_many_wait(&mut rig);
+    let mut calls = Vec::new();
+    for _ in 0..80 {
+        rig.pass(10);
+        calls.extend(rig.settle());
+    }
+    assert_eq!(rig.session.in_flight, 100);
+    assert!(calls.len() <= 20, "{} calls in 0.8 s", calls.len());
+}
+
+#[test]
+fn one_call_asks_for_all_that_wait_when_an_operator_raises_the_limit_or_revokes() {
+    let mut rig = crowd(1);
+    let now = rig.now();
+    rig.session.handle_override(Override::parse("3 open").expect("an override"), now);
+    let calls = rig.settle();
+    assert_eq!((calls.len(), places_of(&calls), rig.session.in_flight), (1, 1, 2), "{calls:?}");
+
+    let mut rig = crowd(1);
+    let held = rig.places().into_iter().find(|id| id.node == OTHER).expect("held");
+    let now = rig.now();
+    rig.ledger.revoke(held, true, (EPOCH_MS + rig.now_ms) * 1000);
+    rig.session.handle_revoked(held, now);
+    let calls = rig.settle();
+    assert_eq!((calls.len(), places_of(&calls), rig.session.in_flight), (1, 1, 1), "{calls:?}");
+}
+
+// ===== several limits in one process =====
+
+#[test]
+fn a_call_that_frees_permits_goes_up_to_the_highest_limit_that_waits() {
+    let mut rig = Rig::new(10);
+    let held: Vec<_> = (0..10).map(|_| rig.request()).collect();
+    rig.settle();
+    held.iter().for_each(|index| drop(rig.progress(*index)));
+    let waits = rig.request();
+    rig.settle();
+    rig.limit = 8;
+    let refused = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
+    rig.settle();
+    assert!(is_refused(rig.progress(refused), RejectReason::Limit));
+    rig.leave(refused);
+    rig.leave(held[0]);
+    // With a newcomer that knows the lower limit, the permits are freed by a call of their own.
+    let newcomer = rig.request();
+    let calls = rig.settle();
+    assert!(matches!(&calls[..], [Op::Release { .. }, Op::Acquire { .. }]), "{calls:?}");
+    assert_eq!(rig.progress(waits), Progress::Held);
+    assert_eq!(rig.progress(newcomer), Progress::Waiting);
+}
+
+#[test]
+fn the_id_of_a_place_says_what_it_is_judged_by_if_it_may_wait() {
+    let mut rig = Rig::new(3);
+    let waits = rig.request_with(AcquireOptions { headroom: 2, ..OPTIONS });
+    let bound = |rig: &Rig, index| rig.id(index).bound;
+    assert_eq!(bound(&rig, waits), Some(Bound { limit: 3, headroom: 0 }), "no class, no headroom");
+    let claim = Some(Claim::new(Tenant::of_hash(1)));
+    let fair = rig.request_with(AcquireOptions { headroom: 2, claim, ..OPTIONS });
+    assert_eq!(bound(&rig, fair), Some(Bound { limit: 3, headroom: 2 }));
+    let never = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
+    assert_eq!(bound(&rig, never), None);
+    // An operator's limit counts for all, and leaves ids as they are.
+    let now = rig.now();
+    rig.session.handle_override(Override::parse("1 open").expect("an override"), now);
+    assert_eq!(bound(&rig, waits), Some(Bound { limit: 3, headroom: 0 }));
+    let call = rig.call().expect("a call");
+    assert_eq!((call.limit, call.for_all), (1, true));
 }

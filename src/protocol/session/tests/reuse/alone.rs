@@ -215,7 +215,7 @@ fn a_renewal_that_finds_more_in_use_than_the_limit_ends_it() {
     let mut rig = keeper(1);
     // As another process does that counts what it let pass in an outage.
     let caller = rig.ask(OTHER, 1);
-    let id = PlaceId { node: OTHER, poll_only: false, n: 9, claim: None };
+    let id = PlaceId { node: OTHER, poll_only: false, n: 9, bound: None, claim: None };
     rig.ledger.reassert(caller, 3_000_000, &[(id, u64::MAX >> 20)], &mut |_, _| true);
     assert_eq!(rig.ledger.in_use(), 2);
     let mut last = 0;
@@ -335,7 +335,13 @@ fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
     // One waits, and it is not this process's.
     let (id, sent) = (rig.id(waits), rig.now());
     let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
-    let reply = rig.carry_out(&Call { limit: 1, headroom: 0, recalls: false, op: op.clone() });
+    let reply = rig.carry_out(&Call {
+        limit: 1,
+        headroom: 0,
+        for_all: false,
+        recalls: false,
+        op: op.clone(),
+    });
     assert_eq!(reply.waiting, 1);
     rig.reply(&op, &reply, sent);
     rig.leave(waits);

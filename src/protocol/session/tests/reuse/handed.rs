@@ -126,7 +126,7 @@ fn a_hint_for_the_number_of_a_place_that_was_left_releases_it() {
     let n = rig.id(next).n;
     rig.leave(first);
     let now = rig.now();
-    rig.session.handle_hint(Hint { n, claim: None, lease_end: EPOCH_MS + 3000 }, now);
+    rig.session.handle_hint(Hint { n, bound: None, claim: None, lease_end: EPOCH_MS + 3000 }, now);
     rig.settle();
     assert_eq!((rig.progress(next), rig.ledger.in_use()), (Progress::Held, 1));
 }

@@ -74,7 +74,13 @@ impl Rig {
     fn renew(&mut self, index: usize) {
         let (id, sent, limit) = (self.id(index), self.now(), self.limit);
         let op = Op::Renew { lease_ms: 3000, ids: Ids::from_buf([id]) };
-        let reply = self.carry_out(&Call { limit, headroom: 0, recalls: false, op: op.clone() });
+        let reply = self.carry_out(&Call {
+            limit,
+            headroom: 0,
+            for_all: false,
+            recalls: false,
+            op: op.clone(),
+        });
         self.reply(&op, &reply, sent);
     }
 }
