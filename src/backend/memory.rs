@@ -23,7 +23,7 @@ use crate::sync::{Mutex, lock};
 
 /// The embedded backend: the [`Ledger`] behind a lock.
 ///
-/// For a single process and for tests. Clones share their permits: several [`Semaphore`]s on clones of one backend behave
+/// For a single process and for tests; [`MemoryServer`](super::MemoryServer) is for tests of outages. Clones share their permits: several [`Semaphore`]s on clones of one backend behave
 /// like several processes on one Redis.
 ///
 /// # Examples
@@ -85,11 +85,18 @@ impl MemoryBackend {
         self.len() == 0
     }
 
-    /// Forgets every place, like a Redis that was killed and restarted empty.
+    /// Loses all data: places, queues, and what operators set, like a Redis that was flushed.
+    ///
+    /// Each process notices it as it renews its leases, and its places are counted again. [`MemoryServer`] can also be
+    /// unavailable meanwhile.
+    ///
+    /// [`MemoryServer`]: super::MemoryServer
     pub fn forget_all(&self) {
         for part in self.shared.ledgers.parts() {
             part.values().for_each(|ledger| *lock(ledger) = Ledger::new());
         }
+        lock(&self.shared.overrides).clear();
+        self.shared.tell_of_overrides();
     }
 }
 
@@ -143,6 +150,12 @@ impl Shared {
         if part.get(key).is_some_and(|ledger| is_unused(ledger, self.now())) {
             sharded::remove(part, key);
         }
+    }
+
+    /// Tells all processes that the overrides changed. They may ask at once, so no lock is held.
+    fn tell_of_overrides(&self) {
+        let nodes: Vec<_> = lock(&self.nodes).values().filter_map(Weak::upgrade).collect();
+        nodes.iter().for_each(|node| node.overridden());
     }
 
     /// The mailbox of a process that is still there.
@@ -284,8 +297,7 @@ impl Queries for MemoryBackend {
             return ready(Ok(())).boxed();
         }
         drop(overrides);
-        let nodes: Vec<_> = lock(&self.shared.nodes).values().filter_map(Weak::upgrade).collect();
-        nodes.iter().for_each(|node| node.overridden());
+        self.shared.tell_of_overrides();
         ready(Ok(())).boxed()
     }
 

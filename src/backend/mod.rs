@@ -1,7 +1,7 @@
 //! Where permits are counted: in this process, or in Redis for a whole fleet.
 //!
 //! [`MemoryBackend`] counts permits in this process; `RedisBackend` (feature `redis`) shares them between all processes
-//! that use the same Redis.
+//! that use the same Redis. [`MemoryServer`] stands in for a Redis in tests: it can be made unavailable.
 //!
 //! A [`Backend`] opens [`Connection`]s, which carry [`AddressedCall`]s one way and [`Answer`]s the other, and delivers
 //! hints to a [`Mailbox`]. The [`Ledger`](crate::protocol::ledger::Ledger) defines what the calls mean.
@@ -22,6 +22,7 @@
 //! [`Semaphore`]: crate::Semaphore
 
 mod memory;
+mod memory_server;
 mod overrides;
 mod peer_message;
 #[cfg(feature = "redis")]
@@ -33,6 +34,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 pub use self::memory::MemoryBackend;
+pub use self::memory_server::MemoryServer;
 pub use self::overrides::{Change, Overrides};
 pub use self::peer_message::PeerMessage;
 #[cfg(feature = "tls-no-provider")]
@@ -40,7 +42,7 @@ pub use self::redis::TlsSettings;
 #[cfg(all(fuzzing, feature = "redis"))]
 pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
-pub use self::redis::{AfterLoss, RedisBackend, RedisBackendBuilder};
+pub use self::redis::{RedisBackend, RedisBackendBuilder};
 /// The version of `deadpool-redis` whose pools [`RedisBackend::from_pool`] accepts: 0.23, with `redis` 1 as
 /// `deadpool_redis::redis`.
 #[cfg(feature = "redis")]
@@ -132,6 +134,21 @@ pub trait Backend: Send + Sync + 'static {
             RandomState::new().hash_one(std::process::id())
         })
     }
+}
+
+/// What a process does after Redis may have lost data: it was restarted, or another server answers.
+///
+/// Permits in flight are counted again in either case, as soon as their process notices the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AfterLoss {
+    /// Grants permits at once. Until all processes have renewed their permits, within a third of a lease, up to twice
+    /// the limit can be in flight.
+    #[default]
+    Continue,
+    /// Grants nothing for one lease; requests wait meanwhile, or are rejected if they may not wait. The limit holds
+    /// throughout.
+    Quarantine,
 }
 
 /// A connection to a backend, from its opening to its first failure.

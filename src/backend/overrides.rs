@@ -54,6 +54,12 @@ impl Overrides {
         self.names.get(name).copied().unwrap_or_default()
     }
 
+    /// Forgets everything that is set.
+    pub(super) fn clear(&mut self) {
+        // A version that a process knows must not come back with other content.
+        *self = Self { version: self.version + 1, ..Self::default() };
+    }
+
     /// Applies a change, as `lua/override.lua` does. Returns `false` if there are [`MOST`](Self::MOST) records already.
     pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
         self.revoked.retain(|_, end| *end > now_ms);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
-use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::backend::{MemoryBackend, MemoryServer};
 use tower_semaphore::{AcquireError, Limit, Permit, Policy, RejectReason, Rejected, Semaphore};
 
 use crate::support::eventually;
@@ -25,6 +25,20 @@ pub(crate) trait Fleet {
 }
 
 impl Fleet for MemoryBackend {
+    fn node(&self) -> Semaphore {
+        Semaphore::new(self.clone())
+    }
+
+    fn is_empty(&self) -> bool {
+        Self::is_empty(self)
+    }
+
+    fn wipe(&self) {
+        self.forget_all();
+    }
+}
+
+impl Fleet for MemoryServer {
     fn node(&self) -> Semaphore {
         Semaphore::new(self.clone())
     }
@@ -59,6 +73,12 @@ macro_rules! conformance {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(&tower_semaphore::backend::MemoryBackend::new()).await;
+            })*
+        }
+        mod memory_server {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(&tower_semaphore::backend::MemoryServer::new()).await;
             })*
         }
         #[cfg(feature = "redis")]
@@ -100,6 +120,7 @@ conformance! {
     dropping_the_semaphore_leaves_its_permits_alive
     what_is_held_is_counted_again_after_a_loss_of_data
     a_waiter_keeps_its_turn_after_a_loss_of_data
+    what_operators_set_is_lost_with_the_data
     a_crowd_never_passes_the_cap_and_leaves_nothing
     cancelling_at_random_leaves_nothing
     a_waiter_is_judged_by_its_own_limit_whatever_others_ask_under
@@ -497,6 +518,25 @@ async fn a_waiter_keeps_its_turn_after_a_loss_of_data(fleet: &impl Fleet) {
         assert!(waiters.iter().all(|other| !other.is_finished()));
         drop(permit);
     }
+    empty(fleet).await;
+}
+
+async fn what_operators_set_is_lost_with_the_data(fleet: &impl Fleet) {
+    let (one, other) = (fleet.node(), fleet.node());
+    one.set_limit("x", 2).await.unwrap();
+    let held = other.acquire("x", &short_lease(1)).await.unwrap();
+    drop(other.try_acquire("x", &short_lease(1)).await.unwrap());
+    fleet.wipe();
+    eventually("it is gone", async || other.limit_of("x").await.unwrap().limit.is_none()).await;
+    eventually("the permit is counted", async || other.inspect("x").await.unwrap().in_use == 1)
+        .await;
+    let refused = other.try_acquire("x", &short_lease(1)).await;
+    assert!(refused.is_err(), "the limit of the policy applies");
+    // A process that knew what was set before does not take something else for it.
+    other.set_limit("x", 3).await.unwrap();
+    eventually("it is known", async || one.limit_of("x").await.unwrap().limit == Some(3)).await;
+    one.clear_limit("x").await.unwrap();
+    drop(held);
     empty(fleet).await;
 }
 

@@ -93,3 +93,4 @@ mod support;
 #[cfg(feature = "tls")]
 mod tls;
 mod traces;
+mod your_service;

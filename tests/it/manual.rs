@@ -1,4 +1,4 @@
-//! The manual names what there is: every event of the crate, and every flag of the gateway.
+//! The manual names what there is: every event of the crate, and every flag of the gateway; and what it shows runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -75,5 +75,19 @@ fn every_flag_of_the_gateway_is_documented() {
     assert!(offered.is_subset(&documented), "{:?}", offered.difference(&documented));
     if cfg!(feature = "admin") {
         assert_eq!(documented, offered);
+    }
+}
+
+#[test]
+fn every_snippet_of_the_page_on_testing_is_a_test_that_runs() {
+    let (page, tests) = (include_str!("../../docs/testing.md"), include_str!("your_service.rs"));
+    let snippets: Vec<_> = page.split("```rust\n").skip(1).collect();
+    assert!(snippets.len() > 5, "{} snippets", snippets.len());
+    for snippet in &snippets {
+        let (snippet, _) = snippet.split_once("```").expect("the end of a snippet");
+        assert!(tests.contains(snippet), "tests/it/your_service.rs lacks this:\n{snippet}");
+    }
+    for test in tests.split("\nasync fn ").skip(1).filter_map(|test| test.split('(').next()) {
+        assert!(page.contains(test), "docs/testing.md lacks {test}");
     }
 }

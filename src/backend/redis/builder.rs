@@ -15,7 +15,8 @@ use super::tls::Tls;
 #[cfg(feature = "tls-no-provider")]
 use super::tls::TlsSettings;
 use super::url::{self, Url};
-use super::{AfterLoss, RedisBackend, Servers};
+use super::{RedisBackend, Servers};
+use crate::backend::AfterLoss;
 use crate::error::ConfigError;
 
 /// Builds a [`RedisBackend`]. See [`RedisBackend::builder`] for an example.

@@ -38,7 +38,7 @@ use self::keys::Keys;
 use self::sentinel::Sentinel;
 #[cfg(feature = "tls-no-provider")]
 pub use self::tls::TlsSettings;
-use super::{Backend, Connection, Mailbox, Shard};
+use super::{AfterLoss, Backend, Connection, Mailbox, Shard};
 use crate::error::BackendError;
 use crate::protocol::id::NodeId;
 
@@ -110,21 +110,6 @@ enum Servers {
 }
 
 type Caller = (NodeId, Weak<dyn Mailbox>);
-
-/// What to do after Redis may have lost data: it was restarted, or another server answers.
-///
-/// Permits in flight are counted again in either case, as soon as their process notices the loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum AfterLoss {
-    /// Grants permits at once. Until all processes have renewed their permits, within a third of a lease, up to twice
-    /// the limit can be in flight.
-    #[default]
-    Continue,
-    /// Grants nothing for one lease; requests wait meanwhile, or are rejected if they may not wait. The limit holds
-    /// throughout.
-    Quarantine,
-}
 
 impl RedisBackend {
     /// The default [connect timeout](RedisBackendBuilder::connect_timeout): 500 ms.

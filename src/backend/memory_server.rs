@@ -1,0 +1,269 @@
+//! A server in this process, reached over connections that can break.
+
+use std::sync::{Arc, Weak};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{
+    AddressedCall, AfterLoss, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox,
+    MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
+};
+use crate::error::BackendError;
+use crate::protocol::Call;
+use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::time::Time;
+
+/// A stand-in for Redis in tests: it counts permits in this process, as [`MemoryBackend`] does, but is reached over
+/// connections, which a switch breaks.
+///
+/// Everything above the connection is what runs with Redis: the outage policy, the reconnects, the renewals, the log and
+/// [`health`](crate::Semaphore::health). No time passes on the way to it, so on Tokio's paused clock a test of an
+/// outage of minutes takes milliseconds. `docs/testing.md` has tests to start from.
+///
+/// Clones are the same server: each [`Semaphore`](crate::Semaphore) on a clone is a process of the fleet.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::backend::MemoryServer;
+/// use tower_semaphore::{AcquireError, OnUnavailable, Policy, Semaphore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server = MemoryServer::new();
+/// let semaphore = Semaphore::new(server.clone());
+/// let refuse = Policy::new(10);
+/// let admit = Policy::builder(10).on_unavailable(OnUnavailable::Admit).build()?;
+///
+/// server.set_available(false);
+/// let refused = semaphore.acquire("openai", &refuse).await;
+/// assert!(matches!(refused, Err(AcquireError::Unavailable(_))));
+/// let _permit = semaphore.acquire("openai", &admit).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct MemoryServer {
+    memory: MemoryBackend,
+    state: Arc<watch::Sender<State>>,
+    after_loss: AfterLoss,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    is_available: bool,
+    /// How often it became unavailable: a connection of before is of no further use.
+    outages: u64,
+    /// How often data was lost, and since when there is data.
+    losses: u64,
+    since: Instant,
+}
+
+/// A connection to it.
+struct Line {
+    memory: MemoryBackend,
+    state: watch::Receiver<State>,
+    outages: u64,
+    info: ServerInfo,
+}
+
+impl MemoryServer {
+    /// Creates a server that is available and holds nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        let state = State { is_available: true, outages: 0, losses: 0, since: Instant::now() };
+        Self {
+            memory: MemoryBackend::new(),
+            state: Arc::new(watch::Sender::new(state)),
+            after_loss: AfterLoss::default(),
+        }
+    }
+
+    /// Sets what the processes do after a loss of data, as
+    #[cfg_attr(
+        feature = "redis",
+        doc = "[`RedisBackendBuilder::after_loss`](super::RedisBackendBuilder::after_loss)"
+    )]
+    #[cfg_attr(not(feature = "redis"), doc = "`RedisBackendBuilder::after_loss`")]
+    /// does.
+    ///
+    /// Applies to this clone, those made from it, and the semaphores on them. With [`AfterLoss::Quarantine`] nothing is
+    /// granted until the server is one lease old.
+    #[must_use]
+    pub const fn after_loss(mut self, after_loss: AfterLoss) -> Self {
+        self.after_loss = after_loss;
+        self
+    }
+
+    /// Makes the server unavailable, as a Redis that was killed, or available again.
+    ///
+    /// With `false` all connections break, and none opens until it is called with `true`; the data is kept. Processes
+    /// notice it when their tasks run next, and the return of the server within a quarter of a second.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_semaphore::backend::MemoryServer;
+    /// # let server = MemoryServer::new();
+    /// server.set_available(false);
+    /// // ... requests are answered by their outage policy ...
+    /// server.set_available(true);
+    /// ```
+    pub fn set_available(&self, available: bool) {
+        self.state.send_if_modified(|state| {
+            let changes = state.is_available != available;
+            state.outages += u64::from(changes && !available);
+            state.is_available = available;
+            changes
+        });
+    }
+
+    /// Loses all data: places, queues, and what operators set.
+    ///
+    /// While the server is available, it is a `FLUSHALL`: no connection breaks, and each process notices it as it
+    /// renews its leases. During an outage it is a restart without data.
+    pub fn forget_all(&self) {
+        self.memory.forget_all();
+        self.state.send_modify(|state| {
+            state.losses += 1;
+            state.since = Instant::now();
+        });
+    }
+
+    /// Returns the number of semaphores with a waiting or held place.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Returns whether no semaphore has a place.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+}
+
+impl Default for MemoryServer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backend for MemoryServer {
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.memory.attach(node, mailbox);
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        self.memory.key(name)
+    }
+
+    fn connect<'a>(
+        &'a self,
+        _: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        let receiver = self.state.subscribe();
+        let state = *receiver.borrow();
+        if !state.is_available {
+            return ready(Err(unavailable())).boxed();
+        }
+        let info = ServerInfo {
+            // Connections that are open do not learn it, as with a `FLUSHALL`.
+            data: Some(format!("{}", state.losses)),
+            age: Some(state.since.elapsed()),
+            ..ServerInfo::default()
+        };
+        let memory = self.memory.clone();
+        let line = Line { memory, state: receiver, outages: state.outages, info };
+        ready(Ok(Some(Arc::new(line) as _))).boxed()
+    }
+
+    fn quarantines(&self) -> bool {
+        self.after_loss == AfterLoss::Quarantine
+    }
+}
+
+impl Line {
+    fn is_open(&self) -> bool {
+        self.state.borrow().outages == self.outages
+    }
+
+    /// Asks a question, if the connection is open.
+    fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&MemoryBackend) -> Query<T>) -> Query<T> {
+        if self.is_open() {
+            ask(&self.memory)
+        } else {
+            ready(Err(QueryError::Failed(unavailable()))).boxed()
+        }
+    }
+}
+
+impl Connection for Line {
+    fn server(&self) -> &ServerInfo {
+        &self.info
+    }
+
+    fn drive(&self) -> BoxFuture<'_, ()> {
+        let mut state = self.state.clone();
+        async move {
+            // An error: the last clone of the server is gone, and with it whatever could break this connection.
+            if state.wait_for(|state| state.outages != self.outages).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+        .boxed()
+    }
+
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+        let (is_open, memory) = (self.is_open(), self.memory.clone());
+        async move {
+            if !is_open {
+                return Err(unavailable());
+            }
+            let answer = |call: &AddressedCall| {
+                let AddressedCall { ref key, node, limit, headroom, for_all, recalls, ref op } =
+                    *call;
+                let call = Call { limit, headroom, for_all, recalls, op: op.clone() };
+                let counter = memory.counter(key, Instant::now());
+                Answer::Reply { reply: counter.call(node, &call, Time::ZERO), late: false }
+            };
+            Ok(calls.iter().map(answer).collect())
+        }
+        .boxed()
+    }
+}
+
+impl Queries for Line {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        self.ask(|memory| memory.inspect(key, most))
+    }
+
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        self.ask(|memory| memory.list(key, from, most))
+    }
+
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        self.ask(|memory| memory.overrides(key, known))
+    }
+
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        self.ask(|memory| memory.set_override(key, name, change))
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        self.ask(|memory| memory.revoke(key, id, take))
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        self.ask(|memory| memory.send_message(key, to, message))
+    }
+}
+
+fn unavailable() -> BackendError {
+    BackendError::connection("the server was made unavailable with `set_available(false)`")
+}
