@@ -249,6 +249,11 @@ struct Security;
 #[doc = include_str!("../docs/recipes.md")]
 struct Recipes;
 
+/// Runs the examples of the page on observability.
+#[cfg(all(doctest, feature = "admin", feature = "metrics"))]
+#[doc = include_str!("../docs/observability.md")]
+struct Observability;
+
 /// Runs the proof of the page on locks.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/locks.md")]

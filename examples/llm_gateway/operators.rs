@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use http::StatusCode;
@@ -70,8 +70,7 @@ pub(crate) fn router(
         .route("/metrics", get(async move || prometheus.render()))
         // Safe against requests from other sites, though a browser sends the password along: every change needs a
         // header that only this page sends.
-        .nest("/admin", admin::router(semaphore.clone()))
-        .route("/admin/", get(async || Redirect::permanent("/admin")))
+        .nest_service("/admin", admin::router(semaphore.clone()))
         .route_layer(from_fn_with_state(PasswordHash::new(password), check))
 }
 

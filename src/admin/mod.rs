@@ -14,11 +14,23 @@
 //! # fn example(token: &str) -> Result<Router, ConfigError> {
 //! let semaphore = Semaphore::in_memory();
 //! let admin = admin::builder(semaphore).allow_host("ops.example").token(token).build()?;
-//! let app: Router = Router::new().nest("/ops/semaphores/", admin);
+//! // At `/ops` and `/ops/`; `Router::nest` would serve only the one of them that it is given.
+//! let app: Router = Router::new().nest_service("/ops", admin);
 //! # Ok(app) }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! #     use tower::ServiceExt;
+//! #     for path in ["/ops", "/ops/", "/ops/page/", "/ops/semaphores"] {
+//! #         let request = http::Request::get(path).header("host", "ops.example");
+//! #         let request = request.header("authorization", "Bearer 0123456789abcdef");
+//! #         let app = example("0123456789abcdef").unwrap();
+//! #         let response = app.oneshot(request.body(axum::body::Body::empty()).unwrap()).await;
+//! #         assert_eq!(response.unwrap().status(), 200, "{path}");
+//! #     }
+//! # }
 //! ```
 //!
-//! Behind a proxy that changes the last segment of the path, nest the page at a path that ends with `/`, or at the root.
+//! Behind a proxy that changes the last segment of the path, open the page at a path that ends with `/`.
 //!
 //! # Routes
 //!
@@ -48,6 +60,7 @@ mod access;
 mod actions;
 mod builder;
 mod extract;
+mod fair_share;
 mod history;
 mod page;
 mod plot;
@@ -90,7 +103,7 @@ struct Window {
 /// use axum::Router;
 /// use tower_semaphore::{Semaphore, admin};
 ///
-/// let app: Router = Router::new().nest("/admin", admin::router(Semaphore::in_memory()));
+/// let app: Router = Router::new().nest_service("/admin", admin::router(Semaphore::in_memory()));
 /// ```
 pub fn router(semaphore: Semaphore) -> Router {
     routes(semaphore, Arc::default())

@@ -37,9 +37,9 @@ impl Plot<'_> {
         let peak = self.samples.iter().map(self.value).max().unwrap_or(0);
         let limits = self.samples.iter().filter_map(self.limit);
         let step = step_of(limits.chain([peak]).max().unwrap_or(0));
-        // The top is a multiple of the step.
-        let highest = self.samples.iter().filter_map(self.limit).chain([peak, step]).max();
-        let count = highest.unwrap_or(step).div_ceil(step);
+        // The top is a multiple of the step, and above the limit: what exceeds the limit, and the line itself, are seen.
+        let above = self.samples.iter().filter_map(self.limit).map(|limit| limit / step + 1);
+        let count = above.chain([peak.div_ceil(step), 1]).max().unwrap_or(1);
         let top = step.saturating_mul(count);
         let lines = self.lines(|sample| Some((self.value)(sample)), top);
         let limits = self.lines(self.limit, top);
@@ -126,7 +126,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::super::history::Sample;
-    use super::{HEIGHT, Plot, WIDTH, step_of};
+    use super::{HEIGHT, Plot, TOP, WIDTH, step_of};
 
     fn plot(values: &[u64], limit: Option<u32>) -> String {
         let now = Instant::now() + Duration::from_secs(500);
@@ -144,6 +144,20 @@ mod tests {
             now,
         };
         plot.render().into_string()
+    }
+
+    #[test]
+    fn there_is_room_above_the_limit() {
+        for limit in [0, 1, 5, 7, 10, 50, 1000] {
+            for peak in [0, u64::from(limit) / 2, u64::from(limit)] {
+                let svg = plot(&[peak, 0], Some(limit));
+                let (_, line) = svg.split_once("polyline class=\"limit\" points=\"").unwrap();
+                let (_, y) = line.split(['"', ' ']).next().unwrap().split_once(',').unwrap();
+                let y: f64 = y.parse().unwrap();
+                // Room for the words above the line, too.
+                assert!(y > TOP + 10.0, "limit {limit}, peak {peak}: {y}");
+            }
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Window;
 use super::extract::{Listing, OfSemaphore, Target};
+use super::fair_share::fair_shares;
 use super::problem::Problem;
 use crate::name::Name;
 use crate::protocol::overrides::Override;
@@ -116,6 +117,7 @@ struct TenantView {
     waiting: u64,
     weight: u32,
     each: Option<u32>,
+    fair_share: Option<f64>,
     longest_wait_ms: Option<u64>,
     set: TenantSetView,
 }
@@ -161,9 +163,11 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl From<TenantUse> for TenantView {
-    fn from(one: TenantUse) -> Self {
+impl TenantView {
+    fn new(one: TenantUse, fair_share: Option<f64>) -> Self {
         Self {
+            // To a hundredth: more digits say nothing of whole permits.
+            fair_share: fair_share.map(|share| (share * 100.0).round() / 100.0),
             id: one.id.to_string(),
             name: one.name.map(|name| name.to_string()),
             in_use: one.in_use,
@@ -213,8 +217,20 @@ impl From<Waiter> for WaiterView {
     }
 }
 
+/// The limit without regard to a pause, during which 0 is in force.
+pub(super) fn limit_of(seen: &Inspection) -> Option<u32> {
+    seen.set.limit.or_else(|| limit_of_policies(seen)).or(seen.last_limit)
+}
+
+/// The limit of policies.
+pub(super) fn limit_of_policies(seen: &Inspection) -> Option<u32> {
+    seen.processes.iter().filter_map(|process| process.limit).max()
+}
+
 impl InspectionView {
     fn new(name: &Name, seen: Inspection) -> Self {
+        let shares = limit_of(&seen).map(|limit| fair_shares(limit, &seen.tenants));
+        let share = |i: usize| shares.as_ref().and_then(|shares| shares.get(i)).copied();
         Self {
             name: name.to_string(),
             in_use: seen.in_use,
@@ -224,7 +240,9 @@ impl InspectionView {
             last_limit: seen.last_limit,
             set: seen.set.into(),
             is_cut: seen.is_cut,
-            tenants: seen.tenants.into_iter().map(Into::into).collect(),
+            tenants: (seen.tenants.into_iter().enumerate())
+                .map(|(i, one)| TenantView::new(one, share(i)))
+                .collect(),
             processes: seen.processes.into_iter().map(Into::into).collect(),
             holders: seen.holders.into_iter().map(Into::into).collect(),
             waiters: seen.waiters.into_iter().map(Into::into).collect(),

@@ -86,10 +86,15 @@ impl KeyLabels {
             )));
         }
         let layer: Arc<str> = layer.into();
-        let of = |key: &str| Meter::new(&layer, Some((label, key.into())), wait_timeout);
+        let registered = |label| {
+            let meter = Meter::new(&layer, label, wait_timeout);
+            meter.register();
+            meter
+        };
+        let of = |key: &str| registered(Some((label, key.into())));
         let by_key = match &self.kind {
             Kind::None => {
-                return Ok(LayerMeter::whole(Meter::new(&layer, None, wait_timeout)));
+                return Ok(LayerMeter::whole(registered(None)));
             }
             Kind::Listed(keys) => keys.iter().map(|key| (key.clone(), of(key.as_str()))).collect(),
             Kind::First(_) => HashMap::new(),

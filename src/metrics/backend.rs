@@ -60,7 +60,12 @@ const fn index_of(op: &Op) -> usize {
 }
 
 impl BackendMeter {
-    /// Registers the series at zero.
+    /// Registers the series at zero with the recorder that is installed now, as `Meter::register` does.
+    pub(crate) fn register(is_embedded: bool) {
+        Self::default().begin(is_embedded);
+    }
+
+    /// Registers the series at zero, for good.
     pub(crate) fn begin(&self, is_embedded: bool) {
         self.leases();
         self.tenants();

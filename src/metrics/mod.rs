@@ -1,8 +1,8 @@
 //! Metrics of semaphores and layers, for the facade of the crate [`metrics`](https://docs.rs/metrics).
 //!
-//! Install a recorder to collect them. Series are registered when a layer or a semaphore is first used, so the recorder
-//! and the layer can be created in any order. Install the recorder before first use: what was registered before never
-//! reaches it.
+//! Install a recorder to collect them, best before anything else: then the series of layers and semaphores are there, at
+//! zero, as soon as they are built. Where the recorder is installed later, they are there from first use on. A recorder
+//! that is installed after first use does not receive them. [`register`] does the same for a policy without a layer.
 //!
 //! | instrument | kind, unit | labels | meaning |
 //! |---|---|---|---|
@@ -58,14 +58,27 @@
 //!
 #![cfg_attr(feature = "metrics", doc = "```")]
 #![cfg_attr(not(feature = "metrics"), doc = "```ignore")]
+//! use std::time::Duration;
+//!
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut exporter = PrometheusBuilder::new().with_recommended_naming(true);
 //! for (name, buckets) in tower_semaphore::metrics::BUCKETS {
 //!     exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
 //! }
 //! let prometheus = exporter.install_recorder()?;
+//!
+//! // Puts what was recorded into its buckets; otherwise it is kept in memory until somebody asks.
+//! let upkeep = prometheus.clone();
+//! tokio::spawn(async move {
+//!     let mut ticks = tokio::time::interval(Duration::from_secs(5));
+//!     loop {
+//!         ticks.tick().await;
+//!         upkeep.run_upkeep();
+//!     }
+//! });
 //! // ... and on a route of your own: prometheus.render()
 //! # Ok(()) }
 //! ```
@@ -83,3 +96,25 @@ pub(crate) mod requests;
 
 #[cfg(feature = "metrics")]
 pub use self::names::*;
+#[cfg(feature = "metrics")]
+use crate::semaphore::Policy;
+
+/// Registers the series of a policy at zero, with the recorder that is installed now, for use before its first request.
+///
+/// A layer does this when it is built. A policy is plain data, so for one that is used without a layer this is explicit.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::{ConfigError, Policy, metrics};
+///
+/// # fn main() -> Result<(), ConfigError> {
+/// let policy = Policy::builder(20).name("jobs").build()?;
+/// metrics::register(&policy);
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "metrics")]
+pub fn register(policy: &Policy) {
+    let name = std::sync::Arc::from(policy.name);
+    requests::Meter::new(&name, None, Some(policy.wait_timeout)).register();
+}

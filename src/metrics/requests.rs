@@ -22,7 +22,7 @@ pub(crate) struct Meter {
     series: Arc<Lazy>,
 }
 
-/// Registered at first use, so that layers and the recorder can be created in any order.
+/// Kept from first use on, so that layers and the recorder can be created in any order.
 struct Lazy {
     policy: Arc<str>,
     /// A second label: its name and its value.
@@ -72,6 +72,13 @@ impl Meter {
     ) -> Self {
         let policy = Arc::clone(policy);
         Self { series: Arc::new(Lazy { policy, label, wait_timeout, made: OnceLock::new() }) }
+    }
+
+    /// Registers its series at zero with the recorder that is installed now. Keeps no handle: without a recorder they
+    /// would be of no use, and first use makes them again.
+    pub(crate) fn register(&self) {
+        let Lazy { policy, label, wait_timeout, .. } = &*self.series;
+        drop(Series::new(policy, label.as_ref(), *wait_timeout));
     }
 
     /// A request joined the queue.

@@ -171,7 +171,7 @@ impl Inspection {
                 .or_insert_with(|| ProcessUse::other(place.node, process.clone(), told));
             let tenant = place.claim.map(Claim::tenant);
             let mut in_line = place.claim.map(|claim| {
-                let seen = tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::new(claim));
+                let seen = tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
                 (seen.weight, seen.each) = (claim.weight(), claim.each());
                 seen
             });
@@ -275,7 +275,7 @@ impl ProcessUse {
 }
 
 impl TenantUse {
-    fn new(claim: Claim) -> Self {
+    pub(crate) fn of(claim: Claim) -> Self {
         Self {
             id: claim.tenant(),
             name: None,

@@ -25,6 +25,7 @@ use crate::backend::{
     Backend, Counter, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
+use crate::metrics::backend::BackendMeter;
 use crate::metrics::requests::Meters;
 use crate::name::Name;
 use crate::protocol::id::NodeId;
@@ -60,6 +61,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+        BackendMeter::register(backend.embedded().is_some());
         let seed = backend.seed();
         let (id, clock, counts) = (NodeId::new(seed), Clock::new(), Arc::<Counts>::default());
         let node = Arc::new(Self {

@@ -1,11 +1,13 @@
 //! The operator's page and its JSON, over real sockets.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
 use tower_semaphore::operate::Mode;
-use tower_semaphore::{Ask, Name, Semaphore};
+use tower_semaphore::{Ask, Name, Policy, Semaphore};
 
 use crate::support::admin::{HOSTILE, ask, page, policy, segment, window};
 use crate::support::eventually;
@@ -103,6 +105,53 @@ async fn tenants_are_shown_and_steered() {
     let set = semaphore.tenant_override_of("openai", tenant).await.unwrap();
     assert_eq!((set.limit, set.weight), (None, None));
     drop(held);
+}
+
+#[tokio::test]
+async fn each_tenant_is_shown_with_its_fair_share() {
+    let semaphore = Semaphore::in_memory();
+    let server = window(&semaphore).await;
+    let asks = [("a", 3, None), ("b", 1, None), ("c", 2, Some(1))];
+    let mut permits = Vec::new();
+    for (tenant, weight, each) in asks {
+        let ask = Ask::of("openai").by(tenant).weight(weight);
+        let ask = if let Some(each) = each { ask.each(each) } else { ask };
+        permits.push(semaphore.acquire(ask, &policy(8)).await.unwrap());
+    }
+    let share = |seen: &serde_json::Value, tenant: &str| {
+        let tenants = seen["tenants"].as_array().unwrap().iter();
+        tenants.clone().find(|one| one["name"] == tenant).unwrap()["fair_share"].clone()
+    };
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/openai", "").await;
+    let shares = ["a", "b", "c"].map(|tenant| share(&seen, tenant));
+    assert_eq!(shares, [json!(5.25), json!(1.75), json!(1.0)], "{seen}");
+    let html = page(&server, "/page/openai").await;
+    assert!(html.contains(">Fair share</th>"), "{html}");
+    assert!(html.contains(">5.2<") || html.contains(">5.3<"), "{html}");
+    assert!(html.contains(">1.8<") && html.contains(">1.0<"), "{html}");
+    // Of the limit that a pause hides.
+    semaphore.pause("openai").await.unwrap();
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/openai", "").await;
+    assert_eq!((&seen["limit"], share(&seen, "a")), (&json!(0), json!(5.25)), "{seen}");
+}
+
+#[tokio::test]
+async fn the_page_lists_the_longest_held_permit_first_and_says_when_plots_are_recorded() {
+    let semaphore = Semaphore::in_memory();
+    let server = window(&semaphore).await;
+    let long = Policy::builder(2).lease(Duration::from_secs(60)).build().unwrap();
+    let first = semaphore.acquire("x", &long).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let second = semaphore.acquire("x", &policy(2)).await.unwrap();
+    // By the ends of their leases, the order is the other one.
+    let seen = semaphore.inspect("x").await.unwrap();
+    assert!(seen.holders[0].held < seen.holders[1].held, "{seen:?}");
+    let html = page(&server, "/page/x").await;
+    let (_, holders) = html.split_once("id=\"holders\"").unwrap();
+    let at = |i: usize| holders.find(&format!("place-{}", seen.holders[i].id)).unwrap();
+    assert!(at(1) < at(0), "{holders}");
+    assert!(html.contains("Recorded while somebody has this page open"), "{html}");
+    drop((first, second));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Each instrument moves when its event happens, and no label has more values than were asked for.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::ready;
 use std::time::Duration;
@@ -105,6 +106,36 @@ async fn each_outcome_of_a_request_is_counted_once() {
     let of_requests = all.iter().filter(|(name, _)| name.starts_with(REQUESTS));
     assert_eq!(of_requests.map(|(_, count)| count).sum::<f64>(), 8.0, "{all:#?}");
     assert_eq!(all[&of(WAIT_TIMEOUT)], 60.0);
+}
+
+#[tokio::test]
+async fn the_series_of_what_is_built_are_there_before_its_first_request() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::new(tower_semaphore::backend::MemoryServer::new());
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "tenant")
+        .key(HeaderKey::from_static("x-tenant"))
+        .limit(1)
+        .key_labels(KeyLabels::listed(["acme"]))
+        .build()
+        .unwrap();
+    let policy = policy(1, Duration::from_secs(7));
+    tower_semaphore::metrics::register(&policy);
+    let mut all = recorded.all();
+    assert_eq!(all.remove(&of(WAIT_TIMEOUT)), Some(7.0));
+    assert_eq!(all.remove(&format!("{WAIT_TIMEOUT}{{policy=tenant}}")), Some(2.0));
+    let names: BTreeSet<_> = all.keys().map(|series| series.split('{').next().unwrap()).collect();
+    let missing: Vec<_> = ALL.iter().filter(|name| !names.contains(*name)).collect();
+    assert_eq!(missing, [&WAIT_TIMEOUT], "{names:?}");
+    for key in ["acme", "other"] {
+        let series = format!("{REQUESTS}{{policy=tenant,key={key},result=queue_full}}");
+        assert!(all.contains_key(&series), "no {series} in {:#?}", all.keys());
+    }
+    assert!(all.values().all(|value| *value == 0.0), "{all:?}");
+
+    // What happens is counted in the same series.
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    assert_eq!(recorded.get(&requests("jobs", "acquired")), 1.0);
+    drop(layer);
 }
 
 #[tokio::test]

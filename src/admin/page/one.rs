@@ -15,7 +15,9 @@ use crate::admin::Window;
 use crate::admin::extract::{OfSemaphore, Target};
 use crate::admin::history::Sample;
 use crate::admin::plot::Plot;
+use crate::admin::fair_share::fair_shares;
 use crate::admin::problem::Problem;
+use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
 use crate::protocol::PlaceId;
 use crate::protocol::claim::Tenant;
@@ -78,12 +80,7 @@ impl One<'_> {
 
     /// The limit without regard to a pause, during which 0 is in force.
     fn limit(&self) -> Option<u32> {
-        self.seen.set.limit.or_else(|| self.policy()).or(self.seen.last_limit)
-    }
-
-    /// The limit of policies.
-    fn policy(&self) -> Option<u32> {
-        self.seen.processes.iter().filter_map(|process| process.limit).max()
+        limit_of(self.seen)
     }
 
     fn card(&self) -> Markup {
@@ -106,7 +103,7 @@ impl One<'_> {
                         dd #limit { (or_unknown(limit)) }
                         dd.note {
                             @if seen.set.limit.is_some() { "set here, in place of policies" }
-                            @else if self.policy().is_some() { "of the policy" }
+                            @else if limit_of_policies(seen).is_some() { "of the policy" }
                             @else if limit.is_some() { "of the last request here" }
                             @else { "no process that uses it responded" }
                         }
@@ -195,24 +192,41 @@ impl One<'_> {
             limit: |_| None,
             ..in_use
         };
-        html! { div.plots { (in_use.render()) (waiting.render()) } }
+        html! {
+            div.plots { (in_use.render()) (waiting.render()) }
+            p.note {
+                "Recorded while somebody has this page open, and kept for four minutes. Gaps are times at which nobody had."
+            }
+        }
     }
 
     fn tenants(&self) -> Markup {
-        let head =
-            ["Tenant", "In use", "Waiting", "Longest wait", "Weight", "Cap", "Set", "Change"];
+        let head = [
+            "Tenant",
+            "In use",
+            "Fair share",
+            "Waiting",
+            "Longest wait",
+            "Weight",
+            "Cap",
+            "Set",
+            "Change",
+        ];
+        let shares = self.limit().map(|limit| fair_shares(limit, &self.seen.tenants));
+        let share = |i: usize| shares.as_ref().and_then(|shares| shares.get(i));
         table(
             "tenants",
             "Tenants",
             &head,
             &html! {
-                @for one in &self.seen.tenants {
+                @for (i, one) in self.seen.tenants.iter().enumerate() {
                     tr id={ "tenant-" (one.id) } {
                         th scope="row" { (tenant_name(one)) }
                         td.n {
                         (one.in_use) " "
                         (bar(one.in_use, one.set.limit.or(one.each).or_else(|| self.limit()), "in use"))
                     }
+                        td.n { (or_unknown(share(i).map(|share| format!("{share:.1}")))) }
                         td.n { (one.waiting) }
                         td.n { (one.longest_wait.map_or_else(|| "–".to_owned(), seconds)) }
                         td.n { (one.weight) }
@@ -286,8 +300,11 @@ impl One<'_> {
 
     fn holders(&self) -> Markup {
         let head = ["Place", "Process", "Tenant", "Permits", "Held", "Lease left", "Revoke"];
+        let mut holders: Vec<_> = self.seen.holders.iter().collect();
+        // The longest first, and those that nobody could tell of last.
+        holders.sort_by_key(|one| std::cmp::Reverse(one.held));
         let rows = html! {
-            @for one in &self.seen.holders {
+            @for one in holders {
                 @let Holder { id, tenant, cost, is_own, .. } = *one;
                 @let process = one.process.as_ref().unwrap_or(&one.node);
                 @let times = [or_unknown(one.held.map(seconds)), seconds(one.lease_left)];

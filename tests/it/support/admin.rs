@@ -22,7 +22,7 @@ pub(crate) const HOSTILE: [&str; 7] = [
 
 /// One process, with the page nested at a path.
 pub(crate) async fn window(semaphore: &Semaphore) -> Server {
-    Server::start(Router::new().nest("/ops", admin::router(semaphore.clone()))).await
+    Server::start(Router::new().nest_service("/ops", admin::router(semaphore.clone()))).await
 }
 
 pub(crate) fn policy(limit: u32) -> Policy {
