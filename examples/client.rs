@@ -61,22 +61,27 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// reqwest has its own request and response types: the outer adapters convert them to those of `http` for the layer,
-/// the inner ones convert them back.
-fn limited(
-    client: reqwest::Client,
-    quota: ConcurrencyLimitLayer,
-) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send> + Clone
+/// Wraps `inner`, a `reqwest::Client` or any service of its types, such as one that retries. The outer adapters convert
+/// to the types of `http` for the layer, the inner ones back.
+fn limited<S>(
+    inner: S,
+    limit: ConcurrencyLimitLayer,
+) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send>
++ Clone
++ Send
+where
+    S: Service<reqwest::Request, Response = reqwest::Response, Error: Into<BoxError>, Future: Send>,
+    S: Clone + Send,
 {
     ServiceBuilder::new()
         .filter(|request: reqwest::Request| Request::<reqwest::Body>::try_from(request))
         .map_response(|response: Response<ResponseBody<reqwest::Body>>| {
             reqwest::Response::from(response.map(reqwest::Body::wrap))
         })
-        .layer(quota.into_error())
+        .layer(limit.into_error())
         .filter(|request: Request<reqwest::Body>| reqwest::Request::try_from(request))
         .map_response(Response::<reqwest::Body>::from)
-        .service(client)
+        .service(inner)
 }
 
 /// The third-party API; each answer takes 400 ms.

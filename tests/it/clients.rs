@@ -175,19 +175,57 @@ async fn dropping_a_call_leaves_nothing() {
 
 // ===== reqwest =====
 
-/// reqwest has requests and responses of its own: this is all that lies between.
-fn reqwest_client(
-    layer: ConcurrencyLimitLayer,
-) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError> + Clone {
+/// Wraps `inner`, a `reqwest::Client` or any service of its types, such as one that retries. The outer adapters convert
+/// to the types of `http` for the layer, the inner ones back.
+fn limited<S>(
+    inner: S,
+    limit: ConcurrencyLimitLayer,
+) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send>
++ Clone
++ Send
+where
+    S: Service<reqwest::Request, Response = reqwest::Response, Error: Into<BoxError>, Future: Send>,
+    S: Clone + Send,
+{
     ServiceBuilder::new()
         .filter(|request: reqwest::Request| Request::<reqwest::Body>::try_from(request))
         .map_response(|response: Response<ResponseBody<reqwest::Body>>| {
             reqwest::Response::from(response.map(reqwest::Body::wrap))
         })
-        .layer(layer.into_error())
+        .layer(limit.into_error())
         .filter(|request: Request<reqwest::Body>| reqwest::Request::try_from(request))
         .map_response(Response::<reqwest::Body>::from)
-        .service(reqwest::Client::builder().no_proxy().build().unwrap())
+        .service(inner)
+}
+
+fn reqwest_client(
+    layer: ConcurrencyLimitLayer,
+) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send>
++ Clone
++ Send {
+    limited(reqwest::Client::builder().no_proxy().build().unwrap(), layer)
+}
+
+/// A call in a task of its own, and a stand-in for the client: both need what the adapter's type promises.
+#[tokio::test]
+async fn the_adapter_of_reqwest_can_be_spawned_and_wraps_any_service() {
+    let stand_in = tower::service_fn(async |request: reqwest::Request| {
+        let path = request.url().path().to_owned();
+        Ok::<_, Infallible>(reqwest::Response::from(Response::new(path)))
+    });
+    let backend = MemoryBackend::new();
+    let layer = builder(&Semaphore::new(backend.clone())).build().unwrap();
+    let client = tower::util::BoxCloneService::new(limited(stand_in, layer));
+    let request = |path: &str| {
+        let url = format!("http://localhost{path}").parse().unwrap();
+        reqwest::Request::new(reqwest::Method::GET, url)
+    };
+    let call = tokio::spawn(client.clone().oneshot(request("/one")));
+    let held = call.await.unwrap().unwrap();
+    let refused = tokio::spawn(client.clone().oneshot(request("/two"))).await.unwrap();
+    assert_eq!(refusal(&refused.unwrap_err()).reason, RefusalReason::Limit);
+    assert_eq!(held.text().await.unwrap(), "/one");
+    until_empty(&backend).await;
 }
 
 #[tokio::test]

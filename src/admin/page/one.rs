@@ -13,9 +13,9 @@ use super::markup::{
 use super::{document, failed};
 use crate::admin::Window;
 use crate::admin::extract::{OfSemaphore, Target};
+use crate::admin::fair_share::fair_shares;
 use crate::admin::history::Sample;
 use crate::admin::plot::Plot;
-use crate::admin::fair_share::fair_shares;
 use crate::admin::problem::Problem;
 use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
