@@ -22,6 +22,8 @@ mod conformance;
 mod conformance_fair;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
+#[cfg(feature = "redis")]
+mod deploy;
 mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;

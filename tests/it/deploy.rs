@@ -1,0 +1,219 @@
+//! The files of docs/deploy say what the gateway understands: each of its command lines starts a real gateway on a real
+//! Redis, each probe is answered by it, and each period of grace is longer than what it waits for.
+
+use std::collections::HashMap;
+use std::process::{Command, Stdio};
+
+use http::StatusCode;
+use serde::Deserialize;
+use serde_yaml_ng::{Deserializer, Value};
+
+use crate::support::eventually;
+use crate::support::gateway::{Client, Gateway, Upstream};
+use crate::support::redis::{TestRedis, free_port};
+
+const COMPOSE: &str = include_str!("../../docs/deploy/compose.yaml");
+const KUBERNETES: &str = include_str!("../../docs/deploy/kubernetes.yaml");
+const CONTAINERFILE: &str = include_str!("../../docs/deploy/Containerfile");
+
+fn strings(value: &Value) -> Vec<String> {
+    let words = value.as_sequence().unwrap_or_else(|| panic!("no list: {value:?}"));
+    words.iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
+/// A command line in the form `--flag value`.
+struct CommandLine(Vec<String>);
+
+impl CommandLine {
+    /// That of a container: what the image says, and what its user adds.
+    fn of(args: &[String]) -> Self {
+        let (_, entrypoint) = CONTAINERFILE.split_once("\nENTRYPOINT ").unwrap();
+        let entrypoint: Vec<String> = serde_json::from_str(entrypoint.trim()).unwrap();
+        assert_eq!(entrypoint[0], "/usr/local/bin/gateway");
+        let all = entrypoint[1..].iter().chain(args);
+        let split = |arg: &String| match arg.split_once('=') {
+            Some((flag, value)) => vec![flag.to_owned(), value.to_owned()],
+            None => vec![arg.clone()],
+        };
+        Self(all.flat_map(split).collect())
+    }
+
+    fn get(&self, flag: &str) -> &str {
+        let at = self.0.iter().position(|arg| arg == flag);
+        &self.0[at.unwrap_or_else(|| panic!("no {flag} in {:?}", self.0)) + 1]
+    }
+
+    fn port(&self, flag: &str) -> u64 {
+        self.get(flag).rsplit(':').next().unwrap().trim_end_matches('/').parse().unwrap()
+    }
+
+    fn seconds(&self, flag: &str) -> u64 {
+        seconds(self.get(flag))
+    }
+
+    /// Starts it, with addresses of this machine.
+    fn start(&self, redis: &TestRedis, upstream: &Upstream) -> (Gateway, u16) {
+        let status = free_port();
+        let own = HashMap::from([
+            ("--listen", "127.0.0.1:0".to_owned()),
+            ("--status", format!("127.0.0.1:{status}")),
+            ("--redis", redis.url()),
+            ("--upstream", upstream.url()),
+        ]);
+        let mut args = self.0.clone();
+        for (flag, value) in own {
+            let at = args.iter().position(|arg| arg == flag);
+            let at = at.unwrap_or_else(|| panic!("no {flag}: {args:?}"));
+            args[at + 1] = value;
+        }
+        let process = Gateway::command().args(&args).spawn().unwrap();
+        (Gateway::running(process), status)
+    }
+}
+
+fn seconds(time: &str) -> u64 {
+    time.strip_suffix('s').unwrap_or(time).parse().unwrap_or_else(|_| panic!("not in s: {time}"))
+}
+
+/// A tenant has as many permits as the command line says, in both of these gateways together.
+async fn share_their_limit(redis: &TestRedis, lines: &[CommandLine]) -> Vec<(Gateway, u16)> {
+    let upstream = Upstream::start().await;
+    let gateways: Vec<_> = lines.iter().map(|line| line.start(redis, &upstream)).collect();
+    let limit: usize = lines[0].get("--limit").parse().unwrap();
+    let (client, wait) = (Client::new(), lines[0].seconds("--wait") * 1000);
+    let requests = (0..=limit).map(|i| {
+        let url = format!("{}/?ms={}", gateways[i % gateways.len()].0.url(), 2 * wait);
+        let request = http::Request::get(url).header("x-tenant", "acme");
+        let client = client.clone();
+        tokio::spawn(async move { client.send(request).await.0 })
+    });
+    let mut served = 0;
+    for request in requests.collect::<Vec<_>>() {
+        match request.await.unwrap() {
+            StatusCode::OK => served += 1,
+            status => assert_eq!(status, StatusCode::TOO_MANY_REQUESTS),
+        }
+    }
+    assert_eq!(served, limit);
+    gateways
+}
+
+#[tokio::test]
+async fn the_compose_file_starts_gateways_that_share_their_limit() {
+    let mut file: Value = serde_yaml_ng::from_str(COMPOSE).unwrap();
+    file.apply_merge().unwrap();
+    let services = file["services"].as_mapping().unwrap();
+    let service = |name: &str| services.get(name).unwrap_or_else(|| panic!("no service {name}"));
+
+    let server = strings(&service("redis")["command"]);
+    assert_eq!(server[0], "redis-server");
+    let args: Vec<_> = server[1..].iter().map(String::as_str).collect();
+    let redis = TestRedis::start_with(&args);
+
+    let mut lines = Vec::new();
+    for (name, gateway) in services.iter().filter(|(_, one)| one["image"] == "gateway") {
+        let line = CommandLine::of(&strings(&gateway["command"]));
+        assert!(seconds(gateway["stop_grace_period"].as_str().unwrap()) > line.seconds("--drain"));
+        assert_eq!(gateway["build"]["dockerfile"], "docs/deploy/Containerfile", "{name:?}");
+        for needed in gateway["depends_on"].as_mapping().unwrap().keys() {
+            assert!(!service(needed.as_str().unwrap())["healthcheck"].is_null(), "{needed:?}");
+        }
+        assert_eq!(line.get("--redis"), "redis://redis/");
+        for port in strings(&gateway["ports"]) {
+            let inside: u64 = port.rsplit(':').next().unwrap().parse().unwrap();
+            assert_eq!(inside, line.port("--listen"));
+        }
+        let (host, port) = line.get("--upstream")[7..].split_once(':').unwrap();
+        assert_eq!(service(host)["environment"]["WHOAMI_PORT_NUMBER"], port, "{name:?}");
+        lines.push((gateway, line));
+    }
+    let (gateways, lines): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
+    assert_eq!(gateways.len(), 2);
+    let running = share_their_limit(&redis, &lines).await;
+
+    // The check of its health passes while it is ready, and fails once it is not.
+    let check = strings(&gateways[0]["healthcheck"]["test"]);
+    let (gateway, status) = running.into_iter().next().unwrap();
+    let passes = || {
+        let port = lines[0].port("--status").to_string();
+        assert!(check.iter().any(|arg| arg.contains(&port)), "{check:?}");
+        // `$$` is how the file writes `$`.
+        let args =
+            check.iter().map(|arg| arg.replace("$$", "$").replace(&port, &status.to_string()));
+        let args: Vec<_> = args.collect();
+        assert_eq!(args[0], "CMD");
+        let mut check = Command::new(&args[1]);
+        check.args(&args[2..]).stderr(Stdio::null()).status().unwrap().success()
+    };
+    assert!(passes());
+    drop(redis);
+    until_not_ready(status).await;
+    assert!(!passes());
+    drop(gateway);
+    assert!(!passes());
+}
+
+/// Waits until a gateway that lost its Redis says so.
+async fn until_not_ready(status: u16) {
+    let client = Client::new();
+    let ready = format!("http://127.0.0.1:{status}/-/ready");
+    eventually("it is not ready", async || client.get(&ready).await != StatusCode::OK).await;
+}
+
+#[tokio::test]
+async fn the_kubernetes_manifest_fits_the_gateway() {
+    let documents = Deserializer::from_str(KUBERNETES).map(|one| Value::deserialize(one).unwrap());
+    let documents: HashMap<String, Value> =
+        documents.map(|one| (one["kind"].as_str().unwrap().to_owned(), one)).collect();
+    let (service, deployment) = (&documents["Service"]["spec"], &documents["Deployment"]["spec"]);
+    let template = &deployment["template"];
+    assert_eq!(deployment["selector"]["matchLabels"], template["metadata"]["labels"]);
+    assert_eq!(service["selector"], template["metadata"]["labels"]);
+
+    let pod = &template["spec"];
+    let container = |name: &str| {
+        let all = pod["containers"].as_sequence().unwrap();
+        all.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name}"))
+    };
+    let (app, gateway) = (container("app"), container("gateway"));
+    let line = CommandLine::of(&strings(&gateway["args"]));
+
+    // Its environment has what its arguments name.
+    let (_, named) = line.get("--redis").split_once("$(").unwrap();
+    assert_eq!(gateway["env"][0]["name"], named.trim_end_matches(')'));
+    // The service is told to stop after the gateway, and both before they are killed.
+    let sleep = |of: &Value| of["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap();
+    let gateway_ends = sleep(gateway) + line.seconds("--drain");
+    assert!(sleep(app) >= gateway_ends, "the service ends before the gateway");
+    let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
+    assert!(grace > gateway_ends && grace > sleep(app), "killed in the middle of it");
+    // Ports are those of the command line, and named as they are used.
+    let port = |name: &Value| {
+        let ports = gateway["ports"].as_sequence().unwrap();
+        let port = ports.iter().find(|port| port["name"] == *name);
+        port.unwrap_or_else(|| panic!("no port {name:?}"))["containerPort"].as_u64().unwrap()
+    };
+    assert_eq!(port(&service["ports"][0]["targetPort"]), line.port("--listen"));
+    let annotations = &template["metadata"]["annotations"];
+    assert_eq!(annotations["prometheus.io/port"], line.port("--status").to_string());
+
+    let redis = TestRedis::start();
+    let (_running, status) = share_their_limit(&redis, &[line]).await.remove(0);
+    let client = Client::new();
+    let mut paths = vec![annotations["prometheus.io/path"].as_str().unwrap()];
+    for probe in ["livenessProbe", "readinessProbe"] {
+        let get = &gateway[probe]["httpGet"];
+        assert_eq!(port(&get["port"]), port(&"status".into()), "{probe}");
+        paths.push(get["path"].as_str().unwrap());
+    }
+    for path in &paths {
+        if cfg!(feature = "metrics") || !path.contains("metrics") {
+            let url = format!("http://127.0.0.1:{status}{path}");
+            assert_eq!(client.get(&url).await, StatusCode::OK, "{path}");
+        }
+    }
+    drop(redis);
+    until_not_ready(status).await;
+    let alive = format!("http://127.0.0.1:{status}{}", paths[1]);
+    assert_eq!(client.get(&alive).await, StatusCode::OK, "without Redis it is alive");
+}
