@@ -148,6 +148,7 @@
 //!   the innermost waits for none. This requires that all requests meet the layers in the same order, in all services
 //!   that share their names. Two routes with opposite orders, one layer twice around a handler, or a handler that
 //!   calls its own service through these layers can form a cycle. It ends with a refusal, at the first wait timeout.
+//!   `docs/locks.md` has the ways in which a request enters twice.
 //! * **Refusals.** A refusal further in releases the permits of the outer layers at once, and names the layer that
 //!   refused. With a [linger](PolicyBuilder::linger), it does so unless another attempt at the request was passed on.
 //! * **Cost.** Each layer costs a round trip, one after the other, and a place in Redis. Waits do not add up: three

@@ -179,6 +179,9 @@ impl Future for Acquire {
                     };
                     let waited = now - this.began;
                     let by_policy = matches!(progress, Progress::Admitted);
+                    if !by_policy {
+                        this.attempt.placed(|| place.id());
+                    }
                     let hold = this.attempt.granted(by_policy, place.cost(), waited, now);
                     coop.made_progress();
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));

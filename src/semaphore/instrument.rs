@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::field::Empty;
+use tracing::field::{Empty, display};
 use tracing::{Span, debug, debug_span};
 
 use super::policy::{Limit, OnUnavailable, Policy};
@@ -11,6 +11,7 @@ use crate::error::AcquireError;
 use crate::metrics::outcome::Outcome;
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
+use crate::protocol::PlaceId;
 
 /// One request for a permit. If this is dropped before it has an outcome, the request was canceled.
 #[derive(Debug)]
@@ -34,6 +35,7 @@ impl Attempt {
             "acquire",
             semaphore = name.as_str(),
             limit,
+            place = Empty,
             outcome = Empty,
             waited_ms = Empty
         );
@@ -49,6 +51,15 @@ impl Attempt {
     pub(super) fn queued(&mut self) {
         if !std::mem::replace(&mut self.is_queued, true) {
             self.meter.queued();
+        }
+    }
+
+    /// Names the place that holds its permits, which is what operators see of it.
+    pub(super) fn placed(&self, place: impl FnOnce() -> Option<PlaceId>) {
+        if let Some(span) = self.span.as_ref().filter(|span| !span.is_disabled())
+            && let Some(place) = place()
+        {
+            span.record("place", display(place));
         }
     }
 

@@ -12,6 +12,7 @@ use super::shared_session::{SessionState, SharedSession};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
+use crate::protocol::PlaceId;
 use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
 
@@ -139,6 +140,11 @@ impl PlaceHandle {
         self.node.finish(&self.shared, state, now, None);
         drop(abandoned);
         progress
+    }
+
+    /// Returns the id of the place, as the backend knows it.
+    pub(super) fn id(&self) -> Option<PlaceId> {
+        self.shared.lock().session.place(self.index)
     }
 
     /// Returns why the backend did not answer.

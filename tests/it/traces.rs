@@ -38,7 +38,10 @@ fn check_normal_run(told: &Told) {
     let mut outcomes = Vec::new();
     for span in told.spans() {
         assert_eq!((span.name.as_str(), span.level), ("acquire", tracing::Level::DEBUG));
-        let fields: Vec<&str> = span.fields.keys().map(String::as_str).collect();
+        let mut fields: Vec<&str> = span.fields.keys().map(String::as_str).collect();
+        let is_granted = span.fields["outcome"].starts_with("acquired");
+        assert_eq!(fields.contains(&"place"), is_granted, "{span:?}");
+        fields.retain(|field| *field != "place");
         assert_eq!(fields, ["limit", "outcome", "semaphore", "waited_ms"]);
         assert_eq!((&*span.fields["semaphore"], &*span.fields["limit"]), ("x", "1"));
         outcomes.push(span.fields["outcome"].clone());
@@ -146,4 +149,14 @@ mod redis {
         assert_eq!(aloud[0].fields["semaphore"], "taken");
         assert!(aloud[0].fields["error"].contains("WRONGTYPE"), "{aloud:#?}");
     }
+}
+
+#[tokio::test]
+async fn the_span_of_a_permit_names_its_place() {
+    let told = Told::new();
+    let semaphore = Semaphore::in_memory();
+    let held = semaphore.acquire("x", &policy(Duration::ZERO)).await.unwrap();
+    let holder = semaphore.inspect("x").await.unwrap().holders[0].id.to_string();
+    assert_eq!(told.spans()[0].fields["place"], holder);
+    drop(held);
 }
