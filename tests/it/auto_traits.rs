@@ -12,7 +12,7 @@ use http_body::Body;
 use http_body_util::Full;
 use http_body_util::combinators::UnsyncBoxBody;
 use tower::util::BoxCloneService;
-use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::backend::{MemoryBackend, MemoryServer};
 use tower_semaphore::limit::{
     BoxError, CachedLimit, ConcurrencyLimitBuilder, Connection, ConnectionIo, ExtensionKey,
     GlobalKey, HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer, MissingKey,
@@ -46,7 +46,9 @@ fn handles_can_be_sent_shared_and_cloned() {
     is_free::<Permit>();
     is_clone::<Permit>();
     is_free::<MemoryBackend>();
+    is_free::<MemoryServer>();
     is_clone::<MemoryBackend>();
+    is_clone::<MemoryServer>();
     is_free::<ConcurrencyLimitLayer>();
     is_clone::<ConcurrencyLimitLayer>();
     is_send::<ConcurrencyLimitBuilder>();
