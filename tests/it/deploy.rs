@@ -115,9 +115,9 @@ async fn the_compose_file_starts_gateways_that_share_their_limit() {
         let line = CommandLine::of(&strings(&gateway["command"]));
         assert!(seconds(gateway["stop_grace_period"].as_str().unwrap()) > line.seconds("--drain"));
         assert_eq!(gateway["build"]["dockerfile"], "docs/deploy/Containerfile", "{name:?}");
-        for needed in gateway["depends_on"].as_mapping().unwrap().keys() {
-            assert!(!service(needed.as_str().unwrap())["healthcheck"].is_null(), "{needed:?}");
-        }
+        let needs = &gateway["depends_on"];
+        assert_eq!(needs["redis"]["condition"], "service_healthy", "{name:?}");
+        assert!(!service("redis")["healthcheck"].is_null());
         assert_eq!(line.get("--redis"), "redis://redis/");
         for port in strings(&gateway["ports"]) {
             let inside: u64 = port.rsplit(':').next().unwrap().parse().unwrap();
@@ -125,6 +125,7 @@ async fn the_compose_file_starts_gateways_that_share_their_limit() {
         }
         let (host, port) = line.get("--upstream")[7..].split_once(':').unwrap();
         assert_eq!(service(host)["environment"]["WHOAMI_PORT_NUMBER"], port, "{name:?}");
+        assert_eq!(needs[host]["condition"], "service_started", "{name:?} is not stopped first");
         lines.push((gateway, line));
     }
     let (gateways, lines): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
