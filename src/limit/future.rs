@@ -23,6 +23,7 @@ use super::connection::Connection;
 use super::grpc::Dialect;
 use super::held::HeldPermit;
 use super::refusal::{Refusal, RefusalReason};
+use super::refusal_response::RefusalBody;
 use super::settings::{HoldUntil, OnLost, Settings};
 use super::shadow::WouldRefuse;
 use crate::protocol::session::FurtherIn;
@@ -129,9 +130,7 @@ impl Settings {
             Some(grpc) => grpc.refuse(&refusal),
             None => self.response.response(&refusal),
         };
-        let mut response = response.map(ResponseBody::refused);
-        response.extensions_mut().insert(refusal);
-        response
+        RefusalBody::mark(response, refusal).map(ResponseBody::refused)
     }
 }
 
@@ -273,7 +272,7 @@ where
                             return Poll::Ready(Err(error));
                         }
                     };
-                    if let Some(refusal) = response.extensions().get::<Refusal>() {
+                    if let Some(refusal) = RefusalBody::refusal_of(&response) {
                         // A layer further in rejected or aborted it: that response needs no permit.
                         permit.refused(refusal.reason);
                     } else {

@@ -12,6 +12,7 @@ use tower_service::Service;
 use super::BoxError;
 use super::layer::ConcurrencyLimitLayer;
 use super::refusal::Refusal;
+use super::refusal_response::RefusalBody;
 use super::service::ConcurrencyLimit;
 
 /// A [`ConcurrencyLimitLayer`] that rejects with an error instead of a response.
@@ -142,7 +143,9 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut response = ready!(self.project().future.poll(cx)).map_err(Into::into)?;
-        // Only a layer of ours inserts one: a `Refusal` cannot be made outside this crate.
+        if RefusalBody::refusal_of(&response).is_none() {
+            return Poll::Ready(Ok(response));
+        }
         Poll::Ready(match response.extensions_mut().remove::<Refusal>() {
             Some(refusal) => Err(Box::new(refusal)),
             None => Ok(response),

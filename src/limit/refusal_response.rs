@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -116,7 +117,16 @@ impl<R: axum::response::IntoResponse> IntoRefusalResponse for R {
 /// The body of the response to a rejected request.
 pub struct RefusalBody {
     inner: Inner,
+    /// As long as this is here, so is the body.
+    is_here: Option<Arc<()>>,
 }
+
+/// In the extensions of a rejection: the body that it came with.
+///
+/// A handler that is rejected as a client of its own may answer with the extensions of that response, the [`Refusal`]
+/// among them, and a body of its own. That response is no rejection.
+#[derive(Clone)]
+struct CameWith(Weak<()>);
 
 enum Inner {
     Text(Full<Bytes>),
@@ -152,13 +162,32 @@ impl RefusalBody {
     {
         let body = body.map_err(Into::into).boxed_unsync();
         let rest = Rest::of(&body);
-        Self { inner: Inner::Other(SyncWrapper::new(body), rest) }
+        Self { inner: Inner::Other(SyncWrapper::new(body), rest), is_here: None }
     }
 }
 
 impl From<String> for RefusalBody {
     fn from(text: String) -> Self {
-        Self { inner: Inner::Text(Full::from(text)) }
+        Self { inner: Inner::Text(Full::from(text)), is_here: None }
+    }
+}
+
+impl RefusalBody {
+    /// Has a response say that it is a rejection, and why.
+    pub(super) fn mark(mut response: Response<Self>, refusal: Refusal) -> Response<Self> {
+        let is_here = response.body_mut().is_here.insert(Arc::default());
+        let came_with = CameWith(Arc::downgrade(is_here));
+        let extensions = response.extensions_mut();
+        extensions.insert(refusal);
+        extensions.insert(came_with);
+        response
+    }
+
+    /// Why a layer further in rejected the request of this response; `None` where that is no rejection, whatever its
+    /// extensions say.
+    pub(super) fn refusal_of<B>(response: &Response<B>) -> Option<&Refusal> {
+        let CameWith(body) = response.extensions().get()?;
+        if body.strong_count() > 0 { response.extensions().get() } else { None }
     }
 }
 

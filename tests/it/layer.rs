@@ -1303,6 +1303,43 @@ async fn a_refusal_knows_its_length() {
     assert_eq!(body.collect().await.unwrap().to_bytes().len() as u64, length);
 }
 
+/// A rejection is a fact about the response that a layer made, not about each one that looks like it.
+#[tokio::test]
+async fn a_handler_that_answers_with_the_head_of_a_rejection_holds_its_permit_to_the_end() {
+    let bench = Bench::new();
+    let builder = ConcurrencyLimitLayer::builder(&bench.semaphore, "client");
+    let client = builder.limit(0).build().unwrap().layer(answers(|| full("never")));
+    for (passes_its_request, takes_all) in [(false, true), (false, false), (true, true)] {
+        let client = client.clone();
+        let handler = service_fn(move |request: Request<()>| {
+            let client = client.clone();
+            async move {
+                let request = if passes_its_request { request } else { Request::new(()) };
+                let refused = client.oneshot(request).await.unwrap();
+                assert!(refused.extensions().get::<Refusal>().is_some());
+                let own = Full::new(Bytes::from("a page of its own"));
+                if takes_all {
+                    return Ok::<_, Infallible>(refused.map(|_| own));
+                }
+                let mut response = Response::new(own);
+                *response.extensions_mut() = refused.extensions().clone();
+                Ok(response)
+            }
+        });
+        let in_use = async || bench.semaphore.inspect(NAME).await.unwrap().in_use;
+        let limited = bench.layer(1).layer(handler.clone());
+        let response = limited.oneshot(request()).await.unwrap();
+        assert_eq!(in_use().await, 1, "its body is not over");
+        response.into_body().collect().await.unwrap();
+        assert_eq!(in_use().await, 0);
+
+        // Nor is it an error of a client that calls this handler.
+        let layer = bench.builder().limit(1).build().unwrap().into_error();
+        let response = layer.layer(handler).oneshot(request()).await.unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a page of its own");
+    }
+}
+
 #[tokio::test]
 async fn services_that_are_neither_send_nor_static_can_be_inside() {
     let bench = Bench::new();
