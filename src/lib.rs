@@ -109,6 +109,10 @@
 //! The connection of a WebSocket can keep it too, without code in the handler: see
 //! [`ConnectionIo`](limit::ConnectionIo).
 //!
+//! A request whose client leaves is dropped by its server, and so its place is. Over HTTP/1.1 a server does not notice a
+//! client that leaves bytes behind which nobody reads, such as an upload while it waits; a server on
+//! [`ConnectionIo`](limit::ConnectionIo), which `limit::serve` uses, does.
+//!
 //! # Where the layer goes
 //!
 //! On an Axum router, a single route, a tonic server or channel, a client of `hyper-util` or reqwest:
@@ -170,7 +174,7 @@
 //! | `redis` | permits shared through Redis, over `deadpool-redis` 0.23     | yes     |
 //! | `tls`   | `rediss://` URLs, with rustls 0.23 and its provider `ring`     | no      |
 //! | `tls-no-provider` | the same without `ring`: the process brings the crypto provider, see `TlsSettings` | no |
-//! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` | no |
+//! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` for WebSockets and clients that leave | no |
 //! | `tonic` | `PeerIpKey` for the connections of tonic's server                | no |
 //! | `metrics` | metrics of semaphores and layers, through the crate `metrics`: `tower_semaphore::metrics` | no |
 //! | `admin` | the operator's page and its JSON, as an Axum router                    | no |

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{contended, counts, crash, fair_cost, http, watchdog};
+use super::{contended, counts, crash, fair_cost, http, queued, watchdog};
 
 /// What another process is to do.
 #[derive(Serialize, Deserialize)]
@@ -16,6 +16,7 @@ pub(crate) enum Job {
     Hold(crash::Job),
     Serve(http::Job),
     Watch(watchdog::Job),
+    Queue(queued::Job),
     Requests(counts::Job),
     Turns(fair_cost::Job),
 }
@@ -33,6 +34,7 @@ pub(crate) fn run(job: Job) {
         Job::Hold(job) => crash::child(&job, &parent),
         Job::Serve(job) => http::child(&job, &parent),
         Job::Watch(job) => watchdog::child(&job, &parent),
+        Job::Queue(job) => queued::child(&job, &parent),
         Job::Requests(_) | Job::Turns(_) => {}
     }
 }

@@ -23,6 +23,7 @@ mod layer;
 mod naive;
 mod peers;
 mod plots;
+mod queued;
 mod redis;
 mod reference;
 mod requests;
@@ -91,7 +92,7 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 17] = [
+const CASES: [(&str, Case); 18] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("threads", threads::run),
@@ -105,6 +106,7 @@ const CASES: [(&str, Case); 17] = [
     ("http", http::run),
     ("scale", scale::run),
     ("watchdog", watchdog::run),
+    ("queued", queued::run),
     ("fair", fair::run),
     ("fair-cost", fair_cost::run),
     ("fair-cost-redis", fair_cost::run_on_redis),

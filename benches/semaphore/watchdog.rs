@@ -62,7 +62,7 @@ pub(crate) fn run(context: &mut Context) {
 }
 
 /// CPU time of all threads, in ns.
-fn cpu_ns(child: &Child) -> f64 {
+pub(crate) fn cpu_ns(child: &Child) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{}/task", child.pid())).expect("it lives");
     let of_one = |task: fs::DirEntry| -> f64 {
         let text = fs::read_to_string(task.path().join("schedstat")).expect("it lives");

@@ -219,6 +219,10 @@ impl<I> WatchedIo<I> {
     pub(crate) const fn new(io: I, activity: Arc<Activity>) -> Self {
         Self { io, activity }
     }
+
+    pub(crate) const fn get_ref(&self) -> &I {
+        &self.io
+    }
 }
 
 impl<I: AsyncRead> AsyncRead for WatchedIo<I> {

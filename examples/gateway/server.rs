@@ -106,7 +106,9 @@ async fn connection<S: Serve>(
     let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
 
     let activity = Arc::new(Activity::new(bounds));
-    let io = ConnectionIo::new(WatchedIo::new(socket, Arc::clone(&activity)));
+    // A client that leaves is noticed though its upload lies unread.
+    let io =
+        ConnectionIo::over_tcp(WatchedIo::new(socket, Arc::clone(&activity)), WatchedIo::get_ref);
     let peer = Peer { address, activity: Arc::clone(&activity), connection: io.connection() };
     let serve = service_fn(move |request| {
         let answer = Arc::clone(&service).serve(request, peer.clone());

@@ -19,7 +19,7 @@ use super::BoxError;
 use super::admission::{Verdict, Wait};
 use super::body::{Cut, ResponseBody};
 use super::budget::WaitBudget;
-use super::connection::Connection;
+use super::connection::{Connection, Inside};
 use super::grpc::Dialect;
 use super::held::HeldPermit;
 use super::refusal::{Refusal, RefusalReason};
@@ -45,6 +45,8 @@ pin_project! {
     {
         #[pin]
         state: State<S, B, S::Future>,
+        // On the connection of the request, until that has its permit.
+        inside: Option<Inside>,
         settings: Arc<Settings>,
     }
 }
@@ -84,7 +86,6 @@ struct Call<S, B> {
 #[derive(Default)]
 struct Origin {
     grpc: Option<Dialect>,
-    connection: Option<Connection>,
     is_head: bool,
     /// It asks for a tunnel, which takes the connection.
     is_tunnel: bool,
@@ -103,8 +104,20 @@ where
             WaitBudget::end_with_client(&mut parts, timeout);
         }
         let wait = settings.begin(&parts);
+        let inside = match &wait {
+            Wait::Done(_) => None,
+            _ => Self::enter(&parts, &settings),
+        };
         let call = Some(Call { service, parts, body });
-        Self { state: State::Waiting { wait, passed: None, call }, settings }
+        Self { state: State::Waiting { wait, passed: None, call }, inside, settings }
+    }
+
+    /// A connection of HTTP/2 is shared with other requests, and read all the time.
+    fn enter(parts: &Parts, settings: &Settings) -> Option<Inside> {
+        if parts.version == Version::HTTP_2 {
+            return None;
+        }
+        Some(parts.extensions.get::<Connection>()?.enter(&settings.semaphore))
     }
 }
 
@@ -229,7 +242,6 @@ where
                     let mut origin = Origin { is_head, is_tunnel, ..Origin::default() };
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(parts);
-                        origin.connection = parts.extensions.get::<Connection>().cloned();
                         if let Some(outer) = parts.extensions.insert(permit.clone()) {
                             outer.further_in(FurtherIn::Passed);
                             parts.extensions.insert(permit.clone().within(outer));
@@ -244,7 +256,9 @@ where
                         return Poll::Pending;
                     };
                     let future = service.call(Request::from_parts(parts, body));
-                    let permit = HeldPermit::new(permit, !settings.policy.linger.is_zero());
+                    let lingers = !settings.policy.linger.is_zero();
+                    let inside = this.inside.take().filter(|_| permit.is_some());
+                    let permit = HeldPermit::new(permit, inside, lingers);
                     this.state.set(State::Calling { future, permit, origin, would });
                 }
                 StateProj::Calling { future, permit, origin, would } => {
@@ -261,7 +275,7 @@ where
                         return Poll::Pending;
                     };
                     let mut permit = std::mem::take(permit);
-                    let Origin { grpc, connection, is_head, is_tunnel } = std::mem::take(origin);
+                    let Origin { grpc, is_head, is_tunnel } = std::mem::take(origin);
                     let would = would.take();
                     this.state.set(State::over());
                     let response = match response {
@@ -283,10 +297,8 @@ where
                     }
                     let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS
                         || (is_tunnel && response.status().is_success());
-                    if is_upgraded
-                        && let (Some(connection), Some(permit)) = (connection, permit.get())
-                    {
-                        connection.keep(permit.clone(), abort);
+                    if is_upgraded {
+                        permit.upgraded(abort);
                     }
                     let cut =
                         abort.then(|| match grpc.and_then(|_| Dialect::of(response.headers())) {

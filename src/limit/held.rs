@@ -3,6 +3,7 @@
 use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
 
+use super::connection::Inside;
 use super::grpc;
 use super::refusal::RefusalReason;
 use crate::protocol::session::FurtherIn;
@@ -13,6 +14,8 @@ use crate::semaphore::Permit;
 #[derive(Debug, Default)]
 pub(super) struct HeldPermit {
     permit: Option<Permit>,
+    /// On whose connection, if that is known: it is looked at as long as this is here.
+    inside: Option<Inside>,
     lingers: bool,
     /// Bytes of the body that are still to come, where `content-length` says it. A server does not poll the body
     /// after the last of them.
@@ -20,8 +23,8 @@ pub(super) struct HeldPermit {
 }
 
 impl HeldPermit {
-    pub(super) const fn new(permit: Option<Permit>, lingers: bool) -> Self {
-        Self { permit, lingers, left: None }
+    pub(super) const fn new(permit: Option<Permit>, inside: Option<Inside>, lingers: bool) -> Self {
+        Self { permit, inside, lingers, left: None }
     }
 
     /// Holds the permit for the body of this response. A response to HEAD has none, whatever its headers say.
@@ -44,6 +47,15 @@ impl HeldPermit {
             let length = response.headers().get(CONTENT_LENGTH);
             length.and_then(|length| length.to_str().ok()?.parse().ok())
         };
+    }
+
+    /// What follows on the connection is no HTTP. The connection holds the permit, if it can; `abort`: it fails when the
+    /// permit is lost.
+    pub(super) fn upgraded(&self, abort: bool) {
+        let Some(permit) = &self.permit else { return };
+        if let Some(inside) = &self.inside {
+            inside.keep(permit.clone(), abort);
+        }
     }
 
     /// The call goes on, whatever a layer further in may have rejected of it.
@@ -80,6 +92,7 @@ impl HeldPermit {
     /// The request is complete: releases the permit.
     pub(super) fn end(&mut self) {
         self.permit = None;
+        self.inside = None;
     }
 }
 

@@ -16,7 +16,7 @@
 //! 5. The inner service is called, with the [`Permit`](crate::Permit) in the request's extensions.
 //! 6. The permit is released when the response body ends or is dropped, at whatever point; or with the response
 //!    head, if [`HoldUntil::ResponseHead`] is set. A connection that is upgraded needs [`ConnectionIo`], or a
-//!    handler that keeps the permit.
+//!    handler that keeps the permit. [`ConnectionIo`] also notices clients that leave while bytes of theirs lie unread.
 //!
 //! A request that gets no permit in time is rejected with `429 Too Many Requests`; with `503 Service Unavailable`
 //! while the backend is unavailable, or if it would have to wait during a
@@ -106,6 +106,7 @@ mod serve;
 mod service;
 mod settings;
 mod shadow;
+mod socket;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
@@ -126,7 +127,7 @@ pub use self::layer::ConcurrencyLimitLayer;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};
 #[cfg(feature = "axum")]
-pub use self::serve::{ConnectionListener, MakeConnectionService, serve};
+pub use self::serve::{ConnectionListener, MakeConnectionService, serve, serve_over_tcp};
 pub use self::service::ConcurrencyLimit;
 pub use self::settings::{HoldUntil, OnLost};
 pub use self::shadow::{ShadowCounts, WouldRefuse};

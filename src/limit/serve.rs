@@ -1,4 +1,4 @@
-//! Axum's `serve`, with connections that can hold a permit.
+//! Axum's `serve`, with connections that can hold a permit, and notice that their client has left.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -10,17 +10,24 @@ use axum::extract::{ConnectInfo, Request};
 use axum::middleware::AddExtension;
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener, Serve};
+use tokio::net::TcpStream;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::connection::{Connection, ConnectionIo};
 
-/// Serves as `axum::serve` does, with upgraded connections that hold the permit of their request until they close.
+/// Serves as `axum::serve` does, with upgraded connections that hold the permit of their request until they close, and
+/// with clients that are noticed when they leave.
 ///
 /// A WebSocket is counted as long as it is open, without any code in its handler. If its permit is lost, the
-/// connection is closed, unless [`OnLost::Continue`](super::OnLost::Continue) is set. See [`ConnectionIo`] for how
-/// this works, and for HTTP/2. Requests have the `ConnectInfo` of their peer, as with
-/// `into_make_service_with_connect_info`.
+/// connection is closed, unless [`OnLost::Continue`](super::OnLost::Continue) is set.
+///
+/// A client that leaves while its request waits in a layer, or holds a permit, is noticed within half a second, even
+/// over HTTP/1.1 with an upload that no handler reads yet, or with a further byte behind its request. This needs a
+/// listener of TCP or Unix sockets; for connections over TCP, such as TLS, use [`serve_over_tcp`].
+///
+/// See [`ConnectionIo`] for how this works, for HTTP/2, and for clients that close half of their connection. Requests
+/// have the `ConnectInfo` of their peer, as with `into_make_service_with_connect_info`.
 ///
 /// Returns Axum's [`Serve`], which is a future and has `with_graceful_shutdown`.
 ///
@@ -53,7 +60,40 @@ where
     S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
-    axum::serve(ConnectionListener { listener }, MakeConnectionService { service })
+    axum::serve(ConnectionListener { listener, socket: None }, MakeConnectionService { service })
+}
+
+/// As [`serve`], over a listener whose connections run over TCP, such as TLS. `socket` returns the socket of a
+/// connection, which is looked at for whether the client has left: `|tls| tls.get_ref().0` for the streams of
+/// tokio-rustls.
+///
+/// ```no_run
+/// use axum::Router;
+/// use axum::serve::Listener;
+/// use tokio::io::BufStream;
+/// use tokio::net::TcpStream;
+///
+/// /// With a listener of your own.
+/// async fn serve<L>(listener: L, app: Router) -> std::io::Result<()>
+/// where
+///     L: Listener<Io = BufStream<TcpStream>, Addr = std::net::SocketAddr>,
+/// {
+///     tower_semaphore::limit::serve_over_tcp(listener, app, |io| io.get_ref()).await
+/// }
+/// ```
+pub fn serve_over_tcp<L, S>(
+    listener: L,
+    service: S,
+    socket: fn(&L::Io) -> &TcpStream,
+) -> Serve<ConnectionListener<L>, MakeConnectionService<S>, ConnectionService<S, L::Addr>>
+where
+    L: Listener,
+    L::Addr: Clone + Sync + 'static,
+    S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    let listener = ConnectionListener { listener, socket: Some(socket) };
+    axum::serve(listener, MakeConnectionService { service })
 }
 
 /// The service of one connection, which adds that to the extensions of its requests.
@@ -61,8 +101,10 @@ type ConnectionService<S, A> = AddExtension<AddExtension<S, ConnectInfo<A>>, Con
 
 /// The listener of [`serve`]: wraps each connection in a [`ConnectionIo`].
 #[derive(Debug)]
-pub struct ConnectionListener<L> {
+pub struct ConnectionListener<L: Listener> {
     listener: L,
+    /// The socket under a connection that is none itself.
+    socket: Option<fn(&L::Io) -> &TcpStream>,
 }
 
 impl<L: Listener> Listener for ConnectionListener<L> {
@@ -71,7 +113,11 @@ impl<L: Listener> Listener for ConnectionListener<L> {
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         let (io, address) = self.listener.accept().await;
-        (ConnectionIo::new(io), address)
+        let io = match self.socket {
+            None => ConnectionIo::new(io),
+            Some(socket) => ConnectionIo::over_tcp(io, socket),
+        };
+        (io, address)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {

@@ -25,6 +25,7 @@ mod permit;
 mod place_handle;
 mod policy;
 mod refresh;
+mod rounds;
 mod server;
 mod servers;
 mod sessions;
@@ -38,7 +39,7 @@ mod timers;
 mod watchdog;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
@@ -50,6 +51,7 @@ pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
+pub(crate) use self::rounds::Visited;
 pub(crate) use self::sessions::Remembered;
 use self::tenants::TenantNumbers;
 pub use self::tenants::TenantOverride;
@@ -312,6 +314,17 @@ impl Semaphore {
         self.acquire(ask, &policy)
     }
 
+    /// Has the background tasks visit something from time to time, as long as they run.
+    pub(crate) fn visit(&self, visited: Weak<dyn Visited>) {
+        let node = &self.handle.node;
+        let Some(is_first) = node.rounds.add(visited) else { return };
+        // A semaphore without a limit has started none. Without a runtime here, nothing changes.
+        let _ = node.tasks.ensure_running(node);
+        if is_first {
+            node.sessions.timers.wake();
+        }
+    }
+
     /// Returns whether the backend can be asked, and how often the policy answered in its place.
     ///
     /// Reads what this process knows; does not ask the backend.
@@ -389,6 +402,7 @@ impl Semaphore {
         let node = &self.handle.node;
         node.close();
         node.give_back();
+        node.rounds.end();
         node.tasks.join(node, SHUTDOWN_TIMEOUT).await;
     }
 }

@@ -16,6 +16,7 @@ use super::health::{ConnectionState, Counts, Health};
 use super::overrides::OverrideCache;
 use super::peers::Questions;
 use super::policy::ANSWER_TIMEOUT;
+use super::rounds::Rounds;
 use super::server::{self, Reach};
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
 use super::sessions::{Remembered, SESSIONS_AT_A_TIME, Sessions};
@@ -52,6 +53,7 @@ pub(crate) struct Node {
     pub(super) counts: Arc<Counts>,
     pub(super) meters: Meters,
     pub(super) tasks: Tasks,
+    pub(super) rounds: Rounds,
     /// Jitters pauses.
     random: Mutex<fastrand::Rng>,
     pub(super) closed: AtomicBool,
@@ -74,6 +76,7 @@ impl Node {
             counts,
             meters: Meters::default(),
             tasks: Tasks::default(),
+            rounds: Rounds::default(),
             random: Mutex::new(fastrand::Rng::with_seed(!seed)),
             closed: AtomicBool::new(false),
             is_queue_closed: AtomicBool::new(false),

@@ -1,4 +1,4 @@
-//! The task that acts on time: it renews leases that are due, and tells when one is lost.
+//! The task that acts on time: it renews leases that are due, tells when one is lost, and makes its rounds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,16 @@ const FAR: Duration = Duration::from_secs(24 * 3600);
 /// Handles each session when it is due, until the node is closed and empty.
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
-        let due =
-            [handle_due(&node).await, node.counts.log_lost(false)].into_iter().flatten().min();
-        let next = due.unwrap_or_else(|| Instant::now() + FAR);
+        let rounds = node.rounds.visit_due().await;
+        let due = [handle_due(&node).await, rounds, node.counts.log_lost(false)];
+        let next = due.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + FAR);
         tokio::select! {
             biased;
             () = node.sessions.timers.came() => {}
             () = sleep_until(next) => {}
         }
     }
+    node.rounds.end();
 }
 
 /// Handles all sessions that are due. Returns when the next one is.

@@ -58,6 +58,8 @@ mod keys;
 mod layer;
 mod ledger;
 mod ledger_fair;
+#[cfg(all(feature = "axum", feature = "redis"))]
+mod left;
 mod linger;
 mod long_names;
 #[cfg(feature = "redis")]
