@@ -1,7 +1,8 @@
 //! A WebSocket that holds its permit as long as it is open.
 //!
 //! The response to an upgrade ends at once, and would release the permit. The handler moves the permit into the task of
-//! the socket instead.
+//! the socket instead. With a linger, it stays taken for a while after a client has vanished, for an upstream that
+//! notices later; it is released at once after a client has closed its socket.
 //!
 //! ```sh
 //! cargo run --features axum --example websocket              # then: websocat ws://127.0.0.1:3000/
@@ -32,6 +33,7 @@ async fn main() -> Result<(), BoxError> {
     let one_socket = ConcurrencyLimitLayer::builder(&semaphore, "socket")
         .limit(1)
         .wait_timeout(Duration::from_millis(500))
+        .linger(Duration::from_millis(200))
         .build()?;
     let app = Router::new().route("/", get(open)).layer(one_socket);
 
@@ -55,6 +57,8 @@ async fn open(upgrade: WebSocketUpgrade, permit: Permit) -> Response {
 }
 
 /// Echoes messages until the client leaves or the permit is lost.
+///
+/// The permit lingers when it is dropped: the layer cannot know how a socket ended. This task can.
 async fn echo(mut socket: WebSocket, permit: Permit) {
     loop {
         let message = tokio::select! {
@@ -68,7 +72,12 @@ async fn echo(mut socket: WebSocket, permit: Permit) {
                 }
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-            Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+            Some(Ok(Message::Close(_))) => {
+                // An error says that the backend did not answer; the permit ends with its lease then.
+                let _ = permit.release().await;
+                return;
+            }
+            Some(Err(_)) | None => return,
         }
     }
 }

@@ -107,7 +107,8 @@
 //! ```
 //!
 //! The connection of a WebSocket can keep it too, without code in the handler: see
-//! [`ConnectionIo`](limit::ConnectionIo).
+//! [`ConnectionIo`](limit::ConnectionIo). With a [linger](PolicyBuilder::linger), the permit of an upgraded connection
+//! lingers after its end, whether the connection or the handler keeps it.
 //!
 //! A request whose client leaves is dropped by its server, and so its place is. Over HTTP/1.1 a server does not notice a
 //! client that leaves bytes behind which nobody reads, such as an upload while it waits; a server on

@@ -87,7 +87,7 @@ struct Call<S, B> {
 struct Origin {
     grpc: Option<Dialect>,
     is_head: bool,
-    /// It asks for a tunnel, which takes the connection.
+    /// It asks for a tunnel.
     is_tunnel: bool,
 }
 
@@ -237,8 +237,7 @@ where
                     // In place: they are large.
                     let parts = &mut waiting.parts;
                     let is_head = parts.method == Method::HEAD;
-                    let is_tunnel =
-                        parts.method == Method::CONNECT && parts.version <= Version::HTTP_11;
+                    let is_tunnel = parts.method == Method::CONNECT;
                     let mut origin = Origin { is_head, is_tunnel, ..Origin::default() };
                     if let Some(permit) = &permit {
                         origin.grpc = settings.grpc(parts);

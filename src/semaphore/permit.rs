@@ -268,6 +268,9 @@ impl Permit {
     /// The other side of a closed connection may go on with the request until it notices. If it counts the requests
     /// in flight, a permit that is free at once lets in one request too many.
     ///
+    /// The layer calls this for requests that were broken off, and for the permit of an upgraded connection, such as a
+    /// WebSocket, whoever keeps it.
+    ///
     /// A lingering permit is renewed like any other. A process that dies or
     /// [shuts down](crate::Semaphore::shutdown) leaves it to its lease. [`release`](Self::release) ignores the
     /// linger and releases the permit at once.
@@ -293,6 +296,11 @@ impl Permit {
     /// ```
     pub fn break_off(&self) {
         self.places().for_each(PlaceHandle::break_off);
+    }
+
+    /// Returns whether there are clones of it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.place().is_some_and(PlaceHandle::is_shared)
     }
 
     /// Notes what became of the request further in.

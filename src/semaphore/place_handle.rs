@@ -240,6 +240,11 @@ impl PlaceHandle {
         self.shared.lock().session.handle_further_in(self.index, event);
     }
 
+    /// Returns whether there are other handles on the place.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.lock().is_shared(self.index)
+    }
+
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
         let mut state = self.shared.lock();
         match state.session.released(self.index) {

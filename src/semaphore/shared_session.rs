@@ -150,6 +150,11 @@ impl SessionState {
         self.add_listener(index)
     }
 
+    /// Returns whether there are several handles on a place.
+    pub(super) fn is_shared(&self, index: usize) -> bool {
+        self.requests.get(index).is_some_and(|request| request.handles > 1)
+    }
+
     /// Removes a handle. Returns whether it was the last one.
     pub(super) fn end(&mut self, index: usize, listener: u32) -> (bool, Abandoned) {
         let Some(request) = self.requests.get_mut(index) else { return Default::default() };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tokio::time::{Instant, sleep};
@@ -182,6 +182,64 @@ async fn a_permit_that_somebody_keeps_lingers_from_when_that_one_drops_it() {
     assert_eq!(until_free(&semaphore).await, LINGER);
 }
 
+/// A service that hands the permit out and answers at once.
+async fn keeps(
+    status: StatusCode,
+    request: Request<()>,
+    sender: tokio::sync::mpsc::UnboundedSender<Permit>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    sender.send(request.extensions().get::<Permit>().unwrap().clone()).unwrap();
+    Ok(Response::builder().status(status).body(Full::default()).unwrap())
+}
+
+/// Whether its socket broke or was closed, a handler's permit cannot know.
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_a_handler_keeps_past_an_upgrade_lingers_unless_it_is_released() {
+    let upgrades = [
+        (Method::GET, Version::HTTP_11, StatusCode::SWITCHING_PROTOCOLS),
+        (Method::CONNECT, Version::HTTP_2, StatusCode::OK),
+    ];
+    for (method, version, status) in upgrades {
+        let semaphore = Semaphore::in_memory();
+        let layer = layer(&semaphore);
+        let (sender, mut kept) = tokio::sync::mpsc::unbounded_channel();
+        let handler = service_fn(move |request| keeps(status, request, sender.clone()));
+        let request = || {
+            let request = Request::builder().method(&method).uri("example.org:443");
+            request.version(version).body(()).unwrap()
+        };
+        drop(layer.layer(handler.clone()).oneshot(request()).await.unwrap());
+        let permit = kept.recv().await.unwrap();
+        sleep(2 * LINGER).await;
+        assert_eq!(in_use(&semaphore).await, 1, "{status}");
+        drop(permit);
+        assert_eq!(until_free(&semaphore).await, LINGER, "{status}");
+
+        drop(layer.layer(handler).oneshot(request()).await.unwrap());
+        kept.recv().await.unwrap().release().await.unwrap();
+        assert_eq!(in_use(&semaphore).await, 0, "{status}: its handler says that nothing is left");
+
+        let nobody = service_fn(move |_: Request<()>| async move {
+            let response = Response::builder().status(status);
+            Ok::<_, Infallible>(response.body(Full::<Bytes>::default()).unwrap())
+        });
+        drop(layer.layer(nobody).oneshot(request()).await.unwrap());
+        assert_eq!(in_use(&semaphore).await, 0, "{status}: nobody keeps it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_a_background_task_keeps_is_free_at_the_end_of_that() {
+    let semaphore = Semaphore::in_memory();
+    let (sender, mut kept) = tokio::sync::mpsc::unbounded_channel();
+    let handler = service_fn(move |request| keeps(StatusCode::ACCEPTED, request, sender.clone()));
+    drop(layer(&semaphore).layer(handler).oneshot(Request::new(())).await.unwrap());
+    let permit = kept.recv().await.unwrap();
+    assert_eq!(in_use(&semaphore).await, 1);
+    drop(permit);
+    assert_eq!(in_use(&semaphore).await, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_permit_lingers_where_its_holder_says_so() {
     let semaphore = Semaphore::in_memory();
@@ -215,6 +273,11 @@ fn a_linger_fits_into_half_a_lease() {
 mod redis {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::extract::ws::WebSocketUpgrade;
+    use futures_util::{SinkExt, StreamExt};
+    use tokio::net::TcpStream;
+    use tokio_tungstenite::tungstenite::Message;
 
     use super::*;
     use crate::support::eventually;
@@ -358,6 +421,62 @@ mod redis {
     async fn nor_is_it_through_gateways() {
         assert_eq!(through_gateways("100ms").await, 10);
         let most = through_gateways("0s").await;
+        assert!(most > 10, "{most}");
+    }
+
+    impl Upstream {
+        /// The WebSocket of the docs, which talks with the upstream as long as it is open.
+        fn sockets(self: &Arc<Self>) -> axum::Router {
+            let upstream = Arc::clone(self);
+            let open = async move |upgrade: WebSocketUpgrade, permit: Permit| {
+                upgrade.on_upgrade(async move |mut socket| {
+                    let _permit = permit; // until this task ends
+                    let _call = upstream.call();
+                    while let Some(Ok(message)) = socket.recv().await {
+                        let _ = socket.send(message).await;
+                    }
+                })
+            };
+            axum::Router::new().route("/", axum::routing::any(open))
+        }
+    }
+
+    /// The most sockets that the upstream had, while 30 clients opened 200 and vanished.
+    async fn most_sockets(start: impl AsyncFn(axum::Router) -> Server, linger: Duration) -> usize {
+        let (redis, upstream) = (TestRedis::start(), Upstream::new());
+        let mut servers = Vec::new();
+        for semaphore in [redis.semaphore(), redis.semaphore()] {
+            let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(10);
+            let builder = builder.wait_timeout(Duration::from_secs(20)).linger(linger);
+            servers.push(start(upstream.sockets().layer(builder.build().unwrap())).await);
+        }
+        let opened = AtomicUsize::new(0);
+        let client = async |n: usize| {
+            while opened.fetch_add(1, Ordering::SeqCst) < 200 {
+                let address = servers[n % 2].address;
+                let socket = TcpStream::connect(address).await.unwrap();
+                let url = format!("ws://{address}/");
+                let (mut socket, _) = tokio_tungstenite::client_async(url, socket).await.unwrap();
+                socket.send(Message::text("hello")).await.unwrap();
+                socket.next().await.unwrap().unwrap();
+                // The connection vanishes here.
+            }
+        };
+        futures_util::future::join_all((0..30).map(client)).await;
+        assert_eq!(upstream.calls.load(Ordering::SeqCst), 200);
+        upstream.most.load(Ordering::SeqCst)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nor_is_it_by_the_websocket_of_the_docs_when_clients_vanish() {
+        let linger = Duration::from_millis(100);
+        assert_eq!(
+            most_sockets(Server::start_holding, linger).await,
+            10,
+            "its connection holds it"
+        );
+        assert_eq!(most_sockets(Server::start, linger).await, 10, "its handler holds it");
+        let most = most_sockets(Server::start, Duration::ZERO).await;
         assert!(most > 10, "{most}");
     }
 

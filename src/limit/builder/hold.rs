@@ -33,6 +33,9 @@ impl ConcurrencyLimitBuilder {
     /// failed or was dropped before its end, the inner service returned an error, or it responded with 408 or 504.
     /// The default is zero. See [`PolicyBuilder::linger`].
     ///
+    /// The permit of an upgraded connection lingers after its end in any case, because a WebSocket that its client closed
+    /// cannot be told from one that broke. A handler that keeps the permit can [release](crate::Permit::release) it.
+    ///
     /// For quotas that somebody else counts: an LLM provider notices only after a while that a client is gone, and
     /// counts its request until then. Measure that time, and choose a longer one.
     ///
