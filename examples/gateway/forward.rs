@@ -115,7 +115,6 @@ impl Forward {
     fn head(&self, parts: Parts, arrival: &Arrival, upgrade: Option<&HeaderValue>) -> Head {
         let takes_trailers = headers::takes_trailers(&parts.headers);
         let mut headers = headers::end_to_end(parts.headers, &arrival.read);
-        headers::join_cookies(&mut headers);
         if takes_trailers {
             headers.insert(header::TE, HeaderValue::from_static("trailers"));
         }

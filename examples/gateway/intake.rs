@@ -1,4 +1,4 @@
-//! Checks each request before the rules: its host, its path, and its client.
+//! Checks each request before the rules: its host, its path, and its client. The rules see it as the upstream gets it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
-use axum::http::{Method, Response, StatusCode};
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 
 use super::access_log::AccessLog;
@@ -74,7 +74,7 @@ struct Target {
 }
 
 impl Target {
-    /// Checks a request, and normalizes its path.
+    /// Checks a request, and gives it its effective form: one host, in `Host`, a normal path, and one field of cookies.
     fn of(parts: &mut Parts) -> Result<Self, Refused> {
         const BAD: StatusCode = StatusCode::BAD_REQUEST;
         if parts.method == Method::CONNECT {
@@ -105,6 +105,12 @@ impl Target {
             let uri = path::with_path(uri, &normal);
             parts.uri = uri.ok_or((BAD, "the path cannot be forwarded"))?;
         }
+        if let Some(authority) = &authority {
+            let host = HeaderValue::from_str(authority.as_str());
+            let host = host.map_err(|_| (BAD, "the host cannot be forwarded"))?;
+            parts.headers.insert(header::HOST, host);
+        }
+        headers::join_cookies(&mut parts.headers);
         Ok(Self { authority, is_asterisk })
     }
 }
