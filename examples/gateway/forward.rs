@@ -26,6 +26,8 @@ use super::progress::{Bounds, Progress, Upload, until};
 use super::upgrade::Tunnel;
 use super::upstream::{Protocol, Upstream};
 
+const INVALID: &str = "the upstream sent no valid response";
+
 /// Forwards requests to the upstream.
 pub(crate) struct Forward {
     pool: Arc<Pool>,
@@ -101,6 +103,10 @@ impl Forward {
             failure = late(progress, began, &self.bounds) => Err(failure),
         };
         match response {
+            Ok(response) if !headers::is_chunked_alone(response.headers()) => {
+                tracing::warn!(error = "Transfer-Encoding: not chunked alone", "{INVALID}");
+                problem(StatusCode::BAD_GATEWAY, INVALID)
+            }
             Ok(response) => back(response, client, protocol, &arrival),
             Err(failure) => failure.response(),
         }
@@ -320,8 +326,8 @@ impl Failure {
                 problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
             }
             Self::Send(error) => {
-                tracing::warn!(error = &error as &dyn Error, "the upstream sent no valid response");
-                problem(StatusCode::BAD_GATEWAY, "the upstream sent no valid response")
+                tracing::warn!(error = &error as &dyn Error, "{INVALID}");
+                problem(StatusCode::BAD_GATEWAY, INVALID)
             }
             Self::Late(what, status) => problem(status, what),
             Self::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),

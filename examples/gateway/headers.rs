@@ -104,14 +104,23 @@ pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str
     if has(header::CONTENT_LENGTH) && has(header::TRANSFER_ENCODING) {
         return Some((StatusCode::BAD_REQUEST, "both Content-Length and Transfer-Encoding"));
     }
-    let mut encodings = tokens(headers, &header::TRANSFER_ENCODING);
-    if !encodings.all(|coding| coding.eq_ignore_ascii_case("chunked"))
-        || tokens(headers, &header::TRANSFER_ENCODING).nth(1).is_some()
-    {
+    if !is_chunked_alone(headers) {
         let what = "Transfer-Encoding: only chunked is supported, once";
         return Some((StatusCode::NOT_IMPLEMENTED, what));
     }
     None
+}
+
+/// Whether `Transfer-Encoding`, if there is one, says `chunked` and nothing else.
+pub(crate) fn is_chunked_alone(headers: &HeaderMap) -> bool {
+    let mut codings = tokens(headers, &header::TRANSFER_ENCODING);
+    let is_chunked = codings.next().is_none_or(|coding| coding.eq_ignore_ascii_case("chunked"));
+    is_chunked && codings.next().is_none()
+}
+
+/// Whether a response has two lengths.
+pub(crate) fn has_two_lengths(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH)
 }
 
 /// The members of a list.

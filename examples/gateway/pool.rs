@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::BoxError;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::http::Response;
+use axum::http::{Response, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
@@ -17,6 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
 use super::connect::{CONNECT_TIMEOUT, Connector};
+use super::headers;
 use super::upstream::{Protocol, Upstream};
 
 /// How long an idle connection of HTTP/1.1 is kept. Below the timeout of most servers, so that the
@@ -207,9 +208,15 @@ impl Lease {
     ) -> Result<Response<UpstreamBody>, Box<TrySendError<Request>>> {
         match self {
             Self::Http1 { mut sender, .. } => {
-                let response = sender.try_send_request(request).await?;
-                // An upgraded connection never becomes ready again.
-                pool.keep(sender);
+                let mut response = sender.try_send_request(request).await?;
+                if headers::has_two_lengths(response.headers()) {
+                    // Transfer-Encoding overrides it (RFC 9112, 6.3). What follows on such a connection is trusted by
+                    // nobody.
+                    response.headers_mut().remove(header::CONTENT_LENGTH);
+                } else {
+                    // An upgraded connection never becomes ready again.
+                    pool.keep(sender);
+                }
                 Ok(response.map(|inner| UpstreamBody { inner, _stream: None }))
             }
             Self::Http2 { mut sender, stream, .. } => {
