@@ -28,6 +28,8 @@ pub(crate) struct Activity {
 
 struct State {
     in_flight: usize,
+    /// Bodies of requests that are not over, in HTTP/1, whether a response is in flight or not.
+    uploads: usize,
     /// Since when nothing is in flight.
     idle: Instant,
     /// When the first byte of the next head arrived.
@@ -50,6 +52,7 @@ impl Activity {
     pub(crate) fn new(bounds: Bounds) -> Self {
         let state = State {
             in_flight: 0,
+            uploads: 0,
             idle: Instant::now(),
             head: None,
             had_request: false,
@@ -124,6 +127,14 @@ impl Activity {
     fn overdue(&self, now: Instant) -> Overdue {
         let is_http1 = self.is_http1.load(Ordering::Relaxed);
         let state = self.lock();
+        if state.in_flight == 0 && state.uploads > 0 {
+            // The rest of a body, behind its response.
+            let last = state.idle.max(self.read.last());
+            return match self.bounds.idle.map(|bound| last + bound) {
+                Some(deadline) if deadline <= now => Overdue::Connection,
+                deadline => Overdue::No(deadline),
+            };
+        }
         if state.in_flight == 0 {
             let starts = state.head.filter(|_| is_http1 || !state.had_request);
             let deadline = match (starts, state.had_request) {
@@ -175,6 +186,12 @@ impl Exchange {
         self.entry.as_ref()
     }
 
+    /// Counts the request's body until that is over: what arrives until then is no head.
+    pub(crate) fn uploads(&self) -> Uploading {
+        self.activity.lock().uploads += 1;
+        Uploading(Arc::clone(&self.activity))
+    }
+
     /// Registers the response, so that it can be cut off.
     pub(crate) fn responds(&self, response: &Arc<Shared>) {
         self.activity.lock().responses.push(Arc::downgrade(response));
@@ -190,6 +207,19 @@ impl Exchange {
     pub(crate) fn passed(&mut self, bytes: usize) {
         if let Some(entry) = &mut self.entry {
             entry.passed(bytes);
+        }
+    }
+}
+
+/// A request's body that is not over.
+pub(crate) struct Uploading(Arc<Activity>);
+
+impl Drop for Uploading {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.uploads -= 1;
+        if state.in_flight == 0 {
+            state.idle = Instant::now();
         }
     }
 }
@@ -233,7 +263,7 @@ impl<I: AsyncRead> AsyncRead for WatchedIo<I> {
         if buffer.filled().len() > before {
             this.activity.read.moved();
             let mut state = this.activity.lock();
-            if state.in_flight == 0 && state.head.is_none() {
+            if state.in_flight == 0 && state.uploads == 0 && state.head.is_none() {
                 state.head = Some(Instant::now());
             }
         }

@@ -22,8 +22,9 @@ use super::headers;
 use super::peer::Origin;
 use super::pool::{Lease, Pool, UpstreamBody};
 use super::problem::problem;
-use super::progress::{Bounds, Progress, Upload, until};
+use super::progress::{Bounds, Progress, Waits, until};
 use super::upgrade::Tunnel;
+use super::upload::Upload;
 use super::upstream::{Protocol, Upstream};
 
 const INVALID: &str = "the upstream sent no valid response";
@@ -43,7 +44,7 @@ pub(crate) struct Forward {
 #[derive(Clone)]
 pub(crate) struct Arrival {
     pub(crate) activity: Arc<Activity>,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) upload: Arc<Upload>,
     pub(crate) origin: Origin,
     pub(crate) authority: Option<Authority>,
     /// `OPTIONS *`.
@@ -95,12 +96,12 @@ impl Forward {
         let (parts, body) = request.into_parts();
         let head = self.head(parts, &arrival, protocol.as_ref());
 
-        let progress = &arrival.progress;
+        let upload = &arrival.upload;
         let began = Instant::now();
         let response = tokio::select! {
             biased;
-            response = self.send(head, body, protocol.is_some()) => response,
-            failure = late(progress, began, &self.bounds) => Err(failure),
+            response = self.send(head, body, upload, protocol.is_some()) => response,
+            failure = late(upload.progress(), began, &self.bounds) => Err(failure),
         };
         match response {
             Ok(response) if !headers::is_chunked_alone(response.headers()) => {
@@ -144,6 +145,7 @@ impl Forward {
         &self,
         head: Head,
         body: Body,
+        upload: &Arc<Upload>,
         upgrade: bool,
     ) -> Result<Response<UpstreamBody>, Failure> {
         // A request without a body can be retried if a pooled connection turns out to be closed.
@@ -151,7 +153,7 @@ impl Forward {
         let lease = self.pool.lease(false, upgrade).await.map_err(Failure::Connect)?;
         let (is_reused, shared) = (lease.is_reused(), lease.shared());
         let request = self.request(head, body, &lease, upgrade)?;
-        let mut failed = match lease.send(&self.pool, request).await {
+        let mut failed = match lease.send(&self.pool, request, upload).await {
             Ok(response) => return Ok(response),
             Err(failed) => failed,
         };
@@ -175,7 +177,7 @@ impl Forward {
         }
         let lease = self.pool.lease(shared.is_none(), upgrade).await.map_err(Failure::Connect)?;
         let request = self.request(head, body, &lease, upgrade)?;
-        let response = lease.send(&self.pool, request).await;
+        let response = lease.send(&self.pool, request, upload).await;
         response.map_err(|failed| Failure::Send(failed.into_error()))
     }
 
@@ -276,12 +278,12 @@ async fn late(progress: &Progress, began: Instant, bounds: &Bounds) -> Failure {
     const UPSTREAM: Failure =
         Failure::Late("the upstream did not answer in time", StatusCode::GATEWAY_TIMEOUT);
     loop {
-        let upload = progress.upload();
-        let bound = if upload == Upload::Ended { bounds.upstream } else { bounds.idle };
+        let waits = progress.waits();
+        let bound = if waits == Waits::Nothing { bounds.upstream } else { bounds.idle };
         let last = progress.last().max(began);
         let deadline = bound.map(|bound| last + bound);
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return if upload == Upload::Client { CLIENT } else { UPSTREAM };
+            return if waits == Waits::Client { CLIENT } else { UPSTREAM };
         }
         // The bound that applies can change without a wake-up.
         let look = bounds.upstream.into_iter().chain(bounds.idle).min();

@@ -12,11 +12,12 @@ use hyper::body::Incoming;
 
 use super::access_log::AccessLog;
 use super::app::Current;
-use super::body::{RequestBody, ResponseBody};
+use super::body::ResponseBody;
 use super::forward::Arrival;
 use super::peer::{Origin, TrustedProxies};
 use super::problem::problem;
 use super::server::{Peer, Serve};
+use super::upload::RequestBody;
 use super::{headers, host, path};
 
 /// Handles a request up to the rules.
@@ -41,7 +42,9 @@ impl Serve for Intake {
         let entry = self.log.as_ref().map(|log| log.entry(&parts, client));
 
         let mut exchange = from.activity.begin(parts.version, entry);
-        let body = Body::new(RequestBody::new(incoming, Arc::clone(exchange.progress())));
+        let body = RequestBody::new(&parts, incoming, &exchange, from.rests);
+        let upload = Arc::clone(body.upload());
+        let body = Body::new(body);
         let response = match target {
             Err((status, what)) => problem(status, what),
             Ok(target) => {
@@ -53,7 +56,7 @@ impl Serve for Intake {
                 }
                 parts.extensions.insert(Arrival {
                     activity: from.activity,
-                    progress: Arc::clone(exchange.progress()),
+                    upload,
                     origin: Origin::new(from.address.ip(), &self.trusted),
                     authority: target.authority,
                     is_asterisk: target.is_asterisk,
@@ -107,8 +110,9 @@ impl Target {
         }
         if let Some(authority) = &authority {
             let host = HeaderValue::from_str(authority.as_str());
-            let host = host.map_err(|_| (BAD, "the host cannot be forwarded"))?;
-            parts.headers.insert(header::HOST, host);
+            parts
+                .headers
+                .insert(header::HOST, host.map_err(|_| (BAD, "the host cannot be forwarded"))?);
         }
         headers::join_cookies(&mut parts.headers);
         Ok(Self { authority, is_asterisk })

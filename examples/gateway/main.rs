@@ -44,6 +44,7 @@ mod server;
 mod site;
 mod status;
 mod upgrade;
+mod upload;
 mod upstream;
 
 use std::future::Future;

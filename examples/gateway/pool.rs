@@ -1,23 +1,26 @@
 //! The pool of connections to the upstream.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::BoxError;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::http::{Response, header};
+use axum::http::{Response, StatusCode, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::connect::{CONNECT_TIMEOUT, Connector};
 use super::headers;
+use super::upload::Upload;
 use super::upstream::{Protocol, Upstream};
 
 /// How long an idle connection of HTTP/1.1 is kept. Below the timeout of most servers, so that the
@@ -43,6 +46,7 @@ pub(crate) struct Pool {
 
 struct Idle {
     sender: http1::SendRequest<Body>,
+    connection: AbortHandle,
     since: Instant,
 }
 
@@ -53,10 +57,13 @@ struct Shared {
     streams: Arc<()>,
 }
 
+/// A request on a connection of HTTP/2.
+pub(crate) struct Stream(Arc<()>);
+
 /// A connection for one request.
 pub(crate) enum Lease {
-    Http1 { sender: http1::SendRequest<Body>, is_reused: bool },
-    Http2 { sender: http2::SendRequest<Body>, stream: Arc<()>, is_reused: bool },
+    Http1 { sender: http1::SendRequest<Body>, connection: AbortHandle, is_reused: bool },
+    Http2 { sender: http2::SendRequest<Body>, stream: Arc<Stream>, is_reused: bool },
 }
 
 impl Pool {
@@ -95,12 +102,13 @@ impl Pool {
                 self.is_shared.store(false, Ordering::Relaxed);
             }
             let (sender, connection) = http1::handshake(connected.io).await?;
-            tokio::spawn(async move {
+            let connection = tokio::spawn(async move {
                 if let Err(error) = connection.with_upgrades().await {
                     tracing::debug!(%error, "a connection to the upstream broke");
                 }
             });
-            return Ok(Lease::Http1 { sender, is_reused: false });
+            let connection = connection.abort_handle();
+            return Ok(Lease::Http1 { sender, connection, is_reused: false });
         }
         self.is_shared.store(true, Ordering::Relaxed);
         let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -133,16 +141,16 @@ impl Pool {
         }
         let mut idle = lock(&self.idle);
         // The most recently used one, so that the others can expire.
-        while let Some(Idle { sender, since }) = idle.pop() {
+        while let Some(Idle { sender, connection, since }) = idle.pop() {
             if sender.is_ready() && since.elapsed() < IDLE {
-                return Some(Lease::Http1 { sender, is_reused: true });
+                return Some(Lease::Http1 { sender, connection, is_reused: true });
             }
         }
         None
     }
 
     /// Returns the connection to the pool once the response is over.
-    fn keep(self: &Arc<Self>, mut sender: http1::SendRequest<Body>) {
+    fn keep(self: &Arc<Self>, mut sender: http1::SendRequest<Body>, connection: AbortHandle) {
         let pool = Arc::downgrade(self);
         tokio::spawn(async move {
             if sender.ready().await.is_err() {
@@ -151,7 +159,7 @@ impl Pool {
             let Some(pool) = pool.upgrade() else { return };
             let mut idle = lock(&pool.idle);
             if idle.len() < MOST_IDLE {
-                idle.push(Idle { sender, since: Instant::now() });
+                idle.push(Idle { sender, connection, since: Instant::now() });
             }
         });
     }
@@ -173,7 +181,7 @@ async fn sweep(pool: Weak<Pool>) {
 
 impl Shared {
     fn lease(self, is_reused: bool) -> Lease {
-        Lease::Http2 { sender: self.sender, stream: self.streams, is_reused }
+        Lease::Http2 { sender: self.sender, stream: Arc::new(Stream(self.streams)), is_reused }
     }
 }
 
@@ -188,7 +196,7 @@ impl Lease {
     pub(crate) fn shared(&self) -> Option<Weak<()>> {
         match self {
             Self::Http1 { .. } => None,
-            Self::Http2 { stream, .. } => Some(Arc::downgrade(stream)),
+            Self::Http2 { stream, .. } => Some(Arc::downgrade(&stream.0)),
         }
     }
 
@@ -196,7 +204,7 @@ impl Lease {
         matches!(self, Self::Http2 { .. })
     }
 
-    /// Sends the request, and returns the head of the response.
+    /// Sends the request, and returns the head of the response. If the response has no body, the upload has ended, too.
     ///
     /// # Errors
     ///
@@ -205,32 +213,116 @@ impl Lease {
         self,
         pool: &Arc<Pool>,
         request: Request,
+        upload: &Arc<Upload>,
     ) -> Result<Response<UpstreamBody>, Box<TrySendError<Request>>> {
-        match self {
-            Self::Http1 { mut sender, .. } => {
-                let mut response = sender.try_send_request(request).await?;
+        let response = match self {
+            Self::Http1 { mut sender, connection, .. } => {
+                let mut exchange = Exchange::new(upload, Some(connection.clone()));
+                let response = sender.try_send_request(request).await;
+                let mut response = response.inspect_err(|_| exchange.leave())?;
                 if headers::has_two_lengths(response.headers()) {
                     // Transfer-Encoding overrides it (RFC 9112, 6.3). What follows on such a connection is trusted by
                     // nobody.
                     response.headers_mut().remove(header::CONTENT_LENGTH);
                 } else {
                     // An upgraded connection never becomes ready again.
-                    pool.keep(sender);
+                    pool.keep(sender, connection);
                 }
-                Ok(response.map(|inner| UpstreamBody { inner, _stream: None }))
+                response.map(|inner| UpstreamBody { inner, exchange, last: None })
             }
             Self::Http2 { mut sender, stream, .. } => {
-                let response = sender.try_send_request(request).await?;
-                Ok(response.map(|inner| UpstreamBody { inner, _stream: Some(stream) }))
+                upload.occupy(Arc::clone(&stream));
+                let mut exchange = Exchange::new(upload, None);
+                let response = sender.try_send_request(request).await;
+                let response = response.inspect_err(|_| exchange.leave())?;
+                exchange.stream = Some(stream);
+                response.map(|inner| UpstreamBody { inner, exchange, last: None })
             }
+        };
+        let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let (parts, mut body) = response.into_parts();
+        if is_upgrade {
+            body.exchange.leave();
+        } else if body.inner.is_end_stream() {
+            body.exchange.end();
+            poll_fn(|cx| body.exchange.poll_ended(cx)).await;
         }
+        Ok(Response::from_parts(parts, body))
     }
 }
 
-/// A response's body, which counts as a stream of its connection.
+/// An exchange with the upstream, which ends with its response, or when this is dropped.
+struct Exchange {
+    upload: Arc<Upload>,
+    /// That of HTTP/1.1.
+    connection: Option<AbortHandle>,
+    /// That of HTTP/2.
+    stream: Option<Arc<Stream>>,
+    state: Sending,
+}
+
+/// The upload of an exchange.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    /// It may go on.
+    Flows,
+    /// It was cut off, and is let go of in a moment.
+    Ends,
+    /// Nothing that has to be waited for.
+    Ended,
+}
+
+impl Exchange {
+    fn new(upload: &Arc<Upload>, connection: Option<AbortHandle>) -> Self {
+        let upload = Arc::clone(upload);
+        Self { upload, connection, stream: None, state: Sending::Flows }
+    }
+
+    /// Does not end the upload.
+    const fn leave(&mut self) {
+        self.state = Sending::Ended;
+    }
+
+    /// Ends the upload.
+    fn end(&mut self) {
+        if self.state != Sending::Flows {
+            return;
+        }
+        self.state = match (self.upload.cut(), &self.connection) {
+            (Some(_), Some(connection)) => {
+                // Its upstream would take what follows for the rest of this upload.
+                connection.abort();
+                Sending::Ends
+            }
+            (Some(true), None) => Sending::Ends,
+            // In HTTP/2 the upstream's window may be closed: the stream stands still until the upstream opens it, and is
+            // reset then.
+            (None, _) | (Some(false), None) => Sending::Ended,
+        };
+    }
+
+    /// Ready once nothing sends the upload any longer.
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.state == Sending::Ends {
+            ready!(self.upload.poll_gone(cx));
+            self.state = Sending::Ended;
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A response's body, with which the upload ends: its permit is released with the last frame.
 pub(crate) struct UpstreamBody {
     inner: Incoming,
-    _stream: Option<Arc<()>>,
+    exchange: Exchange,
+    /// The last frame, or the end, while the upload ends.
+    last: Option<Option<Result<Frame<Bytes>, hyper::Error>>>,
 }
 
 impl HttpBody for UpstreamBody {
@@ -241,14 +333,27 @@ impl HttpBody for UpstreamBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
+        if self.last.is_none() {
+            let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+            let goes_on = matches!(&frame, Some(Ok(frame)) if frame.is_data());
+            if goes_on && !self.inner.is_end_stream() {
+                return Poll::Ready(frame);
+            }
+            self.exchange.end();
+            self.last = Some(frame);
+        }
+        ready!(self.exchange.poll_ended(cx));
+        Poll::Ready(self.last.take().flatten())
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.last.is_none() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match &self.last {
+            Some(_) => SizeHint::default(),
+            None => self.inner.size_hint(),
+        }
     }
 }

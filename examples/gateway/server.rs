@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::extract::Request;
@@ -47,6 +47,7 @@ pub(crate) struct Peer {
     pub(crate) activity: Arc<Activity>,
     /// Holds permits past the end of HTTP.
     pub(crate) connection: Connection,
+    pub(crate) rests: Rests,
 }
 
 /// Serves until `stop`, and then drains: requests in flight end within the bound or are cut off.
@@ -105,16 +106,21 @@ async fn connection<S: Serve>(
     let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
     let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
 
+    // Dropped last, which aborts the connection's remaining streams.
+    let streams = Streams::default();
     let activity = Arc::new(Activity::new(bounds));
     let io = ConnectionIo::new(WatchedIo::new(socket, Arc::clone(&activity)));
-    let peer = Peer { address, activity: Arc::clone(&activity), connection: io.connection() };
+    let peer = Peer {
+        address,
+        activity: Arc::clone(&activity),
+        connection: io.connection(),
+        rests: Rests(Arc::downgrade(&streams.0)),
+    };
     let serve = service_fn(move |request| {
         let answer = Arc::clone(&service).serve(request, peer.clone());
         async move { Ok::<_, Infallible>(answer.await) }
     });
 
-    // Dropped last, which aborts the connection's remaining streams.
-    let streams = Streams::default();
     let mut builder = auto::Builder::new(streams.clone());
     // `Activity::watch` has the header timeout, with all others.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
@@ -145,6 +151,18 @@ async fn connection<S: Serve>(
     }
     if let Some(tunnel) = activity.take_tunnel() {
         tunnel.carry(&activity).await;
+    }
+}
+
+/// Reads the rests of bodies that nothing else reads, while the connection lasts.
+#[derive(Clone)]
+pub(crate) struct Rests(Weak<Mutex<JoinSet<()>>>);
+
+impl Rests {
+    pub(crate) fn read(&self, rest: impl Future<Output = ()> + Send + 'static) {
+        if let Some(streams) = self.0.upgrade() {
+            Streams(streams).execute(rest);
+        }
     }
 }
 
