@@ -1,7 +1,7 @@
 //! The pool of connections to the upstream.
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
@@ -15,10 +15,11 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::connect::{CONNECT_TIMEOUT, Connector};
+use super::connect::{CONNECT_TIMEOUT, Connected, Connector, Io};
 use super::headers;
 use super::upload::Upload;
 use super::upstream::{Protocol, Upstream};
@@ -28,8 +29,12 @@ use super::upstream::{Protocol, Upstream};
 const IDLE: Duration = Duration::from_secs(30);
 /// Idle connections of HTTP/1.1 that are kept.
 const MOST_IDLE: usize = 1024;
-/// Concurrent requests on one connection of HTTP/2; servers commonly allow 100 or more.
-const STREAMS: usize = 100;
+/// Concurrent requests on one connection of HTTP/2, where the upstream allows as many; servers commonly allow 100 or
+/// more.
+const STREAMS: u16 = 100;
+/// How much of a response over HTTP/2 is read ahead of its client. The connection's window is the sum of its streams', so
+/// that a client that does not read holds up no other.
+const WINDOW: u32 = 256 * 1024;
 /// How often a connection of HTTP/2 with requests on it is pinged.
 const PING: Duration = Duration::from_secs(20);
 
@@ -37,9 +42,10 @@ const PING: Duration = Duration::from_secs(20);
 pub(crate) struct Pool {
     connector: Connector,
     idle: Mutex<Vec<Idle>>,
-    shared: Mutex<Vec<Shared>>,
-    /// Serializes the opening of connections that requests can share.
-    opening: tokio::sync::Mutex<()>,
+    shared: Mutex<Sharing>,
+    /// Wakes one request that waits: a stream may be free, or a further connection needed. Each that leaves or opens
+    /// one wakes the next, until there is nothing to do.
+    opened: Notify,
     /// Whether connections to the upstream can be shared, as far as known.
     is_shared: AtomicBool,
 }
@@ -50,9 +56,24 @@ struct Idle {
     since: Instant,
 }
 
+/// The connections of HTTP/2, and the requests for which there are too few of them.
+struct Sharing {
+    connections: Vec<Shared>,
+    waiting: usize,
+    /// Connections that are being opened.
+    opening: usize,
+    /// Requests that the last connection to be opened may carry.
+    expected: usize,
+    /// How often none could be opened, and why it could not the last time.
+    failures: u64,
+    failure: Arc<str>,
+}
+
 #[derive(Clone)]
 struct Shared {
     sender: http2::SendRequest<Body>,
+    /// Streams that the upstream allows, as far as it has said so.
+    allowed: watch::Receiver<usize>,
     /// One clone for each request on it.
     streams: Arc<()>,
 }
@@ -68,11 +89,19 @@ pub(crate) enum Lease {
 
 impl Pool {
     pub(crate) fn new(upstream: &Upstream) -> Result<Arc<Self>, String> {
+        let shared = Sharing {
+            connections: Vec::new(),
+            waiting: 0,
+            opening: 0,
+            expected: usize::from(STREAMS),
+            failures: 0,
+            failure: "".into(),
+        };
         let pool = Arc::new(Self {
             connector: Connector::new(upstream)?,
             idle: Mutex::default(),
-            shared: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
+            shared: Mutex::new(shared),
+            opened: Notify::new(),
             is_shared: AtomicBool::new(upstream.protocol != Protocol::Http),
         });
         tokio::spawn(sweep(Arc::downgrade(&pool)));
@@ -82,21 +111,62 @@ impl Pool {
     /// A pooled connection, or a new one if there is none or `fresh` is set. `upgrade` is for a request
     /// that asks for an upgrade, which needs HTTP/1.1.
     pub(crate) async fn lease(&self, fresh: bool, upgrade: bool) -> Result<Lease, BoxError> {
-        if !fresh && let Some(lease) = self.reuse(upgrade) {
+        let may_share = !upgrade && self.is_shared.load(Ordering::Relaxed);
+        if may_share && let Some(lease) = self.share().await? {
             return Ok(lease);
         }
-        let _opening = if self.is_shared.load(Ordering::Relaxed) && !upgrade {
-            // Requests wait for each other no longer than for an upstream that does not answer.
-            let turn = tokio::time::timeout(CONNECT_TIMEOUT, self.opening.lock()).await.ok();
-            if !fresh && let Some(lease) = self.reuse(upgrade) {
-                return Ok(lease);
-            }
-            // The request before may have found that connections to this upstream cannot be shared.
-            turn.filter(|_| self.is_shared.load(Ordering::Relaxed))
-        } else {
-            None
-        };
+        if !fresh && let Some(lease) = self.reuse() {
+            return Ok(lease);
+        }
         let connected = self.connector.connect(upgrade).await?;
+        self.start(connected, upgrade).await
+    }
+
+    /// A stream of a connection that requests share. Opens as many as the requests need by what the upstream allows;
+    /// `None`: connections to this upstream cannot be shared.
+    async fn share(&self) -> Result<Option<Lease>, BoxError> {
+        if let Some(lease) = lock(&self.shared).lease() {
+            return Ok(Some(lease));
+        }
+        let waiting = Waiting::new(self);
+        loop {
+            let mut opened = pin!(self.opened.notified());
+            opened.as_mut().enable();
+            let opening = {
+                let mut shared = lock(&self.shared);
+                if let Some(lease) = shared.lease() {
+                    return Ok(Some(lease));
+                }
+                if !self.is_shared.load(Ordering::Relaxed) {
+                    return Ok(None);
+                }
+                if shared.failures != waiting.failures {
+                    // Those that there are will be free sooner than another attempt ends.
+                    let lease = shared.least_used();
+                    return lease.map(Some).ok_or_else(|| String::from(&*shared.failure).into());
+                }
+                let is_enough = shared.opening * shared.expected >= shared.waiting;
+                (!is_enough).then(|| Opening::new(self, &mut shared))
+            };
+            let Some(opening) = opening else {
+                opened.await;
+                continue;
+            };
+            // Another one may be needed.
+            self.opened.notify_one();
+            let connected = async {
+                let connected = self.connector.connect(false).await?;
+                self.start(connected, false).await
+            };
+            match connected.await {
+                Ok(lease) => return Ok(Some(lease)),
+                Err(error) => opening.failed(&error),
+            }
+        }
+    }
+
+    /// Speaks HTTP on a new connection.
+    async fn start(&self, connected: Connected, upgrade: bool) -> Result<Lease, BoxError> {
         if !connected.is_http2 {
             if !upgrade {
                 self.is_shared.store(false, Ordering::Relaxed);
@@ -113,32 +183,41 @@ impl Pool {
         self.is_shared.store(true, Ordering::Relaxed);
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).keep_alive_interval(PING);
+        builder.initial_stream_window_size(WINDOW);
+        builder.initial_connection_window_size(WINDOW * u32::from(STREAMS));
+        // Until the upstream says how many it allows.
+        builder.initial_max_send_streams(0);
         let (sender, connection) = builder.handshake(connected.io).await?;
+        let (says, mut allowed) = watch::channel(0);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = drive(connection, says).await {
                 tracing::debug!(%error, "a connection to the upstream broke");
             }
         });
-        let shared = Shared { sender, streams: Arc::default() };
-        lock(&self.shared).push(shared.clone());
+        // It says so in the first frame that it sends (RFC 9113, 3.4).
+        let said = tokio::time::timeout(CONNECT_TIMEOUT, allowed.wait_for(|streams| *streams > 0));
+        let expected = match said.await {
+            Ok(Ok(streams)) => (*streams).min(STREAMS.into()),
+            Ok(Err(_)) => {
+                return Err("the upstream closed the connection before its SETTINGS".into());
+            }
+            Err(_) => return Err("the upstream sent no SETTINGS that allow a request".into()),
+        };
+        let shared = Shared { sender, allowed, streams: Arc::default() };
+        let mut sharing = lock(&self.shared);
+        sharing.expected = expected;
+        sharing.connections.push(shared.clone());
         Ok(shared.lease(false))
     }
 
     /// Gives no more requests to a shared connection.
     pub(crate) fn retire(&self, streams: &Weak<()>) {
         let gone = Weak::as_ptr(streams);
-        lock(&self.shared).retain(|shared| !std::ptr::eq(Arc::as_ptr(&shared.streams), gone));
+        let mut shared = lock(&self.shared);
+        shared.connections.retain(|shared| !std::ptr::eq(Arc::as_ptr(&shared.streams), gone));
     }
 
-    fn reuse(&self, upgrade: bool) -> Option<Lease> {
-        if !upgrade {
-            let mut shared = lock(&self.shared);
-            shared.retain(|shared| !shared.sender.is_closed());
-            let free = shared.iter().find(|shared| Arc::strong_count(&shared.streams) <= STREAMS);
-            if let Some(shared) = free {
-                return Some(shared.clone().lease(true));
-            }
-        }
+    fn reuse(&self) -> Option<Lease> {
         let mut idle = lock(&self.idle);
         // The most recently used one, so that the others can expire.
         while let Some(Idle { sender, connection, since }) = idle.pop() {
@@ -175,13 +254,106 @@ async fn sweep(pool: Weak<Pool>) {
         tokio::time::sleep(IDLE / 2).await;
         let Some(pool) = pool.upgrade() else { return };
         lock(&pool.idle).retain(|idle| idle.sender.is_ready() && idle.since.elapsed() < IDLE);
-        lock(&pool.shared).retain(|shared| !shared.sender.is_closed());
+        lock(&pool.shared).connections.retain(|shared| !shared.sender.is_closed());
+    }
+}
+
+/// Runs a connection, and reports how many streams the upstream allows.
+async fn drive(
+    mut connection: http2::Connection<Io, Body, TokioExecutor>,
+    allowed: watch::Sender<usize>,
+) -> hyper::Result<()> {
+    let mut looks = tokio::time::interval(Duration::from_millis(1));
+    poll_fn(|cx| {
+        if let Poll::Ready(end) = Pin::new(&mut connection).poll(cx) {
+            return Poll::Ready(end);
+        }
+        loop {
+            let streams = connection.current_max_send_streams();
+            allowed.send_if_modified(|known| std::mem::replace(known, streams) != streams);
+            // Nothing wakes at the first SETTINGS, which are there after a moment. Later ones are seen with the next
+            // request.
+            if streams > 0 || looks.poll_tick(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await
+}
+
+/// A request that waits for a connection. Dropping it has the next one look.
+struct Waiting<'a> {
+    pool: &'a Pool,
+    /// Those before it came.
+    failures: u64,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(pool: &'a Pool) -> Self {
+        let mut shared = lock(&pool.shared);
+        shared.waiting += 1;
+        Self { pool, failures: shared.failures }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.pool.shared).waiting -= 1;
+        self.pool.opened.notify_one();
+    }
+}
+
+/// A connection that is being opened. Dropping it has a request that waits look again.
+struct Opening<'a>(&'a Pool);
+
+impl<'a> Opening<'a> {
+    const fn new(pool: &'a Pool, shared: &mut Sharing) -> Self {
+        shared.opening += 1;
+        Self(pool)
+    }
+
+    fn failed(self, error: &BoxError) {
+        let mut shared = lock(&self.0.shared);
+        shared.failures += 1;
+        shared.failure = error.to_string().into();
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.shared).opening -= 1;
+        self.0.opened.notify_one();
+    }
+}
+
+impl Sharing {
+    /// A stream that is free.
+    fn lease(&mut self) -> Option<Lease> {
+        self.connections.retain(|shared| !shared.sender.is_closed());
+        let free = self.connections.iter().find(|shared| shared.used() < shared.allowed());
+        free.map(|shared| shared.clone().lease(true))
+    }
+
+    /// A stream that has to wait, on the connection with the fewest.
+    fn least_used(&self) -> Option<Lease> {
+        let least = self.connections.iter().min_by_key(|shared| shared.used());
+        least.map(|shared| shared.clone().lease(true))
     }
 }
 
 impl Shared {
     fn lease(self, is_reused: bool) -> Lease {
         Lease::Http2 { sender: self.sender, stream: Arc::new(Stream(self.streams)), is_reused }
+    }
+
+    /// Requests that may be on it.
+    fn allowed(&self) -> usize {
+        (*self.allowed.borrow()).min(STREAMS.into())
+    }
+
+    /// Requests on it.
+    fn used(&self) -> usize {
+        Arc::strong_count(&self.streams) - 1
     }
 }
 

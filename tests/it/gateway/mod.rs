@@ -8,6 +8,7 @@ mod requests;
 mod shutdown;
 mod smuggling;
 mod status;
+mod streams;
 mod time;
 mod upgrades;
 mod uploads;
