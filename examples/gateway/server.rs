@@ -28,6 +28,13 @@ use super::progress::Bounds;
 
 /// The largest request head.
 const HEAD_BYTES: usize = 64 * 1024;
+/// Concurrent requests on one connection of HTTP/2.
+const STREAMS: u32 = 100;
+/// How much of a request's body over HTTP/2 is read ahead, while the request waits for instance. The connection's window
+/// is the sum of its streams', so that a body that is not read holds up no other.
+const WINDOW: u32 = 64 * 1024;
+/// How much of a response over HTTP/2 is written ahead.
+const SEND_BYTES: usize = 64 * 1024;
 /// How often a client of HTTP/2 is pinged.
 const PING: Duration = Duration::from_secs(30);
 
@@ -126,7 +133,9 @@ async fn connection<S: Serve>(
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
     let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING);
-    builder.http2().max_header_list_size(head_bytes);
+    builder.http2().max_header_list_size(head_bytes).max_concurrent_streams(STREAMS);
+    builder.http2().initial_stream_window_size(WINDOW);
+    builder.http2().initial_connection_window_size(WINDOW * STREAMS).max_send_buf_size(SEND_BYTES);
     {
         let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), serve));
         let mut is_draining = false;

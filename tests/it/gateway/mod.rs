@@ -1,6 +1,7 @@
 //! The example gateway, byte by byte: what it takes, what it passes on, and when it gives up.
 
 mod config;
+mod connections;
 mod paths;
 mod peers;
 mod protocols;
