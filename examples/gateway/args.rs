@@ -497,7 +497,7 @@ pub(crate) fn class(text: &str) -> Result<u8, String> {
     in_range(text, 0, Ask::MAX_CLASS)
 }
 
-fn in_range<T: Copy + FromStr + PartialOrd + Display>(
+pub(crate) fn in_range<T: Copy + FromStr + PartialOrd + Display>(
     text: &str,
     first: T,
     last: T,

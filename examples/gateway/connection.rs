@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use axum::http::{Extensions, StatusCode, Version};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::access_log::Entry;
@@ -20,6 +21,8 @@ pub(crate) struct Activity {
     bounds: Bounds,
     state: Mutex<State>,
     tunnel: Mutex<Option<Tunnel>>,
+    /// Ends the connection.
+    closed: Notify,
     /// HTTP/1: at any time, all bytes on the connection belong to one request.
     is_http1: AtomicBool,
     read: Progress,
@@ -30,6 +33,8 @@ struct State {
     in_flight: usize,
     /// Bodies of requests that are not over, in HTTP/1, whether a response is in flight or not.
     uploads: usize,
+    /// The connection carries a tunnel, or will.
+    is_tunnel: bool,
     /// Since when nothing is in flight.
     idle: Instant,
     /// When the first byte of the next head arrived.
@@ -53,6 +58,7 @@ impl Activity {
         let state = State {
             in_flight: 0,
             uploads: 0,
+            is_tunnel: false,
             idle: Instant::now(),
             head: None,
             had_request: false,
@@ -62,6 +68,7 @@ impl Activity {
             bounds,
             state: Mutex::new(state),
             tunnel: Mutex::default(),
+            closed: Notify::new(),
             is_http1: AtomicBool::new(false),
             read: Progress::new(),
             written: Progress::new(),
@@ -85,11 +92,23 @@ impl Activity {
 
     /// What the connection carries once it is no longer HTTP.
     pub(crate) fn set_tunnel(&self, tunnel: Tunnel) {
+        self.lock().is_tunnel = true;
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
     pub(crate) fn take_tunnel(&self) -> Option<Tunnel> {
         self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Since when nothing is in flight on the connection, if so.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        (state.in_flight == 0 && !state.is_tunnel).then_some(state.idle)
+    }
+
+    /// Ends the connection. One that carries a tunnel goes on.
+    pub(crate) fn close(&self) {
+        self.closed.notify_one();
     }
 
     /// When the socket last carried data, in either direction.
@@ -105,6 +124,13 @@ impl Activity {
     ///
     /// Cancel safe: all its state is the connection's.
     pub(crate) async fn watch(&self) {
+        tokio::select! {
+            () = self.closed.notified() => {}
+            () = self.outlast() => {}
+        }
+    }
+
+    async fn outlast(&self) {
         // Whatever begins after a check has at least this long.
         let shortest = self.bounds.header.into_iter().chain(self.bounds.idle).min();
         loop {

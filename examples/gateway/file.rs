@@ -39,6 +39,8 @@ struct Contents {
     idle_timeout: Option<Bound>,
     #[serde(default, deserialize_with = "some_duration")]
     drain: Option<Duration>,
+    #[serde(default, deserialize_with = "max_connections")]
+    max_connections: Option<usize>,
     #[serde(default, deserialize_with = "own_address")]
     status: Option<SocketAddr>,
     access_log: Option<PathBuf>,
@@ -107,6 +109,7 @@ impl File {
             upstream_timeout: contents.upstream_timeout,
             idle_timeout: contents.idle_timeout,
             drain: contents.drain,
+            max_connections: contents.max_connections,
             status: contents.status,
             access_log: contents.access_log,
             access_log_keys: contents.access_log_keys,
@@ -229,6 +232,10 @@ fn bound<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bound>, D::Error> {
 
 fn some_duration<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
     parsed(d, args::duration).map(Some)
+}
+
+fn max_connections<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
+    parsed(d, site::max_connections).map(Some)
 }
 
 fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {

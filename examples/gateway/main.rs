@@ -27,11 +27,14 @@ mod args;
 mod body;
 mod connect;
 mod connection;
+mod connections;
+mod descriptors;
 mod file;
 mod forward;
 mod headers;
 mod host;
 mod intake;
+mod pages;
 mod path;
 mod peer;
 mod pool;
@@ -58,7 +61,9 @@ use tracing_subscriber::EnvFilter;
 use self::access_log::AccessLog;
 use self::app::Current;
 use self::args::Args;
+use self::connections::Connections;
 use self::intake::Intake;
+use self::server::Listener;
 use self::status::Status;
 
 fn main() -> ExitCode {
@@ -84,14 +89,16 @@ async fn serve(args: &Args) -> io::Result<()> {
         None => None,
     };
     let status = if site.is_watched() { Some(Status::new(&current)?) } else { None };
+    let open = Connections::new(false);
     let mut windows = Vec::new();
     if let (Some(address), Some(status)) = (site.status, &status) {
-        windows.push(status.serve(address).await?);
+        windows.push(pages::serve("status", address, status.router(), bounds, &open).await?);
     }
     #[cfg(feature = "admin")]
-    if let Some(status) = &status {
-        let semaphore = current.semaphore().clone();
-        windows.extend(admin::serve(&site.admin, semaphore, status.router()).await?);
+    if let (Some(address), Some(status)) = (site.admin.address, &status) {
+        let pages = admin::router(&site.admin, address, current.semaphore().clone());
+        let pages = pages.merge(status.router());
+        windows.push(pages::serve("admin", address, pages, bounds, &open).await?);
     }
     let intake = Arc::new(Intake {
         current: Arc::clone(&current),
@@ -100,12 +107,12 @@ async fn serve(args: &Args) -> io::Result<()> {
     });
 
     let listen = site.listen();
-    let listener = TcpListener::bind(listen)
+    let socket = TcpListener::bind(listen)
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("{listen}: {error}")))?;
     let stopped = first_signal()?;
     let reloads = reloads(Arc::clone(&current), args)?;
-    println!("listening on http://{}", listener.local_addr()?);
+    println!("listening on http://{}", socket.local_addr()?);
     io::stdout().flush()?;
 
     let drain = async {
@@ -114,6 +121,7 @@ async fn serve(args: &Args) -> io::Result<()> {
             status.drain();
         }
     };
+    let listener = Listener { socket, most: site.max_connections(), open, others: Vec::new() };
     tokio::select! {
         () = server::run(listener, &intake, bounds, drain) => {}
         () = reloads => {}

@@ -19,11 +19,13 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tower_semaphore::limit::{Connection, ConnectionIo};
 
 use super::body::ResponseBody;
 use super::connect::TCP_KEEPALIVE;
 use super::connection::{Activity, WatchedIo};
+use super::connections::Connections;
 use super::progress::Bounds;
 
 /// The largest request head.
@@ -35,6 +37,12 @@ const STREAMS: u32 = 100;
 const WINDOW: u32 = 64 * 1024;
 /// How much of a response over HTTP/2 is written ahead.
 const SEND_BYTES: usize = 64 * 1024;
+/// How often the listener looks for an idle connection while it has no room for a new one.
+const LOOK: Duration = Duration::from_millis(50);
+/// How often it says so at most.
+const WARN: Duration = Duration::from_secs(60);
+/// How long it pauses if it cannot accept any.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How often a client of HTTP/2 is pinged.
 const PING: Duration = Duration::from_secs(30);
 
@@ -57,30 +65,79 @@ pub(crate) struct Peer {
     pub(crate) rests: Rests,
 }
 
+/// Where connections come from, and how many may be open.
+pub(crate) struct Listener {
+    pub(crate) socket: TcpListener,
+    pub(crate) most: usize,
+    /// Its connections.
+    pub(crate) open: Arc<Connections>,
+    /// Other listeners' connections, of which one can be closed if file descriptors run out.
+    pub(crate) others: Vec<Arc<Connections>>,
+}
+
 /// Serves until `stop`, and then drains: requests in flight end within the bound or are cut off.
+///
+/// Beyond the maximum, or if file descriptors run out, a new connection takes the place of the one that has been idle for
+/// longest. If none is idle, it waits.
 pub(crate) async fn run<S: Serve>(
-    listener: TcpListener,
+    listener: Listener,
     service: &Arc<S>,
     bounds: Bounds,
     stop: impl Future<Output = ()>,
 ) {
+    let Listener { socket, most, open, others } = listener;
     let (draining, drains) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
+    // One that was accepted, and for which there is no room yet.
+    let mut next = None;
+    let mut warned: Option<Instant> = None;
     loop {
+        if connections.len() < most
+            && let Some((socket, peer)) = next.take()
+        {
+            let activity = Arc::new(Activity::new(bounds));
+            let entered = open.enter(&activity);
+            let (service, drains) = (Arc::clone(service), drains.clone());
+            connections.spawn(async move {
+                connection(socket, peer, activity, service, drains).await;
+                drop(entered);
+            });
+        }
+        if next.is_some() {
+            if warned.is_none_or(|warned| warned.elapsed() > WARN) {
+                warned = Some(Instant::now());
+                tracing::warn!(
+                    "the maximum of {most} connections is reached; idle ones are closed for new ones"
+                );
+            }
+            open.close_longest_idle();
+        }
         tokio::select! {
             () = &mut stop => break,
-            accepted = listener.accept() => match accepted {
-                Ok((socket, peer)) => {
-                    let (service, drains) = (Arc::clone(service), drains.clone());
-                    connections.spawn(connection(socket, peer, service, bounds, drains));
-                }
-                Err(error) => pause_after(&error).await,
-            },
             Some(_) = connections.join_next() => {}
+            () = tokio::time::sleep(LOOK), if next.is_some() => {}
+            accepted = socket.accept(), if next.is_none() => match accepted {
+                Ok(accepted) => next = Some(accepted),
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    // File descriptors are exhausted, most likely.
+                    let closed = open.close_longest_idle()
+                        || others.iter().any(|others| others.close_longest_idle());
+                    if !closed {
+                        tracing::error!(%error, "cannot accept a connection");
+                    }
+                    let pause = if closed { LOOK } else { PAUSE };
+                    tokio::select! {
+                        () = &mut stop => break,
+                        Some(_) = connections.join_next() => {}
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                }
+            },
         }
     }
-    drop(listener);
+    drop(socket);
     let _ = draining.send(true);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(bounds.drain, all).await.is_err() {
@@ -92,20 +149,17 @@ pub(crate) async fn run<S: Serve>(
     }
 }
 
-/// File descriptors may be exhausted; a connection that is already closed needs no pause.
-async fn pause_after(error: &io::Error) {
+/// Whether only this connection failed, which is already closed.
+fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        tracing::error!(%error, "cannot accept a connection");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
 async fn connection<S: Serve>(
     socket: TcpStream,
     address: SocketAddr,
+    activity: Arc<Activity>,
     service: Arc<S>,
-    bounds: Bounds,
     mut drains: watch::Receiver<bool>,
 ) {
     // Fails on a dead socket only. Without `nodelay`, small frames of a stream are held back.
@@ -115,7 +169,6 @@ async fn connection<S: Serve>(
 
     // Dropped last, which aborts the connection's remaining streams.
     let streams = Streams::default();
-    let activity = Arc::new(Activity::new(bounds));
     let io = ConnectionIo::new(WatchedIo::new(socket, Arc::clone(&activity)));
     let peer = Peer {
         address,

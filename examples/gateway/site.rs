@@ -9,7 +9,8 @@ use serde::Deserialize;
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::{ConfigError, Semaphore};
 
-use super::args::duration;
+use super::args::{duration, in_range};
+use super::descriptors;
 use super::peer::TrustedProxies;
 use super::progress::Bounds;
 use super::upstream::Upstream;
@@ -76,6 +77,11 @@ pub(crate) struct Site {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) drain: Option<Duration>,
 
+    /// Connections of clients that may be open. A new one beyond that takes the place of the one that has been idle for
+    /// longest; if none is idle, it waits [default: half of the limit of file descriptors, less 32; at most 65536]
+    #[arg(long, value_name = "N", value_parser = max_connections)]
+    pub(crate) max_connections: Option<usize>,
+
     /// Serve /-/healthy, /-/ready and /-/metrics on a port of loopback, or on ADDR:PORT. --admin serves
     /// them, too
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = own_address)]
@@ -127,6 +133,7 @@ impl Site {
             upstream_timeout: self.upstream_timeout.or(other.upstream_timeout),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
             drain: self.drain.or(other.drain),
+            max_connections: self.max_connections.or(other.max_connections),
             status: self.status.or(other.status),
             access_log: self.access_log.or(other.access_log),
             access_log_keys: self.access_log_keys || other.access_log_keys,
@@ -148,6 +155,7 @@ impl Site {
             ("upstream-timeout", self.upstream_timeout == other.upstream_timeout),
             ("idle-timeout", self.idle_timeout == other.idle_timeout),
             ("drain", self.drain == other.drain),
+            ("max-connections", self.max_connections == other.max_connections),
             ("status", self.status == other.status),
             ("access-log", self.access_log == other.access_log),
             ("access-log-keys", self.access_log_keys == other.access_log_keys),
@@ -159,6 +167,10 @@ impl Site {
 
     pub(crate) fn listen(&self) -> SocketAddr {
         self.listen.unwrap_or(LISTEN)
+    }
+
+    pub(crate) fn max_connections(&self) -> usize {
+        self.max_connections.unwrap_or_else(descriptors::connections)
     }
 
     /// Whether probes and metrics are served.
@@ -217,6 +229,10 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
 pub(crate) fn own_address(text: &str) -> Result<SocketAddr, &'static str> {
     let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
     port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")
+}
+
+pub(crate) fn max_connections(text: &str) -> Result<usize, String> {
+    in_range(text, 1, 1_000_000)
 }
 
 pub(crate) fn bound(text: &str) -> Result<Bound, String> {

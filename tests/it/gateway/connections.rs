@@ -1,17 +1,154 @@
 //! Many connections: none keeps the others, or the probes, from an answer, and none costs much.
 
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use h2::client::SendRequest;
 use tokio::net::TcpStream;
 
-use super::Stage;
+use super::{Stage, seen};
 use crate::support::eventually;
-use crate::support::gateway::Gateway;
+use crate::support::gateway::{Client, Gateway};
+use crate::support::redis::free_port;
+use crate::support::wire::{Wire, WireServer};
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+
+/// A gateway that may have 128 descriptors.
+fn with_few_descriptors(upstream: &str, args: &[&str]) -> Gateway {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 128; exec \"$0\" \"$@\""]).arg(Gateway::command().get_program());
+    command.args(["--listen", "127.0.0.1:0", "--upstream", upstream, "--limit", "9"]).args(args);
+    Gateway::running(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_sent_heads_keep_neither_requests_nor_probes_from_an_answer() {
+    let upstream = WireServer::start().await;
+    let status = free_port().to_string();
+    let mut args = vec!["--status", &status];
+    let mut crowded = vec![Some(status.as_str()), None];
+    let admin = free_port().to_string();
+    if cfg!(feature = "admin") {
+        args.extend(["--admin", &admin]);
+        crowded.push(Some(&admin));
+    }
+    let url = upstream.url();
+    upstream.echo_heads();
+    for port in crowded {
+        let gateway = with_few_descriptors(&url, &args);
+        let crowded = port
+            .map_or_else(|| gateway.url().to_owned(), |port| format!("http://127.0.0.1:{port}"));
+        let mut halves = Vec::new();
+        for _ in 0..140 {
+            let mut half = Wire::connect(&crowded).await;
+            half.send("GET /-/healthy HTTP/1.1\r\nho").await;
+            halves.push(half);
+        }
+        let answers = async {
+            assert_eq!(seen(&gateway, GET).await.0, 200);
+            let healthy = format!("http://127.0.0.1:{status}/-/healthy");
+            assert_eq!(Client::new().get(&healthy).await, 200);
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(8), answers).await;
+        assert!(answered.is_ok(), "no answer with 140 half heads at {crowded}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_longest_idle_connection_is_closed_if_descriptors_run_out() {
+    let upstream = WireServer::start().await;
+    let status = free_port().to_string();
+    let args = ["--max-connections", "1000", "--status", &status];
+    let gateway = with_few_descriptors(&upstream.url(), &args);
+    let mut halves = Vec::new();
+    for _ in 0..140 {
+        let mut half = Wire::connect(gateway.url()).await;
+        half.send("GET / HTTP/1.1\r\nho").await;
+        halves.push(half);
+    }
+    for address in [gateway.url(), &format!("http://127.0.0.1:{status}")] {
+        let mut client = Wire::connect(address).await;
+        client.send("GET /-/healthy HTTP/1.1\r\n\r\n").await;
+        let answer = tokio::time::timeout(Duration::from_secs(8), client.status()).await;
+        assert!(answer.is_ok(), "no answer at {address}");
+    }
+    assert_eq!(halves[0].rest().await, "");
+    assert!(!halves[139].is_over().await, "the youngest is the last to go");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_answer_while_all_connections_are_in_use() {
+    let upstream = WireServer::start().await;
+    let status = free_port().to_string();
+    let gateway = with_few_descriptors(&upstream.url(), &["--wait", "1m", "--status", &status]);
+    let mut busy = Vec::new();
+    for _ in 0..140 {
+        let mut client = Wire::connect(gateway.url()).await;
+        client.send(GET).await;
+        busy.push(client);
+    }
+    let healthy = format!("http://127.0.0.1:{status}/-/healthy");
+    let (client, patience) = (Client::new(), Duration::from_secs(8));
+    let answer = tokio::time::timeout(patience, client.get(&healthy)).await;
+    assert_eq!(answer.expect("the probe is answered"), 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_that_does_not_end_is_given_up_by_status_and_admin_too() {
+    let upstream = WireServer::start().await;
+    let (status, admin) = (free_port().to_string(), free_port().to_string());
+    let mut args = vec!["--limit", "1", "--header-timeout", "500ms", "--status", &status];
+    let mut ports = vec![&status];
+    if cfg!(feature = "admin") {
+        args.extend(["--admin", &admin]);
+        ports.push(&admin);
+    }
+    let _gateway = Gateway::start(&upstream.url(), &args);
+    for port in ports {
+        for start in ["", "GET / HTTP/1.1\r\nho"] {
+            let mut client = Wire::connect(&format!("http://127.0.0.1:{port}")).await;
+            let began = Instant::now();
+            client.send(start).await;
+            client.rest().await;
+            let took = began.elapsed();
+            assert!((0.4..3.0).contains(&took.as_secs_f64()), "{start:?}: {took:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_beyond_the_maximum_takes_the_place_of_the_longest_idle_one() {
+    let stage = Stage::waiting("1m", &["--max-connections", "3", "--prefix", "/limited"]).await;
+    let (mut busy, mut server, _) = stage.ask(GET).await;
+    let mut idle = stage.client().await;
+    idle.send("GET / HTTP/1.1\r\nho").await;
+    // It was taken before the next one comes.
+    let mut younger = stage.client().await;
+    younger.send("GET / HTTP/1.1\r\n\r\n").await;
+    assert_eq!(younger.status().await.0, 400);
+    assert!(!idle.is_over().await);
+    let (mut new, mut other, _) = stage.ask(GET).await;
+    assert_eq!(idle.rest().await, "");
+    assert!(!younger.is_over().await && !busy.is_over().await);
+
+    // All of them are in use: the next one waits until one ends.
+    let (mut last, mut last_server, _) = stage.ask(GET).await;
+    // Behind the body of its response.
+    younger.rest().await;
+    let mut waits = stage.client().await;
+    waits.send("GET / HTTP/1.1\r\n\r\n").await;
+    assert_eq!(waits.glimpse().await, "");
+    let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    server.send(ok).await;
+    assert_eq!(busy.status().await.0, 200);
+    assert_eq!(waits.status().await.0, 400);
+    other.send(ok).await;
+    last_server.send(ok).await;
+    assert_eq!((new.status().await.0, last.status().await.0), (200, 200));
+}
 
 /// Resident memory, in bytes.
 #[cfg(target_os = "linux")]
