@@ -1,6 +1,7 @@
 //! The example gateway, byte by byte: what it takes, what it passes on, and when it gives up.
 
 mod config;
+mod config_secrets;
 mod connections;
 mod paths;
 mod peers;
