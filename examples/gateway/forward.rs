@@ -13,12 +13,14 @@ use axum::http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use axum::http::{Method, StatusCode, Version};
 use axum::response::Response;
 use http_body::Body as _;
+use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::access_log::Journey;
 use super::connection::Activity;
 use super::headers;
+use super::outgoing::{Expectation, OutgoingBody};
 use super::peer::Origin;
 use super::pool::{Lease, Pool, UpstreamBody};
 use super::problem::problem;
@@ -60,6 +62,8 @@ struct Head {
     path: String,
     headers: HeaderMap,
     authority: Option<Authority>,
+    /// For a client that waits for 100 (Continue).
+    expects: Option<Arc<Expectation>>,
 }
 
 /// Why there is no response.
@@ -94,7 +98,14 @@ impl Forward {
         // A new request without extensions: the permit among them must not outlive this request in a
         // pooled connection.
         let (parts, body) = request.into_parts();
+        let is_http2 = parts.version == Version::HTTP_2;
         let head = self.head(parts, &arrival, protocol.as_ref());
+        let expects = head.expects.clone();
+        let body = if body.is_end_stream() {
+            body
+        } else {
+            Body::new(OutgoingBody::new(body, Arc::clone(&arrival.read), expects.clone()))
+        };
 
         let upload = &arrival.upload;
         let began = Instant::now();
@@ -108,8 +119,18 @@ impl Forward {
                 tracing::warn!(error = "Transfer-Encoding: not chunked alone", "{INVALID}");
                 problem(StatusCode::BAD_GATEWAY, INVALID)
             }
-            Ok(response) => back(response, client, protocol, &arrival),
-            Err(failure) => failure.response(),
+            Ok(response) => {
+                let response = response.map(|body| {
+                    let Some(expects) = expects else { return Body::new(body) };
+                    let responds = expects.responded();
+                    Body::new(body.map_frame(move |frame| {
+                        let _ = &responds;
+                        frame
+                    }))
+                });
+                back(response, client, protocol, &arrival, is_http2)
+            }
+            Err(failure) => Self::failed(failure),
         }
     }
 
@@ -121,7 +142,9 @@ impl Forward {
 
     fn head(&self, parts: Parts, arrival: &Arrival, upgrade: Option<&HeaderValue>) -> Head {
         let takes_trailers = headers::takes_trailers(&parts.headers);
+        let expects = headers::expects_continue(&parts.headers).then(Arc::default);
         let mut headers = headers::end_to_end(parts.headers, &arrival.read);
+        headers::strip_lookalikes(&mut headers, &arrival.read);
         if takes_trailers {
             headers.insert(header::TE, HeaderValue::from_static("trailers"));
         }
@@ -131,14 +154,16 @@ impl Forward {
         headers::add_via(&mut headers, parts.version, &self.name);
         let host = arrival.authority.as_ref().map(Authority::as_str);
         arrival.origin.add_to(&mut headers, host, self.by_own_name);
-        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        let path = match arrival.is_asterisk {
-            true if self.upstream.base.is_empty() => "*".to_owned(),
-            true => self.upstream.base.clone(),
-            false => format!("{}{path}", self.upstream.base),
+        let base = &self.upstream.base;
+        // `path` is `/` where a target in absolute form has none; `path_and_query` has none then.
+        let path = match (arrival.is_asterisk, parts.uri.path(), parts.uri.query()) {
+            (true, ..) if base.is_empty() => "*".to_owned(),
+            (true, ..) => base.clone(),
+            (false, path, Some(query)) => format!("{base}{path}?{query}"),
+            (false, path, None) => format!("{base}{path}"),
         };
         let authority = arrival.authority.clone().filter(|_| !self.by_own_name);
-        Head { method: parts.method, path, headers, authority }
+        Head { method: parts.method, path, headers, authority, expects }
     }
 
     async fn send(
@@ -189,7 +214,7 @@ impl Forward {
         lease: &Lease,
         upgrade: bool,
     ) -> Result<Request, Failure> {
-        let Head { method, path, mut headers, authority } = head;
+        let Head { method, path, mut headers, authority, expects } = head;
         let authority = authority.unwrap_or_else(|| self.upstream.authority.clone());
         let uri = if lease.is_http2() {
             headers.remove(header::HOST);
@@ -222,6 +247,18 @@ impl Forward {
         if lease.is_http2() {
             *request.version_mut() = Version::HTTP_2;
         }
+        if let Some(expects) = expects {
+            if lease.is_http2() {
+                // hyper shows no 100 of HTTP/2, where a response can end an upload at any time.
+                expects.proceed();
+            }
+            request.extensions_mut().insert(Arc::clone(&expects));
+            hyper::ext::on_informational(&mut request, move |response| {
+                if response.status() == StatusCode::CONTINUE {
+                    expects.proceed();
+                }
+            });
+        }
         Ok(request)
     }
 
@@ -234,25 +271,56 @@ impl Forward {
         parts.headers.remove(header::CONNECTION);
         parts.headers.remove(header::TRANSFER_ENCODING);
         let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str).to_owned();
-        (Head { method: parts.method, path, headers: parts.headers, authority }, body)
+        let expects = parts.extensions.remove();
+        (Head { method: parts.method, path, headers: parts.headers, authority, expects }, body)
+    }
+
+    /// The response to a request that failed.
+    fn failed(failure: Failure) -> Response {
+        match failure {
+            Failure::Connect(error) => {
+                tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
+                problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
+            }
+            // Its body broke off, or is malformed.
+            Failure::Send(error) if error.is_user() => {
+                tracing::debug!(error = &error as &dyn Error, "a request's body failed");
+                problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
+            }
+            Failure::Send(error) => {
+                tracing::warn!(error = &error as &dyn Error, "{INVALID}");
+                problem(StatusCode::BAD_GATEWAY, INVALID)
+            }
+            Failure::Late(what, status) => problem(status, what),
+            Failure::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
+        }
     }
 }
 
 /// The response for the client.
 fn back(
-    mut response: Response<UpstreamBody>,
+    mut response: Response,
     client: Option<OnUpgrade>,
     protocol: Option<HeaderValue>,
     arrival: &Arrival,
+    is_http2: bool,
 ) -> Response {
     let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let upgraded = is_upgrade.then(|| response.headers().get(header::UPGRADE).cloned());
+    let upgraded = response.headers().get(header::UPGRADE).cloned();
     let upstream = is_upgrade.then(|| hyper::upgrade::on(&mut response));
     let (parts, body) = response.into_parts();
-    let mut back = Response::new(Body::new(body));
+    let mut back = Response::new(body);
     *back.status_mut() = parts.status;
     *back.headers_mut() = headers::end_to_end(parts.headers, &[]);
-    let Some(upstream) = upstream else { return back };
+    let Some(upstream) = upstream else {
+        // It says what the upstream requires (RFC 9110, 15.5.22). HTTP/2 has no such field.
+        if back.status() == StatusCode::UPGRADE_REQUIRED
+            && let Some(protocol) = upgraded.filter(|_| !is_http2)
+        {
+            set_upgrade(back.headers_mut(), protocol);
+        }
+        return back;
+    };
     let Some(client) = client else {
         return problem(
             StatusCode::BAD_GATEWAY,
@@ -260,12 +328,15 @@ fn back(
         );
     };
     arrival.activity.set_tunnel(Tunnel { client, upstream });
-    let headers = back.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    if let Some(protocol) = upgraded.flatten().or(protocol) {
-        headers.insert(header::UPGRADE, protocol);
+    if let Some(protocol) = upgraded.or(protocol) {
+        set_upgrade(back.headers_mut(), protocol);
     }
     back
+}
+
+fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
 }
 
 /// Resolves when the request exceeds a timeout: the idle timeout while its body is sent, the upstream
@@ -313,26 +384,4 @@ fn is_closed(error: &hyper::Error) -> bool {
         || error.is_canceled()
         || error.is_closed()
         || error.source().and_then(|error| error.downcast_ref()).is_some_and(broken)
-}
-
-impl Failure {
-    fn response(self) -> Response {
-        match self {
-            Self::Connect(error) => {
-                tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
-                problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
-            }
-            // Its body broke off, or is malformed.
-            Self::Send(error) if error.is_user() => {
-                tracing::debug!(error = &error as &dyn Error, "a request's body failed");
-                problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
-            }
-            Self::Send(error) => {
-                tracing::warn!(error = &error as &dyn Error, "{INVALID}");
-                problem(StatusCode::BAD_GATEWAY, INVALID)
-            }
-            Self::Late(what, status) => problem(status, what),
-            Self::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
-        }
-    }
 }

@@ -34,6 +34,7 @@ mod forward;
 mod headers;
 mod host;
 mod intake;
+mod outgoing;
 mod pages;
 mod path;
 mod peer;

@@ -35,6 +35,10 @@ const STREAMS: u16 = 100;
 /// How much of a response over HTTP/2 is read ahead of its client. The connection's window is the sum of its streams', so
 /// that a client that does not read holds up no other.
 const WINDOW: u32 = 256 * 1024;
+/// Fields in the head of a response.
+const FIELDS: usize = 512;
+/// The largest head of a response over HTTP/2.
+const HEAD_BYTES: u32 = 64 * 1024;
 /// How often a connection of HTTP/2 with requests on it is pinged.
 const PING: Duration = Duration::from_secs(20);
 
@@ -171,7 +175,8 @@ impl Pool {
             if !upgrade {
                 self.is_shared.store(false, Ordering::Relaxed);
             }
-            let (sender, connection) = http1::handshake(connected.io).await?;
+            let mut builder = http1::Builder::new();
+            let (sender, connection) = builder.max_headers(FIELDS).handshake(connected.io).await?;
             let connection = tokio::spawn(async move {
                 if let Err(error) = connection.with_upgrades().await {
                     tracing::debug!(%error, "a connection to the upstream broke");
@@ -182,7 +187,7 @@ impl Pool {
         }
         self.is_shared.store(true, Ordering::Relaxed);
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).keep_alive_interval(PING);
+        builder.timer(TokioTimer::new()).max_header_list_size(HEAD_BYTES).keep_alive_interval(PING);
         builder.initial_stream_window_size(WINDOW);
         builder.initial_connection_window_size(WINDOW * u32::from(STREAMS));
         // Until the upstream says how many it allows.

@@ -3,6 +3,7 @@
 mod config;
 mod config_secrets;
 mod connections;
+mod fields;
 mod paths;
 mod peers;
 mod protocols;
