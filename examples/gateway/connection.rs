@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
@@ -23,10 +23,13 @@ pub(crate) struct Activity {
     tunnel: Mutex<Option<Tunnel>>,
     /// Ends the connection.
     closed: Notify,
+    /// That of the request that made it a tunnel.
+    entry: Mutex<Option<Entry>>,
     /// HTTP/1: at any time, all bytes on the connection belong to one request.
     is_http1: AtomicBool,
     read: Progress,
     written: Progress,
+    bytes_written: AtomicU64,
 }
 
 struct State {
@@ -69,9 +72,11 @@ impl Activity {
             state: Mutex::new(state),
             tunnel: Mutex::default(),
             closed: Notify::new(),
+            entry: Mutex::default(),
             is_http1: AtomicBool::new(false),
             read: Progress::new(),
             written: Progress::new(),
+            bytes_written: AtomicU64::new(0),
         }
     }
 
@@ -109,6 +114,20 @@ impl Activity {
     /// Ends the connection. One that carries a tunnel goes on.
     pub(crate) fn close(&self) {
         self.closed.notify_one();
+    }
+
+    pub(crate) fn take_entry(&self) -> Option<Entry> {
+        self.entry.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Bytes that were written to the client's socket.
+    pub(crate) fn bytes_written(&self) -> u64 {
+        self.bytes_written.load(Ordering::Relaxed)
+    }
+
+    fn wrote(&self, bytes: usize) {
+        self.written.moved();
+        self.bytes_written.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// When the socket last carried data, in either direction.
@@ -227,12 +246,16 @@ impl Exchange {
         if let Some(entry) = &mut self.entry {
             entry.answered(status, extensions);
         }
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            let mut kept = self.activity.entry.lock().unwrap_or_else(PoisonError::into_inner);
+            *kept = self.entry.take();
+        }
     }
 
     /// Adds bytes of the response.
     pub(crate) fn passed(&mut self, bytes: usize) {
         if let Some(entry) = &mut self.entry {
-            entry.passed(bytes);
+            entry.passed(bytes as u64);
         }
     }
 }
@@ -305,7 +328,7 @@ impl<I: AsyncWrite> AsyncWrite for WatchedIo<I> {
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
         let written = ready!(this.io.poll_write(cx, bytes));
-        this.activity.written.moved();
+        this.activity.wrote(written.as_ref().map_or(0, |bytes| *bytes));
         Poll::Ready(written)
     }
 
@@ -316,7 +339,7 @@ impl<I: AsyncWrite> AsyncWrite for WatchedIo<I> {
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
         let written = ready!(this.io.poll_write_vectored(cx, slices));
-        this.activity.written.moved();
+        this.activity.wrote(written.as_ref().map_or(0, |bytes| *bytes));
         Poll::Ready(written)
     }
 

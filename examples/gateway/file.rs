@@ -38,6 +38,10 @@ struct Contents {
     upstream_timeout: Option<Bound>,
     #[serde(default, deserialize_with = "bound")]
     idle_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "bound")]
+    upstream_idle_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "keepalive")]
+    keepalive: Option<Bound>,
     #[serde(default, deserialize_with = "some_duration")]
     drain: Option<Duration>,
     #[serde(default, deserialize_with = "max_connections")]
@@ -110,6 +114,8 @@ impl File {
             header_timeout: contents.header_timeout,
             upstream_timeout: contents.upstream_timeout,
             idle_timeout: contents.idle_timeout,
+            upstream_idle_timeout: contents.upstream_idle_timeout,
+            keepalive: contents.keepalive,
             drain: contents.drain,
             max_connections: contents.max_connections,
             status: contents.status,
@@ -240,6 +246,10 @@ fn trusted_proxies<'de, D: Deserializer<'de>>(d: D) -> Result<Option<TrustedProx
 
 fn bound<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bound>, D::Error> {
     parsed(d, site::bound).map(Some)
+}
+
+fn keepalive<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bound>, D::Error> {
+    parsed(d, site::keepalive).map(Some)
 }
 
 fn some_duration<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {

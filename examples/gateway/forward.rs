@@ -19,7 +19,9 @@ use tokio::time::Instant;
 
 use super::access_log::Journey;
 use super::connection::Activity;
+use super::counts::UpstreamError;
 use super::headers;
+use super::outage::Outages;
 use super::outgoing::{Expectation, OutgoingBody};
 use super::peer::Origin;
 use super::pool::{Lease, Pool, UpstreamBody};
@@ -40,6 +42,7 @@ pub(crate) struct Forward {
     /// Whether the upstream gets its own name as host, instead of the one that the client used.
     by_own_name: bool,
     bounds: Bounds,
+    outages: Outages,
 }
 
 /// Context of a request, kept in its extensions.
@@ -84,8 +87,9 @@ impl Forward {
         by_own_name: bool,
         bounds: Bounds,
     ) -> Result<Self, String> {
-        let pool = Pool::new(&upstream)?;
-        Ok(Self { pool, upstream, name: name.into(), by_own_name, bounds })
+        let pool = Pool::new(&upstream, bounds)?;
+        let outages = Outages::default();
+        Ok(Self { pool, upstream, name: name.into(), by_own_name, bounds, outages })
     }
 
     pub(crate) async fn forward(&self, mut request: Request) -> Response {
@@ -116,10 +120,12 @@ impl Forward {
         };
         match response {
             Ok(response) if !headers::is_chunked_alone(response.headers()) => {
-                tracing::warn!(error = "Transfer-Encoding: not chunked alone", "{INVALID}");
+                let error = BoxError::from("Transfer-Encoding: not chunked alone");
+                self.outages.failed(UpstreamError::Response, Some(&*error));
                 problem(StatusCode::BAD_GATEWAY, INVALID)
             }
             Ok(response) => {
+                self.outages.answered();
                 let response = response.map(|body| {
                     let Some(expects) = expects else { return Body::new(body) };
                     let responds = expects.responded();
@@ -130,7 +136,7 @@ impl Forward {
                 });
                 back(response, client, protocol, &arrival, is_http2)
             }
-            Err(failure) => Self::failed(failure),
+            Err(failure) => self.failed(failure),
         }
     }
 
@@ -276,10 +282,10 @@ impl Forward {
     }
 
     /// The response to a request that failed.
-    fn failed(failure: Failure) -> Response {
+    fn failed(&self, failure: Failure) -> Response {
         match failure {
             Failure::Connect(error) => {
-                tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
+                self.outages.failed(UpstreamError::Connect, Some(&*error));
                 problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
             }
             // Its body broke off, or is malformed.
@@ -288,10 +294,15 @@ impl Forward {
                 problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
             }
             Failure::Send(error) => {
-                tracing::warn!(error = &error as &dyn Error, "{INVALID}");
+                self.outages.failed(UpstreamError::Response, Some(&error));
                 problem(StatusCode::BAD_GATEWAY, INVALID)
             }
-            Failure::Late(what, status) => problem(status, what),
+            Failure::Late(what, status) => {
+                if status == StatusCode::GATEWAY_TIMEOUT {
+                    self.outages.failed(UpstreamError::Timeout, None);
+                }
+                problem(status, what)
+            }
             Failure::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
         }
     }

@@ -20,13 +20,12 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::connect::{CONNECT_TIMEOUT, Connected, Connector, Io};
+use super::counts::OpenConnection;
 use super::headers;
+use super::progress::Bounds;
 use super::upload::Upload;
 use super::upstream::{Protocol, Upstream};
 
-/// How long an idle connection of HTTP/1.1 is kept. Below the timeout of most servers, so that the
-/// server seldom closes it first.
-const IDLE: Duration = Duration::from_secs(30);
 /// Idle connections of HTTP/1.1 that are kept.
 const MOST_IDLE: usize = 1024;
 /// Concurrent requests on one connection of HTTP/2, where the upstream allows as many; servers commonly allow 100 or
@@ -39,12 +38,11 @@ const WINDOW: u32 = 256 * 1024;
 const FIELDS: usize = 512;
 /// The largest head of a response over HTTP/2.
 const HEAD_BYTES: u32 = 64 * 1024;
-/// How often a connection of HTTP/2 with requests on it is pinged.
-const PING: Duration = Duration::from_secs(20);
 
 /// The connections to one upstream.
 pub(crate) struct Pool {
     connector: Connector,
+    bounds: Bounds,
     idle: Mutex<Vec<Idle>>,
     shared: Mutex<Sharing>,
     /// Wakes one request that waits: a stream may be free, or a further connection needed. Each that leaves or opens
@@ -80,6 +78,8 @@ struct Shared {
     allowed: watch::Receiver<usize>,
     /// One clone for each request on it.
     streams: Arc<()>,
+    /// When it was first seen without a request since the last one.
+    idle: Option<Instant>,
 }
 
 /// A request on a connection of HTTP/2.
@@ -92,7 +92,7 @@ pub(crate) enum Lease {
 }
 
 impl Pool {
-    pub(crate) fn new(upstream: &Upstream) -> Result<Arc<Self>, String> {
+    pub(crate) fn new(upstream: &Upstream, bounds: Bounds) -> Result<Arc<Self>, String> {
         let shared = Sharing {
             connections: Vec::new(),
             waiting: 0,
@@ -102,13 +102,16 @@ impl Pool {
             failure: "".into(),
         };
         let pool = Arc::new(Self {
-            connector: Connector::new(upstream)?,
+            connector: Connector::new(upstream, bounds.keepalive)?,
+            bounds,
             idle: Mutex::default(),
             shared: Mutex::new(shared),
             opened: Notify::new(),
             is_shared: AtomicBool::new(upstream.protocol != Protocol::Http),
         });
-        tokio::spawn(sweep(Arc::downgrade(&pool)));
+        if let Some(idle) = bounds.upstream_idle {
+            tokio::spawn(sweep(Arc::downgrade(&pool), idle));
+        }
         Ok(pool)
     }
 
@@ -171,6 +174,7 @@ impl Pool {
 
     /// Speaks HTTP on a new connection.
     async fn start(&self, connected: Connected, upgrade: bool) -> Result<Lease, BoxError> {
+        let open = OpenConnection::to_upstream();
         if !connected.is_http2 {
             if !upgrade {
                 self.is_shared.store(false, Ordering::Relaxed);
@@ -178,6 +182,7 @@ impl Pool {
             let mut builder = http1::Builder::new();
             let (sender, connection) = builder.max_headers(FIELDS).handshake(connected.io).await?;
             let connection = tokio::spawn(async move {
+                let _open = open;
                 if let Err(error) = connection.with_upgrades().await {
                     tracing::debug!(%error, "a connection to the upstream broke");
                 }
@@ -187,7 +192,11 @@ impl Pool {
         }
         self.is_shared.store(true, Ordering::Relaxed);
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).max_header_list_size(HEAD_BYTES).keep_alive_interval(PING);
+        builder.timer(TokioTimer::new()).max_header_list_size(HEAD_BYTES);
+        if let Some(keepalive) = self.bounds.keepalive {
+            builder.keep_alive_interval(keepalive).keep_alive_timeout(keepalive);
+            builder.keep_alive_while_idle(true);
+        }
         builder.initial_stream_window_size(WINDOW);
         builder.initial_connection_window_size(WINDOW * u32::from(STREAMS));
         // Until the upstream says how many it allows.
@@ -195,6 +204,7 @@ impl Pool {
         let (sender, connection) = builder.handshake(connected.io).await?;
         let (says, mut allowed) = watch::channel(0);
         tokio::spawn(async move {
+            let _open = open;
             if let Err(error) = drive(connection, says).await {
                 tracing::debug!(%error, "a connection to the upstream broke");
             }
@@ -208,7 +218,7 @@ impl Pool {
             }
             Err(_) => return Err("the upstream sent no SETTINGS that allow a request".into()),
         };
-        let shared = Shared { sender, allowed, streams: Arc::default() };
+        let shared = Shared { sender, allowed, streams: Arc::default(), idle: None };
         let mut sharing = lock(&self.shared);
         sharing.expected = expected;
         sharing.connections.push(shared.clone());
@@ -226,11 +236,15 @@ impl Pool {
         let mut idle = lock(&self.idle);
         // The most recently used one, so that the others can expire.
         while let Some(Idle { sender, connection, since }) = idle.pop() {
-            if sender.is_ready() && since.elapsed() < IDLE {
+            if sender.is_ready() && !self.is_over(since) {
                 return Some(Lease::Http1 { sender, connection, is_reused: true });
             }
         }
         None
+    }
+
+    fn is_over(&self, since: Instant) -> bool {
+        self.bounds.upstream_idle.is_some_and(|idle| since.elapsed() >= idle)
     }
 
     /// Returns the connection to the pool once the response is over.
@@ -253,13 +267,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes idle connections.
-async fn sweep(pool: Weak<Pool>) {
+/// Closes connections that were idle for this long.
+async fn sweep(pool: Weak<Pool>, idle: Duration) {
     loop {
-        tokio::time::sleep(IDLE / 2).await;
+        // More often costs more than it closes sooner.
+        tokio::time::sleep((idle / 2).max(Duration::from_millis(100))).await;
         let Some(pool) = pool.upgrade() else { return };
-        lock(&pool.idle).retain(|idle| idle.sender.is_ready() && idle.since.elapsed() < IDLE);
-        lock(&pool.shared).connections.retain(|shared| !shared.sender.is_closed());
+        lock(&pool.idle).retain(|idle| idle.sender.is_ready() && !pool.is_over(idle.since));
+        lock(&pool.shared).connections.retain_mut(|shared| {
+            let is_used = shared.used() > 0;
+            let since = *shared.idle.get_or_insert_with(Instant::now);
+            if is_used {
+                shared.idle = None;
+            }
+            !shared.sender.is_closed() && (is_used || !pool.is_over(since))
+        });
     }
 }
 
@@ -335,8 +357,12 @@ impl Sharing {
     /// A stream that is free.
     fn lease(&mut self) -> Option<Lease> {
         self.connections.retain(|shared| !shared.sender.is_closed());
-        let free = self.connections.iter().find(|shared| shared.used() < shared.allowed());
-        free.map(|shared| shared.clone().lease(true))
+        let mut all = self.connections.iter_mut();
+        let free = all.find(|shared| shared.used() < shared.allowed());
+        free.map(|shared| {
+            shared.idle = None;
+            shared.clone().lease(true)
+        })
     }
 
     /// A stream that has to wait, on the connection with the fewest.

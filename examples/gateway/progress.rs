@@ -11,6 +11,10 @@ pub(crate) struct Bounds {
     pub(crate) header: Option<Duration>,
     pub(crate) upstream: Option<Duration>,
     pub(crate) idle: Option<Duration>,
+    /// For a connection to the upstream without a request.
+    pub(crate) upstream_idle: Option<Duration>,
+    /// How long a connection is silent before its peer is probed.
+    pub(crate) keepalive: Option<Duration>,
     pub(crate) drain: Duration,
 }
 

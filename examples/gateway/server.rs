@@ -23,9 +23,10 @@ use tokio::time::Instant;
 use tower_semaphore::limit::{Connection, ConnectionIo};
 
 use super::body::ResponseBody;
-use super::connect::TCP_KEEPALIVE;
+use super::connect::{TCP_PROBES, tcp_interval};
 use super::connection::{Activity, WatchedIo};
 use super::connections::Connections;
+use super::counts::OpenConnection;
 use super::progress::Bounds;
 
 /// The largest request head.
@@ -43,8 +44,6 @@ const LOOK: Duration = Duration::from_millis(50);
 const WARN: Duration = Duration::from_secs(60);
 /// How long it pauses if it cannot accept any.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How often a client of HTTP/2 is pinged.
-const PING: Duration = Duration::from_secs(30);
 
 /// Handles requests.
 pub(crate) trait Serve: Send + Sync + 'static {
@@ -164,8 +163,12 @@ async fn connection<S: Serve>(
 ) {
     // Fails on a dead socket only. Without `nodelay`, small frames of a stream are held back.
     let _ = socket.set_nodelay(true);
-    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
-    let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
+    if let Some(time) = activity.bounds().keepalive {
+        let keepalive = TcpKeepalive::new().with_time(time);
+        let keepalive = keepalive.with_interval(tcp_interval(time)).with_retries(TCP_PROBES);
+        let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
+    }
+    let _open = OpenConnection::of_client();
 
     // Dropped last, which aborts the connection's remaining streams.
     let streams = Streams::default();
@@ -185,7 +188,10 @@ async fn connection<S: Serve>(
     // `Activity::watch` has the header timeout, with all others.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
     let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING);
+    builder.http2().timer(TokioTimer::new());
+    if let Some(keepalive) = activity.bounds().keepalive {
+        builder.http2().keep_alive_interval(keepalive).keep_alive_timeout(keepalive);
+    }
     builder.http2().max_header_list_size(head_bytes).max_concurrent_streams(STREAMS);
     builder.http2().initial_stream_window_size(WINDOW);
     builder.http2().initial_connection_window_size(WINDOW * STREAMS).max_send_buf_size(SEND_BYTES);

@@ -19,6 +19,9 @@ const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Below the timeout of most servers, so that the server seldom closes a connection first.
+const UPSTREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Less than the 30 s that Kubernetes gives a pod by default.
 const DRAIN: Duration = Duration::from_secs(25);
 
@@ -72,6 +75,15 @@ pub(crate) struct Site {
     /// TIME, or `none` [default: 5m]
     #[arg(long, value_name = "TIME", value_parser = bound)]
     pub(crate) idle_timeout: Option<Bound>,
+
+    /// How long a connection to the upstream is kept without a request. TIME, or `none` [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = bound)]
+    pub(crate) upstream_idle_timeout: Option<Bound>,
+
+    /// How long a connection is silent before TCP, and PING of HTTP/2, probe whether the peer is still
+    /// there. One that does not answer for as long again is closed. TIME, or `none` [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = keepalive)]
+    pub(crate) keepalive: Option<Bound>,
 
     /// How long requests in flight may take after SIGTERM before they are cut off [default: 25s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
@@ -132,6 +144,8 @@ impl Site {
             header_timeout: self.header_timeout.or(other.header_timeout),
             upstream_timeout: self.upstream_timeout.or(other.upstream_timeout),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            upstream_idle_timeout: self.upstream_idle_timeout.or(other.upstream_idle_timeout),
+            keepalive: self.keepalive.or(other.keepalive),
             drain: self.drain.or(other.drain),
             max_connections: self.max_connections.or(other.max_connections),
             status: self.status.or(other.status),
@@ -154,6 +168,8 @@ impl Site {
             ("header-timeout", self.header_timeout == other.header_timeout),
             ("upstream-timeout", self.upstream_timeout == other.upstream_timeout),
             ("idle-timeout", self.idle_timeout == other.idle_timeout),
+            ("upstream-idle-timeout", self.upstream_idle_timeout == other.upstream_idle_timeout),
+            ("keepalive", self.keepalive == other.keepalive),
             ("drain", self.drain == other.drain),
             ("max-connections", self.max_connections == other.max_connections),
             ("status", self.status == other.status),
@@ -188,6 +204,8 @@ impl Site {
             header: of(self.header_timeout, HEADER_TIMEOUT),
             upstream: of(self.upstream_timeout, UPSTREAM_TIMEOUT),
             idle: of(self.idle_timeout, IDLE_TIMEOUT),
+            upstream_idle: of(self.upstream_idle_timeout, UPSTREAM_IDLE_TIMEOUT),
+            keepalive: of(self.keepalive, KEEPALIVE),
             drain: self.drain.unwrap_or(DRAIN),
         }
     }
@@ -243,5 +261,15 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
             Ok(bound) => Ok(Bound(Some(bound))),
             Err(allowed) => Err(format!("{allowed}, or none")),
         },
+    }
+}
+
+/// TCP takes whole seconds.
+pub(crate) fn keepalive(text: &str) -> Result<Bound, String> {
+    match bound(text) {
+        Ok(Bound(Some(time))) if time < Duration::from_secs(1) => {
+            Err("allowed: 1s or more, or none".to_owned())
+        }
+        bound => bound,
     }
 }

@@ -29,11 +29,15 @@ pub(crate) struct Status {
 impl Status {
     /// Installs the metrics recorder: what happens before is not counted.
     pub(crate) fn new(current: &Arc<Current>) -> io::Result<Self> {
+        #[cfg(feature = "metrics")]
+        let prometheus = prometheus::install().map_err(io::Error::other)?;
+        #[cfg(feature = "metrics")]
+        super::counts::describe();
         Ok(Self {
             current: Arc::clone(current),
             is_draining: Arc::default(),
             #[cfg(feature = "metrics")]
-            prometheus: prometheus::install().map_err(io::Error::other)?,
+            prometheus,
         })
     }
 

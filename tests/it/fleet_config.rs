@@ -257,6 +257,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
             ":2: \"0\" cannot be used; allowed: a number from 1 to 1000000",
         ),
         ("\nidle-timeout = \"0s\"\n", ":2: \"0s\" cannot be used; allowed: 1ms or more, or none"),
+        ("keepalive = \"500ms\"\n", ":1: \"500ms\" cannot be used; allowed: 1s or more, or none"),
         ("drain = 5\n", ":1: \"5\" cannot be used; allowed: a whole number with ms"),
         ("host = \"mine\"\n", ":1: unknown variant `mine`, expected `client` or `upstream`"),
         ("status = \"x\"\n", ":1: \"x\" cannot be used; allowed: a port, or an IP address"),

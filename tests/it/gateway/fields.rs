@@ -1,5 +1,7 @@
 //! Header fields and trailers: which of them the upstream gets, and which the client.
 
+use std::time::Duration;
+
 use super::{Stage, echoing, seen};
 use crate::support::wire::Wire;
 
@@ -186,4 +188,13 @@ async fn a_name_that_an_upstream_may_take_for_the_key_is_removed() {
     // It is no key, either.
     let request = "GET / HTTP/1.1\r\nhost: a\r\nX_Tenant: t\r\n\r\n";
     assert_eq!(seen(&gateway, request).await.0, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_to_the_upstream_are_closed() {
+    let stage = Stage::start(&["--upstream-idle-timeout", "300ms"]).await;
+    let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.status().await.0, 200);
+    tokio::time::timeout(Duration::from_secs(5), server.rest()).await.expect("it is closed");
 }
