@@ -214,7 +214,6 @@ impl<O: FnMut() -> io::Result<Output>> Writer<O> {
         match (self.open)() {
             Ok(to) => {
                 self.to = Some(to);
-                self.is_torn = false;
                 self.succeeded();
             }
             Err(error) => self.failed(&error),
@@ -277,5 +276,89 @@ impl<O: FnMut() -> io::Result<Output>> Writer<O> {
         if self.failed.replace(Instant::now()).is_none() {
             tracing::error!(%error, "{} cannot be written", self.shared.log.title());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// A file on a disk with so much room.
+    #[derive(Clone, Default)]
+    struct Disk {
+        file: Arc<Mutex<Vec<u8>>>,
+        room: Arc<AtomicUsize>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.room.load(Ordering::Relaxed));
+            if taken == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.room.fetch_sub(taken, Ordering::Relaxed);
+            self.file.lock().unwrap().extend_from_slice(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_write_that_fails_within_a_line_leaves_all_others_whole() {
+        let disk = Disk::default();
+        disk.room.store(9, Ordering::Relaxed);
+        let to = disk.clone();
+        let lines = Lines::start(Log::Access, move || Ok(Box::new(to.clone()))).unwrap();
+        let until = |holds: &dyn Fn() -> bool| {
+            let end = Instant::now() + Duration::from_secs(10);
+            while !holds() {
+                assert!(Instant::now() < end);
+                std::thread::yield_now();
+            }
+        };
+        lines.push(b"one\n".to_vec());
+        until(&|| disk.file.lock().unwrap().len() == 4);
+        lines.push(b"two and more\n".to_vec());
+        until(&|| lines.shared.dropped.load(Ordering::Relaxed) == 1);
+        disk.room.store(100, Ordering::Relaxed);
+        lines.reopen();
+        lines.push(b"three\n".to_vec());
+        lines.finish(Instant::now() + Duration::from_secs(10));
+        let text = String::from_utf8(disk.file.lock().unwrap().clone()).unwrap();
+        assert_eq!(text, "one\ntwo a\nthree\n");
+        assert_eq!(lines.shared.dropped.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_writer_that_stands_still_is_not_waited_for_past_the_deadline() {
+        struct Stuck;
+        impl Write for Stuck {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                loop {
+                    std::thread::park();
+                }
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Lines::start(Log::Access, || Ok(Box::new(Stuck))).unwrap();
+        let line = [vec![b'x'; (1 << 20) - 1], b"\n".to_vec()].concat();
+        for _ in 0..10 {
+            lines.push(line.clone());
+        }
+        let began = Instant::now();
+        lines.finish(began + Duration::from_millis(100));
+        assert!(began.elapsed() < Duration::from_secs(5));
+        // All but the one in the writer's hands.
+        let dropped = lines.shared.dropped.load(Ordering::Relaxed);
+        assert!((9..=10).contains(&dropped), "{dropped}");
     }
 }

@@ -1,7 +1,6 @@
 //! The logs: files that are moved or full, and readers that stand still.
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -74,7 +73,7 @@ async fn the_access_log_is_opened_again_at_sighup() {
 async fn a_failed_write_does_not_end_the_access_log() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("access.log");
-    symlink("/dev/full", &file).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &file).unwrap();
     let upstream = WireServer::start().await;
     let mut command = command(&upstream.url(), &["--access-log", file.to_str().unwrap()]);
     let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
