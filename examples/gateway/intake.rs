@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use super::access_log::AccessLog;
 use super::app::Current;
 use super::body::ResponseBody;
+use super::counts::OpenConnection;
 use super::forward::Arrival;
 use super::peer::{Origin, TrustedProxies};
 use super::problem::problem;
@@ -67,6 +68,10 @@ impl Serve for Intake {
         };
         exchange.answered(response.status(), response.extensions());
         response.map(|body| ResponseBody::new(body, exchange))
+    }
+
+    fn connected(&self) -> Option<OpenConnection> {
+        Some(OpenConnection::of_client())
     }
 }
 

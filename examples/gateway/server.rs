@@ -52,6 +52,11 @@ pub(crate) trait Serve: Send + Sync + 'static {
         request: Request<Incoming>,
         from: Peer,
     ) -> impl Future<Output = Response<ResponseBody>> + Send;
+
+    /// Counts a new connection until it ends, if such connections are counted.
+    fn connected(&self) -> Option<OpenConnection> {
+        None
+    }
 }
 
 /// The connection of a request.
@@ -168,7 +173,7 @@ async fn connection<S: Serve>(
         let keepalive = keepalive.with_interval(tcp_interval(time)).with_retries(TCP_PROBES);
         let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
     }
-    let _open = OpenConnection::of_client();
+    let _open = service.connected();
 
     // Dropped last, which aborts the connection's remaining streams.
     let streams = Streams::default();
