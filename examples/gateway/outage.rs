@@ -36,22 +36,26 @@ impl Outages {
     /// A request failed.
     pub(crate) fn failed(&self, kind: UpstreamError, error: Option<&(dyn Error + 'static)>) {
         counts::upstream_failed(kind);
-        let now = Instant::now();
-        let mut outage = self.lock();
-        if let Some(outage) = &mut *outage {
-            outage.failed += 1;
-            outage.last = now;
+        if self.goes_on(Instant::now()) {
             tracing::debug!(error, "a request to the upstream failed");
             return;
         }
-        *outage = Some(Outage { began: now, last: now, failed: 1 });
-        self.is_out.store(true, Ordering::Relaxed);
-        drop(outage);
         match kind {
             UpstreamError::Connect => tracing::warn!(error, "the upstream cannot be reached"),
             UpstreamError::Response => tracing::warn!(error, "the upstream sent no valid response"),
             UpstreamError::Timeout => tracing::warn!(error, "the upstream did not answer in time"),
         }
+    }
+
+    /// Counts a failure. Returns whether the outage had begun before it.
+    fn goes_on(&self, now: Instant) -> bool {
+        let mut outage = self.lock();
+        let had_begun = outage.is_some();
+        let outage = outage.get_or_insert(Outage { began: now, last: now, failed: 0 });
+        outage.failed += 1;
+        outage.last = now;
+        self.is_out.store(true, Ordering::Relaxed);
+        had_begun
     }
 
     /// A request got a response.

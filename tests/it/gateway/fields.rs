@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use tokio::net::TcpListener;
+
 use super::{Stage, echoing, seen};
+use crate::support::gateway::Gateway;
 use crate::support::wire::Wire;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,6 +104,32 @@ async fn a_response_may_have_more_than_a_hundred_fields() {
         assert_eq!(status, 200);
         assert_eq!(head.matches("x-field-").count(), count);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_over_http2_may_have_a_large_head() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = format!("h2c://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(socket).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let mut response = http::Response::builder();
+                    for i in 0..300 {
+                        response = response.header(format!("x-field-{i}"), "v".repeat(100));
+                    }
+                    respond.send_response(response.body(()).unwrap(), true).unwrap();
+                }
+            });
+        }
+    });
+    let gateway = Gateway::start(&upstream, &["--limit", "9"]);
+    let mut client = Wire::connect(gateway.url()).await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let (status, head) = client.status().await;
+    assert_eq!(status, 200);
+    assert_eq!(head.matches("x-field-").count(), 300);
 }
 
 const EXPECTS: &str =
