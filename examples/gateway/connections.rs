@@ -48,8 +48,8 @@ impl Connections {
         Entered { connections: Arc::clone(self), serial }
     }
 
-    /// Closes the connection that has been idle for longest. Returns whether there is one.
-    pub(crate) fn close_longest_idle(&self) -> bool {
+    /// Closes the connection that has been idle for longest, for a new one. Returns whether there is one.
+    pub(crate) fn replace_one(&self) -> bool {
         let mut state = self.lock();
         if state.close_one() {
             return true;
@@ -60,6 +60,24 @@ impl Connections {
         }
         let oldest = state.open.keys().min().copied().filter(|_| self.closes_any);
         oldest.is_some_and(|oldest| state.close(oldest))
+    }
+
+    /// Closes the connection that has been idle for longest, but not the one that came last: it may be what the
+    /// descriptor was needed for, because the system says that there is none before it says that nothing waits to be
+    /// accepted. Returns whether there is one.
+    pub(crate) fn spare_one(&self) -> bool {
+        let mut state = self.lock();
+        let serial = state.serial;
+        let last = state.open.remove(&serial);
+        let mut is_closed = state.close_one();
+        if !is_closed {
+            state.look();
+            is_closed = state.close_one();
+        }
+        if let Some(last) = last {
+            state.open.insert(serial, last);
+        }
+        is_closed
     }
 }
 

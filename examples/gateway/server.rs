@@ -109,13 +109,12 @@ pub(crate) async fn run<S: Serve>(
             });
         }
         if next.is_some() {
-            if warned.is_none_or(|warned| warned.elapsed() > WARN) {
-                warned = Some(Instant::now());
+            open.replace_one();
+            if is_due(&mut warned) {
                 tracing::warn!(
                     "the maximum of {most} connections is reached; idle ones are closed for new ones"
                 );
             }
-            open.close_longest_idle();
         }
         tokio::select! {
             () = &mut stop => break,
@@ -126,10 +125,11 @@ pub(crate) async fn run<S: Serve>(
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     // File descriptors are exhausted, most likely.
-                    let closed = open.close_longest_idle()
-                        || others.iter().any(|others| others.close_longest_idle());
+                    let closed = others.iter().chain([&open]).any(|open| open.spare_one());
                     if !closed {
                         tracing::error!(%error, "cannot accept a connection");
+                    } else if is_due(&mut warned) {
+                        tracing::warn!(%error, "idle connections are closed for new ones");
                     }
                     let pause = if closed { LOOK } else { PAUSE };
                     tokio::select! {
@@ -151,6 +151,15 @@ pub(crate) async fn run<S: Serve>(
         );
         connections.shutdown().await;
     }
+}
+
+/// Whether to say it again.
+fn is_due(warned: &mut Option<Instant>) -> bool {
+    let is_due = warned.is_none_or(|warned| warned.elapsed() > WARN);
+    if is_due {
+        *warned = Some(Instant::now());
+    }
+    is_due
 }
 
 /// Whether only this connection failed, which is already closed.
