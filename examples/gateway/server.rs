@@ -191,7 +191,7 @@ async fn connection<S: Serve>(
         address,
         activity: Arc::clone(&activity),
         connection: io.connection(),
-        rests: Rests(Arc::downgrade(&streams.0)),
+        rests: Rests { streams: Arc::downgrade(&streams.0), drains: drains.clone() },
     };
     let serve = service_fn(move |request| {
         let answer = Arc::clone(&service).serve(request, peer.clone());
@@ -236,15 +236,23 @@ async fn connection<S: Serve>(
     }
 }
 
-/// Reads the rests of bodies that nothing else reads, while the connection lasts.
+/// Reads the rests of bodies that nothing else reads, until the connection ends or drains.
 #[derive(Clone)]
-pub(crate) struct Rests(Weak<Mutex<JoinSet<()>>>);
+pub(crate) struct Rests {
+    streams: Weak<Mutex<JoinSet<()>>>,
+    drains: watch::Receiver<bool>,
+}
 
 impl Rests {
     pub(crate) fn read(&self, rest: impl Future<Output = ()> + Send + 'static) {
-        if let Some(streams) = self.0.upgrade() {
-            Streams(streams).execute(rest);
-        }
+        let Some(streams) = self.streams.upgrade() else { return };
+        let mut drains = self.drains.clone();
+        Streams(streams).execute(async move {
+            tokio::select! {
+                () = rest => {}
+                _ = drains.wait_for(|drains| *drains) => {}
+            }
+        });
     }
 }
 

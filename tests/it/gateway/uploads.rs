@@ -126,3 +126,29 @@ async fn the_rest_of_a_refused_upload_is_read_and_its_connection_used_again() {
         .await;
     assert_eq!(client.status().await.0, 429);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_of_an_upload_of_http2_is_reset_without_an_error() {
+    let stage = Stage::start(&[]).await;
+    let address = stage.gateway.url().strip_prefix("http://").unwrap();
+    let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (sender, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let request = http::Request::post("http://a/").body(()).unwrap();
+    let (response, mut stream) = sender.send_request(request, false).unwrap();
+    stream.send_data("some".into(), false).unwrap();
+    let mut server = stage.upstream.accept().await;
+    server.head().await;
+    assert_eq!(server.bytes(9).await, "4\r\nsome\r\n");
+    server.send(OK).await;
+    let response = response.await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "ok");
+    assert!(body.data().await.is_none());
+    let reset = std::future::poll_fn(|cx| stream.poll_reset(cx));
+    let reset = tokio::time::timeout(Duration::from_secs(5), reset).await;
+    assert_eq!(reset.expect("it is reset").unwrap(), h2::Reason::NO_ERROR);
+    assert!(is_gone(&mut server).await);
+}
