@@ -10,7 +10,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpListener;
-use tokio::sync::Barrier;
+use tokio::sync::{Barrier, Semaphore};
 
 use crate::support::gateway::{Client, Gateway};
 use crate::support::redis::free_port;
@@ -95,4 +95,43 @@ async fn a_request_that_opens_a_connection_and_leaves_stops_no_other() {
     drop(first);
     let waits = tokio::time::timeout(Duration::from_secs(3), upstream.accept());
     assert!(waits.await.is_ok(), "the second request opens one itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_wait_for_the_connection_that_there_is_if_no_other_can_be_opened() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let (arrived, may_answer) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (arrives, answers) = (Arc::clone(&arrived), Arc::clone(&may_answer));
+    tokio::spawn(async move {
+        let (socket, _) = listener.accept().await.unwrap();
+        drop(listener);
+        let serve = service_fn(move |_| {
+            let (arrives, answers) = (Arc::clone(&arrives), Arc::clone(&answers));
+            async move {
+                arrives.add_permits(1);
+                answers.acquire().await.unwrap().forget();
+                Ok::<_, Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
+            }
+        });
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.max_concurrent_streams(1);
+        builder.serve_connection(TokioIo::new(socket), serve).await
+    });
+    let gateway = Gateway::start(&url, &["--limit", "3", "--wait", "0s"]);
+    let get = || {
+        let (client, url) = (Client::new(), gateway.url().to_owned());
+        tokio::spawn(async move { client.get(&url).await })
+    };
+    let first = get();
+    arrived.acquire().await.unwrap().forget();
+    let others = [get(), get()];
+    // Neither is answered before the first one is.
+    let both = tokio::time::timeout(Duration::from_millis(500), arrived.acquire()).await;
+    assert!(both.is_err() && others.iter().all(|other| !other.is_finished()));
+    may_answer.add_permits(3);
+    assert_eq!(first.await.unwrap(), 200);
+    for other in others {
+        assert_eq!(other.await.unwrap(), 200);
+    }
 }
