@@ -1,13 +1,11 @@
-//! The access log: one line of JSON for each request, written when it is over.
+//! The access log: one line of JSON for each request, written when it is over. That of an upgraded connection is over
+//! when the connection ends.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::request::Parts;
@@ -16,20 +14,12 @@ use serde::Serialize;
 use tower_semaphore::Name;
 use tower_semaphore::limit::{Refusal, WouldRefuse};
 
-/// Lines queued for the writer. More are dropped and counted: a slow disk must not slow requests down.
-const WAITING: usize = 8192;
+use super::lines::{Lines, Log};
 
-/// Writes lines on a dedicated thread.
+/// Where the lines go.
 pub(crate) struct AccessLog {
-    lines: SyncSender<Line>,
-    dropped: AtomicU64,
+    lines: Lines,
     with_keys: bool,
-    writer: Mutex<Option<JoinHandle<()>>>,
-}
-
-enum Line {
-    Text(Vec<u8>),
-    End,
 }
 
 /// What the rules learn about a request, shared with them through its extensions.
@@ -76,20 +66,19 @@ struct Record {
 impl AccessLog {
     /// Appends to a file; `-` is stdout.
     pub(crate) fn open(path: &Path, with_keys: bool) -> io::Result<Self> {
-        let mut to: Box<dyn Write + Send> = if path == Path::new("-") {
-            Box::new(io::stdout())
-        } else {
-            Box::new(OpenOptions::new().create(true).append(true).open(path)?)
-        };
-        let (lines, waiting) = sync_channel(WAITING);
-        let writer = std::thread::Builder::new().name("access-log".to_owned());
-        let writer = writer.spawn(move || {
-            if let Err(error) = write(&waiting, &mut to) {
-                tracing::error!(%error, "the access log cannot be written");
-            }
+        let path = path.to_owned();
+        let lines = Lines::start(Log::Access, move || {
+            Ok(if path == Path::new("-") {
+                Box::new(io::stdout())
+            } else {
+                Box::new(OpenOptions::new().create(true).append(true).open(&path)?)
+            })
         })?;
-        let writer = Mutex::new(Some(writer));
-        Ok(Self { lines, dropped: AtomicU64::new(0), with_keys, writer })
+        Ok(Self { lines, with_keys })
+    }
+
+    pub(crate) const fn lines(&self) -> &Lines {
+        &self.lines
     }
 
     pub(crate) fn entry(self: &Arc<Self>, request: &Parts, client: IpAddr) -> Entry {
@@ -111,35 +100,6 @@ impl AccessLog {
         };
         Entry { log: Arc::clone(self), journey: Arc::default(), began: Instant::now(), record }
     }
-
-    /// Returns once all lines are written.
-    pub(crate) fn finish(&self) {
-        let _ = self.lines.send(Line::End);
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(writer) = writer {
-            let _ = writer.join();
-        }
-        let dropped = self.dropped.load(Ordering::Relaxed);
-        if dropped > 0 {
-            tracing::warn!(dropped, "lines of the access log were dropped");
-        }
-    }
-}
-
-fn write(waiting: &Receiver<Line>, to: &mut dyn Write) -> io::Result<()> {
-    let mut to = io::BufWriter::new(to);
-    while let Ok(line) = waiting.recv() {
-        let mut next = Some(line);
-        while let Some(line) = next {
-            match line {
-                Line::Text(text) => to.write_all(&text)?,
-                Line::End => return to.flush(),
-            }
-            next = waiting.try_recv().ok();
-        }
-        to.flush()?;
-    }
-    to.flush()
 }
 
 impl Journey {
@@ -176,8 +136,8 @@ impl Entry {
     }
 
     /// Adds bytes of the response.
-    pub(crate) fn passed(&mut self, bytes: usize) {
-        self.record.bytes += bytes as u64;
+    pub(crate) fn passed(&mut self, bytes: u64) {
+        self.record.bytes += bytes;
     }
 }
 
@@ -194,9 +154,7 @@ impl Drop for Entry {
         }
         let Ok(mut line) = serde_json::to_vec(&self.record) else { return };
         line.push(b'\n');
-        if self.log.lines.try_send(Line::Text(line)).is_err() {
-            self.log.dropped.fetch_add(1, Ordering::Relaxed);
-        }
+        self.log.lines.push(line);
     }
 }
 

@@ -2,13 +2,10 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 use axum::Router;
-use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 use tower_semaphore::{ConfigError, Semaphore, admin};
 
 use super::{args, site};
@@ -77,26 +74,11 @@ impl AdminArgs {
     }
 }
 
-/// Serves the page and the routes of `status` until the task is aborted, if an address is set. Exits the process with 2
-/// if a setting is invalid.
-pub(crate) async fn serve(
-    settings: &AdminArgs,
-    semaphore: Semaphore,
-    status: Router,
-) -> io::Result<Option<JoinHandle<()>>> {
-    let Some(address) = settings.address else { return Ok(None) };
+/// The page. Exits the process with 2 if a setting is invalid.
+pub(crate) fn router(settings: &AdminArgs, address: SocketAddr, semaphore: Semaphore) -> Router {
     if !address.ip().is_loopback() && settings.token.is_none() {
         args::refuse(format!("--admin: {address}; allowed: loopback, or with --admin-token"));
     }
-    let app = settings.router(address, semaphore);
-    let app = app.unwrap_or_else(|error| args::refuse(format!("--admin: {error}"))).merge(status);
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|error| io::Error::new(error.kind(), format!("--admin: {address}: {error}")))?;
-    tracing::info!("admin on http://{}", listener.local_addr()?);
-    Ok(Some(tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            tracing::error!(%error, "the operator's page is no longer served");
-        }
-    })))
+    let router = settings.router(address, semaphore);
+    router.unwrap_or_else(|error| args::refuse(format!("--admin: {error}")))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use serde::Deserialize;
@@ -18,6 +18,7 @@ use tower_semaphore::limit::{
 use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy};
 
 use super::site::Site;
+use super::upstream::Upstream;
 use super::{file, path};
 
 /// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
@@ -76,7 +77,7 @@ pub(crate) struct Rule {
 
     /// The same for one tenant, such as acme=4 (0 rejects its requests); can be repeated
     #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
-    #[serde(deserialize_with = "file::limit_for")]
+    #[serde(deserialize_with = "file::each_for")]
     each_for: Vec<(Name, Limit)>,
 
     /// The weight of a tenant, from 1 to 64, such as acme=3: a share three times that of a tenant with
@@ -205,7 +206,8 @@ enum Unavailable {
 impl Args {
     /// Parses the command line of this process; exits with 2 if it is invalid.
     pub(crate) fn read() -> Self {
-        let matches = Self::command().get_matches();
+        let matches =
+            Self::command().try_get_matches().unwrap_or_else(|error| hidden(error).exit());
         let args = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         if args.config.is_some() {
             for arg in RuleFlags::command().get_arguments() {
@@ -220,6 +222,22 @@ impl Args {
         }
         args
     }
+}
+
+/// The error without the value, where that may contain a password or an API key.
+fn hidden(mut error: clap::Error) -> clap::Error {
+    let context = |kind| error.get(kind).map_or_else(String::new, ToString::to_string);
+    let (flag, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
+    let may_be_secret = match flag.split(' ').next() {
+        Some("--upstream") => Upstream::may_be_secret(&value),
+        Some("--limit-for" | "--each-for" | "--weight-for" | "--class-for") => true,
+        _ => false,
+    };
+    if may_be_secret && !value.is_empty() {
+        let value = ContextValue::String("(not shown)".to_owned());
+        error.insert(ContextKind::InvalidValue, value);
+    }
+    error
 }
 
 /// The flags of a rule alone: the source of the defaults for a rule in a file.
@@ -441,10 +459,11 @@ fn of<T: Copy>(said: &[(Name, T)], name: &Name) -> Option<T> {
 /// Checks that each key is given once.
 fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str, String)> {
     let mut seen = HashSet::new();
-    match said.iter().find(|(key, _)| !seen.insert(key)) {
-        Some((key, _)) => Err((field, format!("{key} is given twice; allowed: once for each key"))),
-        None => Ok(()),
+    if said.iter().all(|(key, _)| seen.insert(key)) {
+        return Ok(());
     }
+    // Keys may be secrets.
+    Err((field, "a key is given twice; allowed: once for each key".to_owned()))
 }
 
 /// The cost in a request's header; an error is the text that is there.
@@ -497,7 +516,7 @@ pub(crate) fn class(text: &str) -> Result<u8, String> {
     in_range(text, 0, Ask::MAX_CLASS)
 }
 
-fn in_range<T: Copy + FromStr + PartialOrd + Display>(
+pub(crate) fn in_range<T: Copy + FromStr + PartialOrd + Display>(
     text: &str,
     first: T,
     last: T,

@@ -1,4 +1,4 @@
-//! Bodies that record their progress.
+//! Response bodies that record their progress.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,55 +10,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::connection::Exchange;
-use super::progress::{Progress, Upload};
-
-/// A request's body that records when it moves.
-pub(crate) struct RequestBody<B> {
-    inner: B,
-    progress: Arc<Progress>,
-}
-
-impl<B: HttpBody> RequestBody<B> {
-    pub(crate) fn new(inner: B, progress: Arc<Progress>) -> Self {
-        if inner.is_end_stream() {
-            progress.set_upload(Upload::Ended);
-        }
-        Self { inner, progress }
-    }
-}
-
-impl<B> HttpBody for RequestBody<B>
-where
-    B: HttpBody<Data = Bytes> + Unpin,
-{
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let frame = Pin::new(&mut self.inner).poll_frame(cx);
-        let upload = match &frame {
-            Poll::Pending => Upload::Client,
-            Poll::Ready(Some(Ok(_))) if !self.inner.is_end_stream() => Upload::Upstream,
-            Poll::Ready(_) => Upload::Ended,
-        };
-        if frame.is_ready() {
-            self.progress.moved();
-        }
-        self.progress.set_upload(upload);
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
+use super::progress::Progress;
 
 /// A response's body that can be cut off while it is not being read, which releases its permits at once.
 pub(crate) struct ResponseBody {

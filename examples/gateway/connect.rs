@@ -13,8 +13,13 @@ use super::upstream::{Protocol, Upstream};
 /// How long an upstream may take to accept a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may be silent before TCP probes the peer.
-pub(crate) const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+/// Probes of TCP without an answer until a peer is considered gone.
+pub(crate) const TCP_PROBES: u32 = 3;
+
+/// How far they are apart; the system takes whole seconds.
+pub(crate) fn tcp_interval(keepalive: Duration) -> Duration {
+    (keepalive / TCP_PROBES).max(Duration::from_secs(1))
+}
 
 /// A connection, with or without TLS.
 pub(crate) type Io = Box<dyn ReadWrite>;
@@ -42,11 +47,13 @@ impl Connector {
     /// # Errors
     ///
     /// If TLS cannot be set up: there are no certificates to trust.
-    pub(crate) fn new(upstream: &Upstream) -> Result<Self, String> {
+    pub(crate) fn new(upstream: &Upstream, keepalive: Option<Duration>) -> Result<Self, String> {
         let address = upstream.address().ok_or(Upstream::ALLOWED)?;
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);
-        tcp.set_keepalive(Some(TCP_KEEPALIVE));
+        tcp.set_keepalive(keepalive);
+        tcp.set_keepalive_interval(keepalive.map(tcp_interval));
+        tcp.set_keepalive_retries(keepalive.map(|_| TCP_PROBES));
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         tcp.enforce_http(false);
         Ok(Self {

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use axum::http::{Extensions, StatusCode, Version};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::access_log::Entry;
@@ -20,14 +21,23 @@ pub(crate) struct Activity {
     bounds: Bounds,
     state: Mutex<State>,
     tunnel: Mutex<Option<Tunnel>>,
+    /// Ends the connection.
+    closed: Notify,
+    /// That of the request that made it a tunnel.
+    entry: Mutex<Option<Entry>>,
     /// HTTP/1: at any time, all bytes on the connection belong to one request.
     is_http1: AtomicBool,
     read: Progress,
     written: Progress,
+    bytes_written: AtomicU64,
 }
 
 struct State {
     in_flight: usize,
+    /// Bodies of requests that are not over, in HTTP/1, whether a response is in flight or not.
+    uploads: usize,
+    /// The connection carries a tunnel, or will.
+    is_tunnel: bool,
     /// Since when nothing is in flight.
     idle: Instant,
     /// When the first byte of the next head arrived.
@@ -50,6 +60,8 @@ impl Activity {
     pub(crate) fn new(bounds: Bounds) -> Self {
         let state = State {
             in_flight: 0,
+            uploads: 0,
+            is_tunnel: false,
             idle: Instant::now(),
             head: None,
             had_request: false,
@@ -59,9 +71,12 @@ impl Activity {
             bounds,
             state: Mutex::new(state),
             tunnel: Mutex::default(),
+            closed: Notify::new(),
+            entry: Mutex::default(),
             is_http1: AtomicBool::new(false),
             read: Progress::new(),
             written: Progress::new(),
+            bytes_written: AtomicU64::new(0),
         }
     }
 
@@ -82,11 +97,37 @@ impl Activity {
 
     /// What the connection carries once it is no longer HTTP.
     pub(crate) fn set_tunnel(&self, tunnel: Tunnel) {
+        self.lock().is_tunnel = true;
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
     pub(crate) fn take_tunnel(&self) -> Option<Tunnel> {
         self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Since when nothing is in flight on the connection, if so.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        (state.in_flight == 0 && !state.is_tunnel).then_some(state.idle)
+    }
+
+    /// Ends the connection. One that carries a tunnel goes on.
+    pub(crate) fn close(&self) {
+        self.closed.notify_one();
+    }
+
+    pub(crate) fn take_entry(&self) -> Option<Entry> {
+        self.entry.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Bytes that were written to the client's socket.
+    pub(crate) fn bytes_written(&self) -> u64 {
+        self.bytes_written.load(Ordering::Relaxed)
+    }
+
+    fn wrote(&self, bytes: usize) {
+        self.written.moved();
+        self.bytes_written.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// When the socket last carried data, in either direction.
@@ -102,6 +143,13 @@ impl Activity {
     ///
     /// Cancel safe: all its state is the connection's.
     pub(crate) async fn watch(&self) {
+        tokio::select! {
+            () = self.closed.notified() => {}
+            () = self.outlast() => {}
+        }
+    }
+
+    async fn outlast(&self) {
         // Whatever begins after a check has at least this long.
         let shortest = self.bounds.header.into_iter().chain(self.bounds.idle).min();
         loop {
@@ -124,6 +172,14 @@ impl Activity {
     fn overdue(&self, now: Instant) -> Overdue {
         let is_http1 = self.is_http1.load(Ordering::Relaxed);
         let state = self.lock();
+        if state.in_flight == 0 && state.uploads > 0 {
+            // The rest of a body, behind its response.
+            let last = state.idle.max(self.read.last());
+            return match self.bounds.idle.map(|bound| last + bound) {
+                Some(deadline) if deadline <= now => Overdue::Connection,
+                deadline => Overdue::No(deadline),
+            };
+        }
         if state.in_flight == 0 {
             let starts = state.head.filter(|_| is_http1 || !state.had_request);
             let deadline = match (starts, state.had_request) {
@@ -175,6 +231,12 @@ impl Exchange {
         self.entry.as_ref()
     }
 
+    /// Counts the request's body until that is over: what arrives until then is no head.
+    pub(crate) fn uploads(&self) -> Uploading {
+        self.activity.lock().uploads += 1;
+        Uploading(Arc::clone(&self.activity))
+    }
+
     /// Registers the response, so that it can be cut off.
     pub(crate) fn responds(&self, response: &Arc<Shared>) {
         self.activity.lock().responses.push(Arc::downgrade(response));
@@ -184,12 +246,29 @@ impl Exchange {
         if let Some(entry) = &mut self.entry {
             entry.answered(status, extensions);
         }
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            let mut kept = self.activity.entry.lock().unwrap_or_else(PoisonError::into_inner);
+            *kept = self.entry.take();
+        }
     }
 
     /// Adds bytes of the response.
     pub(crate) fn passed(&mut self, bytes: usize) {
         if let Some(entry) = &mut self.entry {
-            entry.passed(bytes);
+            entry.passed(bytes as u64);
+        }
+    }
+}
+
+/// A request's body that is not over.
+pub(crate) struct Uploading(Arc<Activity>);
+
+impl Drop for Uploading {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.uploads -= 1;
+        if state.in_flight == 0 {
+            state.idle = Instant::now();
         }
     }
 }
@@ -237,7 +316,7 @@ impl<I: AsyncRead> AsyncRead for WatchedIo<I> {
         if buffer.filled().len() > before {
             this.activity.read.moved();
             let mut state = this.activity.lock();
-            if state.in_flight == 0 && state.head.is_none() {
+            if state.in_flight == 0 && state.uploads == 0 && state.head.is_none() {
                 state.head = Some(Instant::now());
             }
         }
@@ -253,7 +332,7 @@ impl<I: AsyncWrite> AsyncWrite for WatchedIo<I> {
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
         let written = ready!(this.io.poll_write(cx, bytes));
-        this.activity.written.moved();
+        this.activity.wrote(written.as_ref().map_or(0, |bytes| *bytes));
         Poll::Ready(written)
     }
 
@@ -264,7 +343,7 @@ impl<I: AsyncWrite> AsyncWrite for WatchedIo<I> {
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
         let written = ready!(this.io.poll_write_vectored(cx, slices));
-        this.activity.written.moved();
+        this.activity.wrote(written.as_ref().map_or(0, |bytes| *bytes));
         Poll::Ready(written)
     }
 

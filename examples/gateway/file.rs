@@ -1,6 +1,6 @@
 //! The configuration file: TOML, with the names and values of the command line.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,7 @@ struct Contents {
     listen: Option<SocketAddr>,
     #[serde(default, deserialize_with = "upstream")]
     upstream: Option<Upstream>,
+    #[serde(default, deserialize_with = "redis")]
     redis: Option<String>,
     after_loss: Option<Loss>,
     tenant_salt_file: Option<PathBuf>,
@@ -37,8 +38,14 @@ struct Contents {
     upstream_timeout: Option<Bound>,
     #[serde(default, deserialize_with = "bound")]
     idle_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "bound")]
+    upstream_idle_timeout: Option<Bound>,
+    #[serde(default, deserialize_with = "keepalive")]
+    keepalive: Option<Bound>,
     #[serde(default, deserialize_with = "some_duration")]
     drain: Option<Duration>,
+    #[serde(default, deserialize_with = "max_connections")]
+    max_connections: Option<usize>,
     #[serde(default, deserialize_with = "own_address")]
     status: Option<SocketAddr>,
     access_log: Option<PathBuf>,
@@ -48,6 +55,7 @@ struct Contents {
     #[serde(default, deserialize_with = "own_address")]
     admin: Option<SocketAddr>,
     #[cfg(feature = "admin")]
+    #[serde(default, deserialize_with = "admin_token")]
     admin_token: Option<String>,
     #[cfg(feature = "admin")]
     #[serde(default)]
@@ -93,7 +101,7 @@ impl File {
             .map_err(|error| FileError { place: name.clone(), what: error.to_string() })?;
         let contents: Contents = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| line(&text, span.start));
-            FileError { place: format!("{name}:{line}"), what: error.message().to_owned() }
+            FileError { place: format!("{name}:{line}"), what: without_value(error.message()) }
         })?;
         let site = Site {
             listen: contents.listen,
@@ -106,7 +114,10 @@ impl File {
             header_timeout: contents.header_timeout,
             upstream_timeout: contents.upstream_timeout,
             idle_timeout: contents.idle_timeout,
+            upstream_idle_timeout: contents.upstream_idle_timeout,
+            keepalive: contents.keepalive,
             drain: contents.drain,
+            max_connections: contents.max_connections,
             status: contents.status,
             access_log: contents.access_log,
             access_log_keys: contents.access_log_keys,
@@ -193,6 +204,16 @@ fn line(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
 }
 
+/// What serde says of a value of another type, without the value: it may be a secret that lacks its quotes.
+fn without_value(message: &str) -> String {
+    let is_of_value =
+        message.starts_with("invalid type: ") || message.starts_with("invalid value: ");
+    match message.rsplit_once(", expected ") {
+        Some((_, expected)) if is_of_value => format!("invalid value; expected {expected}"),
+        _ => message.to_owned(),
+    }
+}
+
 // ===== values, as on the command line =====
 
 fn parsed<'de, D, T, E>(
@@ -227,12 +248,44 @@ fn bound<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bound>, D::Error> {
     parsed(d, site::bound).map(Some)
 }
 
+fn keepalive<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bound>, D::Error> {
+    parsed(d, site::keepalive).map(Some)
+}
+
 fn some_duration<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
     parsed(d, args::duration).map(Some)
 }
 
+fn max_connections<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
+    parsed(d, site::max_connections).map(Some)
+}
+
 fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {
-    parsed(d, str::parse).map(Some)
+    let text = secret(d, "upstream")?;
+    text.parse().map(Some).map_err(|allowed| {
+        D::Error::custom(if Upstream::may_be_secret(&text) {
+            format!("upstream: cannot be used; {allowed}")
+        } else {
+            format!("{text:?} cannot be used; {allowed}")
+        })
+    })
+}
+
+fn redis<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
+    secret(d, "redis").map(Some)
+}
+
+#[cfg(feature = "admin")]
+fn admin_token<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
+    secret(d, "admin-token").map(Some)
+}
+
+/// A string that no error shows.
+fn secret<'de, D: Deserializer<'de>>(d: D, field: &str) -> Result<String, D::Error> {
+    match toml::Value::deserialize(d) {
+        Ok(toml::Value::String(text)) => Ok(text),
+        _ => Err(D::Error::custom(format!("{field}: not a string; allowed: text in quotes"))),
+    }
 }
 
 pub(crate) fn prefix<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
@@ -248,25 +301,35 @@ pub(crate) fn limit<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Limit>, D:
 }
 
 pub(crate) fn limit_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, Limit)>, D::Error> {
-    for_keys(d, args::limit)
+    for_keys(d, "limit-for", args::limit)
+}
+
+pub(crate) fn each_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, Limit)>, D::Error> {
+    for_keys(d, "each-for", args::limit)
 }
 
 pub(crate) fn weight_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, u32)>, D::Error> {
-    for_keys(d, args::weight)
+    for_keys(d, "weight-for", args::weight)
 }
 
 pub(crate) fn class_for<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(Name, u8)>, D::Error> {
-    for_keys(d, args::class)
+    for_keys(d, "class-for", args::class)
 }
 
+/// Keys may be secrets, so that no error shows one.
 fn for_keys<'de, D: Deserializer<'de>, T>(
     d: D,
+    field: &str,
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Vec<(Name, T)>, D::Error> {
-    let said = BTreeMap::<String, toml::Value>::deserialize(d)?.into_iter().map(|(key, value)| {
+    let Ok(toml::Value::Table(table)) = toml::Value::deserialize(d) else {
+        let what = "not a table; allowed: keys with numbers, such as { acme = 20 }";
+        return Err(D::Error::custom(format!("{field}: {what}")));
+    };
+    let said = table.into_iter().map(|(key, value)| {
         let text = words(&value);
         let value = parse(&text).map_err(|allowed| {
-            D::Error::custom(format!("{key}: {text:?} cannot be used; {allowed}"))
+            D::Error::custom(format!("{field}: {text:?} cannot be used; {allowed}"))
         })?;
         Ok((Name::new(key), value))
     });

@@ -13,18 +13,25 @@ use axum::http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use axum::http::{Method, StatusCode, Version};
 use axum::response::Response;
 use http_body::Body as _;
+use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::access_log::Journey;
 use super::connection::Activity;
+use super::counts::UpstreamError;
 use super::headers;
+use super::outage::Outages;
+use super::outgoing::{Expectation, OutgoingBody};
 use super::peer::Origin;
 use super::pool::{Lease, Pool, UpstreamBody};
 use super::problem::problem;
-use super::progress::{Bounds, Progress, Upload, until};
+use super::progress::{Bounds, Progress, Waits, until};
 use super::upgrade::Tunnel;
+use super::upload::Upload;
 use super::upstream::{Protocol, Upstream};
+
+const INVALID: &str = "the upstream sent no valid response";
 
 /// Forwards requests to the upstream.
 pub(crate) struct Forward {
@@ -35,13 +42,14 @@ pub(crate) struct Forward {
     /// Whether the upstream gets its own name as host, instead of the one that the client used.
     by_own_name: bool,
     bounds: Bounds,
+    outages: Outages,
 }
 
 /// Context of a request, kept in its extensions.
 #[derive(Clone)]
 pub(crate) struct Arrival {
     pub(crate) activity: Arc<Activity>,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) upload: Arc<Upload>,
     pub(crate) origin: Origin,
     pub(crate) authority: Option<Authority>,
     /// `OPTIONS *`.
@@ -57,6 +65,8 @@ struct Head {
     path: String,
     headers: HeaderMap,
     authority: Option<Authority>,
+    /// For a client that waits for 100 (Continue).
+    expects: Option<Arc<Expectation>>,
 }
 
 /// Why there is no response.
@@ -77,8 +87,9 @@ impl Forward {
         by_own_name: bool,
         bounds: Bounds,
     ) -> Result<Self, String> {
-        let pool = Pool::new(&upstream)?;
-        Ok(Self { pool, upstream, name: name.into(), by_own_name, bounds })
+        let pool = Pool::new(&upstream, bounds)?;
+        let outages = Outages::default();
+        Ok(Self { pool, upstream, name: name.into(), by_own_name, bounds, outages })
     }
 
     pub(crate) async fn forward(&self, mut request: Request) -> Response {
@@ -91,18 +102,41 @@ impl Forward {
         // A new request without extensions: the permit among them must not outlive this request in a
         // pooled connection.
         let (parts, body) = request.into_parts();
+        let is_http2 = parts.version == Version::HTTP_2;
         let head = self.head(parts, &arrival, protocol.as_ref());
+        let expects = head.expects.clone();
+        let body = if body.is_end_stream() {
+            body
+        } else {
+            Body::new(OutgoingBody::new(body, Arc::clone(&arrival.read), expects.clone()))
+        };
 
-        let progress = &arrival.progress;
+        let upload = &arrival.upload;
         let began = Instant::now();
         let response = tokio::select! {
             biased;
-            response = self.send(head, body, protocol.is_some()) => response,
-            failure = late(progress, began, &self.bounds) => Err(failure),
+            response = self.send(head, body, upload, protocol.is_some()) => response,
+            failure = late(upload.progress(), began, &self.bounds) => Err(failure),
         };
         match response {
-            Ok(response) => back(response, client, protocol, &arrival),
-            Err(failure) => failure.response(),
+            Ok(response) if !headers::is_chunked_alone(response.headers()) => {
+                let error = BoxError::from("Transfer-Encoding: not chunked alone");
+                self.outages.failed(UpstreamError::Response, Some(&*error));
+                problem(StatusCode::BAD_GATEWAY, INVALID)
+            }
+            Ok(response) => {
+                self.outages.answered();
+                let response = response.map(|body| {
+                    let Some(expects) = expects else { return Body::new(body) };
+                    let responds = expects.responded();
+                    Body::new(body.map_frame(move |frame| {
+                        let _ = &responds;
+                        frame
+                    }))
+                });
+                back(response, client, protocol, &arrival, is_http2)
+            }
+            Err(failure) => self.failed(failure),
         }
     }
 
@@ -114,8 +148,9 @@ impl Forward {
 
     fn head(&self, parts: Parts, arrival: &Arrival, upgrade: Option<&HeaderValue>) -> Head {
         let takes_trailers = headers::takes_trailers(&parts.headers);
+        let expects = headers::expects_continue(&parts.headers).then(Arc::default);
         let mut headers = headers::end_to_end(parts.headers, &arrival.read);
-        headers::join_cookies(&mut headers);
+        headers::strip_lookalikes(&mut headers, &arrival.read);
         if takes_trailers {
             headers.insert(header::TE, HeaderValue::from_static("trailers"));
         }
@@ -125,20 +160,23 @@ impl Forward {
         headers::add_via(&mut headers, parts.version, &self.name);
         let host = arrival.authority.as_ref().map(Authority::as_str);
         arrival.origin.add_to(&mut headers, host, self.by_own_name);
-        let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        let path = match arrival.is_asterisk {
-            true if self.upstream.base.is_empty() => "*".to_owned(),
-            true => self.upstream.base.clone(),
-            false => format!("{}{path}", self.upstream.base),
+        let base = &self.upstream.base;
+        // `path` is `/` where a target in absolute form has none; `path_and_query` has none then.
+        let path = match (arrival.is_asterisk, parts.uri.path(), parts.uri.query()) {
+            (true, ..) if base.is_empty() => "*".to_owned(),
+            (true, ..) => base.clone(),
+            (false, path, Some(query)) => format!("{base}{path}?{query}"),
+            (false, path, None) => format!("{base}{path}"),
         };
         let authority = arrival.authority.clone().filter(|_| !self.by_own_name);
-        Head { method: parts.method, path, headers, authority }
+        Head { method: parts.method, path, headers, authority, expects }
     }
 
     async fn send(
         &self,
         head: Head,
         body: Body,
+        upload: &Arc<Upload>,
         upgrade: bool,
     ) -> Result<Response<UpstreamBody>, Failure> {
         // A request without a body can be retried if a pooled connection turns out to be closed.
@@ -146,7 +184,7 @@ impl Forward {
         let lease = self.pool.lease(false, upgrade).await.map_err(Failure::Connect)?;
         let (is_reused, shared) = (lease.is_reused(), lease.shared());
         let request = self.request(head, body, &lease, upgrade)?;
-        let mut failed = match lease.send(&self.pool, request).await {
+        let mut failed = match lease.send(&self.pool, request, upload).await {
             Ok(response) => return Ok(response),
             Err(failed) => failed,
         };
@@ -170,7 +208,7 @@ impl Forward {
         }
         let lease = self.pool.lease(shared.is_none(), upgrade).await.map_err(Failure::Connect)?;
         let request = self.request(head, body, &lease, upgrade)?;
-        let response = lease.send(&self.pool, request).await;
+        let response = lease.send(&self.pool, request, upload).await;
         response.map_err(|failed| Failure::Send(failed.into_error()))
     }
 
@@ -182,7 +220,7 @@ impl Forward {
         lease: &Lease,
         upgrade: bool,
     ) -> Result<Request, Failure> {
-        let Head { method, path, mut headers, authority } = head;
+        let Head { method, path, mut headers, authority, expects } = head;
         let authority = authority.unwrap_or_else(|| self.upstream.authority.clone());
         let uri = if lease.is_http2() {
             headers.remove(header::HOST);
@@ -215,6 +253,18 @@ impl Forward {
         if lease.is_http2() {
             *request.version_mut() = Version::HTTP_2;
         }
+        if let Some(expects) = expects {
+            if lease.is_http2() {
+                // hyper shows no 100 of HTTP/2, where a response can end an upload at any time.
+                expects.proceed();
+            }
+            request.extensions_mut().insert(Arc::clone(&expects));
+            hyper::ext::on_informational(&mut request, move |response| {
+                if response.status() == StatusCode::CONTINUE {
+                    expects.proceed();
+                }
+            });
+        }
         Ok(request)
     }
 
@@ -227,25 +277,61 @@ impl Forward {
         parts.headers.remove(header::CONNECTION);
         parts.headers.remove(header::TRANSFER_ENCODING);
         let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str).to_owned();
-        (Head { method: parts.method, path, headers: parts.headers, authority }, body)
+        let expects = parts.extensions.remove();
+        (Head { method: parts.method, path, headers: parts.headers, authority, expects }, body)
+    }
+
+    /// The response to a request that failed.
+    fn failed(&self, failure: Failure) -> Response {
+        match failure {
+            Failure::Connect(error) => {
+                self.outages.failed(UpstreamError::Connect, Some(&*error));
+                problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
+            }
+            // Its body broke off, or is malformed.
+            Failure::Send(error) if error.is_user() => {
+                tracing::debug!(error = &error as &dyn Error, "a request's body failed");
+                problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
+            }
+            Failure::Send(error) => {
+                self.outages.failed(UpstreamError::Response, Some(&error));
+                problem(StatusCode::BAD_GATEWAY, INVALID)
+            }
+            Failure::Late(what, status) => {
+                if status == StatusCode::GATEWAY_TIMEOUT {
+                    self.outages.failed(UpstreamError::Timeout, None);
+                }
+                problem(status, what)
+            }
+            Failure::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
+        }
     }
 }
 
 /// The response for the client.
 fn back(
-    mut response: Response<UpstreamBody>,
+    mut response: Response,
     client: Option<OnUpgrade>,
     protocol: Option<HeaderValue>,
     arrival: &Arrival,
+    is_http2: bool,
 ) -> Response {
     let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let upgraded = is_upgrade.then(|| response.headers().get(header::UPGRADE).cloned());
+    let upgraded = response.headers().get(header::UPGRADE).cloned();
     let upstream = is_upgrade.then(|| hyper::upgrade::on(&mut response));
     let (parts, body) = response.into_parts();
-    let mut back = Response::new(Body::new(body));
+    let mut back = Response::new(body);
     *back.status_mut() = parts.status;
     *back.headers_mut() = headers::end_to_end(parts.headers, &[]);
-    let Some(upstream) = upstream else { return back };
+    let Some(upstream) = upstream else {
+        // It says what the upstream requires (RFC 9110, 15.5.22). HTTP/2 has no such field.
+        if back.status() == StatusCode::UPGRADE_REQUIRED
+            && let Some(protocol) = upgraded.filter(|_| !is_http2)
+        {
+            set_upgrade(back.headers_mut(), protocol);
+        }
+        return back;
+    };
     let Some(client) = client else {
         return problem(
             StatusCode::BAD_GATEWAY,
@@ -253,12 +339,15 @@ fn back(
         );
     };
     arrival.activity.set_tunnel(Tunnel { client, upstream });
-    let headers = back.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    if let Some(protocol) = upgraded.flatten().or(protocol) {
-        headers.insert(header::UPGRADE, protocol);
+    if let Some(protocol) = upgraded.or(protocol) {
+        set_upgrade(back.headers_mut(), protocol);
     }
     back
+}
+
+fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
 }
 
 /// Resolves when the request exceeds a timeout: the idle timeout while its body is sent, the upstream
@@ -271,12 +360,12 @@ async fn late(progress: &Progress, began: Instant, bounds: &Bounds) -> Failure {
     const UPSTREAM: Failure =
         Failure::Late("the upstream did not answer in time", StatusCode::GATEWAY_TIMEOUT);
     loop {
-        let upload = progress.upload();
-        let bound = if upload == Upload::Ended { bounds.upstream } else { bounds.idle };
+        let waits = progress.waits();
+        let bound = if waits == Waits::Nothing { bounds.upstream } else { bounds.idle };
         let last = progress.last().max(began);
         let deadline = bound.map(|bound| last + bound);
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return if upload == Upload::Client { CLIENT } else { UPSTREAM };
+            return if waits == Waits::Client { CLIENT } else { UPSTREAM };
         }
         // The bound that applies can change without a wake-up.
         let look = bounds.upstream.into_iter().chain(bounds.idle).min();
@@ -306,26 +395,4 @@ fn is_closed(error: &hyper::Error) -> bool {
         || error.is_canceled()
         || error.is_closed()
         || error.source().and_then(|error| error.downcast_ref()).is_some_and(broken)
-}
-
-impl Failure {
-    fn response(self) -> Response {
-        match self {
-            Self::Connect(error) => {
-                tracing::warn!(error = &*error as &dyn Error, "the upstream cannot be reached");
-                problem(StatusCode::BAD_GATEWAY, "the upstream cannot be reached")
-            }
-            // Its body broke off, or is malformed.
-            Self::Send(error) if error.is_user() => {
-                tracing::debug!(error = &error as &dyn Error, "a request's body failed");
-                problem(StatusCode::BAD_REQUEST, "the request's body cannot be read")
-            }
-            Self::Send(error) => {
-                tracing::warn!(error = &error as &dyn Error, "the upstream sent no valid response");
-                problem(StatusCode::BAD_GATEWAY, "the upstream sent no valid response")
-            }
-            Self::Late(what, status) => problem(status, what),
-            Self::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
-        }
-    }
 }

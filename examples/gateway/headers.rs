@@ -6,7 +6,7 @@ use axum::http::{StatusCode, Version};
 /// Hop-by-hop fields, in addition to those that `Connection` names (RFC 9110, 7.6.1).
 ///
 /// `Trailer` is not one of them: trailers may be forwarded only with it.
-const HOP_BY_HOP: [HeaderName; 6] = [
+static HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -17,7 +17,7 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 
 /// Fields that `Connection` cannot remove, in addition to those that rules read: a client must not be able
 /// to remove its authentication, or what proxies say about it.
-const END_TO_END: [HeaderName; 13] = [
+static END_TO_END: [HeaderName; 13] = [
     header::AUTHORIZATION,
     header::PROXY_AUTHORIZATION,
     header::COOKIE,
@@ -33,10 +33,15 @@ const END_TO_END: [HeaderName; 13] = [
     HeaderName::from_static("x-forwarded-proto"),
 ];
 
+/// Members of `Connection` that are read. A request has no more fields than this, and one with more members is
+/// rejected.
+const MEMBERS: usize = 100;
+
 /// Removes hop-by-hop fields; `read` are the fields that rules read.
 pub(crate) fn end_to_end(mut headers: HeaderMap, read: &[HeaderName]) -> HeaderMap {
     let named: Vec<_> = tokens(&headers, &header::CONNECTION)
-        .filter_map(|name| name.parse::<HeaderName>().ok())
+        .take(MEMBERS)
+        .filter_map(|name| HeaderName::from_bytes(name).ok())
         .filter(|name| !END_TO_END.contains(name) && !read.contains(name))
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
@@ -45,24 +50,65 @@ pub(crate) fn end_to_end(mut headers: HeaderMap, read: &[HeaderName]) -> HeaderM
     headers
 }
 
-/// Whether the sender accepts trailers.
-pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
-    tokens(headers, &header::TE).any(|te| te.eq_ignore_ascii_case("trailers"))
+/// Removes fields whose names CGI, WSGI and similar interfaces take for that of a field that rules read or that proxies
+/// set: there `X_Tenant` is `X-Tenant`.
+pub(crate) fn strip_lookalikes(headers: &mut HeaderMap, read: &[HeaderName]) {
+    let is_unusual = |name: &HeaderName| {
+        name.as_str().bytes().any(|byte| !byte.is_ascii_alphanumeric() && byte != b'-')
+    };
+    let guarded = || HOP_BY_HOP.iter().chain(&END_TO_END).chain(read);
+    let lookalikes: Vec<_> = headers
+        .keys()
+        .filter(|name| is_unusual(name) && guarded().any(|real| is_lookalike(name, real)))
+        .cloned()
+        .collect();
+    for name in lookalikes {
+        headers.remove(name);
+    }
 }
 
-/// The protocol that an HTTP/1.1 message asks to upgrade to. HTTP/2 is excluded: requests inside that
-/// tunnel would bypass the rules.
+/// Whether two names differ, but only in characters that are neither letters nor digits.
+fn is_lookalike(name: &HeaderName, real: &HeaderName) -> bool {
+    let (one, other) = (name.as_str().as_bytes(), real.as_str().as_bytes());
+    let is_same =
+        |(a, b): (&u8, &u8)| a == b || !(a.is_ascii_alphanumeric() || b.is_ascii_alphanumeric());
+    name != real && one.len() == other.len() && one.iter().zip(other).all(is_same)
+}
+
+/// Removes trailers that may not be any (RFC 9110, 6.5.1), or that an upstream that merges them with the header would
+/// take for what rules read or proxies set.
+pub(crate) fn strip_trailers(trailers: &mut HeaderMap, read: &[HeaderName]) {
+    strip_lookalikes(trailers, read);
+    for name in HOP_BY_HOP.iter().chain(&END_TO_END).chain(read) {
+        trailers.remove(name);
+    }
+}
+
+/// Whether the sender waits for 100 (Continue) before it sends the body.
+pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
+    tokens(headers, &header::EXPECT).any(|what| what.eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Whether the sender accepts trailers.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    tokens(headers, &header::TE).any(|te| te.eq_ignore_ascii_case(b"trailers"))
+}
+
+/// The protocol that an HTTP/1.1 message asks to upgrade to. HTTP/2 is excluded, because requests inside that
+/// tunnel would bypass the rules, and so is everything that is not the name of a protocol.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut options = tokens(headers, &header::CONNECTION);
-    if !options.any(|option| option.eq_ignore_ascii_case("upgrade")) {
+    if !options.any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;
     }
     let mut protocols = tokens(headers, &header::UPGRADE);
-    let is_http = |protocol: &str| {
+    let is_refused = |protocol: &[u8]| {
         let protocol = protocol.to_ascii_lowercase();
-        protocol.starts_with("h2") || protocol.starts_with("http/")
+        protocol.starts_with(b"h2")
+            || protocol.starts_with(b"http/")
+            || !protocol.iter().all(u8::is_ascii_graphic)
     };
-    if protocols.any(is_http) {
+    if protocols.any(is_refused) {
         return None;
     }
     headers.get(header::UPGRADE).cloned()
@@ -94,7 +140,7 @@ pub(crate) fn add_via(headers: &mut HeaderMap, version: Version, name: &str) {
     }
 }
 
-/// The error for fields that two servers could interpret differently.
+/// The error for fields that two servers could interpret differently, or that cost too much to interpret.
 pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
     let two = |name| headers.get_all(name).iter().nth(1).is_some();
     let has = |name| headers.contains_key(name);
@@ -104,19 +150,30 @@ pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str
     if has(header::CONTENT_LENGTH) && has(header::TRANSFER_ENCODING) {
         return Some((StatusCode::BAD_REQUEST, "both Content-Length and Transfer-Encoding"));
     }
-    let mut encodings = tokens(headers, &header::TRANSFER_ENCODING);
-    if !encodings.all(|coding| coding.eq_ignore_ascii_case("chunked"))
-        || tokens(headers, &header::TRANSFER_ENCODING).nth(1).is_some()
-    {
+    if tokens(headers, &header::CONNECTION).nth(MEMBERS).is_some() {
+        return Some((StatusCode::BAD_REQUEST, "Connection has more than 100 members"));
+    }
+    if !is_chunked_alone(headers) {
         let what = "Transfer-Encoding: only chunked is supported, once";
         return Some((StatusCode::NOT_IMPLEMENTED, what));
     }
     None
 }
 
-/// The members of a list.
-fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    let values = headers.get_all(name).into_iter();
-    let values = values.filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).map(str::trim)
+/// Whether `Transfer-Encoding`, if there is one, says `chunked` and nothing else.
+pub(crate) fn is_chunked_alone(headers: &HeaderMap) -> bool {
+    let mut codings = tokens(headers, &header::TRANSFER_ENCODING);
+    let is_chunked = codings.next().is_none_or(|coding| coding.eq_ignore_ascii_case(b"chunked"));
+    is_chunked && codings.next().is_none()
+}
+
+/// Whether a response has two lengths.
+pub(crate) fn has_two_lengths(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH)
+}
+
+/// The members of a list. A byte beyond ASCII hides no other member.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    let lines = headers.get_all(name).into_iter().map(HeaderValue::as_bytes);
+    lines.flat_map(|line| line.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }

@@ -4,7 +4,7 @@ use axum::http::Version;
 use axum::http::header::{self, HeaderMap};
 use axum::http::uri::{Authority, Uri};
 
-/// The authority of a request; `None` for one of HTTP/1.0 without any.
+/// The authority of a request, in lower case and without an empty port; `None` for one of HTTP/1.0 without any.
 ///
 /// # Errors
 ///
@@ -41,10 +41,17 @@ pub(crate) fn authority(
     }
 }
 
-/// Without user information, and not empty.
+/// Without user information, not empty, and in its normal form (RFC 3986, 6.2.2.1 and 6.2.3): one host has one spelling.
 fn checked(authority: Authority) -> Option<Authority> {
     let text = authority.as_str();
     let port = text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
     let is_port = port.is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok());
-    (!authority.host().is_empty() && !text.contains('@') && is_port).then_some(authority)
+    if authority.host().is_empty() || text.contains('@') || !is_port {
+        return None;
+    }
+    let is_normal = !text.ends_with(':') && !text.bytes().any(|byte| byte.is_ascii_uppercase());
+    if is_normal {
+        return Some(authority);
+    }
+    text.strip_suffix(':').unwrap_or(text).to_ascii_lowercase().parse().ok()
 }

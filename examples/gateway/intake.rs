@@ -1,4 +1,4 @@
-//! Checks each request before the rules: its host, its path, and its client.
+//! Checks each request before the rules: its host, its path, and its client. The rules see it as the upstream gets it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,16 +7,18 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
-use axum::http::{Method, Response, StatusCode};
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 
 use super::access_log::AccessLog;
 use super::app::Current;
-use super::body::{RequestBody, ResponseBody};
+use super::body::ResponseBody;
+use super::counts::OpenConnection;
 use super::forward::Arrival;
 use super::peer::{Origin, TrustedProxies};
 use super::problem::problem;
 use super::server::{Peer, Serve};
+use super::upload::RequestBody;
 use super::{headers, host, path};
 
 /// Handles a request up to the rules.
@@ -41,7 +43,9 @@ impl Serve for Intake {
         let entry = self.log.as_ref().map(|log| log.entry(&parts, client));
 
         let mut exchange = from.activity.begin(parts.version, entry);
-        let body = Body::new(RequestBody::new(incoming, Arc::clone(exchange.progress())));
+        let body = RequestBody::new(&parts, incoming, &exchange, from.rests);
+        let upload = Arc::clone(body.upload());
+        let body = Body::new(body);
         let response = match target {
             Err((status, what)) => problem(status, what),
             Ok(target) => {
@@ -53,7 +57,7 @@ impl Serve for Intake {
                 }
                 parts.extensions.insert(Arrival {
                     activity: from.activity,
-                    progress: Arc::clone(exchange.progress()),
+                    upload,
                     origin: Origin::new(from.address.ip(), &self.trusted),
                     authority: target.authority,
                     is_asterisk: target.is_asterisk,
@@ -65,6 +69,10 @@ impl Serve for Intake {
         exchange.answered(response.status(), response.extensions());
         response.map(|body| ResponseBody::new(body, exchange))
     }
+
+    fn connected(&self) -> Option<OpenConnection> {
+        Some(OpenConnection::of_client())
+    }
 }
 
 /// The target of a request.
@@ -74,7 +82,7 @@ struct Target {
 }
 
 impl Target {
-    /// Checks a request, and normalizes its path.
+    /// Checks a request, and gives it its effective form: one host, in `Host`, a normal path, and one field of cookies.
     fn of(parts: &mut Parts) -> Result<Self, Refused> {
         const BAD: StatusCode = StatusCode::BAD_REQUEST;
         if parts.method == Method::CONNECT {
@@ -105,6 +113,13 @@ impl Target {
             let uri = path::with_path(uri, &normal);
             parts.uri = uri.ok_or((BAD, "the path cannot be forwarded"))?;
         }
+        if let Some(authority) = &authority {
+            let host = HeaderValue::from_str(authority.as_str());
+            parts
+                .headers
+                .insert(header::HOST, host.map_err(|_| (BAD, "the host cannot be forwarded"))?);
+        }
+        headers::join_cookies(&mut parts.headers);
         Ok(Self { authority, is_asterisk })
     }
 }

@@ -27,11 +27,18 @@ mod args;
 mod body;
 mod connect;
 mod connection;
+mod connections;
+mod counts;
+mod descriptors;
 mod file;
 mod forward;
 mod headers;
 mod host;
 mod intake;
+mod lines;
+mod outage;
+mod outgoing;
+mod pages;
 mod path;
 mod peer;
 mod pool;
@@ -44,27 +51,33 @@ mod server;
 mod site;
 mod status;
 mod upgrade;
+mod upload;
 mod upstream;
 
 use std::future::Future;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
 use self::access_log::AccessLog;
 use self::app::Current;
 use self::args::Args;
+use self::connections::Connections;
 use self::intake::Intake;
+use self::lines::{Lines, Log};
+use self::server::Listener;
 use self::status::Status;
 
+/// How long the logs may take to write what is left, beyond the drain timeout.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
 fn main() -> ExitCode {
-    let args = Args::read();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
-    match serve(&args) {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -73,8 +86,26 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main]
-async fn serve(args: &Args) -> io::Result<()> {
+fn run() -> io::Result<()> {
+    let runtime = Runtime::new()?;
+    // Before all else: until then, SIGHUP ends the process.
+    let hangups = runtime.block_on(async { Hangups::listen() })?;
+    let args = Args::read();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = Arc::new(Lines::start(Log::Stderr, || Ok(Box::new(io::stderr())))?);
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(Arc::clone(&log)).init();
+    let (served, deadline) = match runtime.block_on(serve(&args, hangups)) {
+        Ok(deadline) => (Ok(()), deadline),
+        Err(error) => (Err(error), Instant::now() + LAST_LINES),
+    };
+    // Waits for nothing: a look-up of a name can take long.
+    runtime.shutdown_background();
+    log.finish(deadline);
+    served
+}
+
+/// Serves until a signal. Returns by when the process has to end.
+async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
     let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
     let site = current.site();
     let bounds = site.bounds();
@@ -83,14 +114,16 @@ async fn serve(args: &Args) -> io::Result<()> {
         None => None,
     };
     let status = if site.is_watched() { Some(Status::new(&current)?) } else { None };
+    let open = Connections::new(false);
     let mut windows = Vec::new();
     if let (Some(address), Some(status)) = (site.status, &status) {
-        windows.push(status.serve(address).await?);
+        windows.push(pages::serve("status", address, status.router(), bounds, &open).await?);
     }
     #[cfg(feature = "admin")]
-    if let Some(status) = &status {
-        let semaphore = current.semaphore().clone();
-        windows.extend(admin::serve(&site.admin, semaphore, status.router()).await?);
+    if let (Some(address), Some(status)) = (site.admin.address, &status) {
+        let pages = admin::router(&site.admin, address, current.semaphore().clone());
+        let pages = pages.merge(status.router());
+        windows.push(pages::serve("admin", address, pages, bounds, &open).await?);
     }
     let intake = Arc::new(Intake {
         current: Arc::clone(&current),
@@ -99,20 +132,25 @@ async fn serve(args: &Args) -> io::Result<()> {
     });
 
     let listen = site.listen();
-    let listener = TcpListener::bind(listen)
+    let socket = TcpListener::bind(listen)
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("{listen}: {error}")))?;
-    let stopped = first_signal()?;
-    let reloads = reloads(Arc::clone(&current), args)?;
-    println!("listening on http://{}", listener.local_addr()?);
+    let is_reloaded = args.config.is_some() || log.is_some();
+    let (hangups, ends) = if is_reloaded { (Some(hangups), None) } else { (None, Some(hangups)) };
+    let stopped = first_signal(ends)?;
+    let reloads = reloads(hangups, Arc::clone(&current), args, log.clone());
+    println!("listening on http://{}", socket.local_addr()?);
     io::stdout().flush()?;
 
+    let began = OnceLock::new();
     let drain = async {
         stopped.await;
+        let _ = began.set(Instant::now());
         if let Some(status) = &status {
             status.drain();
         }
     };
+    let listener = Listener { socket, most: site.max_connections(), open, others: Vec::new() };
     tokio::select! {
         () = server::run(listener, &intake, bounds, drain) => {}
         () = reloads => {}
@@ -122,10 +160,12 @@ async fn serve(args: &Args) -> io::Result<()> {
         let _ = window.await;
     }
     current.semaphore().shutdown().await;
+    let drained = began.get().map(|began| *began + bounds.drain);
+    let deadline = drained.unwrap_or_else(Instant::now).max(Instant::now() + LAST_LINES);
     if let Some(log) = log {
-        log.finish();
+        log.lines().finish(deadline);
     }
-    Ok(())
+    Ok(deadline)
 }
 
 fn access_log(path: &std::path::Path, with_keys: bool) -> io::Result<AccessLog> {
@@ -133,42 +173,83 @@ fn access_log(path: &std::path::Path, with_keys: bool) -> io::Result<AccessLog> 
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
-/// Reloads the file, if there is one, at each SIGHUP. Never resolves.
-#[cfg(unix)]
-fn reloads(current: Arc<Current>, args: &Args) -> io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let args = args.clone();
-    // Without a file, SIGHUP keeps its default action.
-    let mut hangups = args.config.is_some().then(|| signal(SignalKind::hangup())).transpose()?;
-    Ok(async move {
-        if let Some(hangups) = &mut hangups {
-            while hangups.recv().await.is_some() {
-                match current.reload(&args).await {
-                    Ok(()) => tracing::info!("the configuration was reloaded and is in force"),
-                    Err(error) => tracing::error!("{error}; the previous configuration stays"),
-                }
-            }
+/// Reloads the file and opens the access log again, as far as there are any, at each SIGHUP. Never resolves.
+async fn reloads(
+    hangups: Option<Hangups>,
+    current: Arc<Current>,
+    args: &Args,
+    log: Option<Arc<AccessLog>>,
+) {
+    let Some(mut hangups) = hangups else { return std::future::pending().await };
+    loop {
+        hangups.next().await;
+        if let Some(log) = &log {
+            log.lines().reopen();
         }
-        std::future::pending().await
-    })
+        if args.config.is_none() {
+            continue;
+        }
+        let reloaded = current.reload(args).await;
+        counts::reloaded(reloaded.is_ok());
+        match reloaded {
+            Ok(()) => tracing::info!("the configuration was reloaded and is in force"),
+            Err(error) => tracing::error!("{error}; the previous configuration stays"),
+        }
+    }
 }
 
-#[cfg(not(unix))]
-fn reloads(_: Arc<Current>, _: &Args) -> io::Result<impl Future<Output = ()>> {
-    Ok(std::future::pending())
-}
-
-/// Resolves at the first signal to stop; a second one then exits the process.
-fn first_signal() -> io::Result<impl Future<Output = ()>> {
+/// Resolves at the first signal to stop; a second one then exits the process. SIGHUP is one where there is nothing to
+/// reload.
+fn first_signal(hangups: Option<Hangups>) -> io::Result<impl Future<Output = ()>> {
     let mut signals = Signals::listen()?;
+    let hung_up = async move {
+        match hangups {
+            Some(mut hangups) => hangups.next().await,
+            None => std::future::pending().await,
+        }
+    };
     Ok(async move {
-        signals.next().await;
+        tokio::select! {
+            () = signals.next() => {}
+            () = hung_up => {}
+        }
         tracing::info!("draining; a second signal exits at once");
         tokio::spawn(async move {
             signals.next().await;
             std::process::exit(1);
         });
     })
+}
+
+/// SIGHUP, from when this is made.
+struct Hangups {
+    #[cfg(unix)]
+    signal: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Hangups {
+    fn listen() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { signal: signal(SignalKind::hangup())? })
+    }
+
+    async fn next(&mut self) {
+        if self.signal.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
+#[cfg(not(unix))]
+impl Hangups {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {})
+    }
+
+    async fn next(&mut self) {
+        std::future::pending().await
+    }
 }
 
 /// SIGTERM and Ctrl-C.

@@ -111,10 +111,11 @@ impl Origin {
     }
 }
 
-/// Appends an entry, and joins all into one line.
+/// Appends an entry, and joins all into one line. A line with an open quote is removed: it would make the entry a part
+/// of its quoted string.
 fn append(headers: &mut HeaderMap, name: HeaderName, entry: &str) {
     let mut list = Vec::new();
-    for value in headers.get_all(&name) {
+    for value in headers.get_all(&name).iter().filter(|line| !has_open_quote(line.as_bytes())) {
         list.extend_from_slice(value.as_bytes());
         list.extend_from_slice(b", ");
     }
@@ -122,6 +123,20 @@ fn append(headers: &mut HeaderMap, name: HeaderName, entry: &str) {
     if let Ok(value) = HeaderValue::from_bytes(&list) {
         headers.insert(name, value);
     }
+}
+
+/// Whether a quoted string in it does not end (RFC 9110, 5.6.4).
+fn has_open_quote(line: &[u8]) -> bool {
+    let (mut is_quoted, mut bytes) = (false, line.iter());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => is_quoted = !is_quoted,
+            // The next byte is quoted, too, even if it is a quote.
+            b'\\' if is_quoted => drop(bytes.next()),
+            _ => {}
+        }
+    }
+    is_quoted
 }
 
 #[cfg(test)]

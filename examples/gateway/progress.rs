@@ -11,6 +11,10 @@ pub(crate) struct Bounds {
     pub(crate) header: Option<Duration>,
     pub(crate) upstream: Option<Duration>,
     pub(crate) idle: Option<Duration>,
+    /// For a connection to the upstream without a request.
+    pub(crate) upstream_idle: Option<Duration>,
+    /// How long a connection is silent before its peer is probed.
+    pub(crate) keepalive: Option<Duration>,
     pub(crate) drain: Duration,
 }
 
@@ -20,25 +24,25 @@ pub(crate) struct Progress {
     began: Instant,
     /// Microseconds since then.
     moved: AtomicU64,
-    upload: AtomicU8,
+    waits: AtomicU8,
 }
 
 /// What a request's body waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Upload {
+pub(crate) enum Waits {
     /// Its next part, from the client.
     Client,
     /// The upstream, to take the next part.
     Upstream,
     /// Nothing: it is over.
-    Ended,
+    Nothing,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        let upload = AtomicU8::new(Upload::Upstream as u8);
-        Self { began: Instant::now(), moved: AtomicU64::new(0), upload }
+        let waits = AtomicU8::new(Waits::Upstream as u8);
+        Self { began: Instant::now(), moved: AtomicU64::new(0), waits }
     }
 
     /// Records progress now.
@@ -51,15 +55,16 @@ impl Progress {
         self.began + Duration::from_micros(self.moved.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set_upload(&self, upload: Upload) {
-        self.upload.store(upload as u8, Ordering::Relaxed);
+    pub(crate) fn set_waits(&self, waits: Waits) {
+        self.waits.store(waits as u8, Ordering::Relaxed);
     }
 
-    pub(crate) fn upload(&self) -> Upload {
-        match self.upload.load(Ordering::Relaxed) {
-            0 => Upload::Client,
-            1 => Upload::Upstream,
-            _ => Upload::Ended,
+    /// What the request's body waits for.
+    pub(crate) fn waits(&self) -> Waits {
+        match self.waits.load(Ordering::Relaxed) {
+            0 => Waits::Client,
+            1 => Waits::Upstream,
+            _ => Waits::Nothing,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::extract::Request;
@@ -19,17 +19,31 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tower_semaphore::limit::{Connection, ConnectionIo};
 
 use super::body::ResponseBody;
-use super::connect::TCP_KEEPALIVE;
+use super::connect::{TCP_PROBES, tcp_interval};
 use super::connection::{Activity, WatchedIo};
+use super::connections::Connections;
+use super::counts::OpenConnection;
 use super::progress::Bounds;
 
 /// The largest request head.
 const HEAD_BYTES: usize = 64 * 1024;
-/// How often a client of HTTP/2 is pinged.
-const PING: Duration = Duration::from_secs(30);
+/// Concurrent requests on one connection of HTTP/2.
+const STREAMS: u32 = 100;
+/// How much of a request's body over HTTP/2 is read ahead, while the request waits for instance. The connection's window
+/// is the sum of its streams', so that a body that is not read holds up no other.
+const WINDOW: u32 = 64 * 1024;
+/// How much of a response over HTTP/2 is written ahead.
+const SEND_BYTES: usize = 64 * 1024;
+/// How often the listener looks for an idle connection while it has no room for a new one.
+const LOOK: Duration = Duration::from_millis(50);
+/// How often it says so at most.
+const WARN: Duration = Duration::from_secs(60);
+/// How long it pauses if it cannot accept any.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Handles requests.
 pub(crate) trait Serve: Send + Sync + 'static {
@@ -38,6 +52,11 @@ pub(crate) trait Serve: Send + Sync + 'static {
         request: Request<Incoming>,
         from: Peer,
     ) -> impl Future<Output = Response<ResponseBody>> + Send;
+
+    /// Counts a new connection until it ends, if such connections are counted.
+    fn connected(&self) -> Option<OpenConnection> {
+        None
+    }
 }
 
 /// The connection of a request.
@@ -47,32 +66,82 @@ pub(crate) struct Peer {
     pub(crate) activity: Arc<Activity>,
     /// Holds permits past the end of HTTP.
     pub(crate) connection: Connection,
+    pub(crate) rests: Rests,
+}
+
+/// Where connections come from, and how many may be open.
+pub(crate) struct Listener {
+    pub(crate) socket: TcpListener,
+    pub(crate) most: usize,
+    /// Its connections.
+    pub(crate) open: Arc<Connections>,
+    /// Other listeners' connections, of which one can be closed if file descriptors run out.
+    pub(crate) others: Vec<Arc<Connections>>,
 }
 
 /// Serves until `stop`, and then drains: requests in flight end within the bound or are cut off.
+///
+/// Beyond the maximum, or if file descriptors run out, a new connection takes the place of the one that has been idle for
+/// longest. If none is idle, it waits.
 pub(crate) async fn run<S: Serve>(
-    listener: TcpListener,
+    listener: Listener,
     service: &Arc<S>,
     bounds: Bounds,
     stop: impl Future<Output = ()>,
 ) {
+    let Listener { socket, most, open, others } = listener;
     let (draining, drains) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
+    // One that was accepted, and for which there is no room yet.
+    let mut next = None;
+    let mut warned: Option<Instant> = None;
     loop {
+        if connections.len() < most
+            && let Some((socket, peer)) = next.take()
+        {
+            let activity = Arc::new(Activity::new(bounds));
+            let entered = open.enter(&activity);
+            let (service, drains) = (Arc::clone(service), drains.clone());
+            connections.spawn(async move {
+                connection(socket, peer, activity, service, drains).await;
+                drop(entered);
+            });
+        }
+        if next.is_some() {
+            open.replace_one();
+            if is_due(&mut warned) {
+                tracing::warn!(
+                    "the maximum of {most} connections is reached; idle ones are closed for new ones"
+                );
+            }
+        }
         tokio::select! {
             () = &mut stop => break,
-            accepted = listener.accept() => match accepted {
-                Ok((socket, peer)) => {
-                    let (service, drains) = (Arc::clone(service), drains.clone());
-                    connections.spawn(connection(socket, peer, service, bounds, drains));
-                }
-                Err(error) => pause_after(&error).await,
-            },
             Some(_) = connections.join_next() => {}
+            () = tokio::time::sleep(LOOK), if next.is_some() => {}
+            accepted = socket.accept(), if next.is_none() => match accepted {
+                Ok(accepted) => next = Some(accepted),
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    // File descriptors are exhausted, most likely.
+                    let closed = others.iter().chain([&open]).any(|open| open.spare_one());
+                    if !closed {
+                        tracing::error!(%error, "cannot accept a connection");
+                    } else if is_due(&mut warned) {
+                        tracing::warn!(%error, "idle connections are closed for new ones");
+                    }
+                    let pause = if closed { LOOK } else { PAUSE };
+                    tokio::select! {
+                        () = &mut stop => break,
+                        Some(_) = connections.join_next() => {}
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                }
+            },
         }
     }
-    drop(listener);
+    drop(socket);
     let _ = draining.send(true);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(bounds.drain, all).await.is_err() {
@@ -84,45 +153,64 @@ pub(crate) async fn run<S: Serve>(
     }
 }
 
-/// File descriptors may be exhausted; a connection that is already closed needs no pause.
-async fn pause_after(error: &io::Error) {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        tracing::error!(%error, "cannot accept a connection");
-        tokio::time::sleep(Duration::from_secs(1)).await;
+/// Whether to say it again.
+fn is_due(warned: &mut Option<Instant>) -> bool {
+    let is_due = warned.is_none_or(|warned| warned.elapsed() > WARN);
+    if is_due {
+        *warned = Some(Instant::now());
     }
+    is_due
+}
+
+/// Whether only this connection failed, which is already closed.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
 async fn connection<S: Serve>(
     socket: TcpStream,
     address: SocketAddr,
+    activity: Arc<Activity>,
     service: Arc<S>,
-    bounds: Bounds,
     mut drains: watch::Receiver<bool>,
 ) {
     // Fails on a dead socket only. Without `nodelay`, small frames of a stream are held back.
     let _ = socket.set_nodelay(true);
-    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
-    let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
+    if let Some(time) = activity.bounds().keepalive {
+        let keepalive = TcpKeepalive::new().with_time(time);
+        let keepalive = keepalive.with_interval(tcp_interval(time)).with_retries(TCP_PROBES);
+        let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
+    }
+    let _open = service.connected();
 
-    let activity = Arc::new(Activity::new(bounds));
+    // Dropped last, which aborts the connection's remaining streams.
+    let streams = Streams::default();
     // A client that leaves is noticed though its upload lies unread.
     let io =
         ConnectionIo::over_tcp(WatchedIo::new(socket, Arc::clone(&activity)), WatchedIo::get_ref);
-    let peer = Peer { address, activity: Arc::clone(&activity), connection: io.connection() };
+    let peer = Peer {
+        address,
+        activity: Arc::clone(&activity),
+        connection: io.connection(),
+        rests: Rests { streams: Arc::downgrade(&streams.0), drains: drains.clone() },
+    };
     let serve = service_fn(move |request| {
         let answer = Arc::clone(&service).serve(request, peer.clone());
         async move { Ok::<_, Infallible>(answer.await) }
     });
 
-    // Dropped last, which aborts the connection's remaining streams.
-    let streams = Streams::default();
     let mut builder = auto::Builder::new(streams.clone());
     // `Activity::watch` has the header timeout, with all others.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
     let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING);
-    builder.http2().max_header_list_size(head_bytes);
+    builder.http2().timer(TokioTimer::new());
+    if let Some(keepalive) = activity.bounds().keepalive {
+        builder.http2().keep_alive_interval(keepalive).keep_alive_timeout(keepalive);
+    }
+    builder.http2().max_header_list_size(head_bytes).max_concurrent_streams(STREAMS);
+    builder.http2().initial_stream_window_size(WINDOW);
+    builder.http2().initial_connection_window_size(WINDOW * STREAMS).max_send_buf_size(SEND_BYTES);
     {
         let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), serve));
         let mut is_draining = false;
@@ -147,6 +235,26 @@ async fn connection<S: Serve>(
     }
     if let Some(tunnel) = activity.take_tunnel() {
         tunnel.carry(&activity).await;
+    }
+}
+
+/// Reads the rests of bodies that nothing else reads, until the connection ends or drains.
+#[derive(Clone)]
+pub(crate) struct Rests {
+    streams: Weak<Mutex<JoinSet<()>>>,
+    drains: watch::Receiver<bool>,
+}
+
+impl Rests {
+    pub(crate) fn read(&self, rest: impl Future<Output = ()> + Send + 'static) {
+        let Some(streams) = self.streams.upgrade() else { return };
+        let mut drains = self.drains.clone();
+        Streams(streams).execute(async move {
+            tokio::select! {
+                () = rest => {}
+                _ = drains.wait_for(|drains| *drains) => {}
+            }
+        });
     }
 }
 

@@ -9,7 +9,8 @@ use serde::Deserialize;
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::{ConfigError, Semaphore};
 
-use super::args::duration;
+use super::args::{duration, in_range};
+use super::descriptors;
 use super::peer::TrustedProxies;
 use super::progress::Bounds;
 use super::upstream::Upstream;
@@ -18,6 +19,9 @@ const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Below the timeout of most servers, so that the server seldom closes a connection first.
+const UPSTREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Less than the 30 s that Kubernetes gives a pod by default.
 const DRAIN: Duration = Duration::from_secs(25);
 
@@ -72,9 +76,23 @@ pub(crate) struct Site {
     #[arg(long, value_name = "TIME", value_parser = bound)]
     pub(crate) idle_timeout: Option<Bound>,
 
+    /// How long a connection to the upstream is kept without a request. TIME, or `none` [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = bound)]
+    pub(crate) upstream_idle_timeout: Option<Bound>,
+
+    /// How long a connection is silent before TCP, and PING of HTTP/2, probe whether the peer is still
+    /// there. One that does not answer for as long again is closed. TIME, or `none` [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = keepalive)]
+    pub(crate) keepalive: Option<Bound>,
+
     /// How long requests in flight may take after SIGTERM before they are cut off [default: 25s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) drain: Option<Duration>,
+
+    /// Connections of clients that may be open. A new one beyond that takes the place of the one that has been idle for
+    /// longest; if none is idle, it waits [default: half of the limit of file descriptors, less 32; at most 65536]
+    #[arg(long, value_name = "N", value_parser = max_connections)]
+    pub(crate) max_connections: Option<usize>,
 
     /// Serve /-/healthy, /-/ready and /-/metrics on a port of loopback, or on ADDR:PORT. --admin serves
     /// them, too
@@ -126,7 +144,10 @@ impl Site {
             header_timeout: self.header_timeout.or(other.header_timeout),
             upstream_timeout: self.upstream_timeout.or(other.upstream_timeout),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            upstream_idle_timeout: self.upstream_idle_timeout.or(other.upstream_idle_timeout),
+            keepalive: self.keepalive.or(other.keepalive),
             drain: self.drain.or(other.drain),
+            max_connections: self.max_connections.or(other.max_connections),
             status: self.status.or(other.status),
             access_log: self.access_log.or(other.access_log),
             access_log_keys: self.access_log_keys || other.access_log_keys,
@@ -147,7 +168,10 @@ impl Site {
             ("header-timeout", self.header_timeout == other.header_timeout),
             ("upstream-timeout", self.upstream_timeout == other.upstream_timeout),
             ("idle-timeout", self.idle_timeout == other.idle_timeout),
+            ("upstream-idle-timeout", self.upstream_idle_timeout == other.upstream_idle_timeout),
+            ("keepalive", self.keepalive == other.keepalive),
             ("drain", self.drain == other.drain),
+            ("max-connections", self.max_connections == other.max_connections),
             ("status", self.status == other.status),
             ("access-log", self.access_log == other.access_log),
             ("access-log-keys", self.access_log_keys == other.access_log_keys),
@@ -159,6 +183,10 @@ impl Site {
 
     pub(crate) fn listen(&self) -> SocketAddr {
         self.listen.unwrap_or(LISTEN)
+    }
+
+    pub(crate) fn max_connections(&self) -> usize {
+        self.max_connections.unwrap_or_else(descriptors::connections)
     }
 
     /// Whether probes and metrics are served.
@@ -176,6 +204,8 @@ impl Site {
             header: of(self.header_timeout, HEADER_TIMEOUT),
             upstream: of(self.upstream_timeout, UPSTREAM_TIMEOUT),
             idle: of(self.idle_timeout, IDLE_TIMEOUT),
+            upstream_idle: of(self.upstream_idle_timeout, UPSTREAM_IDLE_TIMEOUT),
+            keepalive: of(self.keepalive, KEEPALIVE),
             drain: self.drain.unwrap_or(DRAIN),
         }
     }
@@ -219,6 +249,10 @@ pub(crate) fn own_address(text: &str) -> Result<SocketAddr, &'static str> {
     port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")
 }
 
+pub(crate) fn max_connections(text: &str) -> Result<usize, String> {
+    in_range(text, 1, 1_000_000)
+}
+
 pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     match text {
         "none" => Ok(Bound(None)),
@@ -227,5 +261,15 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
             Ok(bound) => Ok(Bound(Some(bound))),
             Err(allowed) => Err(format!("{allowed}, or none")),
         },
+    }
+}
+
+/// TCP takes whole seconds.
+pub(crate) fn keepalive(text: &str) -> Result<Bound, String> {
+    match bound(text) {
+        Ok(Bound(Some(time))) if time < Duration::from_secs(1) => {
+            Err("allowed: 1s or more, or none".to_owned())
+        }
+        bound => bound,
     }
 }

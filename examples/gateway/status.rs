@@ -1,7 +1,6 @@
 //! Probes and metrics: `/-/healthy`, `/-/ready` and `/-/metrics`.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,8 +8,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 use tower_semaphore::ConnectionState;
 
 use super::app::Current;
@@ -32,11 +29,15 @@ pub(crate) struct Status {
 impl Status {
     /// Installs the metrics recorder: what happens before is not counted.
     pub(crate) fn new(current: &Arc<Current>) -> io::Result<Self> {
+        #[cfg(feature = "metrics")]
+        let prometheus = prometheus::install().map_err(io::Error::other)?;
+        #[cfg(feature = "metrics")]
+        super::counts::describe();
         Ok(Self {
             current: Arc::clone(current),
             is_draining: Arc::default(),
             #[cfg(feature = "metrics")]
-            prometheus: prometheus::install().map_err(io::Error::other)?,
+            prometheus,
         })
     }
 
@@ -51,20 +52,6 @@ impl Status {
             .route("/-/healthy", get(async || "healthy\n"))
             .route("/-/ready", get(move || async move { ready.ready().await }))
             .route("/-/metrics", get(move || async move { metrics.metrics() }))
-    }
-
-    /// Serves these routes until the task is aborted.
-    pub(crate) async fn serve(&self, address: SocketAddr) -> io::Result<JoinHandle<()>> {
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
-        tracing::info!("status on http://{}", listener.local_addr()?);
-        let app = self.router();
-        Ok(tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, app).await {
-                tracing::error!(%error, "the status address is no longer served");
-            }
-        }))
     }
 
     async fn ready(&self) -> (StatusCode, &'static str) {

@@ -7,6 +7,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::Instant;
 
+use super::access_log::Entry;
 use super::connection::Activity;
 use super::progress::until;
 
@@ -22,6 +23,7 @@ impl Tunnel {
     pub(crate) async fn carry(self, activity: &Arc<Activity>) {
         let Ok((client, upstream)) = tokio::try_join!(self.client, self.upstream) else { return };
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+        let _logged = Logged::new(activity);
         tokio::select! {
             end = copy_bidirectional(&mut client, &mut upstream) => {
                 if let Err(error) = end {
@@ -29,6 +31,28 @@ impl Tunnel {
                 }
             }
             () = stands_still(activity) => tracing::info!("an upgraded connection was idle for too long"),
+        }
+    }
+}
+
+/// The line of a tunnel in the access log; written when this is dropped.
+struct Logged<'a> {
+    activity: &'a Activity,
+    entry: Option<Entry>,
+    /// Bytes of the head, and of responses before it.
+    before: u64,
+}
+
+impl<'a> Logged<'a> {
+    fn new(activity: &'a Activity) -> Self {
+        Self { activity, entry: activity.take_entry(), before: activity.bytes_written() }
+    }
+}
+
+impl Drop for Logged<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = &mut self.entry {
+            entry.passed(self.activity.bytes_written() - self.before);
         }
     }
 }

@@ -28,6 +28,11 @@ impl Upstream {
     pub(crate) const ALLOWED: &str =
         "allowed: http://host[:port][/base], or h2c:// (HTTP/2) or https:// in place of http://";
 
+    /// Whether a URL that cannot be used may contain a password or a token.
+    pub(crate) fn may_be_secret(url: &str) -> bool {
+        url.contains(['@', '?'])
+    }
+
     /// The address to connect to.
     pub(crate) fn address(&self) -> Option<Uri> {
         let scheme = if self.protocol == Protocol::Https { Scheme::HTTPS } else { Scheme::HTTP };

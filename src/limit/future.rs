@@ -290,14 +290,15 @@ where
                         permit.refused(refusal.reason);
                     } else {
                         permit.for_body(&response, is_head);
-                        if settings.hold_until == HoldUntil::ResponseHead {
-                            permit.end();
-                        }
                     }
                     let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS
                         || (is_tunnel && response.status().is_success());
                     if is_upgraded {
                         permit.upgraded(abort);
+                    }
+                    // The connection holds a clone of its own.
+                    if settings.hold_until == HoldUntil::ResponseHead {
+                        permit.end();
                     }
                     let cut =
                         abort.then(|| match grpc.and_then(|_| Dialect::of(response.headers())) {

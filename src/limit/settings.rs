@@ -28,7 +28,8 @@ pub enum HoldUntil {
     /// Until the response body ends, fails or is dropped, so that a stream counts until its end.
     #[default]
     BodyEnd,
-    /// Until the inner service has responded. The response body does not count.
+    /// Until the inner service has responded. The response body does not count; a connection that is upgraded
+    /// counts until it ends, where the server holds permits so (see [`Connection`](super::Connection)).
     ResponseHead,
 }
 

@@ -252,12 +252,17 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
             "trusted-proxies = \"10.0.0.0/99\"\n",
             ":1: \"10.0.0.0/99\" cannot be used; allowed: networks and addresses",
         ),
+        (
+            "\nmax-connections = 0\n",
+            ":2: \"0\" cannot be used; allowed: a number from 1 to 1000000",
+        ),
         ("\nidle-timeout = \"0s\"\n", ":2: \"0s\" cannot be used; allowed: 1ms or more, or none"),
+        ("keepalive = \"500ms\"\n", ":1: \"500ms\" cannot be used; allowed: 1s or more, or none"),
         ("drain = 5\n", ":1: \"5\" cannot be used; allowed: a whole number with ms"),
         ("host = \"mine\"\n", ":1: unknown variant `mine`, expected `client` or `upstream`"),
         ("status = \"x\"\n", ":1: \"x\" cannot be used; allowed: a port, or an IP address"),
         ("[[rule]]\nlimit = 1\nprefix = \"/%zz\"\n", ":3: \"/%zz\" cannot be used; allowed: %"),
-        ("redis = 5\n", ":1: invalid type: integer `5`, expected a string"),
+        ("redis = 5\n", ":1: redis: not a string; allowed: text in quotes"),
         ("\n\n[[rule]]\nname = \"x\"\n", ":3: limit: not set; allowed: a number, or unlimited"),
         ("[[rule]]\nlimit = 2.5\n", ":2: \"2.5\" cannot be used; allowed: a number from 0 to"),
         (
@@ -285,7 +290,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ),
         (
             "[[rule]]\nlimit = 1\nkey = \"path\"\nlimit-for = { a = \"x\" }\n",
-            ":4: a: \"x\" cannot be used; allowed: a number from 0",
+            ":4: limit-for: \"x\" cannot be used; allowed: a number from 0",
         ),
         ("[[rule]]\nlimit = 1\nlocal-limit = 1\n", ":3: local-limit: allowed with on-unavailable"),
         (
@@ -303,15 +308,15 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ),
         (
             "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach-for = { a = \"x\" }\n",
-            ":4: a: \"x\" cannot be used; allowed: a number from 0",
+            ":4: each-for: \"x\" cannot be used; allowed: a number from 0",
         ),
         (
             "[[rule]]\nlimit = 1\nfair-by = \"path\"\nweight-for = { a = 0 }\n",
-            ":4: a: \"0\" cannot be used; allowed: a number from 1 to 64",
+            ":4: weight-for: \"0\" cannot be used; allowed: a number from 1 to 64",
         ),
         (
             "[[rule]]\nlimit = 1\nfair-by = \"path\"\nclass-for = { a = 8 }\n",
-            ":4: a: \"8\" cannot be used; allowed: a number from 0 to 7",
+            ":4: class-for: \"8\" cannot be used; allowed: a number from 0 to 7",
         ),
         (
             "[[rule]]\nlimit = 9\nfair-by = \"path\"\nheadroom = 2\n",

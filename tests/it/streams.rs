@@ -236,13 +236,18 @@ async fn a_connection_keeps_nothing_for_what_is_no_upgrade() {
         response.into_body().collect().await.unwrap();
     }
     empty(&stage.redis).await;
+}
 
-    // Nor where the permit is held to the head alone.
+#[tokio::test]
+async fn a_connection_keeps_the_permit_where_a_response_holds_it_to_the_head_alone() {
+    let stage = Stage::new();
     let head = stage.builder().hold_until(tower_semaphore::limit::HoldUntil::ResponseHead);
     let server = Server::start_holding(plain_sockets(head.build().unwrap())).await;
     let mut socket = open(&server).await;
-    empty(&stage.redis).await;
     say(&mut socket).await;
+    in_use(&stage.other, NAME, 1).await;
+    drop(socket);
+    empty(&stage.redis).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,10 @@
 //! The example gateway, byte by byte: what it takes, what it passes on, and when it gives up.
 
 mod config;
+mod config_secrets;
+mod connections;
+mod fields;
+mod logs;
 mod paths;
 mod peers;
 mod protocols;
@@ -8,8 +12,10 @@ mod requests;
 mod shutdown;
 mod smuggling;
 mod status;
+mod streams;
 mod time;
 mod upgrades;
+mod uploads;
 
 use crate::support::gateway::Gateway;
 use crate::support::wire::{Wire, WireServer};
@@ -23,8 +29,13 @@ struct Stage {
 impl Stage {
     /// With `--limit 1 --wait 0s`, and whatever else.
     async fn start(args: &[&str]) -> Self {
+        Self::waiting("0s", args).await
+    }
+
+    /// With `--limit 1`, for which a request waits that long.
+    async fn waiting(wait: &str, args: &[&str]) -> Self {
         let upstream = WireServer::start().await;
-        let args = [&["--limit", "1", "--wait", "0s"], args].concat();
+        let args = [&["--limit", "1", "--wait", wait], args].concat();
         let gateway = Gateway::start(&upstream.url(), &args);
         Self { upstream, gateway }
     }

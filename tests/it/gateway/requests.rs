@@ -114,6 +114,49 @@ async fn a_request_is_for_one_host() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_see_the_host_that_the_upstream_gets() {
+    let args = ["--key", "header:host", "--limit", "9", "--limit-for", "b.example=0"];
+    let gateway = echoing(&args).await;
+    for (request, status) in [
+        ("GET / HTTP/1.1\r\nhost: a.example\r\n\r\n", 200),
+        ("GET / HTTP/1.1\r\nhost: b.example\r\n\r\n", 429),
+        // One host has one spelling.
+        ("GET / HTTP/1.1\r\nhost: B.Example:\r\n\r\n", 429),
+        ("GET http://b.example/ HTTP/1.1\r\nhost: a.example\r\n\r\n", 429),
+        ("GET http://b.example/ HTTP/1.0\r\n\r\n", 429),
+        ("GET http://a.example/ HTTP/1.1\r\nhost: b.example\r\n\r\n", 200),
+    ] {
+        let (found, head) = seen(&gateway, request).await;
+        assert_eq!(found, status, "{request}: {head}");
+        assert!(status != 200 || head.contains("\r\nhost: a.example\r\n"), "{request}: {head}");
+    }
+    for (url, status) in
+        [("http://a.example/", 200), ("http://b.example/", 429), ("http://B.EXAMPLE/", 429)]
+    {
+        assert_eq!(by_http2(&gateway, http::Request::get(url)).await.0, status, "{url}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_see_the_cookies_that_the_upstream_gets() {
+    let args = ["--key", "header:cookie", "--limit", "9", "--limit-for", "a=1; b=2=0"];
+    let gateway = echoing(&args).await;
+    let cookies = |crumbs: &[&str]| {
+        let request = http::Request::get("http://shop.example/");
+        crumbs.iter().fold(request, |request, crumb| request.header("cookie", *crumb))
+    };
+    for (crumbs, status) in [
+        (&["a=1; b=2"] as &[_], 429),
+        (&["a=1", "b=2"], 429),
+        (&["a=1", "b=3"], 200),
+        (&["a=1"], 200),
+        (&["b=2", "a=1"], 200),
+    ] {
+        assert_eq!(by_http2(&gateway, cookies(crumbs)).await.0, status, "{crumbs:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_cannot_take_away_what_the_limit_goes_by() {
     let args =
         ["--key", "header:x-api-key", "--fair-by", "header:x-tenant", "--cost", "header:x-units"];

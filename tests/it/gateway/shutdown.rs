@@ -59,6 +59,20 @@ async fn a_stalled_upload_does_not_keep_the_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_behind_its_response_does_not_keep_the_process() {
+    let stage = Stage::start(&["--drain", "9s"]).await;
+    let request = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\nhal";
+    let (mut client, mut server, _) = stage.ask(request).await;
+    server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.status().await.0, 200);
+    let began = Instant::now();
+    stage.gateway.signal("TERM");
+    assert_eq!(client.rest().await, "");
+    assert_eq!(stage.gateway.exit().await, Some(0));
+    assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_upstream_does_not_keep_the_process() {
     let (redis, upstream, gateway) = start().await;
     let (_client, _server) = ask(&gateway, &upstream, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;

@@ -106,7 +106,7 @@ const CASES: &[(&str, &str, Fate)] = &[
         Rejected(400),
     ),
     (
-        "a name with an underscore is another name",
+        "a name with an underscore",
         "POST / HTTP/1.1\r\nhost: a\r\ntransfer_encoding: chunked\r\ncontent-length: 0\r\n\r\n",
         Passes("content-length: 0"),
     ),
@@ -273,4 +273,36 @@ async fn responses_that_are_none_are_a_502() {
     drop(server);
     assert_eq!(client.status().await.0, 200);
     assert!(!client.rest().await.ends_with("0\r\n\r\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_with_two_lengths_has_that_of_transfer_encoding() {
+    let stage = Stage::start(&[]).await;
+    for length in [3, 5, 500] {
+        let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        server
+            .send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n\
+                 5\r\nhello\r\n0\r\n\r\n"
+            ))
+            .await;
+        let (status, head) = client.status().await;
+        assert_eq!(status, 200);
+        assert!(!head.contains("content-length"), "{head}");
+        assert!(head.contains("\r\ntransfer-encoding: chunked\r\n"), "{head}");
+        assert_eq!(client.bytes(15).await, "5\r\nhello\r\n0\r\n\r\n");
+        // Nothing that such an upstream says behind it is a response.
+        assert_eq!(server.rest().await, "");
+    }
+    // A coding that the client was not told of would change what it reads.
+    for coding in ["gzip, chunked", "gzip", "chunked, chunked"] {
+        let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        server
+            .send(format!(
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+            ))
+            .await;
+        drop(server);
+        assert_eq!(client.status().await.0, 502, "{coding}");
+    }
 }

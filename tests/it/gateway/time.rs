@@ -152,3 +152,23 @@ async fn both_connections_ask_whether_the_peer_is_there() {
     }
     drop((client, server));
 }
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn how_soon_they_ask_can_be_set() {
+    let stage = Stage::start(&["--keepalive", "7s"]).await;
+    let (client, server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    for peer in [client.local(), stage.upstream.address()] {
+        let remote = format!(":{:04X}", peer.port());
+        let mut lines = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let timer = lines.find_map(|line| {
+            let when = line[5].strip_prefix("02:").filter(|_| line[2].ends_with(&remote))?;
+            u64::from_str_radix(when, 16).ok()
+        });
+        // In hundredths of a second.
+        let left = timer.unwrap_or_else(|| panic!("{peer}: {sockets}"));
+        assert!((1..=700).contains(&left), "{peer}: {left}");
+    }
+    drop((client, server));
+}

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -41,11 +41,17 @@ impl Gateway {
     }
 
     /// One that was started; waits until it listens.
-    pub(crate) fn running(mut process: Child) -> Self {
+    pub(crate) fn running(process: Child) -> Self {
+        Self::running_unread(process).0
+    }
+
+    /// The same, with the rest of its stdout.
+    pub(crate) fn running_unread(mut process: Child) -> (Self, BufReader<ChildStdout>) {
         let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut stdout = BufReader::new(process.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").expect("the line it prints").to_owned();
-        Self { process, url }
+        (Self { process, url }, stdout)
     }
 
     pub(crate) fn url(&self) -> &str {

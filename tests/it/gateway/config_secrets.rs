@@ -1,0 +1,80 @@
+//! Errors in the file and on the command line show no secret.
+
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+use crate::support::gateway::Gateway;
+
+const SECRET: &str = "8675309867530986753098";
+
+/// Runs it until it ends; what it prints.
+fn refused(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.stdin(Stdio::null()).output().unwrap();
+    assert!(!status.success());
+    String::from_utf8(stderr).unwrap()
+}
+
+#[test]
+fn errors_of_the_file_show_no_secret() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("gateway.toml");
+    let rule = "[[rule]]\nkey = \"header:x-api-key\"\nlimit = 1\n";
+    let mut cases = vec![
+        (format!("upstream = \"ftp://user:{SECRET}@host\"\n{rule}"), 1, "upstream"),
+        (format!("upstream = \"http://user:{SECRET}@host/\"\n{rule}"), 1, "upstream"),
+        (format!("upstream = {SECRET}\n{rule}"), 1, "upstream"),
+        (format!("redis = {SECRET}\n{rule}"), 1, ""),
+        (format!("redis = 86753098675309.5\n{rule}"), 1, "redis"),
+        (format!("redis = \"redis://:{SECRET}\n{rule}"), 1, ""),
+        (format!("{rule}limit-for = {{ {SECRET} = \"x\" }}\n"), 4, "limit-for"),
+        (format!("{rule}limit-for = {{ \"{SECRET}\" = \"x\" }}\n"), 4, "limit-for"),
+        (format!("{rule}limit-for = {{ \"{SECRET}\" = 1, {SECRET} = 2 }}\n"), 4, ""),
+        (format!("{rule}limit-for = {{ \"{SECRET}\" 1 }}\n"), 4, ""),
+        (format!("{rule}limit-for = \"{SECRET}\"\n"), 4, "limit-for"),
+        (format!("{rule}each-for = {{ \"{SECRET}\" = -1 }}\n"), 4, "each-for"),
+        (format!("{rule}weight-for = {{ \"{SECRET}\" = 99 }}\n"), 4, "weight-for"),
+        (format!("{rule}class-for = {{ \"{SECRET}\" = 99 }}\n"), 4, "class-for"),
+        (format!("{rule}[rule.limit-for]\n\"{SECRET}\" = \"x\"\n"), 4, "limit-for"),
+    ];
+    if cfg!(feature = "admin") {
+        cases.extend([
+            (format!("admin-token = {}\n{rule}", &SECRET[..17]), 1, "admin-token"),
+            (format!("admin-token = {SECRET}\n{rule}"), 1, ""),
+            (format!("admin-token = 867530986753.5\n{rule}"), 1, "admin-token"),
+            (format!("admin-token = [\"{SECRET}\"]\n{rule}"), 1, "admin-token"),
+            (format!("admin-token = x{SECRET}\n{rule}"), 1, ""),
+            (format!("admin-token = \"{SECRET}\n{rule}"), 1, ""),
+        ]);
+    }
+    let mut wrong = Vec::new();
+    for (contents, line, field) in cases {
+        std::fs::write(&file, &contents).unwrap();
+        let said = refused(Gateway::command().arg("--config").arg(&file));
+        let place = format!("gateway.toml:{line}: {field}");
+        if said.contains("86753") || !said.contains(&place) {
+            wrong.push(format!("{contents}: {said}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn errors_of_the_command_line_show_no_secret() {
+    let url = format!("http://user:{SECRET}@host/");
+    let (bad, twice) = (format!("{SECRET}=x"), format!("{SECRET}=1"));
+    let keyed = ["--limit", "1", "--key", "path"];
+    let cases: [(&[&str], &str); 6] = [
+        (&["--upstream", &url], "--upstream"),
+        (&["--limit-for", &bad], "--limit-for"),
+        (&["--fair-by", "path", "--each-for", &bad], "--each-for"),
+        (&["--fair-by", "path", "--weight-for", &bad], "--weight-for"),
+        (&["--fair-by", "path", "--class-for", &bad], "--class-for"),
+        (&["--limit-for", &twice, "--limit-for", &twice], "--limit-for"),
+    ];
+    for (args, flag) in cases {
+        let said = refused(Gateway::command().args(keyed).args(args));
+        assert!(!said.contains(SECRET) && said.contains(flag), "{args:?}: {said}");
+        assert!(said.contains("allowed:"), "{args:?}: {said}");
+    }
+}
