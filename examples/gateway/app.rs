@@ -10,9 +10,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use futures_util::future::join_all;
 use tower::ServiceExt;
-use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Limit, Name, Semaphore};
+use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
 
 use super::access_log::Journey;
 use super::args::{Args, Rule};
@@ -89,33 +88,18 @@ impl Current {
         *self.app.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&app);
         for (rule, lately) in &before.rules {
             if let Some((new, _)) = app.rules.iter().find(|(new, _)| new.name == rule.name) {
-                self.let_in(rule, new, lately).await;
+                self.let_in(new, lately);
             }
         }
         Ok(())
     }
 
-    /// Wakes waiting requests where a limit was raised. Each call is judged by the limit that its caller
-    /// supplies, so one call with the new limit grants permits to requests that queued under the old one.
-    async fn let_in(&self, old: &Rule, new: &Rule, lately: &Lately) {
-        let keys = lately.keys();
-        let is_raised = |old, new| match (old, new) {
-            (Limit::Permits(old), Limit::Permits(new)) => old < new,
-            (Limit::Permits(_), Limit::Unlimited) => true,
-            (Limit::Unlimited, _) => false,
-        };
-        let raised = keys.iter().filter(|key| {
-            is_raised(old.limit_of(key), new.limit_of(key))
-                || is_raised(old.shared_limit_of(key), new.shared_limit_of(key))
-        });
-        let tries = raised.map(|key| {
-            let limit = new.limit_of(key);
-            let permits = if let Limit::Permits(permits) = limit { permits } else { u32::MAX };
-            let (ask, policy) = new.ask_again(key, permits);
-            async move { self.semaphore.try_acquire(ask, &policy).await }
-        });
-        // These calls need no permit of their own.
-        drop(join_all(tries).await);
+    /// Takes the new limits to the requests that wait: each is judged by the limit that it was made with.
+    fn let_in(&self, new: &Rule, lately: &Lately) {
+        for key in lately.keys() {
+            let (name, policy) = new.now(&key);
+            self.semaphore.update_waiting(name, &policy);
+        }
     }
 
     fn app(&self) -> Arc<App> {

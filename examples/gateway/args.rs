@@ -328,22 +328,13 @@ impl Rule {
         of(&self.limit_for, key).or(self.limit).unwrap_or(Limit::Unlimited)
     }
 
-    /// A request that exists only to have waiters granted under the rule as it is now.
-    pub(crate) fn ask_again(&self, key: &Name, permits: u32) -> (Ask, Policy) {
-        let ask = Ask::of(Name::new(&self.name).join(key));
-        let is_fair = self.fair_by.is_some() || self.cost.is_some();
-        let ask = if is_fair { ask.by("gateway").class(Ask::MAX_CLASS) } else { ask };
+    /// The name that counts the requests of this key, and what they are judged by.
+    pub(crate) fn now(&self, key: &Name) -> (Name, Policy) {
+        let permits =
+            if let Limit::Permits(permits) = self.limit_of(key) { permits } else { u32::MAX };
         // A limit of 0 has no room for a headroom.
         let policy = Policy::builder(permits).headroom(self.headroom).build();
-        (ask, policy.unwrap_or_else(|_| Policy::new(permits)))
-    }
-
-    /// Permits of this key that all classes may take.
-    pub(crate) fn shared_limit_of(&self, key: &Name) -> Limit {
-        match self.limit_of(key) {
-            Limit::Permits(permits) => Limit::Permits(permits.saturating_sub(self.headroom)),
-            limit => limit,
-        }
+        (Name::new(&self.name).join(key), policy.unwrap_or_else(|_| Policy::new(permits)))
     }
 
     pub(crate) const fn has_cost(&self) -> bool {

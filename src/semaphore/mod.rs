@@ -314,6 +314,37 @@ impl Semaphore {
         self.acquire(ask, &policy)
     }
 
+    /// Applies limit and headroom of `policy` to the requests for `name` that wait in this process.
+    ///
+    /// A request is judged by the policy that it was made with. Where settings are reloaded, this takes the new ones to
+    /// the requests that came before. They keep their turn, and those that the new limit lets in have their permit with
+    /// the next call, about a round trip later. Permits that are held stay held. Other processes reload by themselves;
+    /// [`set_limit`](Self::set_limit) changes the limit for all of them at once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_semaphore::AcquireError> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let one = semaphore.acquire("api", &Policy::new(1)).await?;
+    /// let waits = tokio::spawn(semaphore.acquire("api", &Policy::new(1)));
+    /// # tokio::task::yield_now().await;
+    /// semaphore.update_waiting("api", &Policy::new(2));
+    /// let two = waits.await.expect("no panic")?;
+    /// # drop((one, two)); Ok(()) }
+    /// ```
+    pub fn update_waiting(&self, name: impl Into<crate::Name>, policy: &Policy) {
+        let node = &self.handle.node;
+        let Some(shared) = node.sessions.get(name.into().as_str()) else { return };
+        let limit = if let Limit::Permits(limit) = policy.limit { limit } else { u32::MAX };
+        node.act(&shared, node.now(), |session, now| {
+            session.handle_policy(limit, policy.headroom, now);
+        });
+    }
+
     /// Has the background tasks visit something from time to time, as long as they run.
     pub(crate) fn visit(&self, visited: Weak<dyn Visited>) {
         let node = &self.handle.node;

@@ -328,3 +328,39 @@ fn the_id_of_a_place_says_what_it_is_judged_by_if_it_may_wait() {
     let call = rig.call().expect("a call");
     assert_eq!((call.limit, call.for_all), (1, true));
 }
+
+#[test]
+fn requests_that_wait_are_judged_by_a_new_limit_and_keep_their_turn() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let (first, second) = (rig.request(), rig.request());
+    rig.settle();
+    let (before, tickets) = (rig.id(first), |rig: &Rig| {
+        let mut waiting: Vec<_> =
+            rig.ledger.places().filter_map(|(id, _, ticket)| Some((ticket?, id.bound))).collect();
+        waiting.sort_unstable();
+        waiting
+    });
+    let old = tickets(&rig);
+    let now = rig.now();
+    rig.session.handle_policy(2, 0, now);
+    let calls = rig.settle();
+    assert!(matches!(&calls[..], [Op::Release { .. }, Op::Reassert { .. }, ..]), "{calls:?}");
+    assert_ne!(rig.id(first), before);
+    assert_eq!((rig.progress(first), rig.progress(second)), (Progress::Held, Progress::Waiting));
+    let bound = Some(Bound { limit: 2, headroom: 0 });
+    assert_eq!(tickets(&rig), [(old[1].0, bound)]);
+    assert_eq!(rig.places().len(), 3, "nothing of before is left");
+    // The same once more changes nothing.
+    let now = rig.now();
+    rig.session.handle_policy(2, 0, now);
+    assert_eq!(rig.settle(), []);
+    // While the backend is away, it is known when that is back.
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    rig.session.handle_policy(3, 0, now);
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!(rig.progress(second), Progress::Held);
+    assert_eq!(rig.places().len(), 3);
+}
