@@ -315,8 +315,10 @@ pub enum Answer {
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
     },
-    /// This call failed. Others of its batch may have succeeded.
+    /// This call failed, and may or may not have been carried out. Others of its batch may have succeeded.
     Failed(BackendError),
+    /// The server refused this call, and did nothing of it. Others of its batch may have succeeded.
+    Refused(BackendError),
     /// Nothing was done: another server counts this semaphore now. Ask [`Backend::shard`] again.
     Moved,
 }

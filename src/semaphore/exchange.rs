@@ -30,6 +30,8 @@ use super::shared_session::{SharedSession, call_of};
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
 use crate::error::BackendError;
 use crate::protocol::call::Op;
+use crate::protocol::session::Session;
+use crate::protocol::time::Time;
 
 /// The most unanswered writes.
 const WRITES_MAX: usize = 64;
@@ -422,11 +424,10 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
                 });
             }
             Answer::Failed(error) => {
-                node.counts.meter.answered(&call.op, false, after);
-                node.counts.log_refused_call(shared.name(), &error);
-                node.act_in(sender, now, Some(&error), |session, now| {
-                    session.handle_call_error(&call.op, now);
-                });
+                failed(node, sender, &call.op, &error, (now, after), Session::handle_call_error);
+            }
+            Answer::Refused(error) => {
+                failed(node, sender, &call.op, &error, (now, after), Session::handle_call_refused);
             }
         }
     }
@@ -435,6 +436,20 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
         node.sessions.timers.wake();
     }
     woken
+}
+
+/// Passes the failure of a call to its session.
+fn failed(
+    node: &Node,
+    sender: &(Arc<SharedSession>, u64),
+    op: &Op,
+    error: &BackendError,
+    (now, after): (Time, Duration),
+    handle: fn(&mut Session, &Op, Time),
+) {
+    node.counts.meter.answered(op, false, after);
+    node.counts.log_refused_call(sender.0.name(), error);
+    node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
 }
 
 pub(super) fn closed() -> BackendError {

@@ -103,10 +103,15 @@ impl Connection for RedisConnection {
             let mut answers = Vec::with_capacity(values.len());
             for (i, (call, value)) in calls.iter().zip(values).enumerate() {
                 answers.push(match value {
-                    Value::ServerError(error) => match failure(error.into(), member.as_ref())? {
-                        QueryError::Moved => Answer::Moved,
-                        QueryError::Failed(error) => Answer::Failed(error),
-                    },
+                    Value::ServerError(error) => {
+                        let error = error.into();
+                        let did_nothing = error::did_nothing(&error);
+                        match failure(error, member.as_ref())? {
+                            QueryError::Moved => Answer::Moved,
+                            QueryError::Failed(error) if did_nothing => Answer::Refused(error),
+                            QueryError::Failed(error) => Answer::Failed(error),
+                        }
+                    }
                     value => calls::answer(call, &value, late.contains(&i)),
                 });
             }

@@ -150,7 +150,7 @@ impl RedisBackend {
             op,
         });
         for answer in opened.send(Arc::from(calls)).await? {
-            if let Answer::Failed(error) = answer {
+            if let Answer::Failed(error) | Answer::Refused(error) = answer {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
         }

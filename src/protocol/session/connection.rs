@@ -1,6 +1,7 @@
 //! A connection opens, and breaks.
 
 use super::local::LocalQueue;
+use super::place::Sent;
 use super::{Session, State};
 use crate::protocol::call::Op;
 use crate::protocol::time::Time;
@@ -41,7 +42,7 @@ impl Session {
         self.take_calls_back();
         self.renewals.clear();
         self.releases.extend(self.deferred.drain(..));
-        (self.release_at, self.renew_at) = (None, None);
+        (self.release_at, self.release_pause, self.renew_at) = (None, None, None);
         // Whether a place is gone is asked again.
         self.ask_revocations = false;
         for check in std::mem::take(&mut self.revocation_checks) {
@@ -69,7 +70,7 @@ impl Session {
                     // A hint that was kept is of the connection before, and perhaps of data before. An
                     // id that was sent stays as it is.
                     *hint = None;
-                    if !*sent {
+                    if *sent == Sent::No {
                         place.poll_only = poll_only;
                     }
                     joins.push((place.arrival, place.n));
