@@ -116,14 +116,22 @@ pub trait Backend: Send + Sync + 'static {
         shard: &'a Shard,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>>;
 
-    /// Whether grants pause for one lease after data may have been lost.
-    fn quarantines(&self) -> bool {
-        false
+    /// For how long grants pause at least after data may have been lost, if they do: for one lease of the process in any
+    /// case.
+    fn quarantine(&self) -> Option<Duration> {
+        None
     }
 
     /// How long a call may go unanswered before its connection is closed.
     fn response_timeout(&self) -> Duration {
         Duration::from_millis(500)
+    }
+
+    /// For how long the machine has been suspended so far: by that much the clock of [`Instant`] stood still, and
+    /// leases went on. `None`: the process reads that from the system. A backend in this process needs none of it,
+    /// because its leases stand still as well.
+    fn suspended(&self) -> Option<Duration> {
+        None
     }
 
     /// The random seed of one process, from which its id and its jitter derive. The id must be unguessable: with it,
@@ -147,8 +155,22 @@ pub enum AfterLoss {
     #[default]
     Continue,
     /// Grants nothing for one lease; requests wait meanwhile, or are rejected if they may not wait. The limit holds
-    /// throughout.
+    /// throughout, if all processes use the same lease for a name: each process knows only its own.
     Quarantine,
+    /// As [`Quarantine`](Self::Quarantine), and for this long at least: where leases differ, the longest that any
+    /// process uses. At most [`Policy::MAX_LEASE`](crate::Policy::MAX_LEASE).
+    QuarantineFor(Duration),
+}
+
+impl AfterLoss {
+    /// For how long a quarantine lasts at least, if there is one.
+    const fn quarantine(self) -> Option<Duration> {
+        match self {
+            Self::Continue => None,
+            Self::Quarantine => Some(Duration::ZERO),
+            Self::QuarantineFor(duration) => Some(duration),
+        }
+    }
 }
 
 /// A connection to a backend, from its opening to its first failure.

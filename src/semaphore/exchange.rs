@@ -68,6 +68,8 @@ struct Batch {
     calls: Arc<[AddressedCall]>,
     senders: Vec<(Arc<SharedSession>, u64)>,
     sent: Instant,
+    /// The same, from which leases count.
+    sent_at: Time,
     cost: Cost,
 }
 
@@ -347,13 +349,14 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost) -> Option<Batch>
         return None;
     }
     let sent = Instant::now();
+    let sent_at = node.clock.time(sent);
     let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), Cost::default());
     let all = ALL.write.min(ALL.unanswered.saturating_sub(on_its_way.all));
     while cost.all < all
         && let Some(shared) = server.outbox.pop_now()
     {
         cost.all +=
-            collect_of(node, server, shared, all - cost.all, sent, &mut calls, &mut senders);
+            collect_of(node, server, shared, all - cost.all, sent_at, &mut calls, &mut senders);
     }
     let room = BACKGROUND.unanswered.saturating_sub(on_its_way.background);
     // Beside the calls that requests wait for, not after them: leases end under load as well.
@@ -362,10 +365,11 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost) -> Option<Batch>
         && let Some(shared) = server.outbox.pop_background()
     {
         let left = background - cost.background;
-        cost.background += collect_of(node, server, shared, left, sent, &mut calls, &mut senders);
+        cost.background +=
+            collect_of(node, server, shared, left, sent_at, &mut calls, &mut senders);
     }
     cost.all += cost.background;
-    (!calls.is_empty()).then(|| Batch { calls: calls.into(), senders, sent, cost })
+    (!calls.is_empty()).then(|| Batch { calls: calls.into(), senders, sent, sent_at, cost })
 }
 
 /// Collects the calls of one session, within the bounds. Returns their cost.
@@ -374,7 +378,7 @@ pub(super) fn collect_of(
     server: &Arc<Server>,
     shared: Arc<SharedSession>,
     room: usize,
-    sent: Instant,
+    now: Time,
     calls: &mut Vec<AddressedCall>,
     senders: &mut Vec<(Arc<SharedSession>, u64)>,
 ) -> usize {
@@ -383,7 +387,7 @@ pub(super) fn collect_of(
     if !Arc::ptr_eq(&state.server, server) || state.queued.take().is_none() {
         return 0;
     }
-    let (stay, mut cost, now) = (state.stay, 0, node.clock.time(sent));
+    let (stay, mut cost) = (state.stay, 0);
     while cost < room {
         let Some(call) = state.session.poll_call(now) else { return cost };
         cost += CALL_COST + call.op.places();
@@ -401,7 +405,7 @@ pub(super) fn collect_of(
 /// Passes answers to their sessions. Returns how many requests may have been woken.
 fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
     let mut woken = 0;
-    let [sent, now] = [batch.sent, Instant::now()].map(|at| node.clock.time(at));
+    let (sent, now) = (batch.sent_at, node.clock.now());
     let after = now.since(sent);
     for ((call, sender), answer) in batch.calls.iter().zip(&batch.senders).zip(answers) {
         let (shared, stay) = sender;

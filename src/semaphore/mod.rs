@@ -30,6 +30,7 @@ mod server;
 mod servers;
 mod sessions;
 mod shared_session;
+mod suspension;
 mod tallies;
 mod tasks;
 mod tenants;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts, Health};
@@ -65,12 +65,13 @@ impl Node {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         BackendMeter::register(backend.embedded().is_some());
         let seed = backend.seed();
-        let (id, clock, counts) = (NodeId::new(seed), Clock::new(), Arc::<Counts>::default());
+        let (id, counts) = (NodeId::new(seed), Arc::<Counts>::default());
+        let clock = Clock::new(Arc::clone(&backend));
         let node = Arc::new(Self {
             id,
-            clock,
+            clock: clock.clone(),
             sessions: Sessions::new(),
-            servers: Servers::new(clock, Arc::clone(&counts), backend.quarantines()),
+            servers: Servers::new(clock, Arc::clone(&counts), backend.quarantine()),
             overrides: OverrideCache::new(backend.key(OVERRIDES)),
             questions: Questions::default(),
             counts,
@@ -218,7 +219,7 @@ impl Node {
 
     /// Returns the current time.
     pub(super) fn now(&self) -> Time {
-        self.clock.time(Instant::now())
+        self.clock.now()
     }
 
     /// Tells a session of a new connection of its server.
@@ -293,7 +294,7 @@ impl Node {
         let mut replaced = None;
         if let Some(due) = timeout.filter(|_| !is_over) {
             let timers = &self.sessions.timers;
-            let timer = timers.push(Arc::clone(shared), self.clock.instant(due));
+            let timer = timers.push(Arc::clone(shared), due);
             replaced = state.set_timer(timer, due).and_then(|timer| timers.remove(timer));
         }
         // The tasks end with the last busy session.
@@ -412,7 +413,7 @@ impl Node {
         let before = state.moved_at.replace(now);
         if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {
             state.held_until = Some(now + REDIRECT_PAUSE);
-            self.sessions.timers.push(Arc::clone(shared), self.clock.instant(now + REDIRECT_PAUSE));
+            self.sessions.timers.push(Arc::clone(shared), now + REDIRECT_PAUSE);
         }
         // Read after the move: a later change of the server's state finds this session.
         if server.is_up() {

@@ -94,6 +94,8 @@ mod stacks;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod streams;
 mod support;
+#[cfg(feature = "redis")]
+mod suspension;
 #[cfg(feature = "tls")]
 mod tls;
 mod traces;

@@ -223,8 +223,8 @@ impl Backend for RedisBackend {
         opened.map(|opened| Ok(opened?.map(|connection| Arc::new(connection) as _))).boxed()
     }
 
-    fn quarantines(&self) -> bool {
-        self.after_loss == AfterLoss::Quarantine
+    fn quarantine(&self) -> Option<Duration> {
+        self.after_loss.quarantine()
     }
 
     fn response_timeout(&self) -> Duration {
