@@ -24,6 +24,8 @@ mod conformance_fair;
 mod dashboard;
 #[cfg(feature = "redis")]
 mod deploy;
+#[cfg(feature = "redis")]
+mod detours;
 mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;

@@ -16,6 +16,7 @@ mod queries;
 mod scripts;
 mod sentinel;
 mod slots;
+mod tenanted;
 #[cfg_attr(not(feature = "tls-no-provider"), path = "tls_disabled.rs")]
 mod tls;
 mod url;
