@@ -70,7 +70,8 @@ pub const ALL_NAMES: &str = "*";
 /// The seam between a process and the place where permits are counted. Unstable: it may change in any release before
 /// 1.0.
 pub trait Backend: Send + Sync + 'static {
-    /// Sets the calling process and the mailbox for its hints. Called once, before anything else.
+    /// Sets the calling process and the mailbox for its hints. Called once, before a connection is opened and before
+    /// anything is asked.
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>);
 
     /// The key of the semaphore of this name.

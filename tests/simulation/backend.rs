@@ -54,7 +54,6 @@ struct PortState {
     /// overrides.
     homes: Vec<usize>,
     servers: usize,
-    node: Option<NodeId>,
     mailbox: Option<Weak<dyn Mailbox>>,
     /// Answers that were seen, for faults that are planted.
     seen: u64,
@@ -301,8 +300,8 @@ impl Port {
     }
 
     /// The process's id.
-    pub fn node(&self) -> Option<NodeId> {
-        self.state().node
+    pub const fn node(&self) -> Option<NodeId> {
+        Some(NodeId::new(self.seed))
     }
 
     /// The most writes that went unanswered at a time, over one connection.
@@ -481,10 +480,8 @@ pub fn name_of(key: &str) -> Option<usize> {
 pub struct SimBackend(pub Arc<Port>);
 
 impl Backend for SimBackend {
-    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
-        let mut state = self.0.state();
-        state.node = Some(node);
-        state.mailbox = Some(mailbox);
+    fn attach(&self, _: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.state().mailbox = Some(mailbox);
     }
 
     fn key(&self, name: &str) -> Arc<str> {
@@ -1428,7 +1425,7 @@ fn list(ledger: Option<&Book>, now: u64, most: u32) -> Listing {
 
 impl std::fmt::Debug for PortState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PortState").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("PortState").field("homes", &self.homes).finish_non_exhaustive()
     }
 }
 
