@@ -239,6 +239,10 @@ impl Backend for MemoryBackend {
         Some(self)
     }
 
+    fn suspended(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
+    }
+
     fn connect<'a>(
         &'a self,
         _: &'a Shard,

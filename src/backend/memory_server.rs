@@ -1,6 +1,7 @@
 //! A server in this process, reached over connections that can break.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
@@ -180,8 +181,12 @@ impl Backend for MemoryServer {
         ready(Ok(Some(Arc::new(line) as _))).boxed()
     }
 
-    fn quarantines(&self) -> bool {
-        self.after_loss == AfterLoss::Quarantine
+    fn quarantine(&self) -> Option<Duration> {
+        self.after_loss.quarantine()
+    }
+
+    fn suspended(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
     }
 }
 

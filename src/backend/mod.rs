@@ -70,7 +70,8 @@ pub const ALL_NAMES: &str = "*";
 /// The seam between a process and the place where permits are counted. Unstable: it may change in any release before
 /// 1.0.
 pub trait Backend: Send + Sync + 'static {
-    /// Sets the calling process and the mailbox for its hints. Called once, before anything else.
+    /// Sets the calling process and the mailbox for its hints. Called once, before a connection is opened and before
+    /// anything is asked.
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>);
 
     /// The key of the semaphore of this name.
@@ -116,14 +117,22 @@ pub trait Backend: Send + Sync + 'static {
         shard: &'a Shard,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>>;
 
-    /// Whether grants pause for one lease after data may have been lost.
-    fn quarantines(&self) -> bool {
-        false
+    /// For how long grants pause at least after data may have been lost, if they do: for one lease of the process in any
+    /// case.
+    fn quarantine(&self) -> Option<Duration> {
+        None
     }
 
     /// How long a call may go unanswered before its connection is closed.
     fn response_timeout(&self) -> Duration {
         Duration::from_millis(500)
+    }
+
+    /// For how long the machine has been suspended so far: by that much the clock of [`Instant`] stood still, and
+    /// leases went on. `None`: the process reads that from the system. A backend in this process needs none of it,
+    /// because its leases stand still as well.
+    fn suspended(&self) -> Option<Duration> {
+        None
     }
 
     /// The random seed of one process, from which its id and its jitter derive. The id must be unguessable: with it,
@@ -147,8 +156,22 @@ pub enum AfterLoss {
     #[default]
     Continue,
     /// Grants nothing for one lease; requests wait meanwhile, or are rejected if they may not wait. The limit holds
-    /// throughout.
+    /// throughout, if all processes use the same lease for a name: each process knows only its own.
     Quarantine,
+    /// As [`Quarantine`](Self::Quarantine), and for this long at least: where leases differ, the longest that any
+    /// process uses. At most [`Policy::MAX_LEASE`](crate::Policy::MAX_LEASE).
+    QuarantineFor(Duration),
+}
+
+impl AfterLoss {
+    /// For how long a quarantine lasts at least, if there is one.
+    const fn quarantine(self) -> Option<Duration> {
+        match self {
+            Self::Continue => None,
+            Self::Quarantine => Some(Duration::ZERO),
+            Self::QuarantineFor(duration) => Some(duration),
+        }
+    }
 }
 
 /// A connection to a backend, from its opening to its first failure.
@@ -315,8 +338,10 @@ pub enum Answer {
         /// Whether calls that were sent later may have been carried out before this one.
         late: bool,
     },
-    /// This call failed. Others of its batch may have succeeded.
+    /// This call failed, and may or may not have been carried out. Others of its batch may have succeeded.
     Failed(BackendError),
+    /// The server refused this call, and did nothing of it. Others of its batch may have succeeded.
+    Refused(BackendError),
     /// Nothing was done: another server counts this semaphore now. Ask [`Backend::shard`] again.
     Moved,
 }

@@ -37,6 +37,13 @@ impl Time {
     }
 }
 
+impl Time {
+    /// The moment this long before; `None` if that is before the epoch.
+    pub(crate) fn checked_sub(self, duration: Duration) -> Option<Self> {
+        self.0.checked_sub(Self::since_epoch(duration).0).map(Self)
+    }
+}
+
 impl Add<Duration> for Time {
     type Output = Self;
 

@@ -25,7 +25,11 @@ const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
 pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
     let mut backoff = BACKOFF.0;
     loop {
-        let used = match node.backend().connect(server.shard()).await {
+        let connected = match node.check_identity() {
+            Ok(()) => node.backend().connect(server.shard()).await,
+            Err(error) => Err(error),
+        };
+        let used = match connected {
             Ok(Some(connection)) => use_up(&node, &server, &connection).await.map(Some),
             Ok(None) => Ok(None),
             Err(error) => Err(error),

@@ -30,6 +30,8 @@ use super::shared_session::{SharedSession, call_of};
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
 use crate::error::BackendError;
 use crate::protocol::call::Op;
+use crate::protocol::session::Session;
+use crate::protocol::time::Time;
 
 /// The most unanswered writes.
 const WRITES_MAX: usize = 64;
@@ -66,6 +68,8 @@ struct Batch {
     calls: Arc<[AddressedCall]>,
     senders: Vec<(Arc<SharedSession>, u64)>,
     sent: Instant,
+    /// The same, from which leases count.
+    sent_at: Time,
     cost: Cost,
 }
 
@@ -345,13 +349,14 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost) -> Option<Batch>
         return None;
     }
     let sent = Instant::now();
+    let sent_at = node.clock.time(sent);
     let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), Cost::default());
     let all = ALL.write.min(ALL.unanswered.saturating_sub(on_its_way.all));
     while cost.all < all
         && let Some(shared) = server.outbox.pop_now()
     {
         cost.all +=
-            collect_of(node, server, shared, all - cost.all, sent, &mut calls, &mut senders);
+            collect_of(node, server, shared, all - cost.all, sent_at, &mut calls, &mut senders);
     }
     let room = BACKGROUND.unanswered.saturating_sub(on_its_way.background);
     // Beside the calls that requests wait for, not after them: leases end under load as well.
@@ -360,10 +365,11 @@ fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost) -> Option<Batch>
         && let Some(shared) = server.outbox.pop_background()
     {
         let left = background - cost.background;
-        cost.background += collect_of(node, server, shared, left, sent, &mut calls, &mut senders);
+        cost.background +=
+            collect_of(node, server, shared, left, sent_at, &mut calls, &mut senders);
     }
     cost.all += cost.background;
-    (!calls.is_empty()).then(|| Batch { calls: calls.into(), senders, sent, cost })
+    (!calls.is_empty()).then(|| Batch { calls: calls.into(), senders, sent, sent_at, cost })
 }
 
 /// Collects the calls of one session, within the bounds. Returns their cost.
@@ -372,7 +378,7 @@ pub(super) fn collect_of(
     server: &Arc<Server>,
     shared: Arc<SharedSession>,
     room: usize,
-    sent: Instant,
+    now: Time,
     calls: &mut Vec<AddressedCall>,
     senders: &mut Vec<(Arc<SharedSession>, u64)>,
 ) -> usize {
@@ -381,7 +387,7 @@ pub(super) fn collect_of(
     if !Arc::ptr_eq(&state.server, server) || state.queued.take().is_none() {
         return 0;
     }
-    let (stay, mut cost, now) = (state.stay, 0, node.clock.time(sent));
+    let (stay, mut cost) = (state.stay, 0);
     while cost < room {
         let Some(call) = state.session.poll_call(now) else { return cost };
         cost += CALL_COST + call.op.places();
@@ -399,7 +405,7 @@ pub(super) fn collect_of(
 /// Passes answers to their sessions. Returns how many requests may have been woken.
 fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
     let mut woken = 0;
-    let [sent, now] = [batch.sent, Instant::now()].map(|at| node.clock.time(at));
+    let (sent, now) = (batch.sent_at, node.clock.now());
     let after = now.since(sent);
     for ((call, sender), answer) in batch.calls.iter().zip(&batch.senders).zip(answers) {
         let (shared, stay) = sender;
@@ -422,11 +428,10 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
                 });
             }
             Answer::Failed(error) => {
-                node.counts.meter.answered(&call.op, false, after);
-                node.counts.log_refused_call(shared.name(), &error);
-                node.act_in(sender, now, Some(&error), |session, now| {
-                    session.handle_call_error(&call.op, now);
-                });
+                failed(node, sender, &call.op, &error, (now, after), Session::handle_call_error);
+            }
+            Answer::Refused(error) => {
+                failed(node, sender, &call.op, &error, (now, after), Session::handle_call_refused);
             }
         }
     }
@@ -435,6 +440,20 @@ fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
         node.sessions.timers.wake();
     }
     woken
+}
+
+/// Passes the failure of a call to its session.
+fn failed(
+    node: &Node,
+    sender: &(Arc<SharedSession>, u64),
+    op: &Op,
+    error: &BackendError,
+    (now, after): (Time, Duration),
+    handle: fn(&mut Session, &Op, Time),
+) {
+    node.counts.meter.answered(op, false, after);
+    node.counts.log_refused_call(sender.0.name(), error);
+    node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
 }
 
 pub(super) fn closed() -> BackendError {

@@ -7,6 +7,7 @@ mod close;
 mod driver;
 mod exchange;
 mod health;
+mod identity;
 mod inspect;
 mod inspection;
 mod instrument;
@@ -30,6 +31,7 @@ mod server;
 mod servers;
 mod sessions;
 mod shared_session;
+mod suspension;
 mod tallies;
 mod tasks;
 mod tenants;
@@ -94,6 +96,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// in the runtime of the first request. If the process has several runtimes, each one in which requests are made, or
 /// a [loss](Permit::lost) is waited for, can take over: when the first runtime is shut down, or is not driven for two
 /// seconds, another renews the leases and asks the backend. Until then nothing is answered in the other runtimes.
+///
+/// A process gets its identity with the first use of its semaphore. One that was only made before a fork can be used in
+/// each child; one that was used before fails there with [`Unavailable`](crate::AcquireError::Unavailable), because the
+/// child would take the parent's permits for its own. A snapshot of a whole process or machine copies the identity
+/// unnoticed: use the semaphore only after such a snapshot is restored.
 ///
 /// A current-thread runtime does nothing while it is not driven. When the last runtime is shut down before the
 /// semaphore is, a warning is logged, and permits that are still held end with their leases. Call
@@ -446,6 +453,6 @@ impl Drop for Handle {
 
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore").field("node", &self.handle.node.id()).finish_non_exhaustive()
+        f.debug_struct("Semaphore").field("node", &self.handle.node).finish_non_exhaustive()
     }
 }

@@ -3,16 +3,17 @@
 //! Every change of a session ends in [`Node::finish`]: act, then post what is to be sent, then wake the tasks that
 //! wait for it.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts, Health};
+use super::identity::Identity;
 use super::overrides::OverrideCache;
 use super::peers::Questions;
 use super::policy::ANSWER_TIMEOUT;
@@ -23,7 +24,7 @@ use super::sessions::{Remembered, SESSIONS_AT_A_TIME, Sessions};
 use super::shared_session::{SessionState, SharedSession, no_answer};
 use super::tasks::Tasks;
 use crate::backend::{
-    Backend, Counter, Embedded, Mailbox, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
+    Backend, Counter, Embedded, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
@@ -32,8 +33,8 @@ use crate::name::Name;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Connected, Session, Urgency};
 use crate::protocol::time::Time;
+use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
-use crate::sync::{Mutex, MutexGuard, lock};
 
 /// The most redirects that a query follows.
 const REDIRECTS_MAX: usize = 5;
@@ -43,7 +44,9 @@ pub(super) type Server = server::Server<Arc<SharedSession>>;
 
 /// One process's `Semaphore`.
 pub(crate) struct Node {
-    id: NodeId,
+    /// Made with the first use: see [`Identity`].
+    pub(super) identity: OnceLock<Identity>,
+    this: Weak<Self>,
     backend: Arc<dyn Backend>,
     pub(super) clock: Clock,
     pub(super) sessions: Sessions,
@@ -54,8 +57,6 @@ pub(crate) struct Node {
     pub(super) meters: Meters,
     pub(super) tasks: Tasks,
     pub(super) rounds: Rounds,
-    /// Jitters pauses.
-    random: Mutex<fastrand::Rng>,
     pub(super) closed: AtomicBool,
     /// No request may wait.
     pub(super) is_queue_closed: AtomicBool,
@@ -64,34 +65,55 @@ pub(crate) struct Node {
 impl Node {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         BackendMeter::register(backend.embedded().is_some());
-        let seed = backend.seed();
-        let (id, clock, counts) = (NodeId::new(seed), Clock::new(), Arc::<Counts>::default());
-        let node = Arc::new(Self {
-            id,
-            clock,
+        let counts = Arc::<Counts>::default();
+        let clock = Clock::new(Arc::clone(&backend));
+        let node = Arc::new_cyclic(|this| Self {
+            identity: OnceLock::new(),
+            this: Weak::clone(this),
+            clock: clock.clone(),
             sessions: Sessions::new(),
-            servers: Servers::new(clock, Arc::clone(&counts), backend.quarantines()),
+            servers: Servers::new(clock, Arc::clone(&counts), backend.quarantine()),
             overrides: OverrideCache::new(backend.key(OVERRIDES)),
             questions: Questions::default(),
             counts,
             meters: Meters::default(),
             tasks: Tasks::default(),
             rounds: Rounds::default(),
-            random: Mutex::new(fastrand::Rng::with_seed(!seed)),
             closed: AtomicBool::new(false),
             is_queue_closed: AtomicBool::new(false),
             backend,
         });
-        let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&node) as _;
-        node.backend.attach(id, mailbox);
         if node.embedded().is_some() {
+            // Nobody else can have the permits of this process.
+            node.identity();
             node.learn_now();
+        } else if cfg!(all(test, shuttle)) {
+            // Not where a thread may be suspended in the midst of it.
+            node.identity();
         }
         node
     }
 
-    pub(super) const fn id(&self) -> NodeId {
-        self.id
+    pub(super) fn id(&self) -> NodeId {
+        self.identity().id
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        self.identity.get_or_init(|| {
+            let identity = Identity::new(self.backend.seed());
+            let this = Weak::clone(&self.this);
+            self.backend.attach(identity.id, this);
+            identity
+        })
+    }
+
+    /// Checks that this process may use the semaphore.
+    ///
+    /// # Errors
+    ///
+    /// If it is a fork of one that has used it.
+    pub(super) fn check_identity(&self) -> Result<(), BackendError> {
+        if self.embedded().is_some() { Ok(()) } else { self.identity().check() }
     }
 
     pub(super) fn backend(&self) -> &dyn Backend {
@@ -120,7 +142,7 @@ impl Node {
 
     /// Returns between half of a pause and all of it, so that the processes of a fleet do not reconnect in step.
     pub(super) fn jittered(&self, pause: Duration) -> Duration {
-        pause.mul_f64(0.5 + 0.5 * lock(&self.random).f64())
+        pause.mul_f64(0.5 + 0.5 * self.identity().random())
     }
 
     // ===== sessions =====
@@ -186,7 +208,8 @@ impl Node {
         let server = self.servers.attach(&self.backend.shard(&key), 1);
         let made = self.sessions.insert(&name, |serial| {
             // Read under the lock of the registry: a later change of the server's state finds this session.
-            let mut session = Session::new(self.id, serial, server.conditions(), server.is_down());
+            let mut session =
+                Session::new(self.id(), serial, server.conditions(), server.is_down());
             session.handle_override(self.overrides.of(&name), Time::ZERO);
             SharedSession::new(Arc::clone(&name), key, counter, session, Arc::clone(&server))
         });
@@ -218,7 +241,7 @@ impl Node {
 
     /// Returns the current time.
     pub(super) fn now(&self) -> Time {
-        self.clock.time(Instant::now())
+        self.clock.now()
     }
 
     /// Tells a session of a new connection of its server.
@@ -293,7 +316,7 @@ impl Node {
         let mut replaced = None;
         if let Some(due) = timeout.filter(|_| !is_over) {
             let timers = &self.sessions.timers;
-            let timer = timers.push(Arc::clone(shared), self.clock.instant(due));
+            let timer = timers.push(Arc::clone(shared), due);
             replaced = state.set_timer(timer, due).and_then(|timer| timers.remove(timer));
         }
         // The tasks end with the last busy session.
@@ -350,7 +373,7 @@ impl Node {
         while let Some(call) = state.session.poll_call(now) {
             state.is_busy = true;
             drop(state);
-            let reply = counter.call(self.id, &call, now);
+            let reply = counter.call(self.id(), &call, now);
             self.counts.meter.replied(&call.op, &reply);
             state = shared.lock();
             state.session.handle_reply(&call.op, &reply, false, now, now);
@@ -412,7 +435,7 @@ impl Node {
         let before = state.moved_at.replace(now);
         if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {
             state.held_until = Some(now + REDIRECT_PAUSE);
-            self.sessions.timers.push(Arc::clone(shared), self.clock.instant(now + REDIRECT_PAUSE));
+            self.sessions.timers.push(Arc::clone(shared), now + REDIRECT_PAUSE);
         }
         // Read after the move: a later change of the server's state finds this session.
         if server.is_up() {
@@ -491,6 +514,7 @@ impl Drop for Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("id", &self.id).finish_non_exhaustive()
+        let id = self.identity.get().map(|identity| identity.id);
+        f.debug_struct("Node").field("id", &id).finish_non_exhaustive()
     }
 }

@@ -218,7 +218,7 @@ impl PlaceHandle {
     /// Releases the permit, whatever clones there are. Returns whether there is an acknowledgement to wait for.
     pub(super) fn release(&self) -> bool {
         let (now, index) = (Instant::now(), self.index);
-        let at = self.node.clock.time(now);
+        let at = self.node.clock.time_unless_suspended(now);
         let (ended, awaited) = self.node.act(&self.shared, at, |session, now| {
             let held = self.hold.is_measured() && session.is_held(index);
             let awaited = session.handle_release(index, now);
@@ -280,7 +280,7 @@ impl Drop for PlaceHandle {
         }
         let now = Instant::now();
         let held = self.hold.is_measured() && state.session.is_held(index);
-        let at = self.node.clock.time(now);
+        let at = self.node.clock.time_unless_suspended(now);
         state.session.handle_leave(index, at);
         state.trim();
         self.node.finish(&self.shared, state, at, None);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ use crate::error::BackendError;
 use crate::metrics::backend::Level;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Connected, Quarantine};
+use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -25,8 +27,8 @@ pub(super) struct Server<T> {
     shard: Shard,
     clock: Clock,
     counts: Arc<Counts>,
-    /// Whether a loss of data begins a quarantine.
-    quarantines: bool,
+    /// Whether a loss of data begins a quarantine, and for how long at least.
+    quarantine: Option<Duration>,
     state: Mutex<State>,
     /// Whether the state is `Down`, for callers to which the lock would cost too much.
     is_down: AtomicBool,
@@ -68,7 +70,7 @@ struct Met {
     /// See [`ServerInfo::data`].
     data: Option<String>,
     /// When data was lost before that, if a quarantine may still be on.
-    lost_at: Option<Instant>,
+    lost_at: Option<Time>,
 }
 
 /// How to reach a server.
@@ -80,12 +82,17 @@ pub(super) enum Reach {
 }
 
 impl<T> Server<T> {
-    pub(super) fn new(shard: Shard, clock: Clock, counts: Arc<Counts>, quarantines: bool) -> Self {
+    pub(super) fn new(
+        shard: Shard,
+        clock: Clock,
+        counts: Arc<Counts>,
+        quarantine: Option<Duration>,
+    ) -> Self {
         Self {
             shard,
             clock,
             counts,
-            quarantines,
+            quarantine,
             state: Mutex::new(State::Connecting),
             is_down: AtomicBool::new(false),
             changed: Notify::new(),
@@ -151,7 +158,8 @@ impl<T> Server<T> {
 
     fn quarantine(&self) -> Quarantine {
         let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
-        Quarantine { is_on: self.quarantines, lost_at: lost_at.map(|at| self.clock.time(at)) }
+        let at_least = self.quarantine.unwrap_or_default();
+        Quarantine { is_on: self.quarantine.is_some(), at_least, lost_at }
     }
 
     /// Waits until the connection is open, or known to be impossible.
@@ -207,7 +215,7 @@ impl<T> Server<T> {
 
     /// Compares the data behind a new connection. Returns whether it is certainly the same as before.
     fn meet(&self, info: &ServerInfo) -> bool {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut met = lock(&self.met);
         let (same, lost_at) = match &*met {
             // On the first connection, all that is known is the age of the data, if that.
@@ -223,7 +231,8 @@ impl<T> Server<T> {
             }
             Some(_) => (false, Some(now)),
         };
-        *met = Some(Met { data: info.data.clone(), lost_at: lost_at.filter(|_| self.quarantines) });
+        let lost_at = lost_at.filter(|_| self.quarantine.is_some());
+        *met = Some(Met { data: info.data.clone(), lost_at });
         same
     }
 

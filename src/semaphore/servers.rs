@@ -22,7 +22,7 @@ pub(super) const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
 pub(super) struct Servers<T> {
     clock: Clock,
     counts: Arc<Counts>,
-    quarantines: bool,
+    quarantine: Option<Duration>,
     all: Mutex<Vec<Entry<T>>>,
     /// A server without a driver has come.
     came: Notify,
@@ -36,8 +36,8 @@ struct Entry<T> {
 }
 
 impl<T> Servers<T> {
-    pub(super) fn new(clock: Clock, counts: Arc<Counts>, quarantines: bool) -> Self {
-        Self { clock, counts, quarantines, all: Mutex::default(), came: Notify::new() }
+    pub(super) fn new(clock: Clock, counts: Arc<Counts>, quarantine: Option<Duration>) -> Self {
+        Self { clock, counts, quarantine, all: Mutex::default(), came: Notify::new() }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Server<T>>> {
@@ -58,7 +58,7 @@ impl<T> Servers<T> {
             return Arc::clone(&entry.server);
         }
         let counts = Arc::clone(&self.counts);
-        let server = Server::new(shard.clone(), self.clock, counts, self.quarantines);
+        let server = Server::new(shard.clone(), self.clock.clone(), counts, self.quarantine);
         let server = Arc::new(server);
         all.push(Entry { server: Arc::clone(&server), sessions, is_driven: false });
         drop(all);

@@ -89,7 +89,8 @@ impl Tasks {
     ///
     /// # Errors
     ///
-    /// If there is no Tokio runtime, neither here nor one that used this node before.
+    /// If there is no Tokio runtime, neither here nor one that used this node before; or if this process is a fork of one
+    /// that did.
     pub(super) fn ensure_running(&self, node: &Arc<Node>) -> Result<(), BackendError> {
         if cfg!(all(test, shuttle)) {
             // The scenario runs the tasks.
@@ -105,6 +106,7 @@ impl Tasks {
         };
         let here = (generation, runtime.id());
         if STARTED.get() != Some(here) {
+            node.check_identity()?;
             self.start_in(&runtime, node);
             STARTED.set(Some(here));
         }

@@ -14,6 +14,7 @@ use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
+use super::identity::Identity;
 use super::{Permit, Policy, Semaphore};
 use crate::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
@@ -52,6 +53,8 @@ struct World {
     /// Connections break at once.
     flaps: AtomicBool,
     connects: AtomicUsize,
+    /// How many processes have used it.
+    attached: AtomicUsize,
     cut: Notify,
 }
 
@@ -78,6 +81,7 @@ impl World {
 
 impl Backend for TwoServers {
     fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.attached.fetch_add(1, Ordering::SeqCst);
         self.0.memory.attach(node, Weak::clone(&mailbox));
         self.0.b_memory.iter().for_each(|memory| memory.attach(node, Weak::clone(&mailbox)));
     }
@@ -551,4 +555,33 @@ fn nothing_outlives_a_semaphore_whose_runtime_is_gone() {
     drop(semaphore);
     assert_eq!(node.strong_count(), 0);
     assert_eq!(session.strong_count(), 0, "session and server keep each other");
+}
+
+#[tokio::test]
+async fn a_semaphore_that_is_only_made_before_a_fork_has_no_identity_yet() {
+    let backend = TwoServers::default();
+    let semaphore = Semaphore::new(backend.clone());
+    let _ = (semaphore.clone(), semaphore.health(), format!("{semaphore:?}"));
+    assert_eq!(backend.0.attached.load(Ordering::SeqCst), 0, "each child would have this one");
+    for _ in 0..2 {
+        drop(semaphore.acquire("x", &Policy::new(1)).await.unwrap());
+        assert_eq!(backend.0.attached.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_semaphore_that_was_used_before_a_fork_is_refused_in_the_child() {
+    let backend = TwoServers::default();
+    let semaphore = Semaphore::new(backend.clone());
+    // As the child finds it.
+    let parent = std::process::id() + 1;
+    assert!(semaphore.handle.node.identity.set(Identity::of(parent, 7)).is_ok());
+    for _ in 0..2 {
+        let refused = semaphore.acquire("x", &Policy::new(1)).await.unwrap_err();
+        let said =
+            format!("was used in process {parent}, of which process {} is a fork", parent - 1);
+        assert!(refused.to_string().contains(&said), "{refused}");
+    }
+    assert!(semaphore.inspect("x").await.is_err());
+    assert_eq!(backend.0.connects.load(Ordering::SeqCst), 0);
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
+use crate::protocol::time::Time;
 use crate::sync::{Mutex, lock};
 
 /// Timers, the earliest first.
@@ -22,7 +22,7 @@ struct Pending<T> {
 /// One timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Timer {
-    at: Instant,
+    at: Time,
     serial: u64,
 }
 
@@ -32,7 +32,7 @@ impl<T> Timers<T> {
         Self { pending: Mutex::new(pending), came: Notify::new() }
     }
 
-    pub(super) fn push(&self, what: T, at: Instant) -> Timer {
+    pub(super) fn push(&self, what: T, at: Time) -> Timer {
         let mut pending = lock(&self.pending);
         pending.serial += 1;
         let timer = Timer { at, serial: pending.serial };
@@ -51,7 +51,7 @@ impl<T> Timers<T> {
     }
 
     /// Takes out the next timer that is due. If none is, `Err` says when the next one will be.
-    pub(super) fn due(&self, now: Instant) -> Result<(Timer, T), Option<Instant>> {
+    pub(super) fn due(&self, now: Time) -> Result<(Timer, T), Option<Time>> {
         let mut pending = lock(&self.pending);
         match pending.by_time.first_entry() {
             Some(first) if first.key().at <= now => Ok(first.remove_entry()),

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::node::Node;
 use super::sessions::SESSIONS_AT_A_TIME;
+use crate::protocol::time::Time;
 
+/// How soon after a suspension of the machine lost permits are told.
+const LOOK: Duration = Duration::from_millis(500);
 /// How long to sleep when nothing is due.
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
@@ -15,27 +18,29 @@ const FAR: Duration = Duration::from_secs(24 * 3600);
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
         let rounds = node.rounds.visit_due().await;
-        let due = [handle_due(&node).await, rounds, node.counts.log_lost(false)];
-        let next = due.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + FAR);
+        let due = handle_due(&node).await.map(|due| node.clock.instant(due));
+        let due = [due, rounds, node.counts.log_lost(false)].into_iter().flatten().min();
+        let next = due.map_or(FAR, |due| due.saturating_duration_since(Instant::now()));
+        // The timers of Tokio stand still while the machine is suspended.
+        let next = if due.is_some() && node.embedded().is_none() { next.min(LOOK) } else { next };
         tokio::select! {
             biased;
             () = node.sessions.timers.came() => {}
-            () = sleep_until(next) => {}
+            () = sleep(next) => {}
         }
     }
     node.rounds.end();
 }
 
 /// Handles all sessions that are due. Returns when the next one is.
-pub(super) async fn handle_due(node: &Node) -> Option<Instant> {
+pub(super) async fn handle_due(node: &Node) -> Option<Time> {
     loop {
         for _ in 0..SESSIONS_AT_A_TIME {
-            let now = Instant::now();
+            let now = node.clock.now();
             let (timer, shared) = match node.sessions.timers.due(now) {
                 Ok(due) => due,
                 Err(next) => return next,
             };
-            let now = node.clock.time(now);
             let mut state = shared.lock();
             state.timer_went_off(timer);
             if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {

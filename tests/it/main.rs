@@ -24,6 +24,8 @@ mod conformance_fair;
 mod dashboard;
 #[cfg(feature = "redis")]
 mod deploy;
+#[cfg(feature = "redis")]
+mod detours;
 mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;
@@ -94,6 +96,8 @@ mod stacks;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod streams;
 mod support;
+#[cfg(feature = "redis")]
+mod suspension;
 #[cfg(feature = "tls")]
 mod tls;
 mod traces;

@@ -259,6 +259,49 @@ async fn quarantine_ends_after_one_lease_and_the_queue_goes_on() {
 }
 
 #[tokio::test]
+async fn a_quarantine_lasts_for_the_longest_lease_of_the_fleet_where_that_is_set() {
+    let mut redis = TestRedis::start();
+    let longest = Duration::from_secs(3);
+    let backend = RedisBackend::builder(redis.url());
+    let backend = backend.after_loss(AfterLoss::QuarantineFor(longest)).build().unwrap();
+    let semaphore = Semaphore::new(backend);
+    let short = Policy::builder(1).lease(Duration::from_millis(500));
+    let short = short.wait_timeout(Duration::from_secs(20)).build().unwrap();
+    drop(semaphore.acquire("x", &short).await.unwrap());
+    let began = Instant::now();
+    lose_data(&mut redis, &[&semaphore]).await;
+    drop(semaphore.acquire("x", &short).await.unwrap());
+    let took = began.elapsed();
+    assert!(took >= longest && took < 3 * longest, "{took:?}");
+}
+
+#[test]
+fn a_quarantine_that_no_lease_can_need_is_an_error() {
+    let backend = |duration| {
+        let backend = RedisBackend::builder("redis://localhost/");
+        backend.after_loss(AfterLoss::QuarantineFor(duration)).build()
+    };
+    assert!(backend(Policy::MAX_LEASE).is_ok());
+    let error = backend(Policy::MAX_LEASE + Duration::from_secs(1)).unwrap_err();
+    assert_eq!(error.to_string(), "quarantine: 86401s is too long; allowed: up to 86400s");
+}
+
+#[tokio::test]
+async fn a_process_that_starts_when_no_lease_of_before_a_loss_can_go_on_grants_at_once() {
+    let redis = TestRedis::start();
+    let lease = Duration::from_millis(1000);
+    eventually("the server is older than a lease", async || {
+        let info: String = redis.command(&["INFO", "server"]);
+        let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+        uptime.unwrap().trim().parse::<u64>().unwrap() >= 2
+    })
+    .await;
+    let policy = Policy::builder(1).lease(lease).build().unwrap();
+    let permit = quarantining(&redis).try_acquire("x", &policy).await;
+    assert!(permit.is_ok(), "{permit:?}");
+}
+
+#[tokio::test]
 async fn an_eviction_policy_that_loses_semaphores_is_reported() {
     let redis =
         TestRedis::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);

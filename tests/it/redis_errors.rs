@@ -745,6 +745,28 @@ async fn a_key_that_someone_else_uses_harms_only_its_own_name() {
     empty(&redis).await;
 }
 
+#[tokio::test]
+async fn requests_that_are_refused_for_a_key_of_another_type_leave_nothing_to_be_sent() {
+    let redis = TestRedis::start();
+    let semaphore = redis.semaphore();
+    let policy = policy(1, 60_000);
+    warm(&semaphore).await;
+    redis.command::<()>(&["SET", "semaphore:{x}", "mine"]);
+    for _ in 0..40 {
+        let requests = (0..50).map(|_| semaphore.acquire("x", &policy));
+        for refused in join_all(requests).await {
+            assert!(matches!(refused, Err(AcquireError::Unavailable(_))), "{refused:?}");
+        }
+    }
+    // What is tried again comes each second.
+    redis.command::<()>(&["CONFIG", "RESETSTAT"]);
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let stats: String = redis.command(&["INFO", "stats"]);
+    let bytes = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+    let bytes: u64 = bytes.unwrap().trim().parse().unwrap();
+    assert!(bytes < 5000, "{bytes} bytes in 2.5 s, behind 2000 requests that were refused");
+}
+
 // ===== a server that cannot be used, or not be reached =====
 
 #[tokio::test]

@@ -159,6 +159,7 @@ pub(crate) enum Bug {
     WaitTimeoutIgnored,
     UnreachableUnheard,
     ErrorUnheard,
+    RefusedThoughDone,
     LateIgnored,
     RevocationUnheard,
     ProofWithoutClaim,
@@ -1162,7 +1163,7 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
 }
 
 /// Each rule undone, where, and what must break then.
-const MUTANTS: [(Bug, &str, Rule); 46] = [
+const MUTANTS: [(Bug, &str, Rule); 47] = [
     (Bug::RejoinWithSameId, "flush, slow call, late hint, again", Rule::Grounded),
     (Bug::RejoinWithNewTicket, "restart, order", Rule::Order),
     (Bug::HintWithoutLeaseEnd, "granted while away", Rule::Grounded),
@@ -1195,6 +1196,7 @@ const MUTANTS: [(Bug, &str, Rule); 46] = [
     (Bug::WaitTimeoutIgnored, "wait timeout, lost hint", Rule::Answered),
     (Bug::UnreachableUnheard, "outage, admit", Rule::Policy),
     (Bug::ErrorUnheard, "call errors, refuse", Rule::Served),
+    (Bug::RefusedThoughDone, "call errors, refuse", Rule::NoLeak),
     (Bug::LateIgnored, "late calls", Rule::NoLeak),
     (Bug::RevocationUnheard, "revoke", Rule::Revoked),
     (Bug::YoungByUptime, "failover, quarantine", Rule::CapByBelief),

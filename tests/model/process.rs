@@ -285,7 +285,7 @@ impl Process {
     pub(crate) fn conditions(&self, config: &Config, same_data: bool) -> Connected {
         let is_on = config.quarantine && config.bug != Some(Bug::NoQuarantine);
         let lost_at = self.lost_at.filter(|_| is_on).map(time);
-        let quarantine = Quarantine { is_on, lost_at };
+        let quarantine = Quarantine { is_on, lost_at, ..Quarantine::default() };
         if self.is_up() {
             Connected { poll_only: self.is_poll_only(config), same_data, quarantine }
         } else {

@@ -625,9 +625,12 @@ impl World {
             }
             Action::Fail { process } => {
                 s.left.errors -= 1;
-                let in_turn = |call: &&mut Transit| call.answer.is_none() && !call.late;
-                let call = s.process(process).calls.iter_mut().find(in_turn)?;
-                call.answer = Some(Answer::Failed);
+                let in_turn = |call: &Transit| call.answer.is_none() && !call.late;
+                let at = s.process(process).calls.iter().position(in_turn)?;
+                if self.has(Bug::RefusedThoughDone) {
+                    self.execute(s, process, false);
+                }
+                s.process(process).calls[at].answer = Some(Answer::Failed);
             }
             Action::Postpone { process } => {
                 s.left.late_calls -= 1;
@@ -1375,7 +1378,7 @@ impl World {
                 };
                 s.ghost.deferred.extend(ids.into_iter().map(id_of));
                 if !self.has(Bug::ErrorUnheard) {
-                    self.act(s, process, |session, now| session.handle_call_error(&op, now));
+                    self.act(s, process, |session, now| session.handle_call_refused(&op, now));
                 }
             }
             Some(Answer::Moved) if stay == p.stay => self.rehome(s, process),

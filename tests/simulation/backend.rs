@@ -1,7 +1,7 @@
 //! All that touches the seam of the crate: the backend that its processes see, and what a server
 //! does with a call. Everything else knows neither calls nor answers.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -43,6 +43,10 @@ pub struct Port {
 struct PortState {
     /// When the process's clock started, and what time it was then.
     started: Option<(Instant, u64)>,
+    /// For how long its clock stood still while time went on, µs.
+    stood: u64,
+    /// Places that it released, by name, for a fault that is planted.
+    released: HashMap<Arc<str>, Vec<PlaceId>, FixedState>,
     sent: Vec<Sent>,
     lanes: HashMap<u64, LaneState, FixedState>,
     last_lane: u64,
@@ -50,7 +54,6 @@ struct PortState {
     /// overrides.
     homes: Vec<usize>,
     servers: usize,
-    node: Option<NodeId>,
     mailbox: Option<Weak<dyn Mailbox>>,
     /// Answers that were seen, for faults that are planted.
     seen: u64,
@@ -148,13 +151,18 @@ enum Question {
 /// What a server answers to a request.
 #[derive(Clone, Debug)]
 enum Response {
-    Reply { reply: Reply, late: bool },
+    Reply {
+        reply: Reply,
+        late: bool,
+    },
     Listing(Listing),
     Names(Names),
     Overrides(Option<Overrides>),
     Done,
     Revoked(Option<u64>),
     Failed(BackendError),
+    /// The same, and nothing was done.
+    Refused(BackendError),
     Moved,
 }
 
@@ -264,8 +272,15 @@ impl Port {
 
     /// The moment of a time.
     pub fn instant(&self, at: u64) -> Instant {
-        let (started, began) = self.state().started.unwrap_or_else(|| (Instant::now(), at));
-        started + Duration::from_micros(at.saturating_sub(began))
+        let state = self.state();
+        let (started, began) = state.started.unwrap_or_else(|| (Instant::now(), at));
+        started + Duration::from_micros(at.saturating_sub(began + state.stood))
+    }
+
+    /// Its clock stood still until now, µs.
+    pub fn stood_still(&self, now: u64) {
+        let mut state = self.state();
+        state.stood += now.saturating_sub(now_of(&state));
     }
 
     /// What was sent since the last time.
@@ -285,8 +300,8 @@ impl Port {
     }
 
     /// The process's id.
-    pub fn node(&self) -> Option<NodeId> {
-        self.state().node
+    pub const fn node(&self) -> Option<NodeId> {
+        Some(NodeId::new(self.seed))
     }
 
     /// The most writes that went unanswered at a time, over one connection.
@@ -378,6 +393,17 @@ impl Port {
         woken.into_iter().flatten().for_each(Waker::wake);
     }
 
+    fn release_again(&self, calls: &mut [AddressedCall]) {
+        for call in calls {
+            let Op::Release { ids } = &mut call.op else { continue };
+            let mut state = self.state();
+            let released = state.released.entry(Arc::clone(&call.key)).or_default();
+            let news = ids.to_vec();
+            ids.extend(released.iter().copied().take(500));
+            released.extend(news);
+        }
+    }
+
     fn is_deaf_to_recalls(&self) -> bool {
         matches!(self.planted, Some(Planted::IgnoresRecalls | Planted::NeverHearsOfOthers))
     }
@@ -440,7 +466,7 @@ impl Port {
 fn now_of(state: &PortState) -> u64 {
     let Some((started, began)) = state.started else { return 0 };
     let since = Instant::now().saturating_duration_since(started);
-    began + u64::try_from(since.as_micros()).unwrap_or(0)
+    began + state.stood + u64::try_from(since.as_micros()).unwrap_or(0)
 }
 
 /// Which name a key is for; `None`: for no single one.
@@ -454,10 +480,8 @@ pub fn name_of(key: &str) -> Option<usize> {
 pub struct SimBackend(pub Arc<Port>);
 
 impl Backend for SimBackend {
-    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
-        let mut state = self.0.state();
-        state.node = Some(node);
-        state.mailbox = Some(mailbox);
+    fn attach(&self, _: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.state().mailbox = Some(mailbox);
     }
 
     fn key(&self, name: &str) -> Arc<str> {
@@ -466,6 +490,13 @@ impl Backend for SimBackend {
 
     fn seed(&self) -> u64 {
         self.0.seed
+    }
+
+    fn suspended(&self) -> Option<Duration> {
+        if self.0.planted == Some(Planted::ForgetsSuspension) {
+            return Some(Duration::ZERO);
+        }
+        Some(Duration::from_micros(self.0.state().stood))
     }
 
     fn shard(&self, key: &str) -> Shard {
@@ -515,8 +546,8 @@ impl Backend for SimBackend {
         .boxed()
     }
 
-    fn quarantines(&self) -> bool {
-        self.0.quarantines
+    fn quarantine(&self) -> Option<Duration> {
+        self.0.quarantines.then_some(Duration::ZERO)
     }
 }
 
@@ -576,11 +607,16 @@ impl Connection for SimLane {
         &self,
         calls: Arc<[AddressedCall]>,
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
-        let sending = self.begin(&calls.iter().cloned().map(Request::Call).collect());
+        let mut calls = calls.to_vec();
+        if self.port.planted == Some(Planted::ReleasesAgain) {
+            self.port.release_again(&mut calls);
+        }
+        let sending = self.begin(&calls.into_iter().map(Request::Call).collect());
         let answer = |response| match response {
             Response::Reply { reply, late } => Answer::Reply { reply, late },
             Response::Moved => Answer::Moved,
             Response::Failed(error) => Answer::Failed(error),
+            Response::Refused(error) => Answer::Refused(error),
             other => Answer::Failed(BackendError::call(format!("{other:?}"))),
         };
         sending.map(move |answers| Ok(answers?.into_iter().map(answer).collect())).boxed()
@@ -666,7 +702,9 @@ impl SimLane {
             match read(answers.remove(0)) {
                 Ok(answer) => Ok(answer),
                 Err(Response::Moved) => Err(QueryError::Moved),
-                Err(Response::Failed(error)) => Err(QueryError::Failed(error)),
+                Err(Response::Failed(error) | Response::Refused(error)) => {
+                    Err(QueryError::Failed(error))
+                }
                 Err(other) => Err(QueryError::Failed(BackendError::call(format!("{other:?}")))),
             }
         }
@@ -835,6 +873,8 @@ pub struct Refuses {
     pub loading: bool,
     /// Those that are not needed for permits.
     pub no_rights: bool,
+    /// Those for places, after they were carried out.
+    pub fails_after: bool,
 }
 
 /// Where a batch is carried out.
@@ -847,6 +887,8 @@ pub struct Site<'a> {
     pub now: u64,
     /// What it refuses.
     pub refuses: Refuses,
+    /// The names of which it refuses all.
+    pub forbidden: &'a BTreeSet<usize>,
     /// Whether calls that were sent later were carried out before.
     pub late: bool,
     /// Whether anybody listens for a process.
@@ -980,6 +1022,7 @@ impl Answers {
             }
             Response::Listing(listing) => listing.in_use ^ (listing.waiting << 32),
             Response::Failed(_) => 1,
+            Response::Refused(_) => 6,
             Response::Moved => 2,
             Response::Revoked(left) => 3 ^ left.unwrap_or(5),
             _ => 4,
@@ -1015,12 +1058,20 @@ impl Store {
                 answers.push(Response::Moved);
                 continue;
             }
-            answers.push(match (refused(request, site.refuses), request) {
-                (Some(why), _) => Response::Failed(BackendError::call(why)),
+            let is_forbidden = name.is_some_and(|name| site.forbidden.contains(&name));
+            let why = if is_forbidden { Some("NOPERM") } else { refused(request, site.refuses) };
+            answers.push(match (why, request) {
+                // Not every error says so.
+                (Some("READONLY"), _) => Response::Failed(BackendError::call("READONLY")),
+                (Some(why), _) => Response::Refused(BackendError::call(why)),
                 (None, Request::Call(call)) => {
                     let answer = self.one(call, name, site, &mut messages);
-                    grants.extend(name.filter(|_| may_grant(&answer)));
-                    answer
+                    if site.refuses.fails_after {
+                        Response::Failed(BackendError::call("ERR"))
+                    } else {
+                        grants.extend(name.filter(|_| may_grant(&answer)));
+                        answer
+                    }
                 }
                 (None, Request::Query(key, question)) => {
                     self.answer(key, question, name, site, &mut messages)
@@ -1337,7 +1388,7 @@ fn may_grant(answer: &Response) -> bool {
 }
 
 fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
-    let Refuses { no_memory, read_only, loading, no_rights } = refuses;
+    let Refuses { no_memory, read_only, loading, no_rights, fails_after: _ } = refuses;
     match request {
         _ if loading => Some("LOADING"),
         Request::Call(AddressedCall { op: Op::Acquire { .. } | Op::Reassert { .. }, .. })
@@ -1374,7 +1425,7 @@ fn list(ledger: Option<&Book>, now: u64, most: u32) -> Listing {
 
 impl std::fmt::Debug for PortState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PortState").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("PortState").field("homes", &self.homes).finish_non_exhaustive()
     }
 }
 

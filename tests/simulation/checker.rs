@@ -26,6 +26,8 @@ const RECORD: u64 = 8 * S;
 const UNCOUNTED: u64 = 2500 * MS;
 /// How long an answer may take beyond its bound.
 const SLACK: u64 = 100 * MS;
+/// How many releases that were refused a process keeps for each name, and the last call.
+const PUT_OFF: u64 = 4096 + 512;
 /// How many places a call may touch: 512 that it names, and 500 beside.
 const TOUCHED_MAX: u64 = 1012;
 /// For how long permits are passed on after a call that says that nobody else waits, as the crate says.
@@ -122,6 +124,7 @@ pub struct Life {
     events: u64,
     handed: u64,
     calls: u64,
+    named: u64,
     connects: u64,
 }
 
@@ -354,6 +357,7 @@ impl Checker {
             events: 0,
             handed: 0,
             calls: 0,
+            named: 0,
             connects: 0,
         });
     }
@@ -513,9 +517,10 @@ impl Checker {
     }
 
     /// A process sent calls, or opened a connection.
-    pub fn sent(&mut self, process: usize, calls: usize, connects: u64) {
+    pub fn sent(&mut self, process: usize, (calls, places): (usize, usize), connects: u64) {
         let life = &mut self.lives[process];
         life.calls += calls as u64;
+        life.named += places as u64;
         life.connects += connects;
     }
 
@@ -1204,6 +1209,7 @@ impl Checker {
             let names = self.names as u64;
             let life = &mut self.lives[process];
             let (events, calls, connects) = (life.events, life.calls, life.connects);
+            let named = std::mem::take(&mut life.named);
             let handed = life.handed;
             let lingered = life.linger_ends.iter().filter(|end| **end <= at).count() as u64;
             life.linger_ends.retain(|end| *end > at);
@@ -1218,6 +1224,18 @@ impl Checker {
                 );
                 self.flag("work: calls", at, text);
             }
+            // Each place when it comes and goes, and those that are there ten times, where a process polls. As many
+            // releases as are kept while they are refused may go out at once.
+            let most_named =
+                1000 + 10 * (events + handed + lingered) + 30 * alive + PUT_OFF * names;
+            if named > most_named {
+                let text = format!(
+                    "process {process} named {named} places in a second, with {events} events and {alive} requests alive"
+                );
+                self.flag("work: named", at, text);
+            }
+            let most = self.counts.entry("most places named in a second").or_default();
+            *most = named.max(*most);
             if connects > 12 * servers as u64 {
                 let text = format!("process {process} opened {connects} connections in a second");
                 self.flag("work: connects", at, text);

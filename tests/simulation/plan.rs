@@ -35,6 +35,8 @@ pub enum Scenario {
     Tardy,
     /// Thousands of permits held by a process whose connection is cut.
     Large,
+    /// Calls that are refused for minutes, under long leases.
+    Refusals,
     /// Everything.
     All,
     /// Everything but loss of data, in short faults that never end: dozens in a second.
@@ -43,7 +45,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Calm,
         Self::Network,
         Self::Loss,
@@ -58,6 +60,7 @@ impl Scenario {
         Self::Leases,
         Self::Tardy,
         Self::Large,
+        Self::Refusals,
         Self::All,
         Self::Hail,
     ];
@@ -80,6 +83,7 @@ impl Scenario {
             Self::Leases => "leases",
             Self::Tardy => "tardy",
             Self::Large => "large",
+            Self::Refusals => "refusals",
             Self::All => "all",
             Self::Hail => "hail",
         }
@@ -110,7 +114,7 @@ impl Scenario {
         let outage = [Kind::Down, Kind::Hangs];
         let errors =
             [Kind::NoMemory, Kind::ReadOnly, Kind::Loading, Kind::NoRights, Kind::LateAnswers];
-        let processes = [Kind::Crash, Kind::Freeze, Kind::SlowProcess];
+        let processes = [Kind::Crash, Kind::Freeze, Kind::Suspend, Kind::SlowProcess];
         match self {
             Self::Calm | Self::Operators => Vec::new(),
             Self::Network | Self::Layer => network.into(),
@@ -126,8 +130,12 @@ impl Scenario {
             Self::Leases => vec![Kind::Cut, Kind::HintsLate, Kind::HintsTwice, Kind::Stall],
             Self::Tardy => vec![Kind::Stall],
             Self::Large => vec![Kind::Cut, Kind::Cut, Kind::Cut, Kind::Crash],
+            Self::Refusals => {
+                vec![Kind::Forbidden, Kind::Forbidden, Kind::NoMemory, Kind::FailsAfter, Kind::Cut]
+            }
             Self::Hail => {
-                [&network[..], &outage, &errors, &[Kind::Freeze, Kind::SlowProcess]].concat()
+                [&network[..], &outage, &errors, &[Kind::Freeze, Kind::Suspend, Kind::SlowProcess]]
+                    .concat()
             }
             Self::All => [
                 &network[..],
@@ -135,7 +143,7 @@ impl Scenario {
                 &outage,
                 &errors,
                 &processes,
-                &[Kind::Move, Kind::ClockStep, Kind::Leave],
+                &[Kind::Move, Kind::ClockStep, Kind::Leave, Kind::Forbidden, Kind::FailsAfter],
             ]
             .concat(),
         }
@@ -185,6 +193,10 @@ pub enum Kind {
     Loading,
     /// What is not needed for permits fails.
     NoRights,
+    /// All calls for one name fail.
+    Forbidden,
+    /// Calls for places are carried out, and are said to have failed.
+    FailsAfter,
     /// Calls overtake each other.
     LateAnswers,
     /// A name goes to another server, with its data.
@@ -195,6 +207,8 @@ pub enum Kind {
     Crash,
     /// A process stands still.
     Freeze,
+    /// A process stands still, and its clock does.
+    Suspend,
     /// A process runs only now and then.
     SlowProcess,
     /// A process is shut down; another takes its place.
@@ -203,7 +217,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 30] = [
         Self::Cut,
         Self::Stall,
         Self::Blackhole,
@@ -224,11 +238,14 @@ impl Kind {
         Self::ReadOnly,
         Self::Loading,
         Self::NoRights,
+        Self::Forbidden,
+        Self::FailsAfter,
         Self::LateAnswers,
         Self::Move,
         Self::ClockStep,
         Self::Crash,
         Self::Freeze,
+        Self::Suspend,
         Self::SlowProcess,
         Self::Leave,
     ];
@@ -257,11 +274,14 @@ impl Kind {
             Self::ReadOnly => "fault: read only",
             Self::Loading => "fault: loading",
             Self::NoRights => "fault: no rights",
+            Self::Forbidden => "fault: forbidden",
+            Self::FailsAfter => "fault: fails after",
             Self::LateAnswers => "fault: late answers",
             Self::Move => "fault: move",
             Self::ClockStep => "fault: clock step",
             Self::Crash => "fault: crash",
             Self::Freeze => "fault: freeze",
+            Self::Suspend => "fault: suspend",
             Self::SlowProcess => "fault: slow process",
             Self::Leave => "fault: leave",
         }
@@ -273,6 +293,7 @@ impl Kind {
             Self::Cut | Self::Flush | Self::Move | Self::ClockStep => 0,
             Self::Failover | Self::Restart => rng.between(0, 800),
             Self::Freeze => rng.pick(&[100, 400, 900, 1500, 2500]),
+            Self::Suspend => rng.pick(&[100, 900, 2500, 4000]),
             Self::Down | Self::Hangs => rng.pick(&[100, 400, 1000, 2000, 4000, 20_000]),
             Self::Crash | Self::Leave => rng.between(0, 1000),
             _ => rng.between(50, 1500),
@@ -451,6 +472,10 @@ pub enum Planted {
     RefusesReleases,
     /// A process sends each of its writes again and again.
     SendsAgain,
+    /// A process names each place that it released with each later release.
+    ReleasesAgain,
+    /// A process does not know for how long its machine was suspended.
+    ForgetsSuspension,
     /// A process opens many connections at once.
     ConnectsAgain,
     /// A process does not wait for answers before it writes more.
@@ -515,7 +540,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 39] = [
+    pub const ALL: [(Self, &str); 41] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -529,6 +554,8 @@ impl Planted {
         (Self::WorksUnbounded, "work: places"),
         (Self::RefusesReleases, "release"),
         (Self::SendsAgain, "work: calls"),
+        (Self::ReleasesAgain, "work: named"),
+        (Self::ForgetsSuspension, "cap"),
         (Self::ConnectsAgain, "work: connects"),
         (Self::WritesAhead, "work: unanswered"),
         (Self::SaysClosed, "closed"),
@@ -621,6 +648,7 @@ impl Plan {
         let load = match scenario {
             Scenario::Large => 12_000,
             Scenario::Outage => rng.pick(&[3000, 5000, 8000, 30_000]),
+            Scenario::Refusals => 60_000,
             _ => rng.pick(&[3000, 5000, 8000]),
         };
         let policies = Self::policies(scenario, rng, names, processes);
@@ -773,7 +801,9 @@ impl Plan {
                 },
                 lease: match scenario {
                     Scenario::Large | Scenario::Tardy => 10_000,
-                    Scenario::Leases => rng.pick(&[5000, 15_000, 60_000, 600_000]),
+                    Scenario::Leases | Scenario::Refusals => {
+                        rng.pick(&[5000, 15_000, 60_000, 600_000])
+                    }
                     Scenario::Outage | Scenario::Errors | Scenario::Loss | Scenario::Network => {
                         rng.pick(&[500, 1000, 2000, 3000, 10_000])
                     }
@@ -786,6 +816,7 @@ impl Plan {
                 outage: match scenario {
                     Scenario::Outage
                     | Scenario::Errors
+                    | Scenario::Refusals
                     | Scenario::All
                     | Scenario::Hail
                     | Scenario::Shards => match rng.below(4) {
@@ -946,7 +977,11 @@ impl Plan {
             let kind = rng.pick(&kinds);
             let fault = FaultPlan {
                 at,
-                lasts: if hail { kind.lasts(rng).min(rng.between(1, 60)) } else { kind.lasts(rng) },
+                lasts: match self.scenario {
+                    Scenario::Hail => kind.lasts(rng).min(rng.between(1, 60)),
+                    Scenario::Refusals => rng.pick(&[1000, 10_000, 30_000, 50_000]),
+                    _ => kind.lasts(rng),
+                },
                 kind,
                 process: rng.index(self.processes),
                 server: rng.index(self.servers),

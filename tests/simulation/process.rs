@@ -147,6 +147,10 @@ pub struct Process {
     pub frozen_until: u64,
     /// It is about to, for this time, as soon as something comes; after this many windows at the latest.
     pub freezes: Option<(u32, u64)>,
+    /// Its clock will stand still, too; and does.
+    pub suspends: bool,
+    /// See there.
+    pub is_suspended: bool,
     /// Some of its tasks did not get to run in the last window.
     pub has_stopped: bool,
     /// It runs only now and then until then, µs.
@@ -245,6 +249,8 @@ impl Process {
             port,
             frozen_until: 0,
             freezes: None,
+            suspends: false,
+            is_suspended: false,
             has_stopped: false,
             slow_until: 0,
             frozen: 0,
@@ -286,6 +292,8 @@ impl Process {
             self.freezes = None;
         }
         self.has_stopped = stops_here;
+        let was_suspended = std::mem::take(&mut self.is_suspended);
+        self.is_suspended = stops_here && std::mem::take(&mut self.suspends);
         let port = &self.port;
         self.runtime.block_on(async {
             let mut mail = mail.into_iter().peekable();
@@ -297,7 +305,11 @@ impl Process {
                         port.deliver(next.incoming);
                     }
                 }
-                advance(Duration::from_micros(from - now)).await;
+                if was_suspended {
+                    port.stood_still(from);
+                } else {
+                    advance(Duration::from_micros(from - now)).await;
+                }
             }
             for next in mail {
                 // Timers go by whole ms.

@@ -131,7 +131,7 @@ fn other_builds_give_the_same_hash() {
 fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
     let scenarios = match planted {
         Planted::WorksUnbounded => vec![Scenario::Large],
-        Planted::SweepSettlesNobody => vec![Scenario::Processes],
+        Planted::SweepSettlesNobody | Planted::ForgetsSuspension => vec![Scenario::Processes],
         _ => vec![Scenario::Calm, Scenario::Operators, Scenario::Leases],
     };
     (1..160).find_map(|seed| {

@@ -1,7 +1,7 @@
 //! A run: processes, servers, the network between them, and the faults of a plan.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use foldhash::fast::FixedState;
 use tower_semaphore::protocol::NodeId;
@@ -25,6 +25,10 @@ const CLEARS: u64 = 1500;
 const PROBE: AskPlan = AskPlan { tenant: 200, weight: 1, class: 0, cost: 1, each: 0 };
 /// µs since 1970 when a run begins.
 const EPOCH: u64 = 1_700_000_000_000_000;
+/// How seldom releases that were refused for long are tried again, ms.
+const REFUSED: u64 = 4000;
+/// How long after its machine was suspended a process may take to tell holders, ms.
+const RESUMES: u64 = 600;
 /// How often the checker looks at the servers.
 const LOOK: u64 = 100 * MS;
 
@@ -166,6 +170,9 @@ struct Server {
     read_only_until: u64,
     loading_until: u64,
     no_rights_until: u64,
+    /// By name.
+    forbidden_until: BTreeMap<usize, u64>,
+    fails_after_until: u64,
     late_until: u64,
     hints_lost_until: u64,
     hints_late_until: u64,
@@ -413,8 +420,9 @@ impl<'a> World<'a> {
                 || (process.slow_until > from && !(from / window).is_multiple_of(16));
             if stands {
                 process.frozen += window;
+                let resumes = if process.is_suspended { RESUMES * MS } else { 0 };
                 self.checker.lives[number].frozen = process.frozen;
-                self.checker.lives[number].awake_since = to;
+                self.checker.lives[number].awake_since = to + resumes;
                 continue;
             }
             let entries = process.run(from, to, news_first, stops);
@@ -526,7 +534,7 @@ impl<'a> World<'a> {
             return;
         };
         if let Outgoing::Connect(server) = what {
-            self.checker.sent(process, 0, 1);
+            self.checker.sent(process, (0, 0), 1);
             self.checker.count("connects");
             self.lanes.insert(
                 (process, lane),
@@ -569,8 +577,8 @@ impl<'a> World<'a> {
                 }
             }
             Outgoing::Batch(batch) => {
-                let (calls, _) = batch.size();
-                self.checker.sent(process, calls, 0);
+                let (calls, places) = batch.size();
+                self.checker.sent(process, (calls, places), 0);
                 *self.checker.counts.entry("calls").or_default() += calls as u64;
                 if !is_deaf {
                     self.push(arrives, What::Arrives { process, lane, batch, late: false });
@@ -819,7 +827,10 @@ impl<'a> World<'a> {
             read_only: known.read_only_until > now,
             loading: known.loading_until > now,
             no_rights: known.no_rights_until > now,
+            fails_after: known.fails_after_until > now,
         };
+        known.forbidden_until.retain(|_, until| *until > now);
+        let forbidden: BTreeSet<usize> = known.forbidden_until.keys().copied().collect();
         let Server { store, listeners, .. } = known;
         let counted = self.plan.counted;
         let checker = &mut self.checker;
@@ -828,6 +839,7 @@ impl<'a> World<'a> {
             server,
             now: clock,
             refuses,
+            forbidden: &forbidden,
             late,
             listens: &mut |node| {
                 !counted || listeners.get(&node).is_some_and(|over| !over.is_empty())
@@ -962,6 +974,11 @@ impl<'a> World<'a> {
             Kind::ReadOnly => known.read_only_until = until,
             Kind::Loading => known.loading_until = until,
             Kind::NoRights => known.no_rights_until = until,
+            Kind::Forbidden => {
+                let name = usize::try_from(what).unwrap_or(0) % self.plan.names;
+                known.forbidden_until.insert(name, until);
+            }
+            Kind::FailsAfter => known.fails_after_until = until,
             Kind::LateAnswers => known.late_until = until,
             Kind::Move => {
                 let name = usize::try_from(what).unwrap_or(0) % (self.plan.names + 1);
@@ -1011,11 +1028,15 @@ impl<'a> World<'a> {
                 }
                 return;
             }
-            Kind::Freeze | Kind::SlowProcess => {
+            Kind::Freeze | Kind::Suspend | Kind::SlowProcess => {
                 if let Some(process) = self.current[slot] {
                     if let Some(process) = &mut self.processes[process] {
                         match kind {
                             Kind::Freeze => process.freezes = Some((50, until)),
+                            Kind::Suspend => {
+                                process.freezes = Some((50, until));
+                                process.suspends = true;
+                            }
                             _ => process.slow_until = until,
                         }
                     }
@@ -1048,6 +1069,8 @@ impl<'a> World<'a> {
             | Kind::ReadOnly
             | Kind::Loading
             | Kind::NoRights
+            | Kind::Forbidden
+            | Kind::FailsAfter
             | Kind::LateAnswers
             | Kind::HintsLost
             | Kind::HintsLate
@@ -1057,8 +1080,17 @@ impl<'a> World<'a> {
         // Hints that are late come for two seconds more.
         let end = if kind == Kind::HintsLate { until + 2000 * MS } else { until };
         self.checker.disturb(clients, server, now, end, &homes);
-        if matches!(kind, Kind::NoMemory | Kind::ReadOnly | Kind::Loading | Kind::NoRights) {
-            self.checker.calls_fail(until);
+        if matches!(
+            kind,
+            Kind::NoMemory
+                | Kind::ReadOnly
+                | Kind::Loading
+                | Kind::NoRights
+                | Kind::Forbidden
+                | Kind::FailsAfter
+        ) {
+            // What was refused for long is tried again as seldom.
+            self.checker.calls_fail(until + lasts.min(REFUSED) * MS);
         }
         if matches!(kind, Kind::Restart | Kind::Flush | Kind::Failover) {
             for name in (0..self.plan.names).filter(|name| homes[*name] == server) {

@@ -18,6 +18,7 @@ use super::url::{self, Url};
 use super::{RedisBackend, Servers};
 use crate::backend::AfterLoss;
 use crate::error::ConfigError;
+use crate::semaphore::Policy;
 
 /// Builds a [`RedisBackend`]. See [`RedisBackend::builder`] for an example.
 #[derive(Clone)]
@@ -154,6 +155,14 @@ impl RedisBackendBuilder {
             if timeout.is_zero() {
                 return Err(ConfigError::new(format!("{name} is 0; expected more than 0")));
             }
+        }
+        if let AfterLoss::QuarantineFor(duration) = self.after_loss
+            && duration > Policy::MAX_LEASE
+        {
+            let allowed = Policy::MAX_LEASE;
+            return Err(ConfigError::new(format!(
+                "quarantine: {duration:?} is too long; allowed: up to {allowed:?}"
+            )));
         }
         let servers = match &self.to {
             To::Pool(pool) => {

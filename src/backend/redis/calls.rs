@@ -4,6 +4,7 @@ use deadpool_redis::redis::{Cmd, Value};
 use smallvec::smallvec;
 
 use super::scripts::{self, By};
+use super::tenanted::Tenanted;
 use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
@@ -27,7 +28,7 @@ pub(super) enum For {
 
 impl For {
     /// The scripts that the call uses first.
-    pub(super) fn call(call: &AddressedCall) -> Self {
+    pub(super) fn call(call: &AddressedCall, tenanted: &Tenanted) -> Self {
         let any = |ids: &[PlaceId]| ids.iter().any(|id| id.claim.is_some());
         let any = match &call.op {
             Op::Acquire { leaving, ids, .. } => any(ids) || any(leaving),
@@ -35,14 +36,14 @@ impl For {
             Op::Reassert { proofs, .. } => proofs.iter().any(|(id, _)| id.claim.is_some()),
             Op::Audit { .. } => false,
         };
-        if any { Self::Tenants } else { Self::Plain }
+        if any || tenanted.has(&call.key) { Self::Tenants } else { Self::Plain }
     }
 }
 
 /// Whether a script for plain sets found tenants, and only removed the places that leave: see `lua/sweep.lua`. Then the
 /// call has to be repeated with the other scripts.
-pub(super) fn has_tenants(call: &AddressedCall, value: &Value) -> bool {
-    *value == Value::Int(0) && For::call(call) == For::Plain
+pub(super) fn has_tenants(scripts: For, value: &Value) -> bool {
+    *value == Value::Int(0) && scripts == For::Plain
 }
 
 /// The call, with its arguments in the order in which the script's header lists them. `counted`:

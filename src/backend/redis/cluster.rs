@@ -9,7 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_redis::redis::{Cmd, Pipeline, Value, cmd};
-use tokio::time::{Instant, timeout};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::dial::{Patience, dial};
 use super::endpoint::Endpoint;
@@ -23,8 +25,20 @@ use crate::error::BackendError;
 const REFRESH: Duration = Duration::from_millis(100);
 /// How many nodes one request for the map asks.
 const ASKED_MAX: usize = 4;
+/// How long one of them is waited for alone.
+const HEAD_START: Duration = Duration::from_millis(50);
+/// How long a node that slots are migrating to is left alone once it could not be asked: the calls for other slots wait
+/// for its answer.
+const AWAY: Duration = Duration::from_secs(2);
 /// How many names are tried to find one in a slot of a given node.
 const NAMES_MAX: u32 = 50_000;
+
+/// A node that slots are migrating to.
+enum Asking {
+    Open(Multiplexed),
+    /// It could not be asked, and is not asked again before then.
+    Away(Instant),
+}
 
 pub(super) struct Cluster {
     /// The nodes of the URL.
@@ -33,8 +47,8 @@ pub(super) struct Cluster {
     /// Incremented with every change of the map.
     version: AtomicU64,
     refreshed: tokio::sync::Mutex<Option<(Instant, Result<(), BackendError>)>>,
-    /// Connections to nodes that slots are migrating to.
-    asking: tokio::sync::Mutex<HashMap<Shard, Multiplexed>>,
+    /// The nodes that slots are migrating to.
+    asking: tokio::sync::Mutex<HashMap<Shard, Asking>>,
 }
 
 impl Cluster {
@@ -124,8 +138,14 @@ impl Cluster {
         let mut seeds = self.seeds.clone();
         fastrand::shuffle(&mut seeds);
         let mut why = String::new();
-        for node in known.chain(seeds).take(ASKED_MAX) {
-            match ask_node(&node, patience).await {
+        // Each has a head start: some may be away, and others wait for this.
+        let asked = known.chain(seeds).take(ASKED_MAX).zip(0..).map(|(node, nth)| async move {
+            sleep(nth * HEAD_START).await;
+            (ask_node(&node, patience).await, node)
+        });
+        let mut asked: FuturesUnordered<_> = asked.collect();
+        while let Some((answer, node)) = asked.next().await {
+            match answer {
                 Ok(slots) => {
                     let nodes: Vec<_> = slots.nodes.iter().map(|(h, p)| shard(h, *p)).collect();
                     {
@@ -157,14 +177,16 @@ impl Cluster {
             .ok_or_else(|| BackendError::call("the redirection names no address"))?;
         // The other calls of the batch wait for these.
         let answer = timeout(patience.answer / 2, self.ask_at(&node, commands, patience)).await;
-        match answer {
-            Ok(answer) => answer,
-            Err(_) => {
-                // The connection may be half open. The next call opens another.
-                self.asking.lock().await.remove(&node);
-                Err(BackendError::call("no answer in time"))
+        let answer = answer.unwrap_or_else(|_| Err(BackendError::call("no answer in time")));
+        if answer.is_err() {
+            // The connection may be half open. A later call opens another.
+            let mut asking = self.asking.lock().await;
+            let was_away = matches!(asking.get(&node), Some(Asking::Away(_)));
+            if !was_away {
+                asking.insert(node, Asking::Away(Instant::now() + AWAY));
             }
         }
+        answer
     }
 
     async fn ask_at(
@@ -175,12 +197,16 @@ impl Cluster {
     ) -> Result<Vec<Value>, BackendError> {
         let mut asking = self.asking.lock().await;
         let mut connection = match asking.get(node) {
-            Some(connection) => connection.clone(),
-            None => {
+            Some(Asking::Open(connection)) => connection.clone(),
+            Some(Asking::Away(until)) if Instant::now() < *until => {
+                return Err(BackendError::call("it could not be asked a moment ago"));
+            }
+            Some(Asking::Away(_)) | None => {
+                asking.remove(node);
                 let server =
                     self.endpoint(node).ok_or_else(|| BackendError::call("no such node"))?;
                 let connection = dial(&server, patience).await?;
-                asking.insert(node.clone(), connection.clone());
+                asking.insert(node.clone(), Asking::Open(connection.clone()));
                 connection
             }
         };
@@ -201,10 +227,7 @@ impl Cluster {
                 Ok(pairs.collect())
             }
             Ok(_) => Err(BackendError::call("the node sent fewer replies than commands")),
-            Err(error) => {
-                self.asking.lock().await.remove(node);
-                Err(error::broken(error))
-            }
+            Err(error) => Err(error::broken(error)),
         }
     }
 

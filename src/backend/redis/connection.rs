@@ -18,6 +18,7 @@ use super::multiplexed::{Driver, Multiplexed};
 use super::queries::QueryCommand;
 use super::scripts::By;
 use super::sentinel::Sentinel;
+use super::tenanted::Tenanted;
 use super::{error, queries};
 use crate::backend::{
     AddressedCall, Answer, Change, Connection, Listing, Names, Overrides, PeerMessage, Queries,
@@ -29,6 +30,7 @@ use crate::protocol::id::{NodeId, PlaceId};
 /// A connection to Redis.
 pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
+    pub(super) tenanted: Arc<Tenanted>,
     pub(super) server: ServerInfo,
     /// Drives the connection, unless it has a task of its own; then nothing tells that it is closed, and no hints
     /// arrive. Taken by [`drive`](Connection::drive).
@@ -81,32 +83,39 @@ impl Connection for RedisConnection {
         calls: Arc<[AddressedCall]>,
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let (mut connection, member) = (self.connection.clone(), self.member.clone());
+        let tenanted = Arc::clone(&self.tenanted);
         async move {
             let counted = member.is_none();
-            let command =
-                |i: usize, by| calls::command(&calls[i], by, For::call(&calls[i]), counted);
+            let scripts: Vec<_> = calls.iter().map(|call| For::call(call, &tenanted)).collect();
+            let command = |i: usize, by| calls::command(&calls[i], by, scripts[i], counted);
             let (mut values, mut late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
             // Calls on sets that turn out to have tenants are repeated with the scripts for those.
-            let tenanted: Vec<usize> =
-                (0..calls.len()).filter(|i| calls::has_tenants(&calls[*i], &values[*i])).collect();
-            if !tenanted.is_empty() {
+            let found: Vec<usize> =
+                (0..calls.len()).filter(|i| calls::has_tenants(scripts[*i], &values[*i])).collect();
+            if !found.is_empty() {
+                found.iter().for_each(|i| tenanted.found(&calls[*i].key));
                 let command =
-                    |i: usize, by| calls::command(&calls[tenanted[i]], by, For::Tenants, counted);
+                    |i: usize, by| calls::command(&calls[found[i]], by, For::Tenants, counted);
                 let (again, _) =
-                    run(&mut connection, member.as_ref(), tenanted.len(), command).await?;
-                for (i, value) in tenanted.iter().zip(again) {
+                    run(&mut connection, member.as_ref(), found.len(), command).await?;
+                for (i, value) in found.iter().zip(again) {
                     values[*i] = value;
                 }
-                late.extend(tenanted);
+                late.extend(found);
             }
             let mut answers = Vec::with_capacity(values.len());
             for (i, (call, value)) in calls.iter().zip(values).enumerate() {
                 answers.push(match value {
-                    Value::ServerError(error) => match failure(error.into(), member.as_ref())? {
-                        QueryError::Moved => Answer::Moved,
-                        QueryError::Failed(error) => Answer::Failed(error),
-                    },
+                    Value::ServerError(error) => {
+                        let error = error.into();
+                        let did_nothing = error::did_nothing(&error);
+                        match failure(error, member.as_ref())? {
+                            QueryError::Moved => Answer::Moved,
+                            QueryError::Failed(error) if did_nothing => Answer::Refused(error),
+                            QueryError::Failed(error) => Answer::Failed(error),
+                        }
+                    }
                     value => calls::answer(call, &value, late.contains(&i)),
                 });
             }

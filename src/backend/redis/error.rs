@@ -23,6 +23,20 @@ pub(super) fn failure(error: RedisError) -> Result<BackendError, BackendError> {
     Ok(BackendError::call(text).with_source(error))
 }
 
+/// Returns whether an error of a script's call proves that nothing was written.
+///
+/// The first command of each script that touches its key is one of sorted sets, so a key of another type ends it there.
+/// Redis refuses a write for want of memory only if the script has written nothing before. Rights are tested for the
+/// call itself, and again for each command in it: then something may have been written before.
+pub(super) fn did_nothing(error: &RedisError) -> bool {
+    let text = error.detail().unwrap_or_default();
+    match error.code() {
+        Some("WRONGTYPE" | "OOM" | "CLUSTERDOWN") => true,
+        Some("NOPERM") => !text.contains("script"),
+        _ => matches!(code_in_script(text), Some("WRONGTYPE" | "OOM")),
+    }
+}
+
 /// The code of an error of a command in a script, from the text after `ERR`. Redis before 7.0 puts a prefix in front of
 /// it: `Error running script (call to f_<sha>): @user_script:<line>:
 /// @user_script: <line>: -<code> ...`; the second place and the dash are not always there.
@@ -121,6 +135,51 @@ mod tests {
                 let wire = format!("ERR {BEFORE}{place}{text}");
                 assert_eq!(is_of_no_use(&wire), of_no_use, "{wire}");
             }
+        }
+    }
+
+    #[test]
+    fn an_error_says_whether_anything_was_written() {
+        let did_nothing = |wire: &str| {
+            let value = parse_redis_value(format!("-{wire}\r\n").as_bytes()).unwrap();
+            let Value::ServerError(error) = value else { panic!("{value:?}") };
+            super::did_nothing(&error.into())
+        };
+        const IN_SCRIPT: &str =
+            "script: 94ac72d956c4040ccbe2c66f035938f186ba8a08, on @user_script:1.";
+        for (wire, nothing) in [
+            (
+                format!(
+                    "WRONGTYPE Operation against a key holding the wrong kind of value {IN_SCRIPT}"
+                ),
+                true,
+            ),
+            (format!("OOM command not allowed when used memory > 'maxmemory'. {IN_SCRIPT}"), true),
+            (
+                format!("ERR {BEFORE}@user_script:22: @user_script: 22: -OOM command not allowed"),
+                true,
+            ),
+            (format!("ERR {BEFORE}@user_script:22: WRONGTYPE Operation against a key"), true),
+            (
+                "NOPERM this user has no permissions to access one of the keys used as arguments"
+                    .into(),
+                true,
+            ),
+            ("NOPERM this user has no permissions to run the 'evalsha' command".into(), true),
+            (
+                format!("NOPERM User u has no permissions to run the 'zadd' command {IN_SCRIPT}"),
+                false,
+            ),
+            (
+                format!(
+                    "ERR The user executing the script can't run this command or subcommand {IN_SCRIPT}"
+                ),
+                false,
+            ),
+            (format!("ERR {BEFORE}@user_script:2: @user_script: 2: -NOPERM x"), false),
+            ("ERR Protocol error".into(), false),
+        ] {
+            assert_eq!(did_nothing(&wire), nothing, "{wire}");
         }
     }
 

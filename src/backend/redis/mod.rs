@@ -16,6 +16,7 @@ mod queries;
 mod scripts;
 mod sentinel;
 mod slots;
+mod tenanted;
 #[cfg_attr(not(feature = "tls-no-provider"), path = "tls_disabled.rs")]
 mod tls;
 mod url;
@@ -223,8 +224,8 @@ impl Backend for RedisBackend {
         opened.map(|opened| Ok(opened?.map(|connection| Arc::new(connection) as _))).boxed()
     }
 
-    fn quarantines(&self) -> bool {
-        self.after_loss == AfterLoss::Quarantine
+    fn quarantine(&self) -> Option<Duration> {
+        self.after_loss.quarantine()
     }
 
     fn response_timeout(&self) -> Duration {

@@ -101,8 +101,9 @@ impl RedisBackend {
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
         let server = info::ask(&mut connection).await?;
-        let driver = Mutex::default();
-        let mut opened = RedisConnection { connection, server, driver, member, named: None };
+        let (driver, tenanted) = (Mutex::default(), Arc::default());
+        let mut opened =
+            RedisConnection { connection, tenanted, server, driver, member, named: None };
         // A user that may not load scripts sends each of them in full, once.
         let scripts = scripts::load();
         let count = scripts.len();
@@ -150,7 +151,7 @@ impl RedisBackend {
             op,
         });
         for answer in opened.send(Arc::from(calls)).await? {
-            if let Answer::Failed(error) = answer {
+            if let Answer::Failed(error) | Answer::Refused(error) = answer {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
         }

@@ -1,6 +1,9 @@
 //! A connection opens, and breaks.
 
+use std::time::Duration;
+
 use super::local::LocalQueue;
+use super::place::Sent;
 use super::{Session, State};
 use crate::protocol::call::Op;
 use crate::protocol::time::Time;
@@ -22,6 +25,8 @@ pub struct Connected {
 pub struct Quarantine {
     /// Whether that is asked for.
     pub is_on: bool,
+    /// How long it lasts at least: other processes may have longer leases.
+    pub at_least: Duration,
     /// When data was lost last, if that may still matter.
     pub lost_at: Option<Time>,
 }
@@ -31,7 +36,7 @@ impl Session {
     pub fn handle_connected(&mut self, connected: Connected, now: Time) {
         let Connected { poll_only, same_data, quarantine } = connected;
         self.poll_only = poll_only;
-        self.quarantine.is_on = quarantine.is_on;
+        (self.quarantine.is_on, self.quarantine.at_least) = (quarantine.is_on, quarantine.at_least);
         if let Some(at) = quarantine.lost_at {
             self.data_was_lost(at);
         }
@@ -41,7 +46,7 @@ impl Session {
         self.take_calls_back();
         self.renewals.clear();
         self.releases.extend(self.deferred.drain(..));
-        (self.release_at, self.renew_at) = (None, None);
+        (self.release_at, self.release_pause, self.renew_at) = (None, None, None);
         // Whether a place is gone is asked again.
         self.ask_revocations = false;
         for check in std::mem::take(&mut self.revocation_checks) {
@@ -69,7 +74,7 @@ impl Session {
                     // A hint that was kept is of the connection before, and perhaps of data before. An
                     // id that was sent stays as it is.
                     *hint = None;
-                    if !*sent {
+                    if *sent == Sent::No {
                         place.poll_only = poll_only;
                     }
                     joins.push((place.arrival, place.n));
@@ -127,7 +132,7 @@ impl Session {
 
     pub(super) fn quarantined_until(&self) -> Option<Time> {
         let lost_at = self.quarantine.lost_at.filter(|_| self.quarantine.is_on)?;
-        Some(lost_at + self.lease.max(self.longest_lease))
+        Some(lost_at + self.lease.max(self.longest_lease).max(self.quarantine.at_least))
     }
 
     /// The backend forgot a place that was held, or may have.

@@ -91,10 +91,12 @@ pub struct Session {
     releases: VecDeque<(PlaceId, Time)>,
     /// Those that were sent and not answered yet, in the order in which they were sent.
     releasing: VecDeque<(PlaceId, Time)>,
-    /// Those that the backend refused: to be tried again after a while.
-    deferred: Vec<(PlaceId, Time)>,
+    /// Those that the backend refused, about in the order in which their leases end: to be tried again after a while.
+    deferred: VecDeque<(PlaceId, Time)>,
     /// Refused releases and audits, and refused renewals, are not tried again before these.
     release_at: Option<Time>,
+    /// How long the next pause before that is, if more than the first.
+    release_pause: Option<Duration>,
     renew_at: Option<Time>,
     renew: bool,
     /// A permit may be free for a place that waits: one call is to find out.
@@ -202,8 +204,9 @@ impl Session {
             joins: VecDeque::new(),
             releases: VecDeque::new(),
             releasing: VecDeque::new(),
-            deferred: Vec::new(),
+            deferred: VecDeque::new(),
             release_at: None,
+            release_pause: None,
             renew_at: None,
             renew: false,
             ask: false,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::options::OnUnavailable;
-use super::place::WAITING_RENEWAL;
+use super::place::{Sent, WAITING_RENEWAL};
 use super::{Event, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::claim::Tenant;
@@ -155,7 +155,7 @@ impl Session {
             place.acked = now;
         }
         self.hear_of_admission();
-        self.set(index, State::Admitted { announced: false });
+        self.set(index, State::Admitted { announced: Sent::No });
         self.events.push(Event::Admitted(index));
         if !self.outage {
             // Only this call failed, or went unanswered: the backend can be told at once.

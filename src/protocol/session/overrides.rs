@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::Place;
+use super::place::{Place, Sent};
 use super::{Session, State};
 use crate::error::RejectReason;
 use crate::protocol::id::PlaceId;
@@ -148,7 +148,7 @@ impl Session {
                 State::Waiting { ticket: Some(_) } => self.reasserts.push_back(n),
                 State::Waiting { ticket: None } => {
                     place.restoring = false;
-                    self.set(index, State::Joining { sent: false, hint: None });
+                    self.set(index, State::Joining { sent: Sent::No, hint: None });
                     self.joins.push_back(n);
                 }
                 _ => {}

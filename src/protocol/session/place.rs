@@ -78,11 +78,36 @@ pub(super) enum Linger {
     Spare,
 }
 
+/// In how many calls a place was named that may have been carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Sent {
+    No,
+    Once,
+    /// An earlier call went unanswered, so a refusal of the last one does not say that the place is not there.
+    Again,
+}
+
+impl Sent {
+    pub(super) const fn send(&mut self) {
+        *self = match self {
+            Self::No => Self::Once,
+            Self::Once | Self::Again => Self::Again,
+        };
+    }
+
+    /// The last call was not carried out.
+    pub(super) const fn take_back(&mut self) {
+        if matches!(self, Self::Once) {
+            *self = Self::No;
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum State {
-    /// Its acquire is unanswered. `sent`: it may have been carried out.
+    /// Its acquire is unanswered.
     Joining {
-        sent: bool,
+        sent: Sent,
         hint: Option<u64>,
     },
     /// The ticket is unknown after an answer that came too late to be believed.
@@ -91,9 +116,8 @@ pub(super) enum State {
     },
     Held,
     /// In flight by policy, because the backend could not be asked: to be counted when it can.
-    /// `announced`: the backend may know it.
     Admitted {
-        announced: bool,
+        announced: Sent,
     },
     Refused {
         reason: RejectReason,
@@ -203,8 +227,9 @@ impl Place {
     /// Whether the backend may know it.
     pub(super) const fn is_there(&self) -> bool {
         match self.state {
-            State::Joining { sent, .. } => sent,
-            State::Admitted { announced } => announced,
+            State::Joining { sent, .. } | State::Admitted { announced: sent } => {
+                !matches!(sent, Sent::No)
+            }
             State::Waiting { .. } | State::Held => true,
             _ => false,
         }

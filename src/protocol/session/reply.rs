@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::place::{Linger, Place, WAITING_RENEWAL};
+use super::transmit::CALL_MAX;
 use super::{Event, IDLE, Session, State};
 use crate::error::RejectReason;
 use crate::protocol::call::Op;
@@ -18,8 +19,18 @@ const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 pub(super) const ASK_GAP: Duration = Duration::from_millis(50);
 /// Releases of unknown places that wait to be sent, at the most.
 const STRANGERS_MAX: usize = 1000;
+/// Releases that the backend refused, at the most. Of more, those with the earliest lease ends are given up.
+const DEFERRED_MAX: usize = 8 * CALL_MAX;
+/// The longest pause before they are tried again.
+const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(4);
 /// How soon a place is asked about again whose answer contradicts what is known of it.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long what was refused is not tried again: as long as one place with this lease would wait.
+fn refusal_pause(lease: Duration) -> Duration {
+    let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
+    third.min(WAITING_RENEWAL)
+}
 
 /// When a reply was asked for, and when it came.
 #[derive(Clone, Copy)]
@@ -72,6 +83,7 @@ impl Session {
             self.promoted(grant.id, grant.lease_end, now);
         }
         self.more |= reply.more;
+        self.end_of_refusals(op, now);
         if reply.earliest > 0 {
             let server_now = reply.lease_end.saturating_sub(op.lease_ms());
             let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
@@ -86,7 +98,26 @@ impl Session {
         self.want_end(now);
     }
 
-    /// The backend refused this call; the connection is good.
+    /// The backend refused this call, and did nothing of it; the connection is good.
+    pub fn handle_call_refused(&mut self, op: &Op, now: Time) {
+        let (ids, proofs): (&[PlaceId], &[(PlaceId, u64)]) = match op {
+            Op::Acquire { ids, .. } => (ids, &[]),
+            Op::Reassert { proofs, .. } => (&[], proofs),
+            Op::Release { .. } | Op::Renew { .. } | Op::Audit { .. } => (&[], &[]),
+        };
+        // What is not there needs no release.
+        for id in ids.iter().chain(proofs.iter().map(|(id, _)| id)) {
+            if let Some(place) = self.places.find(id.n)
+                && let State::Joining { sent, .. } | State::Admitted { announced: sent } =
+                    &mut place.state
+            {
+                sent.take_back();
+            }
+        }
+        self.handle_call_error(op, now);
+    }
+
+    /// This call failed, and may or may not have been carried out; the connection is good.
     pub fn handle_call_error(&mut self, op: &Op, now: Time) {
         self.arrived(op);
         match op {
@@ -356,10 +387,60 @@ impl Session {
             return;
         }
         let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
-        self.deferred.extend(refused);
-        self.release_at = self.put_off(self.release_at, self.lease, now);
+        let is_older = |(_, until): &(PlaceId, Time)| {
+            self.deferred.front().is_some_and(|(_, first)| until <= first)
+        };
+        let (older, newer): (Vec<_>, Vec<_>) = refused.partition(is_older);
+        older.into_iter().rev().for_each(|release| self.deferred.push_front(release));
+        self.deferred.extend(newer);
+        let surplus = self.deferred.len().saturating_sub(DEFERRED_MAX);
+        let dropped: SmallVec<[(PlaceId, Time); 4]> = self.deferred.drain(..surplus).collect();
+        dropped.into_iter().for_each(|(id, _)| self.left_queue(id.n));
+        if self.release_at.is_none() {
+            let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.lease));
+            self.release_at = Some(now + pause);
+            self.want(now + pause);
+        }
         for id in ids {
             self.release_answered(id.n, false);
+        }
+    }
+
+    /// The backend carries calls out. Releases that it refused before are tried again as soon as they are after a first
+    /// refusal; once one of them is carried out, all at once.
+    fn end_of_refusals(&mut self, op: &Op, now: Time) {
+        if self.deferred.is_empty() || matches!(op, Op::Audit { .. }) {
+            return;
+        }
+        let is_release = match op {
+            Op::Release { ids } => !ids.is_empty(),
+            Op::Acquire { leaving, .. } => !leaving.is_empty(),
+            _ => false,
+        };
+        if is_release {
+            self.releases.extend(self.deferred.drain(..));
+            (self.release_at, self.release_pause) = (None, None);
+        } else if let Some(at) = self.release_at {
+            let at = at.min(now + refusal_pause(self.lease));
+            (self.release_at, self.release_pause) = (Some(at), None);
+            self.want(at);
+        }
+    }
+
+    /// Has some of the releases that were refused sent: as many as go in one call. The others follow once that is
+    /// carried out.
+    pub(super) fn try_deferred(&mut self) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.lease));
+        self.release_pause = Some((2 * pause).min(RELEASE_PAUSE_MAX));
+        let mut permits = 0;
+        while permits < CALL_MAX
+            && let Some(release) = self.deferred.pop_front()
+        {
+            permits += release.0.cost() as usize;
+            self.releases.push_back(release);
         }
     }
 
@@ -379,8 +460,7 @@ impl Session {
     /// The backend refused a call. Whatever else is due, or refused meanwhile, it is asked again only as often as one
     /// place with this lease would ask. Returns when; `before`: when it was to be, if it waits already.
     fn put_off(&mut self, before: Option<Time>, lease: Duration, now: Time) -> Option<Time> {
-        let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
-        let at = now + third.min(WAITING_RENEWAL);
+        let at = now + refusal_pause(lease);
         // Where leases differ, in time for the shortest.
         let at = before.map_or(at, |before| before.min(at));
         self.want(at);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{Linger, PLACES_MAX, Place, State};
+use super::place::{Linger, PLACES_MAX, Place, Sent, State};
 use super::{Event, IDLE, Progress, Session};
 use crate::error::RejectReason;
 use crate::protocol::id::{NodeId, PlaceId};
@@ -51,7 +51,7 @@ impl Session {
             limit,
             bound: options.bound(limit),
             options,
-            state: State::Joining { sent: false, hint: None },
+            state: State::Joining { sent: Sent::No, hint: None },
             lease_end: 0,
             acked: now,
             held_at: now,

@@ -3,7 +3,7 @@
 //! What this leaves is what [`Session::poll_call`] and [`Session::handle_reply`] leave of the same call; a test holds the
 //! two against each other.
 
-use super::place::{LEASE_GRAIN, Place};
+use super::place::{LEASE_GRAIN, Place, Sent};
 use super::{Session, State};
 use crate::protocol::call::Single;
 use crate::protocol::ledger::Done;
@@ -74,7 +74,7 @@ impl Session {
 
 /// Whether the place awaits an acquire that was never sent, whose reply would not come too late as it is made.
 fn joins(place: &Place) -> bool {
-    matches!(place.state, State::Joining { sent: false, hint: None })
+    matches!(place.state, State::Joining { sent: Sent::No, hint: None })
         && place.options.claim.is_none()
         && place.options.lease > LEASE_GRAIN
 }

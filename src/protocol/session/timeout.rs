@@ -27,11 +27,11 @@ impl Session {
             self.renew = true;
         }
         [self.release_at, self.renew_at].into_iter().flatten().for_each(|at| self.want(at));
-        if self.release_at.is_none() {
-            self.releases.extend(self.deferred.drain(..));
-        }
         self.drop_expired_releases(now);
-        if let Some((_, until)) = self.releases.front() {
+        if self.release_at.is_none() && self.releases.is_empty() && self.releasing.is_empty() {
+            self.try_deferred();
+        }
+        if let Some((_, until)) = self.releases.front().or_else(|| self.deferred.front()) {
             self.want(*until + self.lease);
         }
         for index in self.look_at_places(now) {

@@ -12,7 +12,7 @@ use crate::protocol::time::Time;
 
 /// Places in one call, at the most; where they take several permits, so many permits, and the last place may
 /// take more.
-const CALL_MAX: usize = 512;
+pub(super) const CALL_MAX: usize = 512;
 /// Of the places that stand in a semaphore after a loss of data, those looked at.
 const AUDIT_MAX: u32 = 1000;
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
@@ -188,13 +188,15 @@ impl Session {
     pub(super) fn drop_expired_releases(&mut self, now: Time) {
         let lease = self.lease;
         let mut expired = Ids::new();
-        self.releases.retain(|(id, until)| {
+        let mut is_needed = |(id, until): &(PlaceId, Time)| {
             let is_over = now >= *until + lease;
             if is_over {
                 expired.push(*id);
             }
             !is_over
-        });
+        };
+        self.releases.retain(&mut is_needed);
+        self.deferred.retain(&mut is_needed);
         expired.into_iter().for_each(|id| self.left_queue(id.n));
     }
 
@@ -273,7 +275,7 @@ impl Session {
             };
             if now_sent {
                 if let State::Admitted { announced } = &mut place.state {
-                    *announced = true;
+                    announced.send();
                 }
                 proofs.push((place.id(node), proof));
             }
@@ -323,7 +325,7 @@ impl Session {
                 Some(_) => {}
             }
             if let State::Joining { sent, .. } = &mut place.state {
-                *sent = true;
+                sent.send();
             }
             head.recalls |= place.options.reuse_ms > 0;
             permits += place.cost() as usize;

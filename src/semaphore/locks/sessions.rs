@@ -82,7 +82,7 @@ fn assert_all_retire(node: &Arc<Node>) {
 fn collect(node: &Node, server: &Arc<Server>, room: usize) -> usize {
     let (mut calls, mut senders) = (Vec::new(), Vec::new());
     while let Some(shared) = server.outbox.pop_now().or_else(|| server.outbox.pop_background()) {
-        collect_of(node, server, shared, room, Instant::now(), &mut calls, &mut senders);
+        collect_of(node, server, shared, room, node.now(), &mut calls, &mut senders);
     }
     calls.len()
 }

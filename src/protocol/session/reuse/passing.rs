@@ -6,7 +6,7 @@ use super::Terms;
 use crate::protocol::ledger::PlaceStatus;
 use crate::protocol::overrides::Mode;
 use crate::protocol::session::options::AcquireOptions;
-use crate::protocol::session::place::{Linger, Place, serial_of};
+use crate::protocol::session::place::{Linger, Place, Sent, serial_of};
 use crate::protocol::session::{Event, Session, State};
 use crate::protocol::time::Time;
 
@@ -226,7 +226,7 @@ impl Session {
             place.held_at = now;
         }
         self.events.push(Event::Progress(to));
-        if matches!(before, State::Joining { sent: true, .. }) {
+        if matches!(before, State::Joining { sent: Sent::Once | Sent::Again, .. }) {
             // Its place is on its way, so the next request need not ask.
             if let Some(place) = self.places.get_mut(index) {
                 place.linger = Linger::Spare;

@@ -95,7 +95,7 @@ fn what_stands_there_unknown_after_a_loss_of_data_is_released() {
 #[test]
 fn in_quarantine_no_call_has_permits() {
     let lost_at = Some(Time::ZERO);
-    let quarantine = Quarantine { is_on: true, lost_at };
+    let quarantine = Quarantine { is_on: true, lost_at, ..Quarantine::default() };
     let mut rig = Rig::new(1);
     rig.session = Session::new(NODE, 1, Connected { quarantine, ..Connected::default() }, false);
     let index = rig.request();
@@ -160,7 +160,7 @@ fn what_a_failover_brought_back_is_released_once_more() {
 fn a_new_connection_does_not_end_a_quarantine_early() {
     let mut rig = Rig::new(1);
     let began = Some(rig.now());
-    let quarantine = |lost_at| Quarantine { is_on: true, lost_at };
+    let quarantine = |lost_at| Quarantine { is_on: true, lost_at, ..Quarantine::default() };
     rig.reconnect(Connected { quarantine: quarantine(began), ..same_data() });
     rig.pass(60_000);
     let held = rig.request();
@@ -237,7 +237,7 @@ fn waiters_ask_when_the_quarantine_ends_and_not_before() {
     rig.leave(before);
     rig.settle();
     rig.pass(100);
-    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO) };
+    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO), ..Quarantine::default() };
     rig.reconnect(Connected { quarantine, ..same_data() });
     // Sooner than the waiter would ask anyway.
     rig.live(2300);
@@ -259,7 +259,8 @@ fn nobody_asks_when_a_quarantine_ends_that_nobody_waits_in() {
     rig.settle();
     rig.progress(held);
     rig.live(900);
-    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO + ms(500)) };
+    let quarantine =
+        Quarantine { is_on: true, lost_at: Some(Time::ZERO + ms(500)), ..Quarantine::default() };
     rig.reconnect(Connected { quarantine, ..same_data() });
     rig.live(2590);
     rig.pass(20);

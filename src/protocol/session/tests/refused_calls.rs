@@ -101,6 +101,94 @@ fn releases_that_are_refused_for_long_are_given_up_with_their_leases() {
 }
 
 #[test]
+fn a_request_that_was_refused_leaves_nothing_to_be_released() {
+    for policy in [OnUnavailable::Refuse, OnUnavailable::Admit] {
+        let mut rig = Rig::new(1000);
+        let long = AcquireOptions { lease: ms(60_000), ..with(policy) };
+        for _ in 0..3000 {
+            let index = rig.request_with(long);
+            // The acquire, and the proof of a request that the policy admitted.
+            for _ in 0..2 {
+                for call in rig.calls() {
+                    rig.session.handle_call_refused(&call.op, rig.now());
+                }
+                rig.progress(index);
+            }
+            rig.leave(index);
+            assert_eq!(rig.calls(), [], "it is not there");
+            rig.pass(10);
+        }
+        assert!(!rig.session.has_releases());
+    }
+}
+
+#[test]
+fn a_request_whose_acquire_went_unanswered_before_is_released_though_it_is_refused() {
+    let mut rig = Rig::new(1);
+    let index = rig.request();
+    let acquire = rig.call().expect("an acquire");
+    rig.carry_out(&acquire);
+    rig.session.handle_unanswered(&acquire.op);
+    rig.reconnect(same_data());
+    let again = rig.call().expect("an acquire");
+    assert_eq!(again.op, acquire.op);
+    rig.session.handle_call_refused(&again.op, rig.now());
+    assert_eq!(rig.progress(index), Progress::Failed);
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(rig.places(), [], "it was carried out the first time");
+}
+
+#[test]
+fn releases_that_are_refused_for_minutes_are_few_and_sent_seldom() {
+    const HELD: usize = 5000;
+    let mut rig = Rig::new(100_000);
+    let long = AcquireOptions { lease: ms(600_000), ..OPTIONS };
+    let held: Vec<_> = (0..HELD).map(|_| rig.request_with(long)).collect();
+    rig.settle();
+    held.into_iter().for_each(|index| rig.leave(index));
+    let (mut first, mut named, mut calls) = (0, 0, 0);
+    for second in 0..120 {
+        rig.pass(1000);
+        for call in rig.calls() {
+            let Op::Release { ids } = &call.op else { continue };
+            if second == 0 {
+                first += ids.len();
+            } else {
+                (named, calls) = (named + ids.len(), calls + 1);
+            }
+            rig.session.handle_call_error(&call.op, rig.now());
+        }
+    }
+    assert_eq!(first, HELD, "each once");
+    assert!(calls <= 40, "{calls} calls in two minutes");
+    assert!(named <= 40 * 512, "{named} places named in two minutes");
+    assert!(rig.session.deferred.len() <= 4096, "{}", rig.session.deferred.len());
+    // As soon as one is carried out, all that are left are.
+    rig.live(5000);
+    assert_eq!(rig.places().len(), HELD - 4096, "the others end with their leases");
+}
+
+#[test]
+fn releases_are_tried_again_within_a_second_of_an_answer_however_long_they_were_refused() {
+    let mut rig = Rig::new(10);
+    let long = AcquireOptions { lease: ms(600_000), ..OPTIONS };
+    let held = rig.request_with(long);
+    rig.settle();
+    rig.leave(held);
+    for _ in 0..60 {
+        for call in rig.calls() {
+            rig.session.handle_call_error(&call.op, rig.now());
+        }
+        rig.pass(1000);
+    }
+    let other = rig.request_with(long);
+    rig.settle();
+    rig.live(1000);
+    assert_eq!(rig.places(), [rig.id(other)]);
+}
+
+#[test]
 fn what_was_refused_is_tried_again_in_its_time_though_others_are_refused_since() {
     let mut rig = Rig::new(10);
     let held = rig.request();

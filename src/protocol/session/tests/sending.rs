@@ -105,7 +105,8 @@ fn releases_go_first_and_newcomers_last_with_nothing_between_in_one_call() {
 fn a_quarantine_ends_with_the_lease_though_the_watchdog_is_late() {
     for (now_ms, limit) in [(2999, 0), (3000, 1), (9000, 1)] {
         let mut rig = Rig::new(1);
-        let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO) };
+        let quarantine =
+            Quarantine { is_on: true, lost_at: Some(Time::ZERO), ..Quarantine::default() };
         let connected = Connected { quarantine, ..Connected::default() };
         rig.session = Session::new(NODE, 1, connected, false);
         rig.now_ms = now_ms;

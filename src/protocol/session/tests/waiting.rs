@@ -208,7 +208,7 @@ fn whoever_leaves_before_it_is_sent_takes_nobody_along() {
 #[test]
 fn a_newcomer_in_quarantine_asks_when_that_ends() {
     let mut rig = Rig::new(1);
-    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO) };
+    let quarantine = Quarantine { is_on: true, lost_at: Some(Time::ZERO), ..Quarantine::default() };
     let connected = Connected { quarantine, ..Connected::default() };
     rig.session = Session::new(NODE, 1, connected, false);
     rig.now_ms = 2400;

@@ -290,7 +290,7 @@ fn a_permit_in_flight_by_policy_ends_it() {
 #[test]
 fn what_is_heard_in_quarantine_or_where_no_recall_arrives_says_nothing() {
     let lost_at = Some(Time::ZERO + ms(100));
-    let quarantine = Quarantine { is_on: true, lost_at };
+    let quarantine = Quarantine { is_on: true, lost_at, ..Quarantine::default() };
     for connected in [
         Connected { quarantine, ..Connected::default() },
         Connected { poll_only: true, ..same_data() },
