@@ -253,7 +253,24 @@ impl Rule {
             let what = "allowed with on-unavailable local, and required there";
             return Err(("local-limit", what.to_owned()));
         }
-        Ok(())
+        self.check_below_limit("local-limit", self.local_limit)
+    }
+
+    /// Checks that a number of permits is not more than the limit, where that is the same for all keys.
+    fn check_below_limit(
+        &self,
+        field: &'static str,
+        permits: Option<u32>,
+    ) -> Result<(), (&'static str, String)> {
+        match (permits, self.limit) {
+            (Some(permits), Some(Limit::Permits(limit @ 1..)))
+                if permits > limit && self.limit_for.is_empty() =>
+            {
+                let what = format!("{permits} is more than the limit; allowed: up to {limit}");
+                Err((field, what))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_tenants(&self) -> Result<(), (&'static str, String)> {
@@ -276,6 +293,9 @@ impl Rule {
         }
         if self.each == Some(Limit::Permits(0)) {
             return err("each", "0 rejects all requests; allowed: 1 or more, or unlimited");
+        }
+        if let Some(Limit::Permits(each)) = self.each {
+            self.check_below_limit("each", Some(each))?;
         }
         once("each-for", &self.each_for)?;
         once("weight-for", &self.weight_for)?;

@@ -78,19 +78,19 @@ impl Fair {
                 "headroom: {headroom} permits are left to class 0, and there is no other; set class_by, too"
             )));
         }
-        if let Some(Limit::Permits(limit @ 1..)) = limit
-            && headroom >= limit
-        {
-            return Err(ConfigError::new(format!(
-                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
-                 to {}",
-                limit - 1
-            )));
-        }
         if let Some(EachSource::Fixed(Limit::Permits(0))) = self.each {
             return Err(ConfigError::new(
                 "each: 0 rejects every request; allowed: 1 permit or more, or `Limit::Unlimited`",
             ));
+        }
+        if let Some(EachSource::Fixed(Limit::Permits(each))) = self.each
+            && let Some(Limit::Permits(limit @ 1..)) = limit
+            && each > limit
+        {
+            return Err(ConfigError::new(format!(
+                "each: {each} is more than the limit of {limit} permits, so it caps no tenant; allowed: 1 to \
+                 {limit}, or `Limit::Unlimited`"
+            )));
         }
         Ok(())
     }

@@ -173,7 +173,7 @@ impl HeaderKey {
         Self { header }
     }
 
-    /// Extracts the value of the header with this name, in lower case.
+    /// Extracts the value of the header with this name, which must be written in lower case.
     ///
     /// # Panics
     ///
@@ -186,6 +186,14 @@ impl HeaderKey {
     /// ```
     #[must_use]
     pub const fn from_static(header: &'static str) -> Self {
+        let mut rest = header.as_bytes();
+        while let [first, others @ ..] = rest {
+            assert!(
+                !first.is_ascii_uppercase(),
+                "`HeaderKey::from_static` takes the name of a header in lower case, such as \"x-tenant\""
+            );
+            rest = others;
+        }
         Self::new(HeaderName::from_static(header))
     }
 }

@@ -10,8 +10,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
 use tower_semaphore::{
-    AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy,
-    RejectReason, Semaphore,
+    AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, OnUnavailable, Permit,
+    Policy, RejectReason, Semaphore,
 };
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
@@ -24,7 +24,7 @@ fn number(parts: &Parts, header: &str) -> u32 {
 async fn call(
     layer: &ConcurrencyLimitLayer,
     tenant: &str,
-) -> Response<impl http_body::Body + use<>> {
+) -> Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug> + use<>> {
     call_with(layer, tenant, "cost", 1).await
 }
 
@@ -196,25 +196,54 @@ async fn an_operator_sets_a_tenants_cap_and_weight() {
 #[test]
 fn what_cannot_be_meant_is_refused_when_it_is_built() {
     let semaphore = Semaphore::in_memory();
-    let builder = || ConcurrencyLimitLayer::builder(&semaphore, "openai").limit(4);
+    let unset = || ConcurrencyLimitLayer::builder(&semaphore, "openai");
+    let (builder, unlimited) = (|| unset().limit(4), || unset().limit(Limit::Unlimited));
     let fair = || builder().fair_by(TENANT);
     let class = |_: &Name, _: &Parts| 1;
     let weight = |_: &Name, _: &Parts| 1;
     for (built, word) in [
-        (builder().cost_by(|_: &Parts| 1).limit(Limit::Unlimited).build(), "cost_by"),
+        (unlimited().cost_by(|_: &Parts| 1).build(), "cost_by"),
         (builder().weight_by(weight).build(), "weight_by"),
         (builder().class_by(class).build(), "class_by"),
         (builder().each(2).build(), "each"),
         (fair().each(0).build(), "each: 0"),
         (fair().headroom(1).build(), "class_by"),
         (fair().class_by(class).headroom(4).build(), "0 to 3"),
-        (fair().limit(Limit::Unlimited).build(), "fair_by"),
+        (unlimited().fair_by(TENANT).build(), "fair_by"),
+        (fair().each(5).build(), "each: 5 is more than the limit of 4 permits"),
+        (builder().limit(4).build(), "limit: set by `limit` and again by `limit`"),
+        (
+            builder().limit_by(|_: &Name, _: &Parts| 4).build(),
+            "limit: set by `limit` and again by `limit_by`",
+        ),
+        (
+            fair().each(2).each_by(|_: &Name, _: &Parts| 2).build(),
+            "each: set by `each` and again by `each_by`",
+        ),
+        (
+            builder().on_unavailable(OnUnavailable::Local(5)).build(),
+            "a local share of 5 is more than the limit of 4 permits",
+        ),
     ] {
         let error = built.expect_err(word).to_string();
         assert!(error.contains(word), "{error}");
     }
     fair().class_by(class).headroom(3).build().expect("one permit is for all classes");
     Policy::builder(3).headroom(3).build().expect_err("nothing is left");
+    fair().each(4).build().expect("a tenant alone may have all");
+    fair().each(Limit::Unlimited).build().expect("no cap");
+    builder().on_unavailable(OnUnavailable::Local(4)).build().expect("one process alone");
+    unlimited().on_unavailable(OnUnavailable::Local(5)).build().expect("nothing is counted");
+    let by_key = unset().limit_by(|_: &Name, _: &Parts| 4).on_unavailable(OnUnavailable::Local(5));
+    by_key.build().expect("another key may have more");
+}
+
+#[test]
+fn a_local_share_above_the_limit_is_refused_in_a_policy() {
+    let share = |share| Policy::builder(4).on_unavailable(OnUnavailable::Local(share)).build();
+    let error = share(5).unwrap_err().to_string();
+    assert!(error.contains("a local share of 5 is more than the limit of 4 permits"), "{error}");
+    share(4).expect("one process alone");
 }
 
 #[tokio::test]

@@ -289,6 +289,14 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ),
         ("[[rule]]\nlimit = 1\nlocal-limit = 1\n", ":3: local-limit: allowed with on-unavailable"),
         (
+            "[[rule]]\nlimit = 1\non-unavailable = \"local\"\nlocal-limit = 2\n",
+            ":4: local-limit: 2 is more than the limit; allowed: up to 1",
+        ),
+        (
+            "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach = 2\n",
+            ":4: each: 2 is more than the limit; allowed: up to 1",
+        ),
+        (
             "[[rule]]\nlimit = 1\nfair-by = \"global\"\n",
             ":3: \"global\" cannot be used; allowed: path, peer-ip, header:NAME",
         ),

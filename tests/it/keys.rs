@@ -278,6 +278,19 @@ async fn what_no_route_matched_can_pass_or_share_one_key() {
     assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
 }
 
+#[test]
+fn a_header_in_upper_case_is_refused_with_what_is_allowed() {
+    let said = |name: &'static str| {
+        let panicked = std::panic::catch_unwind(|| HeaderKey::from_static(name)).unwrap_err();
+        let text = panicked.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| panicked.downcast_ref::<String>().cloned()).unwrap()
+    };
+    let text = said("X-Tenant");
+    assert!(text.contains("HeaderKey") && text.contains("lower case"), "{text}");
+    let text = said("x tenant");
+    assert!(!text.contains("lower case"), "{text}");
+}
+
 /// Finds no key, and says that this is fine.
 struct Odd;
 

@@ -557,11 +557,11 @@ fn times_must_be_in_their_range() {
 
 #[test]
 fn a_limit_must_be_set() {
-    let layer = ConcurrencyLimitLayer::builder(&Semaphore::in_memory(), NAME).build();
-    let layer = layer.map(drop).map_err(|error| error.to_string());
-    assert_told(layer, &["limit", "not set", "Limit::Unlimited"]);
-    assert_eq!(build(|layer| layer.limit(0)), Ok(()));
-    assert_eq!(build(|layer| layer.limit(u32::MAX)), Ok(()));
+    let semaphore = Semaphore::in_memory();
+    let layer = || ConcurrencyLimitLayer::builder(&semaphore, NAME);
+    let none = layer().build().map(drop).map_err(|error| error.to_string());
+    assert_told(none, &["limit", "not set", "Limit::Unlimited"]);
+    assert!(layer().limit(0).build().is_ok() && layer().limit(u32::MAX).build().is_ok());
 }
 
 #[test]

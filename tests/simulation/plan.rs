@@ -776,6 +776,12 @@ impl Plan {
                         policy.lease = rng.pick(&[500, 1000, 2000, 3000]);
                     }
                 }
+                for policy in &mut own {
+                    if let OutagePolicy::Local(share) = &mut policy.outage {
+                        // A policy refuses a larger one.
+                        *share = (*share).min(policy.limit);
+                    }
+                }
                 own
             })
             .collect()

@@ -144,7 +144,7 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets how many permits of a key one tenant may have in use. Enforced together with the limit, without another
-    /// round trip. The default is no cap.
+    /// round trip. The default is no cap. It must not be more than the limit, if that is the same for all keys.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
@@ -159,7 +159,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn each(mut self, cap: impl Into<Limit>) -> Self {
-        self.fair.each = Some(EachSource::Fixed(cap.into()));
+        self.each.set("each", EachSource::Fixed(cap.into()));
         self
     }
 
@@ -186,8 +186,8 @@ impl ConcurrencyLimitBuilder {
         F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
         L: Into<Limit>,
     {
-        self.fair.each =
-            Some(EachSource::Sync(Arc::new(move |tenant, parts| cap(tenant, parts).into())));
+        let cap = EachSource::Sync(Arc::new(move |tenant, parts| cap(tenant, parts).into()));
+        self.each.set("each_by", cap);
         self
     }
 
@@ -206,7 +206,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
-        self.fair.each = Some(EachSource::Cached(caps.clone()));
+        self.each.set("each_cached", EachSource::Cached(caps.clone()));
         self
     }
 

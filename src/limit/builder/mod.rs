@@ -2,6 +2,7 @@
 
 mod fair;
 mod hold;
+mod once;
 mod refusal;
 mod wait;
 
@@ -13,9 +14,10 @@ use std::time::Duration;
 use http::StatusCode;
 use http::request::Parts;
 
+use self::once::Once;
 use super::cached::CachedLimit;
 use super::client_timeout::ClientTimeout;
-use super::fair::Fair;
+use super::fair::{EachSource, Fair};
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
 use super::keyless::Keyless;
 use super::labels::KeyLabels;
@@ -42,12 +44,13 @@ pub struct ConcurrencyLimitBuilder {
     name: String,
     policy: PolicyBuilder,
     fair: Fair,
+    each: Once<EachSource>,
     headroom: u32,
     key: KeySource,
     missing_key: Option<MissingKey>,
     wait_timeout: Option<Arc<WaitTimeoutOf>>,
     client_timeout: Option<ClientTimeout>,
-    limit: Option<LimitSource>,
+    limit: Once<LimitSource>,
     skip: Option<Skip>,
     hold_until: HoldUntil,
     on_lost: OnLost,
@@ -68,12 +71,13 @@ impl ConcurrencyLimitBuilder {
             name,
             policy: Policy::builder(Limit::Unlimited),
             fair: Fair::default(),
+            each: Once::new("each"),
             headroom: 0,
             key: KeySource::Sync(Arc::new(GlobalKey)),
             missing_key: None,
             wait_timeout: None,
             client_timeout: None,
-            limit: None,
+            limit: Once::new("limit"),
             skip: None,
             hold_until: HoldUntil::default(),
             on_lost: OnLost::default(),
@@ -184,7 +188,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn limit(mut self, limit: impl Into<Limit>) -> Self {
-        self.limit = Some(LimitSource::Fixed(limit.into()));
+        self.limit.set("limit", LimitSource::Fixed(limit.into()));
         self
     }
 
@@ -217,7 +221,8 @@ impl ConcurrencyLimitBuilder {
         F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
         L: Into<Limit>,
     {
-        self.limit = Some(LimitSource::Sync(Arc::new(move |key, parts| limit(key, parts).into())));
+        let limit = LimitSource::Sync(Arc::new(move |key, parts| limit(key, parts).into()));
+        self.limit.set("limit_by", limit);
         self
     }
 
@@ -245,10 +250,11 @@ impl ConcurrencyLimitBuilder {
         Fut: Future<Output = L> + Send + 'static,
         L: Into<Limit>,
     {
-        self.limit = Some(LimitSource::Async(Arc::new(move |key, parts| {
+        let limit = LimitSource::Async(Arc::new(move |key, parts| {
             let limit = limit(key, parts);
             Box::pin(async move { limit.await.into() })
-        })));
+        }));
+        self.limit.set("limit_by_async", limit);
         self
     }
 
@@ -269,7 +275,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn limit_cached(mut self, limits: &CachedLimit) -> Self {
-        self.limit = Some(LimitSource::Cached(limits.clone()));
+        self.limit.set("limit_cached", LimitSource::Cached(limits.clone()));
         self
     }
 
@@ -353,7 +359,7 @@ impl ConcurrencyLimitBuilder {
     ///
     /// # Errors
     ///
-    /// If no limit is set, or a value is out of its range.
+    /// If no limit is set, or it is set twice; if a value is out of its range, or has no effect beside the others.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
@@ -361,7 +367,7 @@ impl ConcurrencyLimitBuilder {
     /// let error = ConcurrencyLimitLayer::builder(&semaphore, "api").build().unwrap_err();
     /// assert!(error.to_string().starts_with("limit: not set"));
     /// ```
-    pub fn build(self) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    pub fn build(mut self) -> Result<ConcurrencyLimitLayer, ConfigError> {
         let Self { name, full_status, retry_after, .. } = &self;
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed) {
@@ -387,7 +393,7 @@ impl ConcurrencyLimitBuilder {
                 "retry after: {retry_after:?} is too long; allowed: 0 to {RETRY_AFTER_MAX:?}"
             )));
         }
-        let Some(limit) = self.limit else {
+        let Some(limit) = self.limit.take()? else {
             return Err(ConfigError::new(
                 "limit: not set; allowed: a number of permits, `Limit::Unlimited`, or a closure",
             ));
@@ -396,6 +402,7 @@ impl ConcurrencyLimitBuilder {
             LimitSource::Fixed(limit) => Some(limit),
             _ => None,
         };
+        self.fair.each = self.each.take()?;
         self.fair.validate(self.headroom, fixed, self.tenant_labels.is_some())?;
         if self.tenant_labels.is_some() && !self.key_labels.is_none() {
             return Err(ConfigError::new(
@@ -403,7 +410,7 @@ impl ConcurrencyLimitBuilder {
             ));
         }
         let problem = Problem { rate_limit_fields: self.rate_limit_fields };
-        let policy = self.policy.build()?;
+        let policy = self.policy.limit(fixed.unwrap_or(Limit::Unlimited)).build()?;
         // One that goes by the request is no value of a gauge.
         let wait_timeout = self.wait_timeout.is_none().then_some(policy.wait_timeout);
         // A layer in shadow has series of its own, apart from those of an enforcing one.
