@@ -6,6 +6,7 @@ use http::request::Parts;
 
 use super::cached::{CachedLimit, Found, LookUp};
 use super::key::KeyExtractor;
+use super::required::Required;
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::semaphore::{Ask, Limit};
@@ -18,11 +19,16 @@ pub(super) type CostOf = dyn Fn(&Parts) -> u32 + Send + Sync;
 /// How the tenant, weight, class, cost and cap of a request are found. Empty for a layer without tenants and costs.
 #[derive(Default)]
 pub(super) struct Fair {
-    pub(super) tenant: Option<Arc<dyn KeyExtractor>>,
+    pub(super) tenant: Option<TenantSource>,
     pub(super) weight: Option<Arc<Weigh>>,
     pub(super) class: Option<Arc<Classify>>,
     pub(super) cost: Option<Arc<CostOf>>,
     pub(super) each: Option<EachSource>,
+}
+
+pub(super) struct TenantSource {
+    pub(super) extractor: Arc<dyn KeyExtractor>,
+    pub(super) required: Required,
 }
 
 pub(super) enum EachSource {
@@ -95,21 +101,13 @@ impl Fair {
         Ok(())
     }
 
-    /// What a request asks for.
-    pub(super) fn ask(&self, name: Name, parts: &Parts) -> Asked {
+    /// What a request of this tenant asks for; `None` where there are no tenants.
+    pub(super) fn ask(&self, name: Name, tenant: Option<Name>, parts: &Parts) -> Asked {
         let mut ask = Ask::of(name);
         if let Some(cost) = &self.cost {
             ask = ask.cost(cost(parts));
         }
-        let Some(tenant) = &self.tenant else { return Asked::Known(Ok(ask)) };
-        let tenant = tenant.extract(parts).unwrap_or_else(|| {
-            tracing::debug!(
-                target: "tower_semaphore",
-                semaphore = ask.name().as_str(),
-                "the request has no tenant; it shares the turns and the cap of all requests without one"
-            );
-            Name::missing()
-        });
+        let Some(tenant) = tenant else { return Asked::Known(Ok(ask)) };
         if let Some(weight) = &self.weight {
             ask = ask.weight(weight(&tenant, parts));
         }

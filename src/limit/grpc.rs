@@ -117,9 +117,11 @@ fn code(refusal: &Refusal) -> u16 {
         ) => UNAVAILABLE,
         (RefusalReason::CostTooHigh, _) => INVALID_ARGUMENT,
         (_, status) if status.is_server_error() => UNAVAILABLE,
-        (RefusalReason::MissingKey, StatusCode::UNAUTHORIZED) => UNAUTHENTICATED,
-        (RefusalReason::MissingKey, StatusCode::FORBIDDEN) => PERMISSION_DENIED,
-        (RefusalReason::MissingKey, _) => INVALID_ARGUMENT,
+        (RefusalReason::MissingKey | RefusalReason::MissingTenant, status) => match status {
+            StatusCode::UNAUTHORIZED => UNAUTHENTICATED,
+            StatusCode::FORBIDDEN => PERMISSION_DENIED,
+            _ => INVALID_ARGUMENT,
+        },
         (
             RefusalReason::Limit
             | RefusalReason::TenantLimit
@@ -141,6 +143,7 @@ const fn message(refusal: &Refusal) -> &'static str {
         RefusalReason::QueueFull => "queue_full: the queue is full",
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::MissingKey => "missing_key: the request has no key",
+        RefusalReason::MissingTenant => "missing_tenant: the request has no tenant",
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
         RefusalReason::Paused => "paused: no permits are granted at the moment",

@@ -43,6 +43,9 @@ impl RefusalResponse for Problem {
         if refusal.reason == RefusalReason::CostTooHigh {
             problem["detail"] = json!(refusal.to_string());
         }
+        if let Some(header) = &refusal.missing_header {
+            problem["detail"] = json!(format!("the request has no {header} header"));
+        }
         if refusal.reason.is_full() {
             problem["violated-policies"] = json!([refusal.violated()]);
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderName, StatusCode};
 
 use crate::error::{AcquireError, BackendError, RejectReason};
 use crate::name::Name;
@@ -56,10 +56,14 @@ pub struct Refusal {
     /// [`Rejected::is_tenant_full`](crate::Rejected::is_tenant_full).
     pub is_tenant_full: bool,
     /// When to try again: whole seconds with jitter, at least one. `None` where the request itself is at fault: it has
-    /// no key, or its cost is too high.
+    /// no key or no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
     pub error: Option<BackendError>,
+    /// The header that the request lacks, if it has no key or no tenant and that is taken from a header.
+    pub missing_header: Option<HeaderName>,
+    /// The type of the extractor that found no key or no tenant.
+    pub(super) extractor: Option<&'static str>,
 }
 
 /// Why a request was rejected.
@@ -87,6 +91,8 @@ pub enum RefusalReason {
     Revoked,
     /// The request has no key.
     MissingKey,
+    /// The request has no tenant.
+    MissingTenant,
     /// The request's limit could not be looked up, and there is no fallback. The status is always 503.
     LimitUnknown,
     /// The backend is unavailable; or the semaphore was [shut down](crate::Semaphore::shutdown), or lets no request
@@ -122,7 +128,14 @@ impl fmt::Display for Refusal {
             RefusalReason::Paused => write!(f, "{policy} is paused"),
             RefusalReason::Draining => write!(f, "{policy} is being drained"),
             RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
-            RefusalReason::MissingKey => write!(f, "the request has no key for {policy}"),
+            RefusalReason::MissingKey => {
+                write!(f, "the request has no key for {policy}: ")?;
+                self.write_what_is_missing(f)
+            }
+            RefusalReason::MissingTenant => {
+                write!(f, "the request has no tenant for {policy}: ")?;
+                self.write_what_is_missing(f)
+            }
             RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} are unavailable"),
             RefusalReason::LeaseLost => write!(f, "the lease of the permit of {policy} was lost"),
@@ -157,6 +170,7 @@ impl RefusalReason {
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
+            Self::MissingTenant => "missing_tenant",
             Self::LimitUnknown => "limit_unknown",
             Self::Unavailable => "unavailable",
             Self::LeaseLost => "lease_lost",
@@ -194,6 +208,16 @@ impl Refusal {
             is_tenant_full: false,
             retry_after: None,
             error: None,
+            missing_header: None,
+            extractor: None,
+        }
+    }
+
+    fn write_what_is_missing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.missing_header, self.extractor) {
+            (Some(header), _) => write!(f, "it has no {header} header"),
+            (None, Some(extractor)) => write!(f, "{extractor} found none"),
+            (None, None) => f.write_str("its extractor found none"),
         }
     }
 

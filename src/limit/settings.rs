@@ -11,10 +11,10 @@ use http::request::Parts;
 use super::cached::CachedLimit;
 use super::client_timeout::ClientTimeout;
 use super::fair::Fair;
-use super::key::{KeyExtractor, MissingKey};
-use super::keyless::Keyless;
+use super::key::KeyExtractor;
 use super::labels::LayerMeter;
 use super::refusal_response::RefusalResponse;
+use super::required::Required;
 use super::shadow::Shadow;
 use crate::name::Name;
 use crate::semaphore::{Limit, Policy, Remembered, Semaphore};
@@ -55,9 +55,7 @@ pub(super) struct Settings {
     pub(super) remembered: Remembered,
     pub(super) policy: Policy,
     pub(super) key: KeySource,
-    /// `None`: as the extractor says.
-    pub(super) missing_key: Option<MissingKey>,
-    pub(super) keyless: Keyless,
+    pub(super) key_required: Required,
     pub(super) limit: LimitSource,
     /// In place of the policy's.
     pub(super) wait_timeout: Option<Arc<WaitTimeoutOf>>,
@@ -84,6 +82,15 @@ pub(super) enum KeySource {
     Async(Arc<KeyLookup>),
 }
 
+impl KeySource {
+    pub(super) fn extractor(&self) -> Option<&dyn KeyExtractor> {
+        match self {
+            Self::Sync(extractor) => Some(&**extractor),
+            Self::Async(_) => None,
+        }
+    }
+}
+
 pub(super) enum LimitSource {
     Fixed(Limit),
     Sync(Arc<LimitOf>),
@@ -102,7 +109,7 @@ impl fmt::Debug for Settings {
         f.debug_struct("Settings")
             .field("name", &self.name)
             .field("policy", &self.policy)
-            .field("missing_key", &self.missing_key)
+            .field("key_required", &self.key_required)
             .field("hold_until", &self.hold_until)
             .field("on_lost", &self.on_lost)
             .field("shadow", &self.shadow)

@@ -56,6 +56,8 @@ pub struct ShadowCounts {
     pub cost_too_high: u64,
     /// Requests that would have been rejected because they have no key.
     pub missing_key: u64,
+    /// Requests that would have been rejected because they have no tenant.
+    pub missing_tenant: u64,
     /// Requests that would have been rejected because their limit could not be looked up.
     pub limit_unknown: u64,
     /// Requests that would have been rejected because an operator [drains](crate::Semaphore::drain) the semaphore, or
@@ -73,6 +75,7 @@ pub(super) struct Shadow {
     tenant_limit: AtomicU64,
     cost_too_high: AtomicU64,
     missing_key: AtomicU64,
+    missing_tenant: AtomicU64,
     limit_unknown: AtomicU64,
     draining: AtomicU64,
     unavailable: AtomicU64,
@@ -92,6 +95,7 @@ impl Shadow {
             RefusalReason::TenantLimit => &self.tenant_limit,
             RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,
+            RefusalReason::MissingTenant => &self.missing_tenant,
             RefusalReason::LimitUnknown => &self.limit_unknown,
             RefusalReason::Paused | RefusalReason::Draining | RefusalReason::Revoked => {
                 &self.draining
@@ -121,6 +125,7 @@ impl Shadow {
             tenant_limit: count(&self.tenant_limit),
             cost_too_high: count(&self.cost_too_high),
             missing_key: count(&self.missing_key),
+            missing_tenant: count(&self.missing_tenant),
             limit_unknown: count(&self.limit_unknown),
             draining: count(&self.draining),
             unavailable: count(&self.unavailable),

@@ -39,9 +39,11 @@
 //! | `cost_too_high` | was rejected: it asked for more permits than it can ever get |
 //! | `queue_full` | was rejected: the queue was full |
 //! | `queue_timeout` | was rejected: its wait timeout passed |
+//! | `paused` | was rejected: an operator had paused the semaphore, or set its limit to 0 |
 //! | `draining` | was rejected: see [`Semaphore::drain`](crate::Semaphore::drain) |
 //! | `revoked` | was rejected: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
 //! | `missing_key` | was rejected: it had no key |
+//! | `missing_tenant` | was rejected: it had no tenant |
 //! | `unavailable` | was rejected: the backend was unavailable |
 //! | `closed` | was rejected: the semaphore was shut down |
 //! | `request_canceled` | left before it got an answer |

@@ -42,7 +42,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 18] = [
+const OUTCOMES: [Outcome; 19] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -58,6 +58,7 @@ const OUTCOMES: [Outcome; 18] = [
     Outcome::Draining,
     Outcome::Revoked,
     Outcome::MissingKey,
+    Outcome::MissingTenant,
     Outcome::Unavailable,
     Outcome::Closed,
     Outcome::Canceled,

@@ -8,11 +8,15 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
+use tower_semaphore::limit::{
+    CachedLimit, ExtensionKey, HeaderKey, MissingKey, Refusal, RefusalReason,
+};
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, OnUnavailable, Permit,
     Policy, RejectReason, Semaphore,
 };
+
+use crate::support::told::Told;
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
 
@@ -246,6 +250,101 @@ fn a_local_share_above_the_limit_is_refused_in_a_policy() {
     share(4).expect("one process alone");
 }
 
+// ===== requests without a tenant =====
+
+async fn call_without_tenant(
+    layer: &ConcurrencyLimitLayer,
+) -> Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug> + use<>> {
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from_static(b"x"))))
+    }));
+    service.oneshot(Request::new(())).await.unwrap()
+}
+
+async fn problem<B>(response: Response<B>) -> serde_json::Value
+where
+    B: http_body::Body<Data = Bytes, Error: std::fmt::Debug>,
+{
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&body).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_without_a_tenant_is_a_bad_one_and_is_told_what_it_lacks() {
+    let told = Told::new();
+    let semaphore = Semaphore::in_memory();
+    let fair = || ConcurrencyLimitLayer::builder(&semaphore, "openai").limit(4);
+    let layer = fair().fair_by(TENANT).build().unwrap();
+    for _ in 0..200 {
+        let refused = call_without_tenant(&layer).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+        assert!(refused.headers().get("retry-after").is_none());
+        let text = refusal(&refused).to_string();
+        assert_eq!(text, "the request has no tenant for openai: it has no x-tenant header");
+        let problem = problem(refused).await;
+        assert_eq!(problem["reason"], "missing_tenant");
+        assert_eq!(problem["detail"], "the request has no x-tenant header");
+    }
+    assert_eq!(semaphore.inspect("openai").await.unwrap().in_use, 0);
+    let warnings = || told.aloud();
+    assert_eq!(warnings().len(), 1, "{:?}", warnings());
+    let warning = &warnings()[0];
+    assert_eq!(warning.level, tracing::Level::WARN);
+    assert_eq!(warning.fields["layer"], "openai");
+    assert!(warning.fields["extractor"].contains("HeaderKey"), "{warning:?}");
+
+    // What an extension lacks is the server's business.
+    let layer = fair().fair_by(ExtensionKey::<String>::new()).build().unwrap();
+    let refused = call_without_tenant(&layer).await;
+    let text = refusal(&refused).to_string();
+    assert!(text.starts_with("the request has no tenant for openai: "), "{text}");
+    assert!(text.contains("ExtensionKey<alloc::string::String>"), "{text}");
+    let problem = problem(refused).await;
+    assert_eq!((&problem["reason"], problem.get("detail")), (&"missing_tenant".into(), None));
+    assert_eq!(warnings().len(), 2, "one of each layer");
+}
+
+#[tokio::test]
+async fn a_request_without_a_tenant_can_be_told_otherwise() {
+    let told = Told::new();
+    let semaphore = Semaphore::in_memory();
+    let fair = |missing| {
+        let fair = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT).each(1);
+        fair.wait_timeout(Duration::ZERO).on_missing_tenant(missing).build()
+    };
+    let in_use = async || semaphore.inspect("x").await.unwrap().in_use;
+    let reject = fair(MissingKey::Reject(StatusCode::FORBIDDEN)).unwrap();
+    assert_eq!(call_without_tenant(&reject).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(told.aloud().len(), 1);
+
+    let bypass = fair(MissingKey::Bypass).unwrap();
+    let passed = call_without_tenant(&bypass).await;
+    assert_eq!((passed.status(), in_use().await), (StatusCode::OK, 0));
+
+    let shared = fair(MissingKey::Shared).unwrap();
+    let held = call_without_tenant(&shared).await;
+    assert_eq!((held.status(), in_use().await), (StatusCode::OK, 1));
+    let refused = call_without_tenant(&shared).await;
+    assert_eq!(refusal(&refused).reason, RefusalReason::TenantLimit, "one tenant together");
+    assert_eq!(told.aloud().len(), 1, "that was asked for");
+
+    let error = fair(MissingKey::Reject(StatusCode::OK)).map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("missing tenant: 200 OK") && error.contains("400 to 599"), "{error}");
+    let alone = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4);
+    let error = alone.on_missing_tenant(MissingKey::Shared).build().map(drop).unwrap_err();
+    assert!(error.to_string().contains("fair_by"), "{error}");
+}
+
+#[tokio::test]
+async fn a_layer_in_shadow_counts_requests_without_a_tenant() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT);
+    let layer = layer.shadow(true).build().unwrap();
+    assert_eq!(call_without_tenant(&layer).await.status(), StatusCode::OK);
+    let seen = layer.shadow_counts().unwrap();
+    assert_eq!((seen.missing_tenant, seen.passed), (1, 0));
+}
+
 #[tokio::test]
 async fn an_inspection_shows_tenants() {
     let backend = MemoryBackend::new();
@@ -334,7 +433,7 @@ async fn requests_that_name_no_tenant_but_a_cost_are_one_tenant() {
     let semaphore = Semaphore::in_memory();
     let policy = Policy::new(4);
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT);
-    let layer = layer.build().unwrap();
+    let layer = layer.on_missing_tenant(MissingKey::Shared).build().unwrap();
     let held = semaphore.acquire(Ask::of("x").cost(1), &policy).await.unwrap();
     let mut service = layer.layer(service_fn(async |_: Request<()>| {
         Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from_static(b"x"))))

@@ -373,6 +373,17 @@ fn the_first_extractor_that_finds_no_key_says_what_becomes_of_the_request() {
     assert_eq!(key.extract(&parts), None);
 }
 
+#[test]
+fn the_first_extractor_that_finds_no_key_says_which_header_is_missing() {
+    let (parts, ()) = Request::builder().header("x-tenant", "acme").body(()).unwrap().into_parts();
+    let user = HeaderKey::from_static("x-user");
+    let missing = |key: &dyn KeyExtractor| key.missing_header(&parts).map(|name| name.to_string());
+    assert_eq!(missing(&(GlobalKey, TENANT, user.clone())), Some("x-user".to_owned()));
+    assert_eq!(missing(&(MatchedPathKey, user.clone())), None);
+    let boxed: Box<dyn KeyExtractor> = Box::new(user);
+    assert_eq!(missing(&boxed), Some("x-user".to_owned()));
+}
+
 #[cfg(feature = "tonic")]
 #[test]
 fn tonic_says_where_a_connection_comes_from() {

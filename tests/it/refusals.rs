@@ -360,6 +360,7 @@ async fn a_request_without_a_key_is_a_bad_one() {
             "type": "about:blank",
             "title": "Bad Request",
             "status": 400,
+            "detail": "the request has no x-tenant header",
             "reason": "missing_key",
         })
     );

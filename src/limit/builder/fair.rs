@@ -1,15 +1,17 @@
 //! Tenants that share the permits of a key.
 
+use std::any::type_name_of_val;
 use std::sync::Arc;
 
 use http::request::Parts;
 
 use super::ConcurrencyLimitBuilder;
 use crate::limit::cached::CachedLimit;
-use crate::limit::fair::EachSource;
-use crate::limit::key::KeyExtractor;
+use crate::limit::fair::{EachSource, TenantSource};
+use crate::limit::key::{KeyExtractor, MissingKey};
 #[cfg(feature = "metrics")]
 use crate::limit::labels::KeyLabels;
+use crate::limit::required::{Part, Required};
 use crate::name::Name;
 #[cfg(doc)]
 use crate::semaphore::Ask;
@@ -43,8 +45,8 @@ impl ConcurrencyLimitBuilder {
     ///
     /// A permit that comes free goes to the tenant with the fewest in use, by weight; among equals to the one that
     /// has been at that level longest. Within a tenant, requests are served in the order in which they came.
-    /// Requests without a tenant are one tenant together. [`max_queue`](Self::max_queue) bounds the line of each
-    /// tenant.
+    /// [`max_queue`](Self::max_queue) bounds the line of each tenant. A request without a tenant is rejected, unless
+    /// [`on_missing_tenant`](Self::on_missing_tenant) says otherwise.
     ///
     /// Fairness is only as good as the identity: a client that can choose its tenant can be many. Take it from
     /// authentication; see also [`Semaphore::tenant_salt`](crate::Semaphore::tenant_salt).
@@ -61,7 +63,33 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn fair_by(mut self, tenant: impl KeyExtractor) -> Self {
-        self.fair.tenant = Some(Arc::new(tenant));
+        let required = Required::new(Part::Tenant, None, type_name_of_val(&tenant));
+        self.fair.tenant = Some(TenantSource { extractor: Arc::new(tenant), required });
+        self
+    }
+
+    /// Sets what happens to a request without a tenant.
+    ///
+    /// By default the [extractor](KeyExtractor::missing_key) decides: most reject the request with 400. The layer logs
+    /// a warning at the first one, because what inserts the tenant may be further in than the layer; the response
+    /// names the header that the request lacks, if the tenant is taken from one. With [`MissingKey::Shared`], requests
+    /// without a tenant are one tenant together; with [`MissingKey::Bypass`], they pass without a permit.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::{HeaderKey, MissingKey};
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // Anonymous requests share the turns and the cap of one tenant.
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .on_missing_tenant(MissingKey::Shared)
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn on_missing_tenant(mut self, missing_tenant: MissingKey) -> Self {
+        self.missing_tenant = Some(missing_tenant);
         self
     }
 

@@ -6,6 +6,7 @@ mod once;
 mod refusal;
 mod wait;
 
+use std::any::{type_name, type_name_of_val};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -19,11 +20,11 @@ use super::cached::CachedLimit;
 use super::client_timeout::ClientTimeout;
 use super::fair::{EachSource, Fair};
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
-use super::keyless::Keyless;
 use super::labels::KeyLabels;
 use super::layer::ConcurrencyLimitLayer;
 use super::problem::Problem;
 use super::refusal_response::RefusalResponse;
+use super::required::{Part, Required};
 use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip, WaitTimeoutOf};
 use super::shadow::Shadow;
 use crate::error::ConfigError;
@@ -47,7 +48,10 @@ pub struct ConcurrencyLimitBuilder {
     each: Once<EachSource>,
     headroom: u32,
     key: KeySource,
+    /// The type of the extractor of the key.
+    key_extractor: &'static str,
     missing_key: Option<MissingKey>,
+    missing_tenant: Option<MissingKey>,
     wait_timeout: Option<Arc<WaitTimeoutOf>>,
     client_timeout: Option<ClientTimeout>,
     limit: Once<LimitSource>,
@@ -74,7 +78,9 @@ impl ConcurrencyLimitBuilder {
             each: Once::new("each"),
             headroom: 0,
             key: KeySource::Sync(Arc::new(GlobalKey)),
+            key_extractor: type_name::<GlobalKey>(),
             missing_key: None,
+            missing_tenant: None,
             wait_timeout: None,
             client_timeout: None,
             limit: Once::new("limit"),
@@ -118,6 +124,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn key(mut self, extractor: impl KeyExtractor) -> Self {
+        self.key_extractor = type_name_of_val(&extractor);
         self.key = KeySource::Sync(Arc::new(extractor));
         self
     }
@@ -149,6 +156,7 @@ impl ConcurrencyLimitBuilder {
         Fut: Future<Output = Option<K>> + Send + 'static,
         K: Into<Name>,
     {
+        self.key_extractor = type_name::<F>();
         self.key = KeySource::Async(Arc::new(move |parts| {
             let key = extractor(parts);
             Box::pin(async move { key.await.map(Into::into) })
@@ -159,7 +167,8 @@ impl ConcurrencyLimitBuilder {
     /// Sets what happens to a request without a key.
     ///
     /// By default the [extractor](KeyExtractor::missing_key) decides: most reject the request with 400,
-    /// `MatchedPathKey` lets it pass.
+    /// `MatchedPathKey` lets it pass. The response names the header that the request lacks, if the key is taken from
+    /// one.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
@@ -380,13 +389,17 @@ impl ConcurrencyLimitBuilder {
                 "full status: {full_status} is not an error status; allowed: 400 to 599"
             )));
         }
-        if let Some(MissingKey::Reject(status)) = self.missing_key
-            && !status.is_client_error()
-            && !status.is_server_error()
+        for (what, missing) in
+            [("missing key", self.missing_key), ("missing tenant", self.missing_tenant)]
         {
-            return Err(ConfigError::new(format!(
-                "missing key: {status} is not an error status; allowed: 400 to 599"
-            )));
+            if let Some(MissingKey::Reject(status)) = missing
+                && !status.is_client_error()
+                && !status.is_server_error()
+            {
+                return Err(ConfigError::new(format!(
+                    "{what}: {status} is not an error status; allowed: 400 to 599"
+                )));
+            }
         }
         if *retry_after > RETRY_AFTER_MAX {
             return Err(ConfigError::new(format!(
@@ -404,6 +417,15 @@ impl ConcurrencyLimitBuilder {
         };
         self.fair.each = self.each.take()?;
         self.fair.validate(self.headroom, fixed, self.tenant_labels.is_some())?;
+        match (&mut self.fair.tenant, self.missing_tenant) {
+            (Some(tenant), missing) => tenant.required.missing = missing,
+            (None, Some(_)) => {
+                return Err(ConfigError::new(
+                    "on_missing_tenant: set without a tenant to apply it to; set fair_by, too",
+                ));
+            }
+            (None, None) => {}
+        }
         if self.tenant_labels.is_some() && !self.key_labels.is_none() {
             return Err(ConfigError::new(
                 "tenant_labels: set beside key_labels; allowed: one of them",
@@ -427,8 +449,7 @@ impl ConcurrencyLimitBuilder {
             remembered: Remembered::default(),
             name: self.name.into(),
             key: self.key,
-            missing_key: self.missing_key,
-            keyless: Keyless::default(),
+            key_required: Required::new(Part::Key, self.missing_key, self.key_extractor),
             wait_timeout: self.wait_timeout,
             client_timeout: self.client_timeout,
             limit,
