@@ -259,11 +259,20 @@ impl fmt::Display for AcquireError {
                     rejected.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
                 }
                 RejectReason::QueueTimeout => {
-                    write!(
-                        f,
-                        "none of {} permits came free in {:?}",
-                        rejected.limit, rejected.waited
-                    )
+                    let waited = Seconds(rejected.waited);
+                    match rejected.each.filter(|_| rejected.is_tenant_full) {
+                        Some(each) => write!(
+                            f,
+                            "none of the {each} permits that the tenant may have came free within {waited}"
+                        ),
+                        None => {
+                            write!(
+                                f,
+                                "none of {} permits came free within {waited}",
+                                rejected.limit
+                            )
+                        }
+                    }
                 }
                 RejectReason::Paused => {
                     f.write_str("an operator paused the semaphore; it grants no permits")
@@ -289,6 +298,15 @@ impl Error for AcquireError {
             Self::Unavailable(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+/// A duration as people read it: seconds with one decimal.
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} s", self.0.as_secs_f64())
     }
 }
 

@@ -140,10 +140,19 @@ const fn message(refusal: &Refusal) -> &'static str {
             "tenant_limit: all permits that the tenant may have are in use"
         }
         RefusalReason::CostTooHigh => "cost_too_high: the request asks for more than it could have",
+        RefusalReason::QueueFull if refusal.tenant.is_some() => {
+            "queue_full: the tenant's queue is full"
+        }
         RefusalReason::QueueFull => "queue_full: the queue is full",
+        RefusalReason::QueueTimeout if refusal.is_tenant_full => {
+            "queue_timeout: none of the permits that the tenant may have came free in time"
+        }
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::MissingKey => "missing_key: the request has no key",
         RefusalReason::MissingTenant => "missing_tenant: the request has no tenant",
+        RefusalReason::LimitUnknown if refusal.tenant.is_some() => {
+            "limit_unknown: the plan of the tenant cannot be looked up"
+        }
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
         RefusalReason::Paused => "paused: no permits are granted at the moment",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode};
 
-use crate::error::{AcquireError, BackendError, RejectReason};
+use crate::error::{AcquireError, BackendError, RejectReason, Seconds};
 use crate::name::Name;
 
 /// Why a request was rejected, and what is known about it.
@@ -64,6 +64,8 @@ pub struct Refusal {
     pub missing_header: Option<HeaderName>,
     /// The type of the extractor that found no key or no tenant.
     pub(super) extractor: Option<&'static str>,
+    /// Whether the default response has the `RateLimit` headers.
+    pub(super) has_rate_limit_fields: bool,
 }
 
 /// Why a request was rejected.
@@ -93,7 +95,7 @@ pub enum RefusalReason {
     MissingKey,
     /// The request has no tenant.
     MissingTenant,
-    /// The request's limit could not be looked up, and there is no fallback. The status is always 503.
+    /// The request's limit, or the plan of its tenant, could not be looked up, and there is no fallback. The status is always 503.
     LimitUnknown,
     /// The backend is unavailable; or the semaphore was [shut down](crate::Semaphore::shutdown), or lets no request
     /// wait [any more](crate::Semaphore::stop_waiting). The status is always 503.
@@ -104,7 +106,8 @@ pub enum RefusalReason {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { policy, limit, waiting, waited, .. } = self;
+        let Self { policy, limit, waiting, .. } = self;
+        let waited = Seconds(self.waited);
         match self.reason {
             RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
             RefusalReason::TenantLimit => match self.each {
@@ -119,12 +122,20 @@ impl fmt::Display for Refusal {
                 write!(f, "the request asks for {cost} permits of {policy}; the limit is {limit}")?;
                 self.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
             }
+            RefusalReason::QueueFull if self.tenant.is_some() => write!(
+                f,
+                "the tenant's queue for {policy} is full; {waiting} requests of all tenants are waiting"
+            ),
             RefusalReason::QueueFull => {
                 write!(f, "the queue of {policy} is full: {waiting} requests are waiting")
             }
-            RefusalReason::QueueTimeout => {
-                write!(f, "none of {limit} permits of {policy} came free in {waited:?}")
-            }
+            RefusalReason::QueueTimeout => match self.each.filter(|_| self.is_tenant_full) {
+                Some(each) => write!(
+                    f,
+                    "none of the {each} permits of {policy} that the tenant may have came free within {waited}"
+                ),
+                None => write!(f, "none of {limit} permits of {policy} came free within {waited}"),
+            },
             RefusalReason::Paused => write!(f, "{policy} is paused"),
             RefusalReason::Draining => write!(f, "{policy} is being drained"),
             RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
@@ -135,6 +146,9 @@ impl fmt::Display for Refusal {
             RefusalReason::MissingTenant => {
                 write!(f, "the request has no tenant for {policy}: ")?;
                 self.write_what_is_missing(f)
+            }
+            RefusalReason::LimitUnknown if self.tenant.is_some() => {
+                write!(f, "the tenant's plan in {policy} cannot be looked up")
             }
             RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} are unavailable"),
@@ -210,6 +224,7 @@ impl Refusal {
             error: None,
             missing_header: None,
             extractor: None,
+            has_rate_limit_fields: true,
         }
     }
 

@@ -67,7 +67,10 @@ pub(super) struct Settings {
     pub(super) on_lost: OnLost,
     pub(super) full_status: StatusCode,
     pub(super) retry_after: Duration,
-    pub(super) response: Arc<dyn RefusalResponse>,
+    /// In place of the default response.
+    pub(super) response: Option<Arc<dyn RefusalResponse>>,
+    /// Whether the default response has the `RateLimit` headers.
+    pub(super) rate_limit_fields: bool,
     pub(super) meter: LayerMeter,
     /// The labels of its metrics are tenants, not keys.
     pub(super) is_metered_by_tenant: bool,

@@ -22,7 +22,6 @@ use super::fair::{EachSource, Fair};
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
 use super::labels::KeyLabels;
 use super::layer::ConcurrencyLimitLayer;
-use super::problem::Problem;
 use super::refusal_response::RefusalResponse;
 use super::required::{Part, Required};
 use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip, WaitTimeoutOf};
@@ -431,7 +430,6 @@ impl ConcurrencyLimitBuilder {
                 "tenant_labels: set beside key_labels; allowed: one of them",
             ));
         }
-        let problem = Problem { rate_limit_fields: self.rate_limit_fields };
         let policy = self.policy.limit(fixed.unwrap_or(Limit::Unlimited)).build()?;
         // One that goes by the request is no value of a gauge.
         let wait_timeout = self.wait_timeout.is_none().then_some(policy.wait_timeout);
@@ -459,7 +457,8 @@ impl ConcurrencyLimitBuilder {
             on_lost: if self.shadow { OnLost::Continue } else { self.on_lost },
             full_status: self.full_status,
             retry_after: self.retry_after,
-            response: self.response.unwrap_or_else(|| Arc::new(problem)),
+            response: self.response,
+            rate_limit_fields: self.rate_limit_fields,
             grpc_status: self.grpc_status,
             shadow: self.shadow.then(Shadow::default),
         };
