@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::budget::{CountedWait, WaitBudget};
 use super::cached::{Found, LookUp};
-use super::fair::{Asked, TenantSource, with_cap};
+use super::fair::{Asked, TenantSource};
 use super::key::{KeyExtractor, MissingKey};
+use super::plan::Plan;
 use super::refusal::{Refusal, RefusalReason};
 use super::required::Required;
 use super::settings::{KeySource, LimitSource, Settings};
@@ -29,9 +30,8 @@ pub(super) enum Wait {
     Done(Option<Verdict>),
     Key(BoxFuture<'static, Option<Name>>),
     Limit(Name, BoxFuture<'static, Limit>),
-    CachedLimit(Name, LookUp),
-    /// The cap of its tenant, from a [`CachedLimit`](super::CachedLimit).
-    CachedCap(Box<CapLookUp>),
+    CachedLimit(Name, LookUp<Limit>),
+    CachedPlan(Box<PlanLookUp>),
     Permit(PermitWait),
 }
 
@@ -46,13 +46,13 @@ pub(super) struct PermitWait {
     counted: Option<CountedWait>,
 }
 
-/// A request that waits for the cap of its tenant.
-pub(super) struct CapLookUp {
+/// A request that waits for the plan of its tenant.
+pub(super) struct PlanLookUp {
     key: Name,
     limit: Limit,
     ask: Ask,
     tenant: Name,
-    lookup: LookUp,
+    lookup: LookUp<Plan>,
 }
 
 pub(super) enum Verdict {
@@ -185,7 +185,7 @@ impl Settings {
             Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
             Asked::Later(ask, lookup) => {
                 let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
-                Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
+                Wait::CachedPlan(Box::new(PlanLookUp { key, limit, ask, tenant, lookup }))
             }
         }
     }
@@ -295,13 +295,16 @@ impl Wait {
                     let key = key.clone();
                     settings.looked_up(key, limit, parts)
                 }
-                Self::CachedCap(waiting) => {
-                    let CapLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
-                    let cap = ready!(lookup.poll(tenant, parts, cx));
-                    let key = key.clone();
-                    match cap {
-                        Ok(cap) => {
-                            let ask = with_cap(ask.clone(), cap);
+                Self::CachedPlan(waiting) => {
+                    let PlanLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
+                    let plan = ready!(lookup.poll(tenant, parts, cx));
+                    let (key, ask) = (key.clone(), ask.clone());
+                    match plan {
+                        Ok(plan) => {
+                            let ask = match &settings.fair {
+                                Some(fair) => fair.with_plan(ask, plan),
+                                None => ask,
+                            };
                             settings.asked(key, *limit, ask.name(), Some(&ask), parts)
                         }
                         Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),

@@ -98,6 +98,7 @@ mod key;
 #[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
 mod labels;
 mod layer;
+mod plan;
 mod problem;
 mod refusal;
 mod refusal_response;
@@ -113,7 +114,7 @@ pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
 pub use self::budget::WaitBudget;
 pub use self::builder::ConcurrencyLimitBuilder;
-pub use self::cached::{CachedLimit, CachedLimitBuilder, OnUnknownLimit};
+pub use self::cached::{Cached, CachedBuilder, CachedLimit, CachedPlan, OnUnknown};
 pub use self::client_timeout::ClientTimeout;
 pub use self::connection::{Connection, ConnectionIo};
 pub use self::future::ResponseFuture;
@@ -124,6 +125,7 @@ pub use self::key::{
 #[cfg(feature = "metrics")]
 pub use self::labels::KeyLabels;
 pub use self::layer::ConcurrencyLimitLayer;
+pub use self::plan::Plan;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};
 #[cfg(feature = "axum")]

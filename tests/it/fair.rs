@@ -1,5 +1,7 @@
 //! Layers that are fair between tenants.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +11,7 @@ use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    CachedLimit, ExtensionKey, HeaderKey, MissingKey, Refusal, RefusalReason,
+    CachedPlan, ExtensionKey, HeaderKey, MissingKey, OnUnknown, Plan, Refusal, RefusalReason,
 };
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, OnUnavailable, Permit,
@@ -83,6 +85,8 @@ async fn a_tenant_at_its_cap_is_told_so_and_others_pass() {
     let body = refused.into_body().collect().await.unwrap().to_bytes();
     let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(problem["reason"], "tenant_limit");
+    assert_eq!(problem["title"], "Too many requests of the tenant are in flight");
+    assert_eq!(problem["detail"], "all permits of openai that the tenant may have are in use");
     assert_eq!(problem["violated-policies"], serde_json::json!(["openai/each"]));
     assert_eq!(call(&layer, "other").await.status(), StatusCode::OK);
     drop(held);
@@ -106,10 +110,24 @@ async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let own = call(&layer, "acme").await;
     assert_eq!(refusal(&own).reason, RefusalReason::QueueTimeout);
     assert!(refusal(&own).is_tenant_full);
+    assert_eq!(
+        refusal(&own).to_string(),
+        "none of the 1 permits of openai that the tenant may have came free within 1.0 s"
+    );
+    let own = problem(own).await;
+    assert_eq!(own["title"], "Too many requests of the tenant are in flight");
+    assert_eq!(
+        own["detail"],
+        "none of the permits of openai that the tenant may have came free within 1.0 s"
+    );
     let other = call(&layer, "other").await;
     let full = call(&layer, "third").await;
     assert_eq!(refusal(&full).reason, RefusalReason::QueueTimeout);
     assert!(!refusal(&full).is_tenant_full, "the limit was");
+    assert_eq!(refusal(&full).to_string(), "none of 2 permits of openai came free within 1.0 s");
+    let full = problem(full).await;
+    assert_eq!(full["title"], "Too many requests are in flight");
+    assert_eq!(full["detail"], "no permit of openai came free within 1.0 s");
     drop((held, other));
 }
 
@@ -154,14 +172,14 @@ async fn permits_that_come_free_go_to_the_tenant_with_the_fewest() {
 #[tokio::test]
 async fn caps_come_from_a_source() {
     let semaphore = Semaphore::in_memory();
-    let caps = CachedLimit::builder(|tenant: &Name, _: &Parts| {
-        let cap = if tenant.as_str() == "acme" { Limit::Permits(1) } else { Limit::Unlimited };
-        async move { Ok::<_, ConfigError>(cap) }
+    let plans = CachedPlan::builder(|tenant: &Name, _: &Parts| {
+        let plan = if tenant.as_str() == "acme" { Plan::new().each(1) } else { Plan::new() };
+        async move { Ok::<_, ConfigError>(plan) }
     });
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
         .limit(4)
         .fair_by(TENANT)
-        .each_cached(&caps.build().unwrap())
+        .plan_cached(&plans.build().unwrap())
         .wait_timeout(Duration::ZERO)
         .build()
         .unwrap();
@@ -173,6 +191,73 @@ async fn caps_come_from_a_source() {
     let refused = call(&layer, "b").await;
     assert_eq!(refusal(&refused).reason, RefusalReason::Limit);
     drop(acme);
+}
+
+#[tokio::test]
+async fn one_look_up_has_the_whole_plan_of_a_tenant() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let source = {
+        let calls = Arc::clone(&calls);
+        CachedPlan::builder(move |tenant: &Name, _: &Parts| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            let plan = match tenant.as_str() {
+                "paid" => Ok(Plan::new().each(6).weight(3).cost(2)),
+                "batch" => Ok(Plan::new().class(1)),
+                _ => Err("the database is away"),
+            };
+            async move {
+                tokio::task::yield_now().await;
+                plan
+            }
+        })
+    };
+    let semaphore = Semaphore::in_memory();
+    let layer = |plans: &CachedPlan| {
+        ConcurrencyLimitLayer::builder(&semaphore, "openai")
+            .limit(10)
+            .headroom(4)
+            .fair_by(TENANT)
+            .plan_cached(plans)
+            .wait_timeout(Duration::ZERO)
+    };
+    let plans = source.clone().build().unwrap();
+    let built = layer(&plans).build().unwrap();
+    let held = [call(&built, "paid").await, call(&built, "paid").await, call(&built, "paid").await];
+    assert!(held.iter().all(|response| response.headers()["cost"] == "2"));
+    let seen = semaphore.inspect("openai").await.unwrap();
+    let [paid] = &seen.tenants[..] else { panic!("{seen:?}") };
+    assert_eq!((paid.in_use, paid.weight, paid.each), (6, 3, Some(6)));
+    let capped = call(&built, "paid").await;
+    assert_eq!(refusal(&capped).reason, RefusalReason::TenantLimit);
+    // Four of ten are left to class 0.
+    let batch = call(&built, "batch").await;
+    assert_eq!(refusal(&batch).reason, RefusalReason::Limit);
+    assert_eq!(calls.load(Ordering::Relaxed), 2, "one for each tenant");
+
+    let unknown = call(&built, "new").await;
+    assert_eq!(unknown.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refusal(&unknown).reason, RefusalReason::LimitUnknown);
+    assert_eq!(refusal(&unknown).to_string(), "the tenant's plan in openai cannot be looked up");
+    drop(held);
+    let assumed = source.on_failure(OnUnknown::Assume(Plan::new().cost(3))).build().unwrap();
+    let assumed = call(&layer(&assumed).build().unwrap(), "new").await;
+    assert_eq!(assumed.headers()["cost"], "3");
+
+    // What sees the request has the last word; what the plan has as well cannot be set beside it.
+    let own = layer(&plans).class_by(|_: &Name, _: &Parts| 0).cost_by(|_: &Parts| 4);
+    let own = call(&own.build().unwrap(), "batch").await;
+    assert_eq!(own.headers()["cost"], "4");
+    for (built, word) in [
+        (layer(&plans).each(2).build(), "each: set beside plan_cached"),
+        (layer(&plans).weight_by(|_: &Name, _: &Parts| 2).build(), "weight_by: set beside"),
+        (
+            ConcurrencyLimitLayer::builder(&semaphore, "x").limit(1).plan_cached(&plans).build(),
+            "plan_cached: set without a tenant",
+        ),
+    ] {
+        let error = built.map(drop).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
 }
 
 #[tokio::test]

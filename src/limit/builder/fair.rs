@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::ConcurrencyLimitBuilder;
-use crate::limit::cached::CachedLimit;
+use crate::limit::cached::CachedPlan;
 use crate::limit::fair::{EachSource, TenantSource};
 use crate::limit::key::{KeyExtractor, MissingKey};
 #[cfg(feature = "metrics")]
@@ -147,7 +147,8 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets how many permits only requests of class 0 may take: see
-    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom). Needs [`class_by`](Self::class_by). Where
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom). Needs [`class_by`](Self::class_by) or
+    /// [`plan_cached`](Self::plan_cached). Where
     /// [`limit_by`](Self::limit_by) gives a key no more than that, its requests of other classes wait in vain.
     ///
     /// ```
@@ -219,22 +220,27 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// Sets a source of caps by tenant, with a cache: see [`limit_cached`](Self::limit_cached).
+    /// Sets a source of [plans](crate::limit::Plan) by tenant, with a cache: one look-up for the cap, the weight, the class
+    /// and the cost of its requests, from a database or behind an API.
+    ///
+    /// [`class_by`](Self::class_by) and [`cost_by`](Self::cost_by), which see the request, take the place of the plan's
+    /// class and cost. A request whose plan is unknown is rejected with 503, unless
+    /// [`on_failure`](crate::limit::CachedBuilder::on_failure) sets a plan for it.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
-    /// use tower_semaphore::limit::{CachedLimit, HeaderKey};
+    /// use tower_semaphore::limit::{CachedPlan, HeaderKey};
     ///
-    /// # fn layer(semaphore: &Semaphore, caps: &CachedLimit) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// # fn layer(semaphore: &Semaphore, plans: &CachedPlan) -> Result<ConcurrencyLimitLayer, ConfigError> {
     /// ConcurrencyLimitLayer::builder(semaphore, "openai")
     ///     .limit(10)
     ///     .fair_by(HeaderKey::from_static("x-tenant"))
-    ///     .each_cached(caps)
+    ///     .plan_cached(plans)
     ///     .build()
     /// # }
     /// ```
-    pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
-        self.each.set("each_cached", EachSource::Cached(caps.clone()));
+    pub fn plan_cached(mut self, plans: &CachedPlan) -> Self {
+        self.fair.plan = Some(plans.clone());
         self
     }
 

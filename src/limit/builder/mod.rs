@@ -269,7 +269,7 @@ impl ConcurrencyLimitBuilder {
     /// Sets a source of limits by key, with a cache: the plans of tenants in a database, for example.
     ///
     /// A request whose limit is unknown is rejected with 503, unless
-    /// [`on_failure`](super::CachedLimitBuilder::on_failure) sets a limit for it.
+    /// [`on_failure`](super::CachedBuilder::on_failure) sets a limit for it.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
