@@ -110,6 +110,7 @@ fn code(refusal: &Refusal) -> u16 {
             RefusalReason::LimitUnknown
             | RefusalReason::Unavailable
             | RefusalReason::LeaseLost
+            | RefusalReason::Quarantine
             | RefusalReason::Paused
             | RefusalReason::Draining
             | RefusalReason::Revoked,
@@ -155,6 +156,9 @@ const fn message(refusal: &Refusal) -> &'static str {
         }
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
+        RefusalReason::Quarantine => {
+            "quarantine: data was lost; no permits are granted until those in use have been counted again"
+        }
         RefusalReason::Paused => "paused: no permits are granted at the moment",
         RefusalReason::Draining => "draining: no permits are granted at the moment",
         RefusalReason::Revoked => "revoked: an operator removed the request from the queue",

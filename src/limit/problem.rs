@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
-use crate::error::Seconds;
+use crate::error::{QUARANTINE, Seconds};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -122,6 +122,7 @@ impl Refusal {
             RefusalReason::MissingKey | RefusalReason::MissingTenant => {
                 format!("the request has no {} header", self.missing_header.as_ref()?)
             }
+            RefusalReason::Quarantine => QUARANTINE.to_owned(),
             RefusalReason::Paused
             | RefusalReason::Draining
             | RefusalReason::Revoked

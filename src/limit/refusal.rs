@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode};
 
-use crate::error::{AcquireError, BackendError, RejectReason, Seconds};
+use crate::error::{AcquireError, BackendError, QUARANTINE, RejectReason, Seconds};
 use crate::name::Name;
 
 /// Why a request was rejected, and what is known about it.
@@ -55,7 +55,7 @@ pub struct Refusal {
     /// Whether that cap was the reason, as far as is known: see
     /// [`Rejected::is_tenant_full`](crate::Rejected::is_tenant_full).
     pub is_tenant_full: bool,
-    /// When to try again: whole seconds with jitter, at least one. `None` where the request itself is at fault: it has
+    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine. `None` where the request itself is at fault: it has
     /// no key or no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
@@ -64,6 +64,8 @@ pub struct Refusal {
     pub missing_header: Option<HeaderName>,
     /// The type of the extractor that found no key or no tenant.
     pub(super) extractor: Option<&'static str>,
+    /// How soon the reason ends, if that is known.
+    pub(super) ends_in: Option<Duration>,
     /// Whether the default response has the `RateLimit` headers.
     pub(super) has_rate_limit_fields: bool,
 }
@@ -84,6 +86,9 @@ pub enum RefusalReason {
     /// No permit came free within the wait timeout, or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
+    /// The backend lost data, and grants nothing for one lease: see
+    /// [`RejectReason::Quarantine`]. The status is always 503.
+    Quarantine,
     /// An operator [paused](crate::Semaphore::pause) the semaphore, or [set](crate::Semaphore::set_limit) its limit to
     /// 0. The status is always 503.
     Paused,
@@ -136,6 +141,7 @@ impl fmt::Display for Refusal {
                 ),
                 None => write!(f, "none of {limit} permits of {policy} came free within {waited}"),
             },
+            RefusalReason::Quarantine => write!(f, "{policy}: {QUARANTINE}"),
             RefusalReason::Paused => write!(f, "{policy} is paused"),
             RefusalReason::Draining => write!(f, "{policy} is being drained"),
             RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
@@ -180,6 +186,7 @@ impl RefusalReason {
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
+            Self::Quarantine => RejectReason::Quarantine.as_str(),
             Self::Paused => RejectReason::Paused.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
@@ -224,6 +231,7 @@ impl Refusal {
             error: None,
             missing_header: None,
             extractor: None,
+            ends_in: None,
             has_rate_limit_fields: true,
         }
     }
@@ -252,6 +260,7 @@ impl Refusal {
                     RejectReason::CostTooHigh => RefusalReason::CostTooHigh,
                     RejectReason::QueueFull => RefusalReason::QueueFull,
                     RejectReason::QueueTimeout => RefusalReason::QueueTimeout,
+                    RejectReason::Quarantine => RefusalReason::Quarantine,
                     RejectReason::Paused => RefusalReason::Paused,
                     RejectReason::Draining => RefusalReason::Draining,
                     RejectReason::Revoked => RefusalReason::Revoked,
@@ -266,6 +275,7 @@ impl Refusal {
                 refusal.cost = rejected.cost;
                 refusal.each = rejected.each;
                 refusal.is_tenant_full = rejected.is_tenant_full;
+                refusal.ends_in = rejected.ends_in;
                 if refusal.is_tenant_full && refusal.reason.is_full() && status.is_server_error() {
                     // The pool that all share has room: it is this caller who has too many.
                     refusal.status = StatusCode::TOO_MANY_REQUESTS;
@@ -290,8 +300,13 @@ impl Refusal {
     /// Sets when to try again: between `base` and twice that, so that requests rejected together do not come back
     /// together.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
-        let seconds = (base.as_secs_f64() * (1.0 + fastrand::f64())).round().max(1.0);
-        self.retry_after = Duration::try_from_secs_f64(seconds).ok();
+        let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
+        let seconds = match self.ends_in {
+            // Not before the reason is over.
+            Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
+            None => (base.as_secs_f64() + jitter).round(),
+        };
+        self.retry_after = Duration::try_from_secs_f64(seconds.max(1.0)).ok();
         self
     }
 }

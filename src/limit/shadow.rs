@@ -63,7 +63,8 @@ pub struct ShadowCounts {
     /// Requests that would have been rejected because an operator [drains](crate::Semaphore::drain) the semaphore, or
     /// revoked the request's place.
     pub draining: u64,
-    /// Requests that might have been rejected: the backend was unavailable, or did not answer within 100 ms.
+    /// Requests that might have been rejected: the backend was unavailable, did not answer within 100 ms, or was in
+    /// quarantine.
     pub unavailable: u64,
 }
 
@@ -100,7 +101,9 @@ impl Shadow {
             RefusalReason::Paused | RefusalReason::Draining | RefusalReason::Revoked => {
                 &self.draining
             }
-            RefusalReason::Unavailable | RefusalReason::LeaseLost => &self.unavailable,
+            RefusalReason::Quarantine | RefusalReason::Unavailable | RefusalReason::LeaseLost => {
+                &self.unavailable
+            }
         };
         count.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(

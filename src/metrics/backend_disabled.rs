@@ -24,6 +24,9 @@ impl BackendMeter {
     pub(crate) const fn unavailable(&self) -> Level {
         Level
     }
+    pub(crate) const fn quarantined(&self) -> Level {
+        Level
+    }
 }
 
 pub(crate) struct Level;

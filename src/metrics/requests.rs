@@ -42,7 +42,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 19] = [
+const OUTCOMES: [Outcome; 20] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -54,6 +54,7 @@ const OUTCOMES: [Outcome; 19] = [
     Outcome::CostTooHigh,
     Outcome::QueueFull,
     Outcome::QueueTimeout,
+    Outcome::Quarantine,
     Outcome::Paused,
     Outcome::Draining,
     Outcome::Revoked,

@@ -24,6 +24,7 @@ mod peers;
 mod permit;
 mod place_handle;
 mod policy;
+mod quarantine;
 mod refresh;
 mod server;
 mod servers;

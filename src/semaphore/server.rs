@@ -9,11 +9,13 @@ use tokio::time::Instant;
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts};
 use super::outbox::Outbox;
+use super::quarantine::ServerQuarantine;
 use crate::backend::{Connection, PeerMessage, ServerInfo, Shard};
 use crate::error::BackendError;
 use crate::metrics::backend::Level;
 use crate::protocol::id::NodeId;
 use crate::protocol::session::{Connected, Quarantine};
+use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -32,6 +34,7 @@ pub(super) struct Server<T> {
     is_down: AtomicBool,
     changed: Notify,
     met: Mutex<Option<Met>>,
+    quarantine: ServerQuarantine,
     was_poll_only: AtomicBool,
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
@@ -90,6 +93,7 @@ impl<T> Server<T> {
             is_down: AtomicBool::new(false),
             changed: Notify::new(),
             met: Mutex::default(),
+            quarantine: ServerQuarantine::default(),
             was_poll_only: AtomicBool::new(false),
             warning: Mutex::default(),
             outbox: Outbox::new(),
@@ -132,13 +136,33 @@ impl<T> Server<T> {
         }
     }
 
+    /// Returns until when it is in quarantine, if it is.
+    pub(super) fn quarantined_until(&self) -> Option<Instant> {
+        let until = self.quarantine.until(self.clock.time(Instant::now()))?;
+        Some(self.clock.instant(until))
+    }
+
+    /// Notes that a session on it is in quarantine until then. Must not be called under a lock.
+    pub(super) fn note_quarantine(&self, until: Time, now: Time) -> bool {
+        let begins = self.quarantine.note(until, now, &self.counts.meter);
+        if begins {
+            self.counts.quarantine_began();
+        }
+        begins
+    }
+
+    /// Ends its quarantine if that is over. Otherwise returns when it will be, if it is on.
+    pub(super) fn end_quarantine(&self, now: Time) -> Option<Time> {
+        self.quarantine.end(now)
+    }
+
     pub(super) fn warning(&self) -> Option<String> {
         lock(&self.warning).clone()
     }
 
     /// Returns what a session that moves to this server needs to know.
     pub(super) fn conditions(&self) -> Connected {
-        let quarantine = self.quarantine();
+        let quarantine = self.last_loss();
         match &*lock(&self.state) {
             State::Up { connected, .. } => Connected { same_data: false, quarantine, ..*connected },
             _ => Connected { quarantine, ..Connected::default() },
@@ -149,7 +173,7 @@ impl<T> Server<T> {
         matches!(&*lock(&self.state), State::Up { .. })
     }
 
-    fn quarantine(&self) -> Quarantine {
+    fn last_loss(&self) -> Quarantine {
         let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
         Quarantine { is_on: self.quarantines, lost_at: lost_at.map(|at| self.clock.time(at)) }
     }
@@ -176,7 +200,7 @@ impl<T> Server<T> {
         self.warn(info.warning.as_deref());
         let same_data = self.meet(info);
         let connected =
-            Connected { poll_only: info.poll_only, same_data, quarantine: self.quarantine() };
+            Connected { poll_only: info.poll_only, same_data, quarantine: self.last_loss() };
         let up = State::Up {
             connection: Arc::clone(connection),
             connected,

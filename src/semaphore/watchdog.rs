@@ -14,8 +14,9 @@ const FAR: Duration = Duration::from_secs(24 * 3600);
 /// Handles each session when it is due, until the node is closed and empty.
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
-        let due =
-            [handle_due(&node).await, node.counts.log_lost(false)].into_iter().flatten().min();
+        let due = handle_due(&node).await;
+        let due = [due, node.counts.log_lost(false), node.end_quarantines()];
+        let due = due.into_iter().flatten().min();
         let next = due.unwrap_or_else(|| Instant::now() + FAR);
         tokio::select! {
             biased;

@@ -3,6 +3,7 @@
 use axum::extract::{OriginalUri, State};
 use axum::response::{IntoResponse, Response};
 use maud::{Markup, html};
+use tokio::time::Instant;
 
 use super::links::Root;
 use super::markup::{
@@ -99,6 +100,12 @@ fn health(health: &Health) -> Markup {
             }
             p.note { "Counted by the process that serves this page, since it started." }
             @if let Some(why) = why { p.alert role="alert" { (why) } }
+            @if let Some(until) = health.quarantined_until {
+                p.alert role="alert" {
+                    "In quarantine for another " (until.duration_since(Instant::now()).as_secs() + 1) " s: data was lost, and "
+                    "no permits are granted until those in use have been counted again."
+                }
+            }
             @if let Some(warning) = &health.warning { p.alert role="alert" { (warning) } }
         }
     }

@@ -120,7 +120,9 @@ impl Session {
                     matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
                         && place.options.claim.is_some_and(|c| self.tenants.exceeds_each(c));
                 let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
-                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full }
+                let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
+                let ends_in = end.map(|end| end.since(now));
+                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in }
             }
             State::Failed => Progress::Failed,
             State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
@@ -263,14 +265,8 @@ impl Session {
                 let waiting = self.local_queue.waiting_of(place.claim());
                 self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
             }
-            State::Waiting { .. } if !self.outage => {
-                self.leave_server(index, now);
-                self.refuse(index, RejectReason::QueueTimeout, self.seen);
-            }
-            State::Joining { .. } if !self.outage && place.queued => {
-                self.leave_server(index, now);
-                self.refuse(index, RejectReason::QueueTimeout, self.seen);
-            }
+            State::Waiting { .. } if !self.outage => self.wait_in_vain(index, now),
+            State::Joining { .. } if !self.outage && place.queued => self.wait_in_vain(index, now),
             State::Joining { .. } | State::Waiting { .. } => self.fall_back(index, now),
             _ => {}
         }
@@ -348,6 +344,13 @@ impl Session {
                 self.joins.retain(|n| places.find(*n).is_some_and(|place| place.is_joining()));
             }
         }
+    }
+
+    /// The request has waited as long as it may for a permit of the server.
+    fn wait_in_vain(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        let reason = self.blame(index, RejectReason::QueueTimeout, self.seen.0, now);
+        self.refuse(index, reason, self.seen);
     }
 
     pub(super) fn refuse(
