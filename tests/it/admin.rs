@@ -25,8 +25,10 @@ async fn an_operator_sees_that_a_quarantine_is_on() {
     assert!(!page(&server, "").await.contains("quarantine"), "no name is in use");
     let policy = Policy::builder(1).lease(Duration::from_secs(30)).build().unwrap();
     semaphore.try_acquire("x", &policy).await.unwrap_err();
-    let html = page(&server, "").await;
-    assert!(html.contains("In quarantine for another"), "{html}");
+    for path in ["", "/page/x"] {
+        let html = page(&server, path).await;
+        assert!(html.contains("In quarantine for another"), "{html}");
+    }
 }
 
 #[tokio::test]

@@ -3,11 +3,10 @@
 use axum::extract::{OriginalUri, State};
 use axum::response::{IntoResponse, Response};
 use maud::{Markup, html};
-use tokio::time::Instant;
 
 use super::links::Root;
 use super::markup::{
-    badge, bar, clear_of_tenant, link, or_unknown, readable, set, set_of_tenant, table,
+    badge, bar, clear_of_tenant, link, or_unknown, quarantine, readable, set, set_of_tenant, table,
 };
 use super::{document, failed};
 use crate::admin::Window;
@@ -100,12 +99,7 @@ fn health(health: &Health) -> Markup {
             }
             p.note { "Counted by the process that serves this page, since it started." }
             @if let Some(why) = why { p.alert role="alert" { (why) } }
-            @if let Some(until) = health.quarantined_until {
-                p.alert role="alert" {
-                    "In quarantine for another " (until.duration_since(Instant::now()).as_secs() + 1) " s: data was lost, and "
-                    "no permits are granted until those in use have been counted again."
-                }
-            }
+            (quarantine(health))
             @if let Some(warning) = &health.warning { p.alert role="alert" { (warning) } }
         }
     }
