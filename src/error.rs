@@ -183,7 +183,7 @@ pub enum RejectReason {
     CostTooHigh,
     /// No permit came free within the wait timeout.
     QueueTimeout,
-    /// The backend lost data, and grants nothing for one lease, so that permits in use are counted again first (see
+    /// The backend may have lost data, and grants nothing for one lease, so that permits in use are counted again first (see
     /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
     /// that would have been rejected without the quarantine, as far as that is known, has one of the other reasons.
     Quarantine,
@@ -267,18 +267,14 @@ impl fmt::Display for AcquireError {
                     rejected.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
                 }
                 RejectReason::QueueTimeout => {
-                    let waited = Seconds(rejected.waited);
+                    let waited = Within(rejected.waited);
                     match rejected.each.filter(|_| rejected.is_tenant_full) {
                         Some(each) => write!(
                             f,
-                            "none of the {each} permits that the tenant may have came free within {waited}"
+                            "none of the {each} permits that the tenant may have came free {waited}"
                         ),
                         None => {
-                            write!(
-                                f,
-                                "none of {} permits came free within {waited}",
-                                rejected.limit
-                            )
+                            write!(f, "none of {} permits came free {waited}", rejected.limit)
                         }
                     }
                 }
@@ -318,7 +314,7 @@ impl Error for AcquireError {
 
 /// Why nothing is granted in a quarantine.
 pub(crate) const QUARANTINE: &str =
-    "data was lost; no permits are granted until those in use have been counted again";
+    "data may have been lost; no permits are granted until those in use have been counted again";
 
 /// A duration as people read it: seconds with one decimal.
 pub(crate) struct Seconds(pub(crate) Duration);
@@ -326,6 +322,20 @@ pub(crate) struct Seconds(pub(crate) Duration);
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} s", self.0.as_secs_f64())
+    }
+}
+
+/// For how long something did not happen. Where that is no time worth naming, as where a request's budget left it none,
+/// no figure is given.
+pub(crate) struct Within(pub(crate) Duration);
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < Duration::from_millis(50) {
+            f.write_str("in time")
+        } else {
+            write!(f, "within {}", Seconds(self.0))
+        }
     }
 }
 

@@ -157,7 +157,7 @@ const fn message(refusal: &Refusal) -> &'static str {
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
         RefusalReason::Quarantine => {
-            "quarantine: data was lost; no permits are granted until those in use have been counted again"
+            "quarantine: data may have been lost; no permits are granted until those in use have been counted again"
         }
         RefusalReason::Paused => "paused: no permits are granted at the moment",
         RefusalReason::Draining => "draining: no permits are granted at the moment",

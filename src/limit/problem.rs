@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
-use crate::error::{QUARANTINE, Seconds};
+use crate::error::{QUARANTINE, Within};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -99,7 +99,7 @@ impl Refusal {
 
     /// Without counts, which are not the client's business.
     fn detail(&self) -> Option<String> {
-        let (policy, waited) = (&self.policy, Seconds(self.waited));
+        let (policy, waited) = (&self.policy, Within(self.waited));
         Some(match self.reason {
             RefusalReason::Limit => format!("all permits of {policy} are in use"),
             RefusalReason::TenantLimit if self.each == Some(0) => {
@@ -113,10 +113,10 @@ impl Refusal {
             }
             RefusalReason::QueueFull => format!("the queue of {policy} is full"),
             RefusalReason::QueueTimeout if self.is_tenant_full => format!(
-                "none of the permits of {policy} that the tenant may have came free within {waited}"
+                "none of the permits of {policy} that the tenant may have came free {waited}"
             ),
             RefusalReason::QueueTimeout => {
-                format!("no permit of {policy} came free within {waited}")
+                format!("no permit of {policy} came free {waited}")
             }
             RefusalReason::CostTooHigh => self.to_string(),
             RefusalReason::MissingKey | RefusalReason::MissingTenant => {

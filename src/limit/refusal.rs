@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode};
 
-use crate::error::{AcquireError, BackendError, QUARANTINE, RejectReason, Seconds};
+use crate::error::{AcquireError, BackendError, QUARANTINE, RejectReason, Within};
 use crate::name::Name;
 
 /// Why a request was rejected, and what is known about it.
@@ -86,7 +86,7 @@ pub enum RefusalReason {
     /// No permit came free within the wait timeout, or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
-    /// The backend lost data, and grants nothing for one lease: see
+    /// The backend may have lost data, and grants nothing for one lease: see
     /// [`RejectReason::Quarantine`]. The status is always 503.
     Quarantine,
     /// An operator [paused](crate::Semaphore::pause) the semaphore, or [set](crate::Semaphore::set_limit) its limit to
@@ -112,7 +112,7 @@ pub enum RefusalReason {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { policy, limit, waiting, .. } = self;
-        let waited = Seconds(self.waited);
+        let waited = Within(self.waited);
         match self.reason {
             RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
             RefusalReason::TenantLimit => match self.each {
@@ -137,9 +137,9 @@ impl fmt::Display for Refusal {
             RefusalReason::QueueTimeout => match self.each.filter(|_| self.is_tenant_full) {
                 Some(each) => write!(
                     f,
-                    "none of the {each} permits of {policy} that the tenant may have came free within {waited}"
+                    "none of the {each} permits of {policy} that the tenant may have came free {waited}"
                 ),
-                None => write!(f, "none of {limit} permits of {policy} came free within {waited}"),
+                None => write!(f, "none of {limit} permits of {policy} came free {waited}"),
             },
             RefusalReason::Quarantine => write!(f, "{policy}: {QUARANTINE}"),
             RefusalReason::Paused => write!(f, "{policy} is paused"),

@@ -195,7 +195,7 @@ impl Connection {
         describe_gauge!(BACKEND_CONNECTIONS, Unit::Count, "Open connections to backends");
         let away = "Backends that cannot be asked, so that the policy answers";
         describe_gauge!(BACKEND_UNAVAILABLE, Unit::Count, away);
-        let quarantined = "Backends that lost data and grant nothing for a lease";
+        let quarantined = "Backends that may have lost data and grant nothing for a lease";
         describe_gauge!(BACKEND_QUARANTINED, Unit::Count, quarantined);
         describe_counter!(BACKEND_CONNECTS, Unit::Count, "Attempts to connect to a backend");
         describe_counter!(BACKEND_DISCONNECTS, Unit::Count, "Connections that broke");

@@ -31,7 +31,7 @@ pub struct Health {
     /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
     /// seconds; in an outage of the backend, up to two leases longer.
     pub semaphores: usize,
-    /// Until when nothing is granted because the backend lost data (see `AfterLoss::Quarantine`), as far as that
+    /// Until when nothing is granted because the backend may have lost data (see `AfterLoss::Quarantine`), as far as that
     /// concerns semaphores that this process uses; `None` if no such quarantine is on. Of several servers, the last end.
     pub quarantined_until: Option<Instant>,
     /// A warning for the operator of the backend, such as an eviction policy that loses semaphores.

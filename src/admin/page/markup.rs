@@ -17,7 +17,7 @@ pub(super) fn quarantine(health: &Health) -> Markup {
         @if let Some(until) = health.quarantined_until {
             p.alert role="alert" {
                 "In quarantine for another " (until.duration_since(Instant::now()).as_secs() + 1)
-                " s: data was lost, and no permits are granted until those in use have been counted again."
+                " s: data may have been lost, and no permits are granted until those in use have been counted again."
             }
         }
     }
