@@ -455,6 +455,8 @@ pub enum Planted {
     WritesAhead,
     /// A client takes a refusal for the end of its semaphore.
     SaysClosed,
+    /// A client takes a refusal for that of a quarantine.
+    SaysQuarantined,
     /// Permits of requests that were broken off do not linger.
     ForgetsToLinger,
     /// They linger longer than their policy says.
@@ -509,7 +511,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 37] = [
+    pub const ALL: [(Self, &str); 38] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -526,6 +528,7 @@ impl Planted {
         (Self::ConnectsAgain, "work: connects"),
         (Self::WritesAhead, "work: unanswered"),
         (Self::SaysClosed, "closed"),
+        (Self::SaysQuarantined, "refusal"),
         (Self::ForgetsToLinger, "linger"),
         (Self::LingersTooLong, "orphan"),
         (Self::LingersAlways, "orphan"),

@@ -592,6 +592,7 @@ impl Client {
     fn refusal(&self, error: &AcquireError) -> Refusal {
         match error {
             _ if self.planted == Some(Planted::SaysClosed) => Refusal::Closed,
+            _ if self.planted == Some(Planted::SaysQuarantined) => Refusal::Quarantine,
             AcquireError::Rejected(rejected) => match rejected.reason {
                 RejectReason::Limit => Refusal::Limit,
                 RejectReason::QueueFull => Refusal::QueueFull,
