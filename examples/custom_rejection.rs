@@ -49,9 +49,7 @@ async fn main() -> Result<(), BoxError> {
 fn envelope(refusal: &Refusal) -> Response<String> {
     let (kind, message) = match refusal.reason {
         RefusalReason::MissingKey => ("invalid_request_error", "The request names no tenant."),
-        reason if reason.is_full() => {
-            ("rate_limit_error", "Too many of your requests are in flight.")
-        }
+        reason if reason.is_full() => ("rate_limit_error", "Too many requests are in flight."),
         _ => ("server_error", "The service cannot take your request right now."),
     };
     let code = refusal.reason.as_str();

@@ -164,6 +164,8 @@ pub struct Rejected {
     /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant reaches the cap
     /// in this process alone.
     pub is_tenant_full: bool,
+    /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine).
+    pub ends_in: Option<Duration>,
 }
 
 /// The reason of a rejection.
@@ -181,6 +183,10 @@ pub enum RejectReason {
     CostTooHigh,
     /// No permit came free within the wait timeout.
     QueueTimeout,
+    /// The backend may have lost data, and grants nothing for one lease, so that permits in use are counted again first (see
+    /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
+    /// that would have been rejected without the quarantine, as far as that is known, has one of the other reasons.
+    Quarantine,
     /// An operator [paused](crate::Semaphore::pause) the semaphore or [set](crate::Semaphore::set_limit) its limit to
     /// 0, and this request may not wait, or waited in vain, or found the queue full.
     Paused,
@@ -208,6 +214,7 @@ impl RejectReason {
             Self::TenantLimit => "tenant_limit",
             Self::CostTooHigh => "cost_too_high",
             Self::QueueTimeout => "queue_timeout",
+            Self::Quarantine => "quarantine",
             Self::Paused => "paused",
             Self::Draining => "draining",
             Self::Revoked => "revoked",
@@ -223,7 +230,8 @@ impl Rejected {
         waiting: u64,
         waited: Duration,
     ) -> Self {
-        Self { reason, limit, in_use, waiting, waited, cost: 1, each: None, is_tenant_full: false }
+        let (cost, each, is_tenant_full, ends_in) = (1, None, false, None);
+        Self { reason, limit, in_use, waiting, waited, cost, each, is_tenant_full, ends_in }
     }
 
     /// Sets the cost of the request and the cap of its tenant.
@@ -259,11 +267,23 @@ impl fmt::Display for AcquireError {
                     rejected.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
                 }
                 RejectReason::QueueTimeout => {
-                    write!(
-                        f,
-                        "none of {} permits came free in {:?}",
-                        rejected.limit, rejected.waited
-                    )
+                    let waited = Within(rejected.waited);
+                    match rejected.each.filter(|_| rejected.is_tenant_full) {
+                        Some(each) => write!(
+                            f,
+                            "none of the {each} permits that the tenant may have came free {waited}"
+                        ),
+                        None => {
+                            write!(f, "none of {} permits came free {waited}", rejected.limit)
+                        }
+                    }
+                }
+                RejectReason::Quarantine => {
+                    f.write_str(QUARANTINE)?;
+                    match rejected.ends_in {
+                        Some(left) => write!(f, ", for another {}", Seconds(left)),
+                        None => Ok(()),
+                    }
                 }
                 RejectReason::Paused => {
                     f.write_str("an operator paused the semaphore; it grants no permits")
@@ -288,6 +308,33 @@ impl Error for AcquireError {
         match self {
             Self::Unavailable(error) => Some(error),
             _ => None,
+        }
+    }
+}
+
+/// Why nothing is granted in a quarantine.
+pub(crate) const QUARANTINE: &str =
+    "data may have been lost; no permits are granted until those in use have been counted again";
+
+/// A duration as people read it: seconds with one decimal.
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} s", self.0.as_secs_f64())
+    }
+}
+
+/// For how long something did not happen. Where that is no time worth naming, as where a request's budget left it none,
+/// no figure is given.
+pub(crate) struct Within(pub(crate) Duration);
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < Duration::from_millis(50) {
+            f.write_str("in time")
+        } else {
+            write!(f, "within {}", Seconds(self.0))
         }
     }
 }

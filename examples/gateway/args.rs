@@ -142,6 +142,11 @@ pub(crate) struct Rule {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "reject")]
     missing_key: Missing,
 
+    /// A request without a tenant, with --fair-by: reject it with 400, let it pass, or count all such requests as
+    /// one tenant
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "reject")]
+    missing_tenant: Missing,
+
     /// A request whose permit is lost: abort it, or let it continue
     #[arg(long, value_enum, value_name = "WHAT", default_value = "abort")]
     on_lost: Lost,
@@ -180,7 +185,7 @@ enum Hold {
     Head,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Missing {
     Reject,
@@ -271,7 +276,24 @@ impl Rule {
             let what = "allowed with on-unavailable local, and required there";
             return Err(("local-limit", what.to_owned()));
         }
-        Ok(())
+        self.check_below_limit("local-limit", self.local_limit)
+    }
+
+    /// Checks that a number of permits is not more than the limit, where that is the same for all keys.
+    fn check_below_limit(
+        &self,
+        field: &'static str,
+        permits: Option<u32>,
+    ) -> Result<(), (&'static str, String)> {
+        match (permits, self.limit) {
+            (Some(permits), Some(Limit::Permits(limit @ 1..)))
+                if permits > limit && self.limit_for.is_empty() =>
+            {
+                let what = format!("{permits} is more than the limit; allowed: up to {limit}");
+                Err((field, what))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_tenants(&self) -> Result<(), (&'static str, String)> {
@@ -282,6 +304,7 @@ impl Rule {
                 ("each-for", !self.each_for.is_empty()),
                 ("weight-for", !self.weight_for.is_empty()),
                 ("class-for", !self.class_for.is_empty()),
+                ("missing-tenant", self.missing_tenant != Missing::Reject),
             ];
             if let Some((field, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
                 return err(field, "there are no tenants; allowed: with fair-by");
@@ -294,6 +317,9 @@ impl Rule {
         }
         if self.each == Some(Limit::Permits(0)) {
             return err("each", "0 rejects all requests; allowed: 1 or more, or unlimited");
+        }
+        if let Some(Limit::Permits(each)) = self.each {
+            self.check_below_limit("each", Some(each))?;
         }
         once("each-for", &self.each_for)?;
         once("weight-for", &self.weight_for)?;
@@ -392,11 +418,7 @@ impl Rule {
                 Hold::Body => HoldUntil::BodyEnd,
                 Hold::Head => HoldUntil::ResponseHead,
             })
-            .on_missing_key(match self.missing_key {
-                Missing::Reject => MissingKey::Reject(StatusCode::BAD_REQUEST),
-                Missing::Bypass => MissingKey::Bypass,
-                Missing::Shared => MissingKey::Shared,
-            })
+            .on_missing_key(self.missing_key.into())
             .on_unavailable(match (self.on_unavailable, self.local_limit) {
                 (Unavailable::Admit, _) => OnUnavailable::Admit,
                 (Unavailable::Local, Some(share)) => OnUnavailable::Local(share),
@@ -409,6 +431,16 @@ impl Rule {
     }
 }
 
+impl From<Missing> for MissingKey {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::Reject => Self::Reject(StatusCode::BAD_REQUEST),
+            Missing::Bypass => Self::Bypass,
+            Missing::Shared => Self::Shared,
+        }
+    }
+}
+
 impl Rule {
     fn apply_tenants(&self, mut builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
         builder = match &self.fair_by {
@@ -417,6 +449,9 @@ impl Rule {
             Some(Key::PeerIp) => builder.fair_by(PeerIpKey::new()),
             Some(Key::Header(name)) => builder.fair_by(HeaderKey::new(name.clone())),
         };
+        if self.fair_by.is_some() {
+            builder = builder.on_missing_tenant(self.missing_tenant.into());
+        }
         if let (Some(each), true) = (self.each, self.each_for.is_empty()) {
             builder = builder.each(each);
         } else if !self.each_for.is_empty() {

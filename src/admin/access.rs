@@ -128,16 +128,37 @@ impl Token {
     const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
     pub(super) fn new(token: &str) -> Result<Self, ConfigError> {
+        match Self::fault_of(token) {
+            None => Ok(Self(Sha256::digest(token).into())),
+            Some(fault) => Err(ConfigError::new(format!(
+                "token {fault}; expected 16 to 256 of A-Z a-z 0-9 - . _ ~ + / ="
+            ))),
+        }
+    }
+
+    /// Returns what is wrong with a token. An invalid value may still be a secret, so that does not show it.
+    fn fault_of(token: &str) -> Option<String> {
         // The characters of a bearer token (RFC 6750).
         let known = |c: u8| c.is_ascii_alphanumeric() || b"-._~+/=".contains(&c);
-        if !Self::LENGTH.contains(&token.len()) || !token.bytes().all(known) {
-            // An invalid value may still be a secret, so the error does not show it.
-            return Err(ConfigError::new(format!(
-                "token has {} bytes; expected 16 to 256 of A-Z a-z 0-9 - . _ ~ + / =",
-                token.len()
-            )));
+        let length = token.len();
+        if let Some((at, byte)) = token.bytes().enumerate().find(|(_, byte)| !known(*byte)) {
+            let what = match byte {
+                _ if byte.is_ascii_whitespace() => "is white space",
+                _ if !byte.is_ascii() => "is not ASCII",
+                _ => "is none of these",
+            };
+            return Some(format!("cannot be used: byte {} of {length} {what}", at + 1));
         }
-        Ok(Self(Sha256::digest(token).into()))
+        match length {
+            0 => Some("is empty".to_owned()),
+            _ if length < *Self::LENGTH.start() => {
+                Some(format!("is too short: it has {length} bytes"))
+            }
+            _ if length > *Self::LENGTH.end() => {
+                Some(format!("is too long: it has {length} bytes"))
+            }
+            _ => None,
+        }
     }
 
     fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
@@ -241,10 +262,18 @@ mod tests {
         let token = Token::new("0123456789abcdef").unwrap();
         assert_eq!(format!("{token:?}"), "Token { .. }");
         assert!(token.is("0123456789abcdef") && !token.is("0123456789abcdeg") && !token.is(""));
-        for wrong in ["", "short", "with a space in it", &"x".repeat(257)] {
+        for (wrong, what) in [
+            ("", "is empty"),
+            ("brief", "is too short: it has 5 bytes"),
+            ("a line with its end\n", "byte 2 of 20 is white space"),
+            ("0123456789abcdef\n", "byte 17 of 17 is white space"),
+            ("0123456789\u{e4}bcdef", "byte 11 of 17 is not ASCII"),
+            ("0123456789,bcdef", "byte 11 of 16 is none of these"),
+            (&"x".repeat(257), "is too long: it has 257 bytes"),
+        ] {
             let error = Token::new(wrong).unwrap_err().to_string();
-            assert!(error.contains("16 to 256"), "{error}");
-            assert!(wrong.is_empty() || !error.contains(wrong), "{error}");
+            assert!(error.contains(what) && error.contains("expected 16 to 256"), "{error}");
+            assert!(wrong.is_empty() || !error.contains(wrong.trim()), "{error}");
         }
     }
 }

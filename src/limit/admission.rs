@@ -11,9 +11,11 @@ use tokio::time::Instant;
 
 use super::budget::{CountedWait, WaitBudget};
 use super::cached::{Found, LookUp};
-use super::fair::{Asked, with_cap};
-use super::key::MissingKey;
+use super::fair::{Asked, TenantSource};
+use super::key::{KeyExtractor, MissingKey};
+use super::plan::Plan;
 use super::refusal::{Refusal, RefusalReason};
+use super::required::Required;
 use super::settings::{KeySource, LimitSource, Settings};
 use super::shadow;
 use crate::error::{AcquireError, BackendError};
@@ -28,9 +30,8 @@ pub(super) enum Wait {
     Done(Option<Verdict>),
     Key(BoxFuture<'static, Option<Name>>),
     Limit(Name, BoxFuture<'static, Limit>),
-    CachedLimit(Name, LookUp),
-    /// The cap of its tenant, from a [`CachedLimit`](super::CachedLimit).
-    CachedCap(Box<CapLookUp>),
+    CachedLimit(Name, LookUp<Limit>),
+    CachedPlan(Box<PlanLookUp>),
     Permit(PermitWait),
 }
 
@@ -45,13 +46,13 @@ pub(super) struct PermitWait {
     counted: Option<CountedWait>,
 }
 
-/// A request that waits for the cap of its tenant.
-pub(super) struct CapLookUp {
+/// A request that waits for the plan of its tenant.
+pub(super) struct PlanLookUp {
     key: Name,
     limit: Limit,
     ask: Ask,
     tenant: Name,
-    lookup: LookUp,
+    lookup: LookUp<Plan>,
 }
 
 pub(super) enum Verdict {
@@ -81,10 +82,10 @@ impl Settings {
     fn keyed(&self, key: Option<Name>, parts: &Parts) -> Wait {
         let key = match key {
             Some(key) => {
-                self.keyless.found();
+                self.key_required.found();
                 key
             }
-            None => match self.without_key(parts) {
+            None => match self.without(&self.key_required, self.key.extractor(), None, parts) {
                 Ok(key) => key,
                 Err(verdict) => return Wait::Done(Some(verdict)),
             },
@@ -106,23 +107,22 @@ impl Settings {
         }
     }
 
-    /// What happens to a request without a key, by the layer or else by its extractor.
-    fn missing_key(&self, parts: &Parts) -> MissingKey {
-        self.missing_key.unwrap_or_else(|| match &self.key {
-            KeySource::Sync(extractor) => extractor.missing_key(parts),
-            KeySource::Async(_) => MissingKey::default(),
-        })
-    }
-
-    /// The key that requests without one share, or the verdict on such a request.
-    fn without_key(&self, parts: &Parts) -> Result<Name, Verdict> {
-        let status = match self.missing_key(parts) {
+    /// The name that requests without a key or a tenant share, or the verdict on such a request.
+    fn without(
+        &self,
+        required: &Required,
+        extractor: Option<&dyn KeyExtractor>,
+        key: Option<&Name>,
+        parts: &Parts,
+    ) -> Result<Name, Verdict> {
+        let meter = self.meter.of(if self.is_metered_by_tenant { None } else { key });
+        let by_extractor =
+            || extractor.map_or_else(MissingKey::default, |found| found.missing_key(parts));
+        let status = match required.missing.unwrap_or_else(by_extractor) {
             MissingKey::Shared => return Ok(Name::missing()),
             MissingKey::Bypass => {
-                if self.missing_key.is_none() {
-                    self.keyless.passed(&self.name);
-                }
-                self.meter.of(None).count(Outcome::Bypassed);
+                required.passed(&self.name);
+                meter.count(Outcome::Bypassed);
                 return Err(Verdict::BYPASS);
             }
             MissingKey::Reject(status) if status.is_client_error() || status.is_server_error() => {
@@ -131,14 +131,14 @@ impl Settings {
             // Of an extractor: `build` checks that of the layer.
             MissingKey::Reject(_) => StatusCode::BAD_REQUEST,
         };
-        tracing::debug!(
-            target: "tower_semaphore",
-            layer = &*self.name,
-            %status,
-            "the request has no key for this layer: see its `key` and `on_missing_key`"
-        );
-        self.meter.of(None).count(Outcome::MissingKey);
-        Err(Verdict::Refuse(Refusal::new(&self.name, None, status).into()))
+        let header = extractor.and_then(|found| found.missing_header(parts));
+        required.rejected(&self.name, header.as_ref(), status);
+        meter.count(required.part.outcome());
+        let mut refusal = Refusal::new(&self.name, key.cloned(), status);
+        refusal.reason = required.part.reason();
+        refusal.extractor = Some(required.extractor);
+        refusal.missing_header = header;
+        Err(Verdict::Refuse(refusal.into()))
     }
 
     fn looked_up(&self, key: Name, limit: Result<Limit, BackendError>, parts: &Parts) -> Wait {
@@ -166,13 +166,26 @@ impl Settings {
             let name = self.name_of(Some(&key));
             return self.asked(key, limit, &name, None, parts);
         };
+        let tenant = match &fair.tenant {
+            None => None,
+            Some(TenantSource { extractor, required }) => match extractor.extract(parts) {
+                Some(tenant) => {
+                    required.found();
+                    Some(tenant)
+                }
+                None => match self.without(required, Some(&**extractor), Some(&key), parts) {
+                    Ok(tenant) => Some(tenant),
+                    Err(verdict) => return Wait::Done(Some(verdict)),
+                },
+            },
+        };
         let name = self.name_of(Some(&key));
-        match fair.ask(name, parts) {
+        match fair.ask(name, tenant, parts) {
             Asked::Known(Ok(ask)) => self.asked(key, limit, ask.name(), Some(&ask), parts),
             Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
             Asked::Later(ask, lookup) => {
                 let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
-                Wait::CachedCap(Box::new(CapLookUp { key, limit, ask, tenant, lookup }))
+                Wait::CachedPlan(Box::new(PlanLookUp { key, limit, ask, tenant, lookup }))
             }
         }
     }
@@ -282,13 +295,16 @@ impl Wait {
                     let key = key.clone();
                     settings.looked_up(key, limit, parts)
                 }
-                Self::CachedCap(waiting) => {
-                    let CapLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
-                    let cap = ready!(lookup.poll(tenant, parts, cx));
-                    let key = key.clone();
-                    match cap {
-                        Ok(cap) => {
-                            let ask = with_cap(ask.clone(), cap);
+                Self::CachedPlan(waiting) => {
+                    let PlanLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
+                    let plan = ready!(lookup.poll(tenant, parts, cx));
+                    let (key, ask) = (key.clone(), ask.clone());
+                    match plan {
+                        Ok(plan) => {
+                            let ask = match &settings.fair {
+                                Some(fair) => fair.with_plan(ask, plan),
+                                None => ask,
+                            };
                             settings.asked(key, *limit, ask.name(), Some(&ask), parts)
                         }
                         Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),

@@ -9,6 +9,7 @@ use http::StatusCode;
 use http::request::Parts;
 
 use super::key::{KeyExtractor, MissingKey};
+use super::refusal::Refusal;
 use crate::name::Name;
 use crate::semaphore::Permit;
 
@@ -46,6 +47,13 @@ impl KeyExtractor for MatchedPathKey {
 
     fn missing_key(&self, _: &Parts) -> MissingKey {
         MissingKey::Bypass
+    }
+}
+
+/// The default [response](Refusal::response): a handler can return a refusal that it got as the error of a client.
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        self.response().into_response()
     }
 }
 

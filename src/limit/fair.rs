@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::cached::{CachedLimit, Found, LookUp};
+use super::cached::{CachedPlan, Found, LookUp};
 use super::key::KeyExtractor;
+use super::plan::Plan;
+use super::required::Required;
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::semaphore::{Ask, Limit};
@@ -18,23 +20,29 @@ pub(super) type CostOf = dyn Fn(&Parts) -> u32 + Send + Sync;
 /// How the tenant, weight, class, cost and cap of a request are found. Empty for a layer without tenants and costs.
 #[derive(Default)]
 pub(super) struct Fair {
-    pub(super) tenant: Option<Arc<dyn KeyExtractor>>,
+    pub(super) tenant: Option<TenantSource>,
     pub(super) weight: Option<Arc<Weigh>>,
     pub(super) class: Option<Arc<Classify>>,
     pub(super) cost: Option<Arc<CostOf>>,
     pub(super) each: Option<EachSource>,
+    /// The cap and the weight; the class and the cost, too, unless the layer has them from a request.
+    pub(super) plan: Option<CachedPlan>,
+}
+
+pub(super) struct TenantSource {
+    pub(super) extractor: Arc<dyn KeyExtractor>,
+    pub(super) required: Required,
 }
 
 pub(super) enum EachSource {
     Fixed(Limit),
     Sync(Arc<CapOf>),
-    Cached(CachedLimit),
 }
 
-/// What a request asks for, or the lookup of its tenant's cap.
+/// What a request asks for, or the lookup of its tenant's plan.
 pub(super) enum Asked {
     Known(Result<Ask, (Name, BackendError)>),
-    Later(Ask, LookUp),
+    Later(Ask, LookUp<Plan>),
 }
 
 impl Fair {
@@ -59,6 +67,7 @@ impl Fair {
                 ("weight_by", self.weight.is_some()),
                 ("class_by", self.class.is_some()),
                 ("each", self.each.is_some()),
+                ("plan_cached", self.plan.is_some()),
                 ("tenant_labels", has_tenant_labels),
             ];
             if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
@@ -73,18 +82,17 @@ impl Fair {
                 "{name}: an unlimited layer counts nothing; set a limit of permits"
             )));
         }
-        if headroom > 0 && self.class.is_none() {
-            return Err(ConfigError::new(format!(
-                "headroom: {headroom} permits are left to class 0, and there is no other; set class_by, too"
-            )));
+        if self.plan.is_some() {
+            let set = [("each", self.each.is_some()), ("weight_by", self.weight.is_some())];
+            if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
+                return Err(ConfigError::new(format!(
+                    "{name}: set beside plan_cached, whose plans have it; allowed: one of them"
+                )));
+            }
         }
-        if let Some(Limit::Permits(limit @ 1..)) = limit
-            && headroom >= limit
-        {
+        if headroom > 0 && self.class.is_none() && self.plan.is_none() {
             return Err(ConfigError::new(format!(
-                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
-                 to {}",
-                limit - 1
+                "headroom: {headroom} permits are left to class 0, and there is no other; set class_by or plan_cached, too"
             )));
         }
         if let Some(EachSource::Fixed(Limit::Permits(0))) = self.each {
@@ -92,46 +100,61 @@ impl Fair {
                 "each: 0 rejects every request; allowed: 1 permit or more, or `Limit::Unlimited`",
             ));
         }
+        if let Some(EachSource::Fixed(Limit::Permits(each))) = self.each
+            && let Some(Limit::Permits(limit @ 1..)) = limit
+            && each > limit
+        {
+            return Err(ConfigError::new(format!(
+                "each: {each} is more than the limit of {limit} permits, so it caps no tenant; allowed: 1 to \
+                 {limit}, or `Limit::Unlimited`"
+            )));
+        }
         Ok(())
     }
 
-    /// What a request asks for.
-    pub(super) fn ask(&self, name: Name, parts: &Parts) -> Asked {
+    /// What a request of this tenant asks for; `None` where there are no tenants.
+    pub(super) fn ask(&self, name: Name, tenant: Option<Name>, parts: &Parts) -> Asked {
         let mut ask = Ask::of(name);
         if let Some(cost) = &self.cost {
             ask = ask.cost(cost(parts));
         }
-        let Some(tenant) = &self.tenant else { return Asked::Known(Ok(ask)) };
-        let tenant = tenant.extract(parts).unwrap_or_else(|| {
-            tracing::debug!(
-                target: "tower_semaphore",
-                semaphore = ask.name().as_str(),
-                "the request has no tenant; it shares the turns and the cap of all requests without one"
-            );
-            Name::missing()
-        });
+        let Some(tenant) = tenant else { return Asked::Known(Ok(ask)) };
         if let Some(weight) = &self.weight {
             ask = ask.weight(weight(&tenant, parts));
         }
         if let Some(class) = &self.class {
             ask = ask.class(class(&tenant, parts));
         }
+        if let Some(plans) = &self.plan {
+            return match plans.find(&tenant, parts) {
+                Found::Known(Ok(plan)) => Asked::Known(Ok(self.with_plan(ask.by(tenant), plan))),
+                Found::Known(Err(error)) => Asked::Known(Err((tenant, error))),
+                Found::Later(lookup) => Asked::Later(ask.by(tenant), lookup),
+            };
+        }
         let cap = match &self.each {
             None => Limit::Unlimited,
             Some(EachSource::Fixed(cap)) => *cap,
             Some(EachSource::Sync(cap)) => cap(&tenant, parts),
-            Some(EachSource::Cached(caps)) => match caps.find(&tenant, parts) {
-                Found::Known(Ok(cap)) => cap,
-                Found::Known(Err(error)) => return Asked::Known(Err((tenant, error))),
-                Found::Later(lookup) => return Asked::Later(ask.by(tenant), lookup),
-            },
         };
         Asked::Known(Ok(with_cap(ask.by(tenant), cap)))
+    }
+
+    /// Adds the plan of the tenant.
+    pub(super) fn with_plan(&self, ask: Ask, plan: Plan) -> Ask {
+        let mut ask = with_cap(ask, plan.each).weight(plan.weight);
+        if self.class.is_none() {
+            ask = ask.class(plan.class);
+        }
+        if self.cost.is_none() {
+            ask = ask.cost(plan.cost);
+        }
+        ask
     }
 }
 
 /// Adds the cap of the tenant.
-pub(super) fn with_cap(ask: Ask, cap: Limit) -> Ask {
+fn with_cap(ask: Ask, cap: Limit) -> Ask {
     match cap {
         Limit::Permits(permits) => ask.each(permits),
         Limit::Unlimited => ask,

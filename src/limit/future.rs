@@ -139,9 +139,10 @@ impl Settings {
     }
 
     fn respond<B>(&self, refusal: Refusal, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
-        let response = match grpc {
-            Some(grpc) => grpc.refuse(&refusal),
-            None => self.response.response(&refusal),
+        let response = match (grpc, &self.response) {
+            (Some(grpc), _) => grpc.refuse(&refusal),
+            (None, Some(own)) => own.response(&refusal),
+            (None, None) => refusal.response(),
         };
         RefusalBody::mark(response, refusal).map(ResponseBody::refused)
     }
@@ -196,7 +197,8 @@ where
                                 Verdict::Pass(permit, allowed) => {
                                     Passed { permit, would: None, allowed }
                                 }
-                                Verdict::Refuse(refusal) => {
+                                Verdict::Refuse(mut refusal) => {
+                                    refusal.has_rate_limit_fields = settings.rate_limit_fields;
                                     let Some(shadow) = &settings.shadow else {
                                         let grpc = settings.grpc(&waiting.parts);
                                         let extensions = &waiting.parts.extensions;

@@ -110,6 +110,7 @@ fn code(refusal: &Refusal) -> u16 {
             RefusalReason::LimitUnknown
             | RefusalReason::Unavailable
             | RefusalReason::LeaseLost
+            | RefusalReason::Quarantine
             | RefusalReason::Paused
             | RefusalReason::Draining
             | RefusalReason::Revoked,
@@ -117,9 +118,11 @@ fn code(refusal: &Refusal) -> u16 {
         ) => UNAVAILABLE,
         (RefusalReason::CostTooHigh, _) => INVALID_ARGUMENT,
         (_, status) if status.is_server_error() => UNAVAILABLE,
-        (RefusalReason::MissingKey, StatusCode::UNAUTHORIZED) => UNAUTHENTICATED,
-        (RefusalReason::MissingKey, StatusCode::FORBIDDEN) => PERMISSION_DENIED,
-        (RefusalReason::MissingKey, _) => INVALID_ARGUMENT,
+        (RefusalReason::MissingKey | RefusalReason::MissingTenant, status) => match status {
+            StatusCode::UNAUTHORIZED => UNAUTHENTICATED,
+            StatusCode::FORBIDDEN => PERMISSION_DENIED,
+            _ => INVALID_ARGUMENT,
+        },
         (
             RefusalReason::Limit
             | RefusalReason::TenantLimit
@@ -138,11 +141,24 @@ const fn message(refusal: &Refusal) -> &'static str {
             "tenant_limit: all permits that the tenant may have are in use"
         }
         RefusalReason::CostTooHigh => "cost_too_high: the request asks for more than it could have",
+        RefusalReason::QueueFull if refusal.tenant.is_some() => {
+            "queue_full: the tenant's queue is full"
+        }
         RefusalReason::QueueFull => "queue_full: the queue is full",
+        RefusalReason::QueueTimeout if refusal.is_tenant_full => {
+            "queue_timeout: none of the permits that the tenant may have came free in time"
+        }
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::MissingKey => "missing_key: the request has no key",
+        RefusalReason::MissingTenant => "missing_tenant: the request has no tenant",
+        RefusalReason::LimitUnknown if refusal.tenant.is_some() => {
+            "limit_unknown: the plan of the tenant cannot be looked up"
+        }
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
+        RefusalReason::Quarantine => {
+            "quarantine: data may have been lost; no permits are granted until those in use have been counted again"
+        }
         RefusalReason::Paused => "paused: no permits are granted at the moment",
         RefusalReason::Draining => "draining: no permits are granted at the moment",
         RefusalReason::Revoked => "revoked: an operator removed the request from the queue",

@@ -39,7 +39,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     fn extract(&self, parts: &Parts) -> Option<Name>;
 
     /// What happens to a request without a key, unless the layer
-    /// [sets it](super::ConcurrencyLimitBuilder::on_missing_key). By default the request is rejected with 400;
+    /// [sets it](super::ConcurrencyLimitBuilder::on_missing_key) (or, where this extracts the tenant,
+    /// [here](super::ConcurrencyLimitBuilder::on_missing_tenant)). By default the request is rejected with 400;
     /// it is, too, if the status of [`MissingKey::Reject`] is no error.
     ///
     /// If this is [`MissingKey::Bypass`], and the first 100 requests had no key, the layer logs a warning that it
@@ -47,6 +48,13 @@ pub trait KeyExtractor: Send + Sync + 'static {
     fn missing_key(&self, parts: &Parts) -> MissingKey {
         let _ = parts;
         MissingKey::default()
+    }
+
+    /// The header that a request without a key lacks: the response names it. `None`, the default, if the key is taken
+    /// from something else.
+    fn missing_header(&self, parts: &Parts) -> Option<HeaderName> {
+        let _ = parts;
+        None
     }
 }
 
@@ -59,6 +67,10 @@ macro_rules! pointer {
 
             fn missing_key(&self, parts: &Parts) -> MissingKey {
                 (**self).missing_key(parts)
+            }
+
+            fn missing_header(&self, parts: &Parts) -> Option<HeaderName> {
+                (**self).missing_header(parts)
             }
         }
     )*};
@@ -96,6 +108,16 @@ macro_rules! tuple {
                 })*
                 MissingKey::default()
             }
+
+            /// Of the first extractor that finds no key.
+            #[allow(non_snake_case, reason = "named as their types are")]
+            fn missing_header(&self, parts: &Parts) -> Option<HeaderName> {
+                let ($($name,)*) = self;
+                $(if $name.extract(parts).is_none() {
+                    return $name.missing_header(parts);
+                })*
+                None
+            }
         }
     };
 }
@@ -110,9 +132,10 @@ impl Default for MissingKey {
     }
 }
 
-/// What happens to a request without a key.
+/// What happens to a request without a key, or without a tenant.
 ///
-/// See [`on_missing_key`](super::ConcurrencyLimitBuilder::on_missing_key).
+/// See [`on_missing_key`](super::ConcurrencyLimitBuilder::on_missing_key) and
+/// [`on_missing_tenant`](super::ConcurrencyLimitBuilder::on_missing_tenant).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingKey {
@@ -120,7 +143,7 @@ pub enum MissingKey {
     Reject(StatusCode),
     /// It passes without a permit.
     Bypass,
-    /// It shares one key with all other requests that have none.
+    /// It shares one key, or is of one tenant, with all other requests that have none.
     Shared,
 }
 
@@ -173,7 +196,7 @@ impl HeaderKey {
         Self { header }
     }
 
-    /// Extracts the value of the header with this name, in lower case.
+    /// Extracts the value of the header with this name, which must be written in lower case.
     ///
     /// # Panics
     ///
@@ -186,6 +209,14 @@ impl HeaderKey {
     /// ```
     #[must_use]
     pub const fn from_static(header: &'static str) -> Self {
+        let mut rest = header.as_bytes();
+        while let [first, others @ ..] = rest {
+            assert!(
+                !first.is_ascii_uppercase(),
+                "`HeaderKey::from_static` takes the name of a header in lower case, such as \"x-tenant\""
+            );
+            rest = others;
+        }
         Self::new(HeaderName::from_static(header))
     }
 }
@@ -193,6 +224,10 @@ impl HeaderKey {
 impl KeyExtractor for HeaderKey {
     fn extract(&self, parts: &Parts) -> Option<Name> {
         parts.headers.get(&self.header).map(|value| Name::new(value.as_bytes()))
+    }
+
+    fn missing_header(&self, _: &Parts) -> Option<HeaderName> {
+        Some(self.header.clone())
     }
 }
 

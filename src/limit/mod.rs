@@ -9,7 +9,8 @@
 //!
 //! 1. [`skip`](ConcurrencyLimitBuilder::skip) lets it pass without a permit.
 //! 2. A [`KeyExtractor`] extracts the key: a tenant, a route, or one key for all. A request without a key is
-//!    rejected with `400 Bad Request`, unless [`MissingKey`] says otherwise.
+//!    rejected with `400 Bad Request`, unless [`MissingKey`] says otherwise; so is one without a tenant, where the
+//!    layer has [tenants](ConcurrencyLimitBuilder::fair_by).
 //! 3. The limit of that key is looked up: a number, a closure, or a [`CachedLimit`].
 //! 4. It takes a permit, or waits for one behind the requests that came before it, on whichever replica. With
 //!    [`fair_by`](ConcurrencyLimitBuilder::fair_by) the tenant with the fewest permits in use is next.
@@ -94,13 +95,14 @@ mod grpc;
 mod held;
 mod into_error;
 mod key;
-mod keyless;
 #[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
 mod labels;
 mod layer;
+mod plan;
 mod problem;
 mod refusal;
 mod refusal_response;
+mod required;
 #[cfg(feature = "axum")]
 mod serve;
 mod service;
@@ -113,7 +115,7 @@ pub use self::axum::{MatchedPathKey, PermitMissing};
 pub use self::body::ResponseBody;
 pub use self::budget::WaitBudget;
 pub use self::builder::ConcurrencyLimitBuilder;
-pub use self::cached::{CachedLimit, CachedLimitBuilder, OnUnknownLimit};
+pub use self::cached::{Cached, CachedBuilder, CachedLimit, CachedPlan, OnUnknown};
 pub use self::client_timeout::ClientTimeout;
 pub use self::connection::{Connection, ConnectionIo};
 pub use self::future::ResponseFuture;
@@ -124,6 +126,7 @@ pub use self::key::{
 #[cfg(feature = "metrics")]
 pub use self::labels::KeyLabels;
 pub use self::layer::ConcurrencyLimitLayer;
+pub use self::plan::Plan;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};
 #[cfg(feature = "axum")]

@@ -5,46 +5,54 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::json;
 
 use super::refusal::{Refusal, RefusalReason};
-use super::refusal_response::{RefusalBody, RefusalResponse};
+use super::refusal_response::RefusalBody;
+use crate::error::{QUARANTINE, Within};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// Status, `Retry-After`, `Cache-Control`, `RateLimit` headers, and a problem document (RFC 9457).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Problem {
-    /// Whether to send `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-11).
-    pub(super) rate_limit_fields: bool,
-}
-
-impl RefusalResponse for Problem {
-    fn response(&self, refusal: &Refusal) -> Response<RefusalBody> {
-        let status = refusal.status;
-        let (kind, title) = match refusal.reason {
-            reason if !reason.is_full() => {
-                ("about:blank", status.canonical_reason().unwrap_or("Refused"))
-            }
-            _ if status == StatusCode::SERVICE_UNAVAILABLE => (
-                "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
-                "Too many requests are in flight",
-            ),
-            _ => (
-                "https://iana.org/assignments/http-problem-types#quota-exceeded",
-                "Too many requests of yours are in flight",
-            ),
-        };
+impl Refusal {
+    /// Makes the default response: status, `Retry-After`, `Cache-Control`, the headers `RateLimit-Policy` and
+    /// `RateLimit` where the layer [sends them](super::ConcurrencyLimitBuilder::rate_limit_fields), and a problem
+    /// document (RFC 9457).
+    ///
+    /// For a closure that answers only some refusals in its own words, and for a handler that got one as the
+    /// [error](super::ConcurrencyLimitLayer::into_error) of a client. With the feature `axum` a refusal is
+    /// `IntoResponse`, too, so a handler can return it. A gRPC call never gets this response from a layer; a handler of
+    /// one makes a status of its own.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use http::Response;
+    /// use tower_semaphore::limit::{Refusal, RefusalBody, RefusalReason};
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .refusal(|refusal: &Refusal| match refusal.reason {
+    ///         RefusalReason::QueueTimeout => Response::new(RefusalBody::from("all lines are busy".to_owned())),
+    ///         _ => refusal.response(),
+    ///     })
+    ///     .build()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn response(&self) -> Response<RefusalBody> {
+        let status = self.status;
         let mut problem = json!({
-            "type": kind,
-            "title": title,
+            "type": self.problem_type(),
+            "title": self.title(),
             "status": status.as_u16(),
-            "reason": refusal.reason.as_str(),
+            "reason": self.reason.as_str(),
         });
-        if refusal.reason == RefusalReason::CostTooHigh {
-            problem["detail"] = json!(refusal.to_string());
+        if let Some(detail) = self.detail() {
+            problem["detail"] = json!(detail);
         }
-        if refusal.reason.is_full() {
-            problem["violated-policies"] = json!([refusal.violated()]);
+        if self.reason.is_full() {
+            problem["violated-policies"] = json!([self.violated()]);
         }
 
         let mut response = Response::new(RefusalBody::from(problem.to_string()));
@@ -52,11 +60,11 @@ impl RefusalResponse for Problem {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, PROBLEM);
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(after) = refusal.retry_after {
+        if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, after.as_secs().max(1).into());
         }
-        if self.rate_limit_fields && refusal.reason.is_full() {
-            for (name, value) in refusal.rate_limit_fields() {
+        if self.has_rate_limit_fields && self.reason.is_full() {
+            for (name, value) in self.rate_limit_fields() {
                 // Always a valid value, because the builder checks the layer's name.
                 if let Ok(value) = HeaderValue::try_from(value) {
                     headers.insert(name, value);
@@ -65,9 +73,65 @@ impl RefusalResponse for Problem {
         }
         response
     }
-}
 
-impl Refusal {
+    fn problem_type(&self) -> &'static str {
+        if !self.reason.is_full() {
+            "about:blank"
+        } else if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+        } else {
+            "https://iana.org/assignments/http-problem-types#quota-exceeded"
+        }
+    }
+
+    /// Names what was full: requests of the tenant are blamed only where its own cap or its own queue was.
+    fn title(&self) -> &'static str {
+        match self.reason {
+            RefusalReason::QueueFull if self.tenant.is_some() => {
+                "Too many requests of the tenant are waiting"
+            }
+            RefusalReason::QueueFull => "Too many requests are waiting",
+            _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
+            _ if self.is_tenant_full => "Too many requests of the tenant are in flight",
+            _ => "Too many requests are in flight",
+        }
+    }
+
+    /// Without counts, which are not the client's business.
+    fn detail(&self) -> Option<String> {
+        let (policy, waited) = (&self.policy, Within(self.waited));
+        Some(match self.reason {
+            RefusalReason::Limit => format!("all permits of {policy} are in use"),
+            RefusalReason::TenantLimit if self.each == Some(0) => {
+                format!("the tenant may have no permits of {policy}")
+            }
+            RefusalReason::TenantLimit => {
+                format!("all permits of {policy} that the tenant may have are in use")
+            }
+            RefusalReason::QueueFull if self.tenant.is_some() => {
+                format!("the tenant's queue for {policy} is full")
+            }
+            RefusalReason::QueueFull => format!("the queue of {policy} is full"),
+            RefusalReason::QueueTimeout if self.is_tenant_full => format!(
+                "none of the permits of {policy} that the tenant may have came free {waited}"
+            ),
+            RefusalReason::QueueTimeout => {
+                format!("no permit of {policy} came free {waited}")
+            }
+            RefusalReason::CostTooHigh => self.to_string(),
+            RefusalReason::MissingKey | RefusalReason::MissingTenant => {
+                format!("the request has no {} header", self.missing_header.as_ref()?)
+            }
+            RefusalReason::Quarantine => QUARANTINE.to_owned(),
+            RefusalReason::Paused
+            | RefusalReason::Draining
+            | RefusalReason::Revoked
+            | RefusalReason::LimitUnknown
+            | RefusalReason::Unavailable
+            | RefusalReason::LeaseLost => return None,
+        })
+    }
+
     /// The policy that was violated: the layer's, or the cap of each tenant.
     fn violated(&self) -> String {
         let policy = &self.policy;

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderName, StatusCode};
 
-use crate::error::{AcquireError, BackendError, RejectReason};
+use crate::error::{AcquireError, BackendError, QUARANTINE, RejectReason, Within};
 use crate::name::Name;
 
 /// Why a request was rejected, and what is known about it.
@@ -55,11 +55,19 @@ pub struct Refusal {
     /// Whether that cap was the reason, as far as is known: see
     /// [`Rejected::is_tenant_full`](crate::Rejected::is_tenant_full).
     pub is_tenant_full: bool,
-    /// When to try again: whole seconds with jitter, at least one. `None` where the request itself is at fault: it has
-    /// no key, or its cost is too high.
+    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine. `None` where the request itself is at fault: it has
+    /// no key or no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
     pub error: Option<BackendError>,
+    /// The header that the request lacks, if it has no key or no tenant and that is taken from a header.
+    pub missing_header: Option<HeaderName>,
+    /// The type of the extractor that found no key or no tenant.
+    pub(super) extractor: Option<&'static str>,
+    /// How soon the reason ends, if that is known.
+    pub(super) ends_in: Option<Duration>,
+    /// Whether the default response has the `RateLimit` headers.
+    pub(super) has_rate_limit_fields: bool,
 }
 
 /// Why a request was rejected.
@@ -78,6 +86,9 @@ pub enum RefusalReason {
     /// No permit came free within the wait timeout, or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
+    /// The backend may have lost data, and grants nothing for one lease: see
+    /// [`RejectReason::Quarantine`]. The status is always 503.
+    Quarantine,
     /// An operator [paused](crate::Semaphore::pause) the semaphore, or [set](crate::Semaphore::set_limit) its limit to
     /// 0. The status is always 503.
     Paused,
@@ -87,7 +98,9 @@ pub enum RefusalReason {
     Revoked,
     /// The request has no key.
     MissingKey,
-    /// The request's limit could not be looked up, and there is no fallback. The status is always 503.
+    /// The request has no tenant.
+    MissingTenant,
+    /// The request's limit, or the plan of its tenant, could not be looked up, and there is no fallback. The status is always 503.
     LimitUnknown,
     /// The backend is unavailable; or the semaphore was [shut down](crate::Semaphore::shutdown), or lets no request
     /// wait [any more](crate::Semaphore::stop_waiting). The status is always 503.
@@ -98,7 +111,8 @@ pub enum RefusalReason {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { policy, limit, waiting, waited, .. } = self;
+        let Self { policy, limit, waiting, .. } = self;
+        let waited = Within(self.waited);
         match self.reason {
             RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
             RefusalReason::TenantLimit => match self.each {
@@ -113,16 +127,35 @@ impl fmt::Display for Refusal {
                 write!(f, "the request asks for {cost} permits of {policy}; the limit is {limit}")?;
                 self.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
             }
+            RefusalReason::QueueFull if self.tenant.is_some() => write!(
+                f,
+                "the tenant's queue for {policy} is full; {waiting} requests of all tenants are waiting"
+            ),
             RefusalReason::QueueFull => {
                 write!(f, "the queue of {policy} is full: {waiting} requests are waiting")
             }
-            RefusalReason::QueueTimeout => {
-                write!(f, "none of {limit} permits of {policy} came free in {waited:?}")
-            }
+            RefusalReason::QueueTimeout => match self.each.filter(|_| self.is_tenant_full) {
+                Some(each) => write!(
+                    f,
+                    "none of the {each} permits of {policy} that the tenant may have came free {waited}"
+                ),
+                None => write!(f, "none of {limit} permits of {policy} came free {waited}"),
+            },
+            RefusalReason::Quarantine => write!(f, "{policy}: {QUARANTINE}"),
             RefusalReason::Paused => write!(f, "{policy} is paused"),
             RefusalReason::Draining => write!(f, "{policy} is being drained"),
             RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
-            RefusalReason::MissingKey => write!(f, "the request has no key for {policy}"),
+            RefusalReason::MissingKey => {
+                write!(f, "the request has no key for {policy}: ")?;
+                self.write_what_is_missing(f)
+            }
+            RefusalReason::MissingTenant => {
+                write!(f, "the request has no tenant for {policy}: ")?;
+                self.write_what_is_missing(f)
+            }
+            RefusalReason::LimitUnknown if self.tenant.is_some() => {
+                write!(f, "the tenant's plan in {policy} cannot be looked up")
+            }
             RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} are unavailable"),
             RefusalReason::LeaseLost => write!(f, "the lease of the permit of {policy} was lost"),
@@ -153,10 +186,12 @@ impl RefusalReason {
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
+            Self::Quarantine => RejectReason::Quarantine.as_str(),
             Self::Paused => RejectReason::Paused.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
+            Self::MissingTenant => "missing_tenant",
             Self::LimitUnknown => "limit_unknown",
             Self::Unavailable => "unavailable",
             Self::LeaseLost => "lease_lost",
@@ -194,6 +229,18 @@ impl Refusal {
             is_tenant_full: false,
             retry_after: None,
             error: None,
+            missing_header: None,
+            extractor: None,
+            ends_in: None,
+            has_rate_limit_fields: true,
+        }
+    }
+
+    fn write_what_is_missing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.missing_header, self.extractor) {
+            (Some(header), _) => write!(f, "it has no {header} header"),
+            (None, Some(extractor)) => write!(f, "{extractor} found none"),
+            (None, None) => f.write_str("its extractor found none"),
         }
     }
 
@@ -213,6 +260,7 @@ impl Refusal {
                     RejectReason::CostTooHigh => RefusalReason::CostTooHigh,
                     RejectReason::QueueFull => RefusalReason::QueueFull,
                     RejectReason::QueueTimeout => RefusalReason::QueueTimeout,
+                    RejectReason::Quarantine => RefusalReason::Quarantine,
                     RejectReason::Paused => RefusalReason::Paused,
                     RejectReason::Draining => RefusalReason::Draining,
                     RejectReason::Revoked => RefusalReason::Revoked,
@@ -227,6 +275,7 @@ impl Refusal {
                 refusal.cost = rejected.cost;
                 refusal.each = rejected.each;
                 refusal.is_tenant_full = rejected.is_tenant_full;
+                refusal.ends_in = rejected.ends_in;
                 if refusal.is_tenant_full && refusal.reason.is_full() && status.is_server_error() {
                     // The pool that all share has room: it is this caller who has too many.
                     refusal.status = StatusCode::TOO_MANY_REQUESTS;
@@ -251,8 +300,13 @@ impl Refusal {
     /// Sets when to try again: between `base` and twice that, so that requests rejected together do not come back
     /// together.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
-        let seconds = (base.as_secs_f64() * (1.0 + fastrand::f64())).round().max(1.0);
-        self.retry_after = Duration::try_from_secs_f64(seconds).ok();
+        let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
+        let seconds = match self.ends_in {
+            // Not before the reason is over.
+            Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
+            None => (base.as_secs_f64() + jitter).round(),
+        };
+        self.retry_after = Duration::try_from_secs_f64(seconds.max(1.0)).ok();
         self
     }
 }

@@ -11,10 +11,10 @@ use http::request::Parts;
 use super::cached::CachedLimit;
 use super::client_timeout::ClientTimeout;
 use super::fair::Fair;
-use super::key::{KeyExtractor, MissingKey};
-use super::keyless::Keyless;
+use super::key::KeyExtractor;
 use super::labels::LayerMeter;
 use super::refusal_response::RefusalResponse;
+use super::required::Required;
 use super::shadow::Shadow;
 use crate::name::Name;
 use crate::semaphore::{Limit, Policy, Remembered, Semaphore};
@@ -56,9 +56,7 @@ pub(super) struct Settings {
     pub(super) remembered: Remembered,
     pub(super) policy: Policy,
     pub(super) key: KeySource,
-    /// `None`: as the extractor says.
-    pub(super) missing_key: Option<MissingKey>,
-    pub(super) keyless: Keyless,
+    pub(super) key_required: Required,
     pub(super) limit: LimitSource,
     /// In place of the policy's.
     pub(super) wait_timeout: Option<Arc<WaitTimeoutOf>>,
@@ -70,7 +68,10 @@ pub(super) struct Settings {
     pub(super) on_lost: OnLost,
     pub(super) full_status: StatusCode,
     pub(super) retry_after: Duration,
-    pub(super) response: Arc<dyn RefusalResponse>,
+    /// In place of the default response.
+    pub(super) response: Option<Arc<dyn RefusalResponse>>,
+    /// Whether the default response has the `RateLimit` headers.
+    pub(super) rate_limit_fields: bool,
     pub(super) meter: LayerMeter,
     /// The labels of its metrics are tenants, not keys.
     pub(super) is_metered_by_tenant: bool,
@@ -83,6 +84,15 @@ pub(super) struct Settings {
 pub(super) enum KeySource {
     Sync(Arc<dyn KeyExtractor>),
     Async(Arc<KeyLookup>),
+}
+
+impl KeySource {
+    pub(super) fn extractor(&self) -> Option<&dyn KeyExtractor> {
+        match self {
+            Self::Sync(extractor) => Some(&**extractor),
+            Self::Async(_) => None,
+        }
+    }
 }
 
 pub(super) enum LimitSource {
@@ -103,7 +113,7 @@ impl fmt::Debug for Settings {
         f.debug_struct("Settings")
             .field("name", &self.name)
             .field("policy", &self.policy)
-            .field("missing_key", &self.missing_key)
+            .field("key_required", &self.key_required)
             .field("hold_until", &self.hold_until)
             .field("on_lost", &self.on_lost)
             .field("shadow", &self.shadow)

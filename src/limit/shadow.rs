@@ -56,12 +56,15 @@ pub struct ShadowCounts {
     pub cost_too_high: u64,
     /// Requests that would have been rejected because they have no key.
     pub missing_key: u64,
+    /// Requests that would have been rejected because they have no tenant.
+    pub missing_tenant: u64,
     /// Requests that would have been rejected because their limit could not be looked up.
     pub limit_unknown: u64,
     /// Requests that would have been rejected because an operator [drains](crate::Semaphore::drain) the semaphore, or
     /// revoked the request's place.
     pub draining: u64,
-    /// Requests that might have been rejected: the backend was unavailable, or did not answer within 100 ms.
+    /// Requests that might have been rejected: the backend was unavailable, did not answer within 100 ms, or was in
+    /// quarantine.
     pub unavailable: u64,
 }
 
@@ -73,6 +76,7 @@ pub(super) struct Shadow {
     tenant_limit: AtomicU64,
     cost_too_high: AtomicU64,
     missing_key: AtomicU64,
+    missing_tenant: AtomicU64,
     limit_unknown: AtomicU64,
     draining: AtomicU64,
     unavailable: AtomicU64,
@@ -92,11 +96,14 @@ impl Shadow {
             RefusalReason::TenantLimit => &self.tenant_limit,
             RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,
+            RefusalReason::MissingTenant => &self.missing_tenant,
             RefusalReason::LimitUnknown => &self.limit_unknown,
             RefusalReason::Paused | RefusalReason::Draining | RefusalReason::Revoked => {
                 &self.draining
             }
-            RefusalReason::Unavailable | RefusalReason::LeaseLost => &self.unavailable,
+            RefusalReason::Quarantine | RefusalReason::Unavailable | RefusalReason::LeaseLost => {
+                &self.unavailable
+            }
         };
         count.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(
@@ -121,6 +128,7 @@ impl Shadow {
             tenant_limit: count(&self.tenant_limit),
             cost_too_high: count(&self.cost_too_high),
             missing_key: count(&self.missing_key),
+            missing_tenant: count(&self.missing_tenant),
             limit_unknown: count(&self.limit_unknown),
             draining: count(&self.draining),
             unavailable: count(&self.unavailable),

@@ -10,7 +10,8 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 
 use super::names::{
     BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS, BACKEND_OPERATION_DURATION,
-    BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_PASSED_ON, TENANT_LINES,
+    BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_PASSED_ON,
+    TENANT_LINES,
 };
 use crate::protocol::call::Op;
 use crate::protocol::ledger::{PlaceStatus, Reply};
@@ -41,6 +42,7 @@ struct Connection {
     durations: [[Histogram; 3]; OPS.len()],
     connections: Gauge,
     unavailable: Gauge,
+    quarantined: Gauge,
     connected: Counter,
     failed: Counter,
     disconnects: Counter,
@@ -136,6 +138,10 @@ impl BackendMeter {
         Level::raise(&self.backend().unavailable)
     }
 
+    pub(crate) fn quarantined(&self) -> Level {
+        Level::raise(&self.backend().quarantined)
+    }
+
     fn leases(&self) -> &Leases {
         self.leases.get_or_init(Leases::new)
     }
@@ -194,6 +200,8 @@ impl Connection {
         describe_gauge!(BACKEND_CONNECTIONS, Unit::Count, "Open connections to backends");
         let away = "Backends that cannot be asked, so that the policy answers";
         describe_gauge!(BACKEND_UNAVAILABLE, Unit::Count, away);
+        let quarantined = "Backends that may have lost data and grant nothing for a lease";
+        describe_gauge!(BACKEND_QUARANTINED, Unit::Count, quarantined);
         describe_counter!(BACKEND_CONNECTS, Unit::Count, "Attempts to connect to a backend");
         describe_counter!(BACKEND_DISCONNECTS, Unit::Count, "Connections that broke");
         let durations = OPS.map(|op| {
@@ -207,6 +215,7 @@ impl Connection {
             durations,
             connections: gauge!(BACKEND_CONNECTIONS),
             unavailable: gauge!(BACKEND_UNAVAILABLE),
+            quarantined: gauge!(BACKEND_QUARANTINED),
             connected: counter!(BACKEND_CONNECTS, "result" => "connected"),
             failed: counter!(BACKEND_CONNECTS, "result" => "failed"),
             disconnects: counter!(BACKEND_DISCONNECTS),

@@ -25,6 +25,9 @@ impl BackendMeter {
     pub(crate) const fn unavailable(&self) -> Level {
         Level
     }
+    pub(crate) const fn quarantined(&self) -> Level {
+        Level
+    }
 }
 
 pub(crate) struct Level;

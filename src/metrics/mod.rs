@@ -20,6 +20,7 @@
 //! | [`BACKEND_OPERATION_DURATION`] | histogram, s | `op`, `error.type` | calls to Redis |
 //! | [`BACKEND_CONNECTIONS`] | gauge | – | open connections to Redis: normally one |
 //! | [`BACKEND_UNAVAILABLE`] | gauge | – | 1 while Redis is unavailable and the policy decides |
+//! | [`BACKEND_QUARANTINED`] | gauge | – | 1 while Redis may have lost data and grants nothing for a lease |
 //! | [`BACKEND_CONNECTS`] | counter | `result` | attempts to connect: `connected`, `failed` |
 //! | [`BACKEND_DISCONNECTS`] | counter | – | connections that broke |
 //!
@@ -39,9 +40,12 @@
 //! | `cost_too_high` | was rejected: it asked for more permits than it can ever get |
 //! | `queue_full` | was rejected: the queue was full |
 //! | `queue_timeout` | was rejected: its wait timeout passed |
+//! | `quarantine` | was rejected: Redis might have lost data, and granted nothing for a lease |
+//! | `paused` | was rejected: an operator had paused the semaphore, or set its limit to 0 |
 //! | `draining` | was rejected: see [`Semaphore::drain`](crate::Semaphore::drain) |
 //! | `revoked` | was rejected: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
 //! | `missing_key` | was rejected: it had no key |
+//! | `missing_tenant` | was rejected: it had no tenant |
 //! | `unavailable` | was rejected: the backend was unavailable |
 //! | `closed` | was rejected: the semaphore was shut down |
 //! | `request_canceled` | left before it got an answer |

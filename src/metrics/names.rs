@@ -33,6 +33,8 @@ pub const BACKEND_OPERATION_DURATION: &str = "concurrency_limit.backend.operatio
 pub const BACKEND_CONNECTIONS: &str = "concurrency_limit.backend.connections";
 /// Gauge of backends that are unavailable, so that the policy decides in their place.
 pub const BACKEND_UNAVAILABLE: &str = "concurrency_limit.backend.unavailable";
+/// Gauge of backends that may have lost data and grant nothing for a lease: see `AfterLoss::Quarantine`.
+pub const BACKEND_QUARANTINED: &str = "concurrency_limit.backend.quarantined";
 /// Counter of attempts to connect, by `result`: `connected` or `failed`.
 pub const BACKEND_CONNECTS: &str = "concurrency_limit.backend.connects";
 /// Counter of connections that broke.

@@ -42,7 +42,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 18] = [
+const OUTCOMES: [Outcome; 20] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -54,10 +54,12 @@ const OUTCOMES: [Outcome; 18] = [
     Outcome::CostTooHigh,
     Outcome::QueueFull,
     Outcome::QueueTimeout,
+    Outcome::Quarantine,
     Outcome::Paused,
     Outcome::Draining,
     Outcome::Revoked,
     Outcome::MissingKey,
+    Outcome::MissingTenant,
     Outcome::Unavailable,
     Outcome::Closed,
     Outcome::Canceled,

@@ -186,10 +186,11 @@ impl Future for Acquire {
                     coop.made_progress();
                     return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
                 }
-                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full } => {
+                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in } => {
                     let may_not_wait =
                         matches!(reason, RejectReason::Limit | RejectReason::TenantLimit);
-                    if may_not_wait && !this.wait_timeout.is_zero() && place.is_queue_closed() {
+                    let is_closed = !this.wait_timeout.is_zero() && place.is_queue_closed();
+                    if is_closed && (may_not_wait || reason == RejectReason::Quarantine) {
                         // It would have waited: it has the answer of those that did.
                         this.state = State::Answered(Some(Err(AcquireError::Closed)));
                         continue;
@@ -213,6 +214,7 @@ impl Future for Acquire {
                     this.limit = limit.unwrap_or(this.limit);
                     let mut rejected = this.rejected(reason, in_use, waiting);
                     rejected.is_tenant_full = is_tenant_full;
+                    rejected.ends_in = ends_in;
                     let error = AcquireError::Rejected(rejected);
                     this.state = State::Answered(Some(Err(error)));
                     continue;

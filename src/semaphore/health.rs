@@ -31,6 +31,9 @@ pub struct Health {
     /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
     /// seconds; in an outage of the backend, up to two leases longer.
     pub semaphores: usize,
+    /// Until when nothing is granted because the backend may have lost data (see `AfterLoss::Quarantine`), as far as that
+    /// concerns semaphores that this process uses; `None` if no such quarantine is on. Of several servers, the last end.
+    pub quarantined_until: Option<Instant>,
     /// A warning for the operator of the backend, such as an eviction policy that loses semaphores.
     pub warning: Option<String>,
 }
@@ -65,6 +68,8 @@ pub(super) struct Counts {
     losers: Mutex<Vec<Meter>>,
     loss_log: Mutex<LossLog>,
     has_unlogged: AtomicBool,
+    /// A server may be in quarantine.
+    has_quarantine: AtomicBool,
     /// When a refused call was logged last.
     refusal_logged: Mutex<Option<Instant>>,
     /// Rejected requests and lost permits of each semaphore.
@@ -97,6 +102,16 @@ impl Counts {
         self.lost.fetch_add(1, Ordering::Relaxed);
         lock(&self.losers).extend(meter);
         self.uncounted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn quarantine_began(&self) {
+        self.has_quarantine.store(true, Ordering::Release);
+    }
+
+    /// Returns whether a server may be in quarantine. Call [`quarantine_began`](Self::quarantine_began) if one still is.
+    pub(super) fn take_quarantine(&self) -> bool {
+        self.has_quarantine.load(Ordering::Acquire)
+            && self.has_quarantine.swap(false, Ordering::AcqRel)
     }
 
     pub(super) fn disconnected(&self) {
@@ -147,6 +162,7 @@ impl Counts {
         &self,
         connection: ConnectionState,
         semaphores: usize,
+        quarantined_until: Option<Instant>,
         warning: Option<String>,
     ) -> Health {
         Health {
@@ -156,6 +172,7 @@ impl Counts {
             lost: self.lost.load(Ordering::Relaxed),
             disconnects: self.disconnects.load(Ordering::Relaxed),
             semaphores,
+            quarantined_until,
             warning,
         }
     }

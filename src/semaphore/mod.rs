@@ -25,6 +25,7 @@ mod peers;
 mod permit;
 mod place_handle;
 mod policy;
+mod quarantine;
 mod refresh;
 mod rounds;
 mod server;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts, Health};
@@ -126,7 +126,7 @@ impl Node {
 
     pub(super) fn health(&self) -> Health {
         if self.embedded().is_some() {
-            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None);
+            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None, None);
         }
         let servers = self.servers.all();
         let states = servers.iter().map(|server| server.health());
@@ -137,7 +137,19 @@ impl Node {
         });
         let warning = servers.iter().find_map(|server| server.warning());
         let worst = worst.unwrap_or(ConnectionState::Connecting);
-        self.counts.health(worst, self.sessions.len(), warning)
+        let quarantined_until = servers.iter().filter_map(|one| one.quarantined_until()).max();
+        self.counts.health(worst, self.sessions.len(), quarantined_until, warning)
+    }
+
+    /// Ends the quarantines of servers that are over. Returns when the next one will be.
+    pub(super) fn end_quarantines(&self) -> Option<Instant> {
+        if !self.counts.take_quarantine() {
+            return None;
+        }
+        let (now, servers) = (self.now(), self.servers.all());
+        let next = servers.iter().filter_map(|server| server.end_quarantine(now)).min()?;
+        self.counts.quarantine_began();
+        Some(self.clock.instant(next))
     }
 
     /// Returns between half of a pause and all of it, so that the processes of a fleet do not reconnect in step.
@@ -319,12 +331,20 @@ impl Node {
             let timer = timers.push(Arc::clone(shared), due);
             replaced = state.set_timer(timer, due).and_then(|timer| timers.remove(timer));
         }
+        let quarantine =
+            state.session.quarantined_until().map(|until| (Arc::clone(&state.server), until));
         // The tasks end with the last busy session.
         let may_end = self.is_closed() && !state.session.is_busy();
         drop(state);
         drop(replaced);
         if is_over {
             self.retire(shared, now);
+        }
+        if let Some((server, until)) = quarantine
+            && server.note_quarantine(until, now)
+        {
+            // The watchdog sees its end.
+            self.sessions.timers.wake();
         }
         if may_end {
             self.wake_tasks();

@@ -285,7 +285,7 @@ impl PolicyBuilder {
     /// Sets what happens to a request while the backend cannot be asked. The default is to refuse it.
     ///
     /// Requests that passed by this are counted by the backend as soon as it is back, as far as they are still in
-    /// flight.
+    /// flight. A [local share](OnUnavailable::Local) must not be more than the limit.
     ///
     /// # Examples
     ///
@@ -322,11 +322,17 @@ impl PolicyBuilder {
         self
     }
 
+    /// Sets the limit, in place of that with which the builder was made.
+    pub(crate) const fn limit(mut self, limit: Limit) -> Self {
+        self.policy.limit = limit;
+        self
+    }
+
     /// Checks the values and returns the policy.
     ///
     /// # Errors
     ///
-    /// If a value is out of its range.
+    /// If a value is out of its range, or a local share is more than the limit.
     ///
     /// # Examples
     ///
@@ -374,6 +380,15 @@ impl PolicyBuilder {
                 "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
                  to {}",
                 limit - 1
+            )));
+        }
+        if let Policy { limit: Limit::Permits(limit @ 1..), on_unavailable, .. } = self.policy
+            && let OnUnavailable::Local(share) = on_unavailable
+            && share > limit
+        {
+            return Err(ConfigError::new(format!(
+                "on unavailable: a local share of {share} is more than the limit of {limit} permits; allowed: 0 to \
+                 {limit}, which is the limit divided by the number of processes"
             )));
         }
         Ok(self.policy)

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::clock::Clock;
 use super::health::{ConnectionState, Counts};
 use super::outbox::Outbox;
+use super::quarantine::ServerQuarantine;
 use crate::backend::{Connection, PeerMessage, ServerInfo, Shard};
 use crate::error::BackendError;
 use crate::metrics::backend::Level;
@@ -34,6 +35,8 @@ pub(super) struct Server<T> {
     is_down: AtomicBool,
     changed: Notify,
     met: Mutex<Option<Met>>,
+    /// What operators see of it.
+    shown_quarantine: ServerQuarantine,
     was_poll_only: AtomicBool,
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
@@ -97,6 +100,7 @@ impl<T> Server<T> {
             is_down: AtomicBool::new(false),
             changed: Notify::new(),
             met: Mutex::default(),
+            shown_quarantine: ServerQuarantine::default(),
             was_poll_only: AtomicBool::new(false),
             warning: Mutex::default(),
             outbox: Outbox::new(),
@@ -139,13 +143,33 @@ impl<T> Server<T> {
         }
     }
 
+    /// Returns until when it is in quarantine, if it is.
+    pub(super) fn quarantined_until(&self) -> Option<Instant> {
+        let until = self.shown_quarantine.until(self.clock.time(Instant::now()))?;
+        Some(self.clock.instant(until))
+    }
+
+    /// Notes that a session on it is in quarantine until then. Must not be called under a lock.
+    pub(super) fn note_quarantine(&self, until: Time, now: Time) -> bool {
+        let begins = self.shown_quarantine.note(until, now, &self.counts.meter);
+        if begins {
+            self.counts.quarantine_began();
+        }
+        begins
+    }
+
+    /// Ends its quarantine if that is over. Otherwise returns when it will be, if it is on.
+    pub(super) fn end_quarantine(&self, now: Time) -> Option<Time> {
+        self.shown_quarantine.end(now)
+    }
+
     pub(super) fn warning(&self) -> Option<String> {
         lock(&self.warning).clone()
     }
 
     /// Returns what a session that moves to this server needs to know.
     pub(super) fn conditions(&self) -> Connected {
-        let quarantine = self.quarantine();
+        let quarantine = self.last_loss();
         match &*lock(&self.state) {
             State::Up { connected, .. } => Connected { same_data: false, quarantine, ..*connected },
             _ => Connected { quarantine, ..Connected::default() },
@@ -156,7 +180,7 @@ impl<T> Server<T> {
         matches!(&*lock(&self.state), State::Up { .. })
     }
 
-    fn quarantine(&self) -> Quarantine {
+    fn last_loss(&self) -> Quarantine {
         let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
         let at_least = self.quarantine.unwrap_or_default();
         Quarantine { is_on: self.quarantine.is_some(), at_least, lost_at }
@@ -184,7 +208,7 @@ impl<T> Server<T> {
         self.warn(info.warning.as_deref());
         let same_data = self.meet(info);
         let connected =
-            Connected { poll_only: info.poll_only, same_data, quarantine: self.quarantine() };
+            Connected { poll_only: info.poll_only, same_data, quarantine: self.last_loss() };
         let up = State::Up {
             connection: Arc::clone(connection),
             connected,

@@ -19,7 +19,8 @@ pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
         let rounds = node.rounds.visit_due().await;
         let due = handle_due(&node).await.map(|due| node.clock.instant(due));
-        let due = [due, rounds, node.counts.log_lost(false)].into_iter().flatten().min();
+        let due = [due, rounds, node.counts.log_lost(false), node.end_quarantines()];
+        let due = due.into_iter().flatten().min();
         let next = due.map_or(FAR, |due| due.saturating_duration_since(Instant::now()));
         // The timers of Tokio stand still while the machine is suspended.
         let next = if due.is_some() && node.embedded().is_none() { next.min(LOOK) } else { next };

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
+use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::operate::Mode;
 use tower_semaphore::{Ask, Name, Policy, Semaphore};
 
@@ -13,6 +14,22 @@ use crate::support::admin::{HOSTILE, ask, page, policy, segment, window};
 use crate::support::eventually;
 use crate::support::http::text;
 use crate::support::redis::TestRedis;
+
+#[tokio::test]
+async fn an_operator_sees_that_a_quarantine_is_on() {
+    // It is young: all that it had may be lost.
+    let redis = TestRedis::start();
+    let backend = RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine);
+    let semaphore = Semaphore::new(backend.build().unwrap());
+    let server = window(&semaphore).await;
+    assert!(!page(&server, "").await.contains("quarantine"), "no name is in use");
+    let policy = Policy::builder(1).lease(Duration::from_secs(30)).build().unwrap();
+    semaphore.try_acquire("x", &policy).await.unwrap_err();
+    for path in ["", "/page/x"] {
+        let html = page(&server, path).await;
+        assert!(html.contains("In quarantine for another"), "{html}");
+    }
+}
 
 #[tokio::test]
 async fn an_operator_sees_and_steers_another_process() {

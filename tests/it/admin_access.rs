@@ -291,11 +291,11 @@ async fn the_gateway_needs_a_token_off_loopback() {
 async fn what_the_gateway_says_of_itself_has_no_token_in_it() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text =
-        format!("admin = \"0.0.0.0:1\"\nadmin-token = \"short\"\nadmin-host = [\"a\"]\n{RULE}");
+        format!("admin = \"0.0.0.0:1\"\nadmin-token = \"hunter2\"\nadmin-host = [\"a\"]\n{RULE}");
     std::fs::write(file.path(), text).unwrap();
     let output = Gateway::command().arg("--config").arg(file.path()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(error.contains("5 bytes") && !error.contains("short"), "{error}");
+    assert!(error.contains("too short: it has 7 bytes") && !error.contains("hunter2"), "{error}");
 }
 
 const RULE: &str = "upstream = \"http://127.0.0.1:1\"\n[[rule]]\nlimit = 1\n";

@@ -14,10 +14,10 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tower::util::BoxCloneService;
 use tower_semaphore::backend::{MemoryBackend, MemoryServer};
 use tower_semaphore::limit::{
-    BoxError, CachedLimit, ConcurrencyLimitBuilder, Connection, ConnectionIo, ExtensionKey,
-    GlobalKey, HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer, MissingKey,
-    OnLost, PathKey, PeerIpKey, Refusal, RefusalBody, RefusalReason, ResponseBody, ResponseFuture,
-    ShadowCounts, WouldRefuse,
+    BoxError, CachedLimit, CachedPlan, ConcurrencyLimitBuilder, Connection, ConnectionIo,
+    ExtensionKey, GlobalKey, HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer,
+    MissingKey, OnLost, PathKey, PeerIpKey, Plan, Refusal, RefusalBody, RefusalReason,
+    ResponseBody, ResponseFuture, ShadowCounts, WouldRefuse,
 };
 use tower_semaphore::operate::{Cursor, Holder, Inspection, Listed, Mode, Override, Page, Waiter};
 use tower_semaphore::{
@@ -89,6 +89,9 @@ fn values_can_be_copied_or_cloned() {
     is_free::<WouldRefuse>();
     is_free::<CachedLimit>();
     is_clone::<CachedLimit>();
+    is_free::<CachedPlan>();
+    is_clone::<CachedPlan>();
+    is_copy::<Plan>();
     is_clone::<WouldRefuse>();
     is_copy::<ShadowCounts>();
 }

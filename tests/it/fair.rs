@@ -1,5 +1,7 @@
 //! Layers that are fair between tenants.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,11 +10,15 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::backend::MemoryBackend;
-use tower_semaphore::limit::{CachedLimit, HeaderKey, Refusal, RefusalReason};
-use tower_semaphore::{
-    AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, Permit, Policy,
-    RejectReason, Semaphore,
+use tower_semaphore::limit::{
+    CachedPlan, ExtensionKey, HeaderKey, MissingKey, OnUnknown, Plan, Refusal, RefusalReason,
 };
+use tower_semaphore::{
+    AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, OnUnavailable, Permit,
+    Policy, RejectReason, Semaphore,
+};
+
+use crate::support::told::Told;
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
 
@@ -24,7 +30,7 @@ fn number(parts: &Parts, header: &str) -> u32 {
 async fn call(
     layer: &ConcurrencyLimitLayer,
     tenant: &str,
-) -> Response<impl http_body::Body + use<>> {
+) -> Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug> + use<>> {
     call_with(layer, tenant, "cost", 1).await
 }
 
@@ -79,6 +85,8 @@ async fn a_tenant_at_its_cap_is_told_so_and_others_pass() {
     let body = refused.into_body().collect().await.unwrap().to_bytes();
     let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(problem["reason"], "tenant_limit");
+    assert_eq!(problem["title"], "Too many requests of the tenant are in flight");
+    assert_eq!(problem["detail"], "all permits of openai that the tenant may have are in use");
     assert_eq!(problem["violated-policies"], serde_json::json!(["openai/each"]));
     assert_eq!(call(&layer, "other").await.status(), StatusCode::OK);
     drop(held);
@@ -102,10 +110,24 @@ async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let own = call(&layer, "acme").await;
     assert_eq!(refusal(&own).reason, RefusalReason::QueueTimeout);
     assert!(refusal(&own).is_tenant_full);
+    assert_eq!(
+        refusal(&own).to_string(),
+        "none of the 1 permits of openai that the tenant may have came free within 1.0 s"
+    );
+    let own = problem(own).await;
+    assert_eq!(own["title"], "Too many requests of the tenant are in flight");
+    assert_eq!(
+        own["detail"],
+        "none of the permits of openai that the tenant may have came free within 1.0 s"
+    );
     let other = call(&layer, "other").await;
     let full = call(&layer, "third").await;
     assert_eq!(refusal(&full).reason, RefusalReason::QueueTimeout);
     assert!(!refusal(&full).is_tenant_full, "the limit was");
+    assert_eq!(refusal(&full).to_string(), "none of 2 permits of openai came free within 1.0 s");
+    let full = problem(full).await;
+    assert_eq!(full["title"], "Too many requests are in flight");
+    assert_eq!(full["detail"], "no permit of openai came free within 1.0 s");
     drop((held, other));
 }
 
@@ -150,14 +172,14 @@ async fn permits_that_come_free_go_to_the_tenant_with_the_fewest() {
 #[tokio::test]
 async fn caps_come_from_a_source() {
     let semaphore = Semaphore::in_memory();
-    let caps = CachedLimit::builder(|tenant: &Name, _: &Parts| {
-        let cap = if tenant.as_str() == "acme" { Limit::Permits(1) } else { Limit::Unlimited };
-        async move { Ok::<_, ConfigError>(cap) }
+    let plans = CachedPlan::builder(|tenant: &Name, _: &Parts| {
+        let plan = if tenant.as_str() == "acme" { Plan::new().each(1) } else { Plan::new() };
+        async move { Ok::<_, ConfigError>(plan) }
     });
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
         .limit(4)
         .fair_by(TENANT)
-        .each_cached(&caps.build().unwrap())
+        .plan_cached(&plans.build().unwrap())
         .wait_timeout(Duration::ZERO)
         .build()
         .unwrap();
@@ -169,6 +191,73 @@ async fn caps_come_from_a_source() {
     let refused = call(&layer, "b").await;
     assert_eq!(refusal(&refused).reason, RefusalReason::Limit);
     drop(acme);
+}
+
+#[tokio::test]
+async fn one_look_up_has_the_whole_plan_of_a_tenant() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let source = {
+        let calls = Arc::clone(&calls);
+        CachedPlan::builder(move |tenant: &Name, _: &Parts| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            let plan = match tenant.as_str() {
+                "paid" => Ok(Plan::new().each(6).weight(3).cost(2)),
+                "batch" => Ok(Plan::new().class(1)),
+                _ => Err("the database is away"),
+            };
+            async move {
+                tokio::task::yield_now().await;
+                plan
+            }
+        })
+    };
+    let semaphore = Semaphore::in_memory();
+    let layer = |plans: &CachedPlan| {
+        ConcurrencyLimitLayer::builder(&semaphore, "openai")
+            .limit(10)
+            .headroom(4)
+            .fair_by(TENANT)
+            .plan_cached(plans)
+            .wait_timeout(Duration::ZERO)
+    };
+    let plans = source.clone().build().unwrap();
+    let built = layer(&plans).build().unwrap();
+    let held = [call(&built, "paid").await, call(&built, "paid").await, call(&built, "paid").await];
+    assert!(held.iter().all(|response| response.headers()["cost"] == "2"));
+    let seen = semaphore.inspect("openai").await.unwrap();
+    let [paid] = &seen.tenants[..] else { panic!("{seen:?}") };
+    assert_eq!((paid.in_use, paid.weight, paid.each), (6, 3, Some(6)));
+    let capped = call(&built, "paid").await;
+    assert_eq!(refusal(&capped).reason, RefusalReason::TenantLimit);
+    // Four of ten are left to class 0.
+    let batch = call(&built, "batch").await;
+    assert_eq!(refusal(&batch).reason, RefusalReason::Limit);
+    assert_eq!(calls.load(Ordering::Relaxed), 2, "one for each tenant");
+
+    let unknown = call(&built, "new").await;
+    assert_eq!(unknown.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refusal(&unknown).reason, RefusalReason::LimitUnknown);
+    assert_eq!(refusal(&unknown).to_string(), "the tenant's plan in openai cannot be looked up");
+    drop(held);
+    let assumed = source.on_failure(OnUnknown::Assume(Plan::new().cost(3))).build().unwrap();
+    let assumed = call(&layer(&assumed).build().unwrap(), "new").await;
+    assert_eq!(assumed.headers()["cost"], "3");
+
+    // What sees the request has the last word; what the plan has as well cannot be set beside it.
+    let own = layer(&plans).class_by(|_: &Name, _: &Parts| 0).cost_by(|_: &Parts| 4);
+    let own = call(&own.build().unwrap(), "batch").await;
+    assert_eq!(own.headers()["cost"], "4");
+    for (built, word) in [
+        (layer(&plans).each(2).build(), "each: set beside plan_cached"),
+        (layer(&plans).weight_by(|_: &Name, _: &Parts| 2).build(), "weight_by: set beside"),
+        (
+            ConcurrencyLimitLayer::builder(&semaphore, "x").limit(1).plan_cached(&plans).build(),
+            "plan_cached: set without a tenant",
+        ),
+    ] {
+        let error = built.map(drop).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
 }
 
 #[tokio::test]
@@ -196,25 +285,149 @@ async fn an_operator_sets_a_tenants_cap_and_weight() {
 #[test]
 fn what_cannot_be_meant_is_refused_when_it_is_built() {
     let semaphore = Semaphore::in_memory();
-    let builder = || ConcurrencyLimitLayer::builder(&semaphore, "openai").limit(4);
+    let unset = || ConcurrencyLimitLayer::builder(&semaphore, "openai");
+    let (builder, unlimited) = (|| unset().limit(4), || unset().limit(Limit::Unlimited));
     let fair = || builder().fair_by(TENANT);
     let class = |_: &Name, _: &Parts| 1;
     let weight = |_: &Name, _: &Parts| 1;
     for (built, word) in [
-        (builder().cost_by(|_: &Parts| 1).limit(Limit::Unlimited).build(), "cost_by"),
+        (unlimited().cost_by(|_: &Parts| 1).build(), "cost_by"),
         (builder().weight_by(weight).build(), "weight_by"),
         (builder().class_by(class).build(), "class_by"),
         (builder().each(2).build(), "each"),
         (fair().each(0).build(), "each: 0"),
         (fair().headroom(1).build(), "class_by"),
         (fair().class_by(class).headroom(4).build(), "0 to 3"),
-        (fair().limit(Limit::Unlimited).build(), "fair_by"),
+        (unlimited().fair_by(TENANT).build(), "fair_by"),
+        (fair().each(5).build(), "each: 5 is more than the limit of 4 permits"),
+        (builder().limit(4).build(), "limit: set by `limit` and again by `limit`"),
+        (
+            builder().limit_by(|_: &Name, _: &Parts| 4).build(),
+            "limit: set by `limit` and again by `limit_by`",
+        ),
+        (
+            fair().each(2).each_by(|_: &Name, _: &Parts| 2).build(),
+            "each: set by `each` and again by `each_by`",
+        ),
+        (
+            builder().on_unavailable(OnUnavailable::Local(5)).build(),
+            "a local share of 5 is more than the limit of 4 permits",
+        ),
     ] {
         let error = built.expect_err(word).to_string();
         assert!(error.contains(word), "{error}");
     }
     fair().class_by(class).headroom(3).build().expect("one permit is for all classes");
     Policy::builder(3).headroom(3).build().expect_err("nothing is left");
+    fair().each(4).build().expect("a tenant alone may have all");
+    fair().each(Limit::Unlimited).build().expect("no cap");
+    builder().on_unavailable(OnUnavailable::Local(4)).build().expect("one process alone");
+    unlimited().on_unavailable(OnUnavailable::Local(5)).build().expect("nothing is counted");
+    let by_key = unset().limit_by(|_: &Name, _: &Parts| 4).on_unavailable(OnUnavailable::Local(5));
+    by_key.build().expect("another key may have more");
+}
+
+#[test]
+fn a_local_share_above_the_limit_is_refused_in_a_policy() {
+    let share = |share| Policy::builder(4).on_unavailable(OnUnavailable::Local(share)).build();
+    let error = share(5).unwrap_err().to_string();
+    assert!(error.contains("a local share of 5 is more than the limit of 4 permits"), "{error}");
+    share(4).expect("one process alone");
+}
+
+// ===== requests without a tenant =====
+
+async fn call_without_tenant(
+    layer: &ConcurrencyLimitLayer,
+) -> Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug> + use<>> {
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from_static(b"x"))))
+    }));
+    service.oneshot(Request::new(())).await.unwrap()
+}
+
+async fn problem<B>(response: Response<B>) -> serde_json::Value
+where
+    B: http_body::Body<Data = Bytes, Error: std::fmt::Debug>,
+{
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&body).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_without_a_tenant_is_a_bad_one_and_is_told_what_it_lacks() {
+    let told = Told::new();
+    let semaphore = Semaphore::in_memory();
+    let fair = || ConcurrencyLimitLayer::builder(&semaphore, "openai").limit(4);
+    let layer = fair().fair_by(TENANT).build().unwrap();
+    for _ in 0..200 {
+        let refused = call_without_tenant(&layer).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+        assert!(refused.headers().get("retry-after").is_none());
+        let text = refusal(&refused).to_string();
+        assert_eq!(text, "the request has no tenant for openai: it has no x-tenant header");
+        let problem = problem(refused).await;
+        assert_eq!(problem["reason"], "missing_tenant");
+        assert_eq!(problem["detail"], "the request has no x-tenant header");
+    }
+    assert_eq!(semaphore.inspect("openai").await.unwrap().in_use, 0);
+    let warnings = || told.aloud();
+    assert_eq!(warnings().len(), 1, "{:?}", warnings());
+    let warning = &warnings()[0];
+    assert_eq!(warning.level, tracing::Level::WARN);
+    assert_eq!(warning.fields["layer"], "openai");
+    assert!(warning.fields["extractor"].contains("HeaderKey"), "{warning:?}");
+
+    // What an extension lacks is the server's business.
+    let layer = fair().fair_by(ExtensionKey::<String>::new()).build().unwrap();
+    let refused = call_without_tenant(&layer).await;
+    let text = refusal(&refused).to_string();
+    assert!(text.starts_with("the request has no tenant for openai: "), "{text}");
+    assert!(text.contains("ExtensionKey<alloc::string::String>"), "{text}");
+    let problem = problem(refused).await;
+    assert_eq!((&problem["reason"], problem.get("detail")), (&"missing_tenant".into(), None));
+    assert_eq!(warnings().len(), 2, "one of each layer");
+}
+
+#[tokio::test]
+async fn a_request_without_a_tenant_can_be_told_otherwise() {
+    let told = Told::new();
+    let semaphore = Semaphore::in_memory();
+    let fair = |missing| {
+        let fair = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT).each(1);
+        fair.wait_timeout(Duration::ZERO).on_missing_tenant(missing).build()
+    };
+    let in_use = async || semaphore.inspect("x").await.unwrap().in_use;
+    let reject = fair(MissingKey::Reject(StatusCode::FORBIDDEN)).unwrap();
+    assert_eq!(call_without_tenant(&reject).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(told.aloud().len(), 1);
+
+    let bypass = fair(MissingKey::Bypass).unwrap();
+    let passed = call_without_tenant(&bypass).await;
+    assert_eq!((passed.status(), in_use().await), (StatusCode::OK, 0));
+
+    let shared = fair(MissingKey::Shared).unwrap();
+    let held = call_without_tenant(&shared).await;
+    assert_eq!((held.status(), in_use().await), (StatusCode::OK, 1));
+    let refused = call_without_tenant(&shared).await;
+    assert_eq!(refusal(&refused).reason, RefusalReason::TenantLimit, "one tenant together");
+    assert_eq!(told.aloud().len(), 1, "that was asked for");
+
+    let error = fair(MissingKey::Reject(StatusCode::OK)).map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("missing tenant: 200 OK") && error.contains("400 to 599"), "{error}");
+    let alone = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4);
+    let error = alone.on_missing_tenant(MissingKey::Shared).build().map(drop).unwrap_err();
+    assert!(error.to_string().contains("fair_by"), "{error}");
+}
+
+#[tokio::test]
+async fn a_layer_in_shadow_counts_requests_without_a_tenant() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT);
+    let layer = layer.shadow(true).build().unwrap();
+    assert_eq!(call_without_tenant(&layer).await.status(), StatusCode::OK);
+    let seen = layer.shadow_counts().unwrap();
+    assert_eq!((seen.missing_tenant, seen.passed), (1, 0));
 }
 
 #[tokio::test]
@@ -305,7 +518,7 @@ async fn requests_that_name_no_tenant_but_a_cost_are_one_tenant() {
     let semaphore = Semaphore::in_memory();
     let policy = Policy::new(4);
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4).fair_by(TENANT);
-    let layer = layer.build().unwrap();
+    let layer = layer.on_missing_tenant(MissingKey::Shared).build().unwrap();
     let held = semaphore.acquire(Ask::of("x").cost(1), &policy).await.unwrap();
     let mut service = layer.layer(service_fn(async |_: Request<()>| {
         Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from_static(b"x"))))

@@ -294,10 +294,22 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
         ),
         ("[[rule]]\nlimit = 1\nlocal-limit = 1\n", ":3: local-limit: allowed with on-unavailable"),
         (
+            "[[rule]]\nlimit = 1\non-unavailable = \"local\"\nlocal-limit = 2\n",
+            ":4: local-limit: 2 is more than the limit; allowed: up to 1",
+        ),
+        (
+            "[[rule]]\nlimit = 1\nfair-by = \"path\"\neach = 2\n",
+            ":4: each: 2 is more than the limit; allowed: up to 1",
+        ),
+        (
             "[[rule]]\nlimit = 1\nfair-by = \"global\"\n",
             ":3: \"global\" cannot be used; allowed: path, peer-ip, header:NAME",
         ),
         ("[[rule]]\nlimit = 1\n\neach = 1\n", ":4: each: there are no tenants; allowed: with fair"),
+        (
+            "[[rule]]\nlimit = 1\nmissing-tenant = \"shared\"\n",
+            ":3: missing-tenant: there are no tenants; allowed: with fair",
+        ),
         (
             "[[rule]]\nlimit = \"unlimited\"\nfair-by = \"path\"\n",
             ":3: fair-by: without a limit no request waits; allowed",
@@ -407,6 +419,20 @@ async fn a_tenant_has_its_cap_and_its_turn() {
     let (status, problem) = stage.ask("/", &[("x-tenant", "staff")]).await;
     assert_eq!((status, &problem["reason"]), (429, &"limit".into()), "{problem}");
     held.iter().chain([&globex]).for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_without_a_tenant_is_rejected_or_counted_as_one_with_its_like() {
+    let args = ["--limit", "3", "--wait", "0s", "--fair-by", "header:x-tenant", "--each", "1"];
+    let stage = Alone::start(&args).await;
+    let (status, problem) = stage.ask("/", &[]).await;
+    assert_eq!((status, &problem["reason"]), (400, &"missing_tenant".into()), "{problem}");
+    assert_eq!(problem["detail"], "the request has no x-tenant header");
+    let stage = Alone::start(&[&args[..], &["--missing-tenant", "shared"]].concat()).await;
+    let held = stage.hold(&[]).await;
+    let (status, problem) = stage.ask("/", &[]).await;
+    assert_eq!((status, &problem["reason"]), (429, &"tenant_limit".into()), "{problem}");
+    held.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -278,6 +278,19 @@ async fn what_no_route_matched_can_pass_or_share_one_key() {
     assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
 }
 
+#[test]
+fn a_header_in_upper_case_is_refused_with_what_is_allowed() {
+    let said = |name: &'static str| {
+        let panicked = std::panic::catch_unwind(|| HeaderKey::from_static(name)).unwrap_err();
+        let text = panicked.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| panicked.downcast_ref::<String>().cloned()).unwrap()
+    };
+    let text = said("X-Tenant");
+    assert!(text.contains("HeaderKey") && text.contains("lower case"), "{text}");
+    let text = said("x tenant");
+    assert!(!text.contains("lower case"), "{text}");
+}
+
 /// Finds no key, and says that this is fine.
 struct Odd;
 
@@ -358,6 +371,17 @@ fn the_first_extractor_that_finds_no_key_says_what_becomes_of_the_request() {
     let key: Box<dyn KeyExtractor> = Box::new((GlobalKey, key));
     assert_eq!(key.missing_key(&parts), MissingKey::Bypass);
     assert_eq!(key.extract(&parts), None);
+}
+
+#[test]
+fn the_first_extractor_that_finds_no_key_says_which_header_is_missing() {
+    let (parts, ()) = Request::builder().header("x-tenant", "acme").body(()).unwrap().into_parts();
+    let user = HeaderKey::from_static("x-user");
+    let missing = |key: &dyn KeyExtractor| key.missing_header(&parts).map(|name| name.to_string());
+    assert_eq!(missing(&(GlobalKey, TENANT, user.clone())), Some("x-user".to_owned()));
+    assert_eq!(missing(&(MatchedPathKey, user.clone())), None);
+    let boxed: Box<dyn KeyExtractor> = Box::new(user);
+    assert_eq!(missing(&boxed), Some("x-user".to_owned()));
 }
 
 #[cfg(feature = "tonic")]

@@ -15,16 +15,16 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::metrics::{
     ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
-    BACKEND_OPERATION_DURATION, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS, OVERTAKING_GRANTS,
-    PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON, QUEUED_REQUESTS, REQUESTS, TENANT_LINES,
-    TIME_IN_QUEUE, WAIT_TIMEOUT,
+    BACKEND_OPERATION_DURATION, BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS,
+    OVERTAKING_GRANTS, PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON, QUEUED_REQUESTS, REQUESTS,
+    TENANT_LINES, TIME_IN_QUEUE, WAIT_TIMEOUT,
 };
 use tower_semaphore::{Ask, ConcurrencyLimitLayer, Limit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::recorded::Recorded;
 
-const ALL: [&str; 16] = [
+const ALL: [&str; 17] = [
     REQUESTS,
     ACTIVE_PERMITS,
     QUEUED_REQUESTS,
@@ -39,6 +39,7 @@ const ALL: [&str; 16] = [
     BACKEND_OPERATION_DURATION,
     BACKEND_CONNECTIONS,
     BACKEND_UNAVAILABLE,
+    BACKEND_QUARANTINED,
     BACKEND_CONNECTS,
     BACKEND_DISCONNECTS,
 ];
@@ -410,6 +411,7 @@ fn reasons_of_refusals_are_called_the_same_as_results() {
 
 #[cfg(feature = "redis")]
 mod redis {
+    use tower_semaphore::backend::{AfterLoss, RedisBackend};
     use tower_semaphore::{ConnectionState, OnUnavailable};
 
     use super::*;
@@ -423,6 +425,24 @@ mod redis {
 
     fn calls(op: &str) -> String {
         format!("{BACKEND_OPERATION_DURATION}{{op={op}}}")
+    }
+
+    #[tokio::test]
+    async fn a_quarantine_is_seen_to_begin_and_to_end() {
+        let recorded = Recorded::new();
+        // It is young: all that it had may be lost.
+        let redis = TestRedis::start();
+        let backend = RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine);
+        let semaphore = Semaphore::new(backend.build().unwrap());
+        let level = || alone(&recorded, BACKEND_QUARANTINED);
+        let policy = Policy::builder(1).lease(Duration::from_secs(4)).name("jobs").build().unwrap();
+        for name in ["x", "y"] {
+            semaphore.try_acquire(name, &policy).await.unwrap_err();
+        }
+        assert_eq!(level(), 1.0, "the server, however many names");
+        assert_eq!(recorded.get(&requests("jobs", "quarantine")), 2.0);
+        eventually("it ends", async || level() == 0.0).await;
+        drop(semaphore.try_acquire("x", &policy).await.unwrap());
     }
 
     #[tokio::test]

@@ -2,13 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
-use tower_semaphore::{AcquireError, OnUnavailable, Policy, RejectReason, Semaphore};
+use tower_semaphore::{
+    AcquireError, ConcurrencyLimitLayer, OnUnavailable, Permit, Policy, RejectReason, Rejected,
+    Semaphore,
+};
 
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
-use crate::support::semaphore::{down, empty, up, warm};
+use crate::support::semaphore::{down, empty, up, waiting, warm};
 use crate::support::stopwatch::Stopwatch;
+use crate::support::told::Told;
 
 fn policy(limit: u32, on_unavailable: OnUnavailable) -> Policy {
     Policy::builder(limit)
@@ -237,6 +244,103 @@ async fn quarantine_keeps_a_newcomer_from_passing_the_cap_after_a_loss() {
     drop(held);
     drop(b.acquire("x", &policy).await.unwrap());
     empty(&redis).await;
+}
+
+fn rejected(answer: Result<Permit, AcquireError>) -> Rejected {
+    match answer {
+        Err(AcquireError::Rejected(rejected)) => rejected,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_a_quarantine_refuses_is_told_so() {
+    let mut redis = TestRedis::start();
+    let semaphore = quarantining(&redis);
+    let builder = || Policy::builder(1).lease(Duration::from_secs(4)).max_queue(1);
+    let policy = builder().wait_timeout(Duration::from_secs(20)).build().unwrap();
+    let held = semaphore.acquire("x", &policy).await.unwrap();
+    lose_data(&mut redis, &[&semaphore]).await;
+    // One that may not wait, one that waits in vain, and one that finds the queue full.
+    let refused = rejected(semaphore.try_acquire("y", &policy).await);
+    assert_eq!(refused.reason.as_str(), "quarantine");
+    let short = builder().wait_timeout(Duration::from_millis(50)).build().unwrap();
+    assert_eq!(rejected(semaphore.acquire("y", &short).await).reason.as_str(), "quarantine");
+    let waits = semaphore.acquire("y", &policy);
+    waiting(&semaphore, "y", 1).await;
+    let full = rejected(semaphore.acquire("y", &policy).await);
+    assert_eq!(full.reason.as_str(), "quarantine");
+    // What would be full anyway is.
+    let counted = async || semaphore.inspect("x").await.is_ok_and(|seen| seen.in_use == 1);
+    eventually("it is counted again", counted).await;
+    let refused = rejected(semaphore.try_acquire("x", &policy).await);
+    assert_eq!(refused.reason.as_str(), "limit");
+    // And what is refused after it is not refused because of it.
+    let permit = waits.await.unwrap();
+    assert_eq!(rejected(semaphore.try_acquire("y", &policy).await).reason.as_str(), "limit");
+    drop((held, permit));
+    empty(&redis).await;
+}
+
+#[tokio::test]
+async fn a_response_in_quarantine_says_when_to_come_back() {
+    // It is young: all that it had may be lost.
+    let redis = TestRedis::start();
+    let (semaphore, lease) = (quarantining(&redis), Duration::from_secs(30));
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(1).lease(lease);
+    let layer = layer.wait_timeout(Duration::ZERO).build().unwrap();
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<bytes::Bytes>::from("served")))
+    }));
+    let refused = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(refused.status(), 503);
+    let after: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    // A loaded machine may take seconds to get here; one or two seconds would be too soon all the same.
+    assert!((15..=31).contains(&after), "{after}");
+    assert!(!refused.headers().contains_key("ratelimit"));
+    let body = refused.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["reason"], "quarantine");
+}
+
+#[tokio::test]
+async fn a_quarantine_is_logged_when_it_begins_and_when_it_ends() {
+    let told = Told::new();
+    let mut redis = TestRedis::start();
+    let semaphore = quarantining(&redis);
+    let policy = Policy::builder(1).lease(Duration::from_secs(4));
+    let policy = policy.wait_timeout(Duration::from_secs(20)).build().unwrap();
+    let lines = || {
+        let lines = told.aloud().into_iter().map(|event| event.name);
+        lines.filter(|line| line.contains("granted")).collect::<Vec<_>>()
+    };
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    assert!(lines().len() <= 2, "the server was young, perhaps: {:?}", lines());
+    eventually("that is over", async || lines().len() != 1).await;
+    let before = lines().len();
+    lose_data(&mut redis, &[&semaphore]).await;
+    let until = semaphore.health().quarantined_until.expect("in quarantine");
+    assert!(until > tokio::time::Instant::now());
+    // Many names, one line.
+    for name in ["x", "y", "z"] {
+        let refused = rejected(semaphore.try_acquire(name, &policy).await);
+        assert_eq!(refused.reason.as_str(), "quarantine");
+    }
+    let new = lines().split_off(before);
+    assert_eq!(
+        new,
+        [
+            "data may have been lost; no permits are granted until those in use have been counted again"
+        ]
+    );
+    eventually("it ends", async || lines().len() > before + 1).await;
+    assert_eq!(
+        lines().split_off(before + 1),
+        ["the quarantine is over; permits are granted again"]
+    );
+    assert_eq!(semaphore.health().quarantined_until, None);
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    assert_eq!(lines().len(), before + 2);
 }
 
 #[tokio::test]

@@ -7,14 +7,17 @@ use axum::Router;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Empty, Full};
 use serde_json::json;
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    ConcurrencyLimitBuilder, HeaderKey, MissingKey, PeerIpKey, Refusal, RefusalReason,
+    BoxError, ConcurrencyLimitBuilder, HeaderKey, MissingKey, PeerIpKey, Refusal, RefusalBody,
+    RefusalReason,
 };
-use tower_semaphore::{ConcurrencyLimitLayer, Permit, Policy, Semaphore};
+use tower_semaphore::{ConcurrencyLimitLayer, Name, Permit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::http::{Reply, Server, curl};
@@ -104,8 +107,9 @@ async fn a_full_semaphore_is_told_in_every_field() {
         reply.json(),
         json!({
             "type": QUOTA,
-            "title": "Too many requests of yours are in flight",
+            "title": "Too many requests are in flight",
             "status": 429,
+            "detail": "all permits of llm-provider are in use",
             "violated-policies": [NAME],
             "reason": "limit",
         })
@@ -139,6 +143,8 @@ async fn a_full_queue_is_told() {
     assert_eq!(reply.status, 429);
     assert_problem(&reply);
     assert_eq!(reply.json()["reason"], "queue_full");
+    assert_eq!(reply.json()["title"], "Too many requests are waiting");
+    assert_eq!(reply.json()["detail"], "the queue of llm-provider is full");
     assert_eq!(reply.json()["type"], QUOTA);
     assert_eq!(reply.header("ratelimit"), Some("\"llm-provider\";r=0"));
     drop((waiting, permits));
@@ -154,6 +160,8 @@ async fn waiting_in_vain_is_told() {
     assert_eq!(reply.status, 429);
     assert_problem(&reply);
     assert_eq!(reply.json()["reason"], "queue_timeout");
+    assert_eq!(reply.json()["title"], "Too many requests are in flight");
+    assert_eq!(reply.json()["detail"], "no permit of llm-provider came free within 0.3 s");
     drop(permits);
 }
 
@@ -229,6 +237,7 @@ async fn a_shared_pool_answers_503_if_so_set() {
             "type": CAPACITY,
             "title": "Too many requests are in flight",
             "status": 503,
+            "detail": "all permits of llm-provider are in use",
             "violated-policies": [NAME],
             "reason": "limit",
         })
@@ -297,6 +306,55 @@ async fn a_closure_can_answer_as_an_axum_handler_does() {
 }
 
 #[tokio::test]
+async fn a_closure_can_leave_some_refusals_to_the_default() {
+    let bench = Bench::new(|layer| {
+        layer.limit(1).key(HeaderKey::from_static("x-tenant")).rate_limit_fields(false).refusal(
+            |refusal: &Refusal| match refusal.reason {
+                RefusalReason::MissingKey => Response::new(RefusalBody::from("who?".to_owned())),
+                _ => refusal.response(),
+            },
+        )
+    })
+    .await;
+    let own = bench.curl(&[]).await;
+    assert_eq!((own.status, &*own.body), (400, "who?"));
+    let name = Name::new(NAME).part("acme");
+    let permit = bench.semaphore.acquire(name, &Policy::new(1)).await.unwrap();
+    let default = bench.curl(&["-H", "x-tenant: acme"]).await;
+    assert_eq!(default.status, 429);
+    assert_problem(&default);
+    assert!((1..=2).contains(&retry_after(&default)));
+    assert_eq!(default.json()["reason"], "limit");
+    assert_no_rate_limit_fields(&default);
+    drop(permit);
+}
+
+#[tokio::test]
+async fn a_handler_can_pass_on_the_refusal_of_its_client() {
+    let semaphore = Semaphore::in_memory();
+    let client = ConcurrencyLimitLayer::builder(&semaphore, NAME)
+        .limit(0)
+        .build()
+        .unwrap()
+        .into_error()
+        .layer(tower::service_fn(async |_: Request<()>| {
+            Ok::<_, BoxError>(Response::new(Full::<Bytes>::default()))
+        }));
+    let client = BoxCloneSyncService::new(client);
+    let handler = get(async move || match client.oneshot(Request::new(())).await {
+        Ok(_) => StatusCode::OK.into_response(),
+        Err(error) => error.downcast::<Refusal>().expect("a refusal").into_response(),
+    });
+    let server = Server::start(Router::new().route("/", handler)).await;
+    let reply = curl(&server.url("/"), &[]).await;
+    assert_eq!(reply.status, 429);
+    assert_problem(&reply);
+    assert!((1..=2).contains(&retry_after(&reply)));
+    assert_eq!(reply.header("ratelimit"), Some("\"llm-provider\";r=0"));
+    assert_eq!(reply.json()["reason"], "limit");
+}
+
+#[tokio::test]
 async fn layers_around_it_see_the_refusal() {
     let semaphore = Semaphore::in_memory();
     let layer = ConcurrencyLimitLayer::builder(&semaphore, NAME)
@@ -318,7 +376,7 @@ async fn layers_around_it_see_the_refusal() {
     curl(&server.url("/"), &["-H", "x-tenant: acme"]).await;
     assert!(seen.lock().unwrap().is_empty());
 
-    let name = tower_semaphore::Name::new(NAME).part("acme");
+    let name = Name::new(NAME).part("acme");
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(semaphore.try_acquire(name.clone(), &Policy::new(3)).await.unwrap());
@@ -360,6 +418,7 @@ async fn a_request_without_a_key_is_a_bad_one() {
             "type": "about:blank",
             "title": "Bad Request",
             "status": 400,
+            "detail": "the request has no x-tenant header",
             "reason": "missing_key",
         })
     );
@@ -557,11 +616,11 @@ fn times_must_be_in_their_range() {
 
 #[test]
 fn a_limit_must_be_set() {
-    let layer = ConcurrencyLimitLayer::builder(&Semaphore::in_memory(), NAME).build();
-    let layer = layer.map(drop).map_err(|error| error.to_string());
-    assert_told(layer, &["limit", "not set", "Limit::Unlimited"]);
-    assert_eq!(build(|layer| layer.limit(0)), Ok(()));
-    assert_eq!(build(|layer| layer.limit(u32::MAX)), Ok(()));
+    let semaphore = Semaphore::in_memory();
+    let layer = || ConcurrencyLimitLayer::builder(&semaphore, NAME);
+    let none = layer().build().map(drop).map_err(|error| error.to_string());
+    assert_told(none, &["limit", "not set", "Limit::Unlimited"]);
+    assert!(layer().limit(0).build().is_ok() && layer().limit(u32::MAX).build().is_ok());
 }
 
 #[test]

@@ -920,6 +920,7 @@ impl Checker {
             Refusal::Limit => "refused: limit",
             Refusal::QueueFull => "refused: queue full",
             Refusal::QueueTimeout => "refused: queue timeout",
+            Refusal::Quarantine => "refused: quarantine",
             Refusal::Paused => "refused: paused",
             Refusal::Draining => "refused: draining",
             Refusal::Revoked => "refused: revoked",
@@ -943,6 +944,9 @@ impl Checker {
             Refusal::Limit if wait > 0 => self.flag("refusal", at, say(", though it may wait")),
             Refusal::QueueTimeout if elapsed < wait || wait == 0 => {
                 self.flag("refusal", at, say(", too early"));
+            }
+            Refusal::Quarantine if !self.quarantine => {
+                self.flag("refusal", at, say(", and no loss begins a quarantine"));
             }
             Refusal::Paused if !self.paused[name] => {
                 self.flag("refusal", at, say(", and nobody pauses"));

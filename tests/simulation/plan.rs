@@ -482,6 +482,8 @@ pub enum Planted {
     WritesAhead,
     /// A client takes a refusal for the end of its semaphore.
     SaysClosed,
+    /// A client takes a refusal for that of a quarantine.
+    SaysQuarantined,
     /// Permits of requests that were broken off do not linger.
     ForgetsToLinger,
     /// They linger longer than their policy says.
@@ -540,7 +542,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 41] = [
+    pub const ALL: [(Self, &str); 42] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -559,6 +561,7 @@ impl Planted {
         (Self::ConnectsAgain, "work: connects"),
         (Self::WritesAhead, "work: unanswered"),
         (Self::SaysClosed, "closed"),
+        (Self::SaysQuarantined, "refusal"),
         (Self::ForgetsToLinger, "linger"),
         (Self::LingersTooLong, "orphan"),
         (Self::LingersAlways, "orphan"),
@@ -841,6 +844,12 @@ impl Plan {
                     for policy in &mut own {
                         policy.limit = rng.pick(&[1, 2, 4, 8]);
                         policy.lease = rng.pick(&[500, 1000, 2000, 3000]);
+                    }
+                }
+                for policy in &mut own {
+                    if let OutagePolicy::Local(share) = &mut policy.outage {
+                        // A policy refuses a larger one.
+                        *share = (*share).min(policy.limit);
                     }
                 }
                 own

@@ -78,6 +78,8 @@ pub enum Refusal {
     QueueFull,
     /// It waited in vain.
     QueueTimeout,
+    /// Data was lost.
+    Quarantine,
     /// The name is paused.
     Paused,
     /// The name is drained.
@@ -602,10 +604,12 @@ impl Client {
     fn refusal(&self, error: &AcquireError) -> Refusal {
         match error {
             _ if self.planted == Some(Planted::SaysClosed) => Refusal::Closed,
+            _ if self.planted == Some(Planted::SaysQuarantined) => Refusal::Quarantine,
             AcquireError::Rejected(rejected) => match rejected.reason {
                 RejectReason::Limit => Refusal::Limit,
                 RejectReason::QueueFull => Refusal::QueueFull,
                 RejectReason::QueueTimeout => Refusal::QueueTimeout,
+                RejectReason::Quarantine => Refusal::Quarantine,
                 RejectReason::Paused => Refusal::Paused,
                 RejectReason::Draining => Refusal::Draining,
                 RejectReason::Revoked => Refusal::Revoked,
@@ -688,8 +692,13 @@ impl Client {
         };
         if response.status() != StatusCode::OK {
             let refusal = response.extensions().get::<LayerRefusal>();
-            if refusal.is_some_and(|refusal| refusal.reason == RefusalReason::Paused) {
-                return self.saw(Seen::Refused(Refusal::Paused));
+            let told = match refusal.map(|refusal| refusal.reason) {
+                Some(RefusalReason::Quarantine) => Some(Refusal::Quarantine),
+                Some(RefusalReason::Paused) => Some(Refusal::Paused),
+                _ => None,
+            };
+            if let Some(told) = told {
+                return self.saw(Seen::Refused(told));
             }
             return self.saw(Seen::Refused(Refusal::Status(response.status().as_u16())));
         }

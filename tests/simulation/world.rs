@@ -1153,6 +1153,7 @@ impl<'a> World<'a> {
                     | Planted::KeepsPermit
                     | Planted::NeverAnswers
                     | Planted::SaysClosed
+                    | Planted::SaysQuarantined
                     | Planted::ForgetsToLinger
                     | Planted::LingersTooLong
                     | Planted::LingersAlways

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::links::Root;
 use super::markup::{
-    badge, bar, clear_of_tenant, link, or_unknown, readable, set, set_of_tenant, table,
+    badge, bar, clear_of_tenant, link, or_unknown, quarantine, readable, set, set_of_tenant, table,
 };
 use super::{document, failed};
 use crate::admin::Window;
@@ -99,6 +99,7 @@ fn health(health: &Health) -> Markup {
             }
             p.note { "Counted by the process that serves this page, since it started." }
             @if let Some(why) = why { p.alert role="alert" { (why) } }
+            (quarantine(health))
             @if let Some(warning) = &health.warning { p.alert role="alert" { (warning) } }
         }
     }

@@ -4,11 +4,24 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 use percent_encoding::percent_decode_str;
+use tokio::time::Instant;
 
 use super::links::Root;
 use crate::name::Name;
 use crate::protocol::overrides::{Mode, Override};
-use crate::semaphore::{Ask, TenantOverride, TenantUse};
+use crate::semaphore::{Ask, Health, TenantOverride, TenantUse};
+
+/// Why nothing is granted, in a quarantine.
+pub(super) fn quarantine(health: &Health) -> Markup {
+    html! {
+        @if let Some(until) = health.quarantined_until {
+            p.alert role="alert" {
+                "In quarantine for another " (until.duration_since(Instant::now()).as_secs() + 1)
+                " s: data may have been lost, and no permits are granted until those in use have been counted again."
+            }
+        }
+    }
+}
 
 /// A button: its confirmation, and the request that it sends.
 pub(super) struct Action<'a> {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::links::Root;
 use super::markup::{
-    Action, badge, bar, clear_of_tenant, or_unknown, process_name, readable, seconds,
+    Action, badge, bar, clear_of_tenant, or_unknown, process_name, quarantine, readable, seconds,
     set_of_tenant, table, tenant_name,
 };
 use super::{document, failed};
@@ -66,6 +66,7 @@ impl One<'_> {
         html! {
             h1 { bdi { (shown) } }
             @if shown != name.as_str() { p.note { "stored as " code { (name) } } }
+            (quarantine(&window.semaphore.health()))
             (self.card())
             (self.plots(window))
             @if seen.is_cut {

@@ -1,15 +1,17 @@
 //! Tenants that share the permits of a key.
 
+use std::any::type_name_of_val;
 use std::sync::Arc;
 
 use http::request::Parts;
 
 use super::ConcurrencyLimitBuilder;
-use crate::limit::cached::CachedLimit;
-use crate::limit::fair::EachSource;
-use crate::limit::key::KeyExtractor;
+use crate::limit::cached::CachedPlan;
+use crate::limit::fair::{EachSource, TenantSource};
+use crate::limit::key::{KeyExtractor, MissingKey};
 #[cfg(feature = "metrics")]
 use crate::limit::labels::KeyLabels;
+use crate::limit::required::{Part, Required};
 use crate::name::Name;
 #[cfg(doc)]
 use crate::semaphore::Ask;
@@ -43,8 +45,8 @@ impl ConcurrencyLimitBuilder {
     ///
     /// A permit that comes free goes to the tenant with the fewest in use, by weight; among equals to the one that
     /// has been at that level longest. Within a tenant, requests are served in the order in which they came.
-    /// Requests without a tenant are one tenant together. [`max_queue`](Self::max_queue) bounds the line of each
-    /// tenant.
+    /// [`max_queue`](Self::max_queue) bounds the line of each tenant. A request without a tenant is rejected, unless
+    /// [`on_missing_tenant`](Self::on_missing_tenant) says otherwise.
     ///
     /// Fairness is only as good as the identity: a client that can choose its tenant can be many. Take it from
     /// authentication; see also [`Semaphore::tenant_salt`](crate::Semaphore::tenant_salt).
@@ -61,7 +63,33 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn fair_by(mut self, tenant: impl KeyExtractor) -> Self {
-        self.fair.tenant = Some(Arc::new(tenant));
+        let required = Required::new(Part::Tenant, None, type_name_of_val(&tenant));
+        self.fair.tenant = Some(TenantSource { extractor: Arc::new(tenant), required });
+        self
+    }
+
+    /// Sets what happens to a request without a tenant.
+    ///
+    /// By default the [extractor](KeyExtractor::missing_key) decides: most reject the request with 400. The layer logs
+    /// a warning at the first one, because what inserts the tenant may be further in than the layer; the response
+    /// names the header that the request lacks, if the tenant is taken from one. With [`MissingKey::Shared`], requests
+    /// without a tenant are one tenant together; with [`MissingKey::Bypass`], they pass without a permit.
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use tower_semaphore::limit::{HeaderKey, MissingKey};
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // Anonymous requests share the turns and the cap of one tenant.
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .fair_by(HeaderKey::from_static("x-tenant"))
+    ///     .on_missing_tenant(MissingKey::Shared)
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn on_missing_tenant(mut self, missing_tenant: MissingKey) -> Self {
+        self.missing_tenant = Some(missing_tenant);
         self
     }
 
@@ -119,7 +147,8 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets how many permits only requests of class 0 may take: see
-    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom). Needs [`class_by`](Self::class_by). Where
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom). Needs [`class_by`](Self::class_by) or
+    /// [`plan_cached`](Self::plan_cached). Where
     /// [`limit_by`](Self::limit_by) gives a key no more than that, its requests of other classes wait in vain.
     ///
     /// ```
@@ -144,7 +173,7 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Sets how many permits of a key one tenant may have in use. Enforced together with the limit, without another
-    /// round trip. The default is no cap.
+    /// round trip. The default is no cap. It must not be more than the limit, if that is the same for all keys.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
@@ -159,7 +188,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn each(mut self, cap: impl Into<Limit>) -> Self {
-        self.fair.each = Some(EachSource::Fixed(cap.into()));
+        self.each.set("each", EachSource::Fixed(cap.into()));
         self
     }
 
@@ -186,27 +215,32 @@ impl ConcurrencyLimitBuilder {
         F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
         L: Into<Limit>,
     {
-        self.fair.each =
-            Some(EachSource::Sync(Arc::new(move |tenant, parts| cap(tenant, parts).into())));
+        let cap = EachSource::Sync(Arc::new(move |tenant, parts| cap(tenant, parts).into()));
+        self.each.set("each_by", cap);
         self
     }
 
-    /// Sets a source of caps by tenant, with a cache: see [`limit_cached`](Self::limit_cached).
+    /// Sets a source of [plans](crate::limit::Plan) by tenant, with a cache: one look-up for the cap, the weight, the class
+    /// and the cost of its requests, from a database or behind an API.
+    ///
+    /// [`class_by`](Self::class_by) and [`cost_by`](Self::cost_by), which see the request, take the place of the plan's
+    /// class and cost. A request whose plan is unknown is rejected with 503, unless
+    /// [`on_failure`](crate::limit::CachedBuilder::on_failure) sets a plan for it.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
-    /// use tower_semaphore::limit::{CachedLimit, HeaderKey};
+    /// use tower_semaphore::limit::{CachedPlan, HeaderKey};
     ///
-    /// # fn layer(semaphore: &Semaphore, caps: &CachedLimit) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// # fn layer(semaphore: &Semaphore, plans: &CachedPlan) -> Result<ConcurrencyLimitLayer, ConfigError> {
     /// ConcurrencyLimitLayer::builder(semaphore, "openai")
     ///     .limit(10)
     ///     .fair_by(HeaderKey::from_static("x-tenant"))
-    ///     .each_cached(caps)
+    ///     .plan_cached(plans)
     ///     .build()
     /// # }
     /// ```
-    pub fn each_cached(mut self, caps: &CachedLimit) -> Self {
-        self.fair.each = Some(EachSource::Cached(caps.clone()));
+    pub fn plan_cached(mut self, plans: &CachedPlan) -> Self {
+        self.fair.plan = Some(plans.clone());
         self
     }
 

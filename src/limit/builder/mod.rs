@@ -2,9 +2,11 @@
 
 mod fair;
 mod hold;
+mod once;
 mod refusal;
 mod wait;
 
+use std::any::{type_name, type_name_of_val};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -13,15 +15,15 @@ use std::time::Duration;
 use http::StatusCode;
 use http::request::Parts;
 
+use self::once::Once;
 use super::cached::CachedLimit;
 use super::client_timeout::ClientTimeout;
-use super::fair::Fair;
+use super::fair::{EachSource, Fair};
 use super::key::{GlobalKey, KeyExtractor, MissingKey};
-use super::keyless::Keyless;
 use super::labels::KeyLabels;
 use super::layer::ConcurrencyLimitLayer;
-use super::problem::Problem;
 use super::refusal_response::RefusalResponse;
+use super::required::{Part, Required};
 use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip, WaitTimeoutOf};
 use super::shadow::Shadow;
 use crate::error::ConfigError;
@@ -42,12 +44,16 @@ pub struct ConcurrencyLimitBuilder {
     name: String,
     policy: PolicyBuilder,
     fair: Fair,
+    each: Once<EachSource>,
     headroom: u32,
     key: KeySource,
+    /// The type of the extractor of the key.
+    key_extractor: &'static str,
     missing_key: Option<MissingKey>,
+    missing_tenant: Option<MissingKey>,
     wait_timeout: Option<Arc<WaitTimeoutOf>>,
     client_timeout: Option<ClientTimeout>,
-    limit: Option<LimitSource>,
+    limit: Once<LimitSource>,
     skip: Option<Skip>,
     hold_until: HoldUntil,
     on_lost: OnLost,
@@ -68,12 +74,15 @@ impl ConcurrencyLimitBuilder {
             name,
             policy: Policy::builder(Limit::Unlimited),
             fair: Fair::default(),
+            each: Once::new("each"),
             headroom: 0,
             key: KeySource::Sync(Arc::new(GlobalKey)),
+            key_extractor: type_name::<GlobalKey>(),
             missing_key: None,
+            missing_tenant: None,
             wait_timeout: None,
             client_timeout: None,
-            limit: None,
+            limit: Once::new("limit"),
             skip: None,
             hold_until: HoldUntil::default(),
             on_lost: OnLost::default(),
@@ -114,6 +123,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn key(mut self, extractor: impl KeyExtractor) -> Self {
+        self.key_extractor = type_name_of_val(&extractor);
         self.key = KeySource::Sync(Arc::new(extractor));
         self
     }
@@ -145,6 +155,7 @@ impl ConcurrencyLimitBuilder {
         Fut: Future<Output = Option<K>> + Send + 'static,
         K: Into<Name>,
     {
+        self.key_extractor = type_name::<F>();
         self.key = KeySource::Async(Arc::new(move |parts| {
             let key = extractor(parts);
             Box::pin(async move { key.await.map(Into::into) })
@@ -155,7 +166,8 @@ impl ConcurrencyLimitBuilder {
     /// Sets what happens to a request without a key.
     ///
     /// By default the [extractor](KeyExtractor::missing_key) decides: most reject the request with 400,
-    /// `MatchedPathKey` lets it pass.
+    /// `MatchedPathKey` lets it pass. The response names the header that the request lacks, if the key is taken from
+    /// one.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
@@ -184,7 +196,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn limit(mut self, limit: impl Into<Limit>) -> Self {
-        self.limit = Some(LimitSource::Fixed(limit.into()));
+        self.limit.set("limit", LimitSource::Fixed(limit.into()));
         self
     }
 
@@ -217,7 +229,8 @@ impl ConcurrencyLimitBuilder {
         F: Fn(&Name, &Parts) -> L + Send + Sync + 'static,
         L: Into<Limit>,
     {
-        self.limit = Some(LimitSource::Sync(Arc::new(move |key, parts| limit(key, parts).into())));
+        let limit = LimitSource::Sync(Arc::new(move |key, parts| limit(key, parts).into()));
+        self.limit.set("limit_by", limit);
         self
     }
 
@@ -245,17 +258,18 @@ impl ConcurrencyLimitBuilder {
         Fut: Future<Output = L> + Send + 'static,
         L: Into<Limit>,
     {
-        self.limit = Some(LimitSource::Async(Arc::new(move |key, parts| {
+        let limit = LimitSource::Async(Arc::new(move |key, parts| {
             let limit = limit(key, parts);
             Box::pin(async move { limit.await.into() })
-        })));
+        }));
+        self.limit.set("limit_by_async", limit);
         self
     }
 
     /// Sets a source of limits by key, with a cache: the plans of tenants in a database, for example.
     ///
     /// A request whose limit is unknown is rejected with 503, unless
-    /// [`on_failure`](super::CachedLimitBuilder::on_failure) sets a limit for it.
+    /// [`on_failure`](super::CachedBuilder::on_failure) sets a limit for it.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
@@ -269,7 +283,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn limit_cached(mut self, limits: &CachedLimit) -> Self {
-        self.limit = Some(LimitSource::Cached(limits.clone()));
+        self.limit.set("limit_cached", LimitSource::Cached(limits.clone()));
         self
     }
 
@@ -353,7 +367,7 @@ impl ConcurrencyLimitBuilder {
     ///
     /// # Errors
     ///
-    /// If no limit is set, or a value is out of its range.
+    /// If no limit is set, or it is set twice; if a value is out of its range, or has no effect beside the others.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
@@ -361,7 +375,7 @@ impl ConcurrencyLimitBuilder {
     /// let error = ConcurrencyLimitLayer::builder(&semaphore, "api").build().unwrap_err();
     /// assert!(error.to_string().starts_with("limit: not set"));
     /// ```
-    pub fn build(self) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    pub fn build(mut self) -> Result<ConcurrencyLimitLayer, ConfigError> {
         let Self { name, full_status, retry_after, .. } = &self;
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed) {
@@ -374,20 +388,24 @@ impl ConcurrencyLimitBuilder {
                 "full status: {full_status} is not an error status; allowed: 400 to 599"
             )));
         }
-        if let Some(MissingKey::Reject(status)) = self.missing_key
-            && !status.is_client_error()
-            && !status.is_server_error()
+        for (what, missing) in
+            [("missing key", self.missing_key), ("missing tenant", self.missing_tenant)]
         {
-            return Err(ConfigError::new(format!(
-                "missing key: {status} is not an error status; allowed: 400 to 599"
-            )));
+            if let Some(MissingKey::Reject(status)) = missing
+                && !status.is_client_error()
+                && !status.is_server_error()
+            {
+                return Err(ConfigError::new(format!(
+                    "{what}: {status} is not an error status; allowed: 400 to 599"
+                )));
+            }
         }
         if *retry_after > RETRY_AFTER_MAX {
             return Err(ConfigError::new(format!(
                 "retry after: {retry_after:?} is too long; allowed: 0 to {RETRY_AFTER_MAX:?}"
             )));
         }
-        let Some(limit) = self.limit else {
+        let Some(limit) = self.limit.take()? else {
             return Err(ConfigError::new(
                 "limit: not set; allowed: a number of permits, `Limit::Unlimited`, or a closure",
             ));
@@ -396,14 +414,23 @@ impl ConcurrencyLimitBuilder {
             LimitSource::Fixed(limit) => Some(limit),
             _ => None,
         };
+        self.fair.each = self.each.take()?;
         self.fair.validate(self.headroom, fixed, self.tenant_labels.is_some())?;
+        match (&mut self.fair.tenant, self.missing_tenant) {
+            (Some(tenant), missing) => tenant.required.missing = missing,
+            (None, Some(_)) => {
+                return Err(ConfigError::new(
+                    "on_missing_tenant: set without a tenant to apply it to; set fair_by, too",
+                ));
+            }
+            (None, None) => {}
+        }
         if self.tenant_labels.is_some() && !self.key_labels.is_none() {
             return Err(ConfigError::new(
                 "tenant_labels: set beside key_labels; allowed: one of them",
             ));
         }
-        let problem = Problem { rate_limit_fields: self.rate_limit_fields };
-        let policy = self.policy.build()?;
+        let policy = self.policy.limit(fixed.unwrap_or(Limit::Unlimited)).build()?;
         // One that goes by the request is no value of a gauge.
         let wait_timeout = self.wait_timeout.is_none().then_some(policy.wait_timeout);
         // A layer in shadow has series of its own, apart from those of an enforcing one.
@@ -420,8 +447,7 @@ impl ConcurrencyLimitBuilder {
             remembered: Remembered::default(),
             name: self.name.into(),
             key: self.key,
-            missing_key: self.missing_key,
-            keyless: Keyless::default(),
+            key_required: Required::new(Part::Key, self.missing_key, self.key_extractor),
             wait_timeout: self.wait_timeout,
             client_timeout: self.client_timeout,
             limit,
@@ -431,7 +457,8 @@ impl ConcurrencyLimitBuilder {
             on_lost: if self.shadow { OnLost::Continue } else { self.on_lost },
             full_status: self.full_status,
             retry_after: self.retry_after,
-            response: self.response.unwrap_or_else(|| Arc::new(problem)),
+            response: self.response,
+            rate_limit_fields: self.rate_limit_fields,
             grpc_status: self.grpc_status,
             shadow: self.shadow.then(Shadow::default),
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::local::LocalQueue;
 use super::place::Sent;
 use super::{Session, State};
+use crate::error::RejectReason;
 use crate::protocol::call::Op;
 use crate::protocol::time::Time;
 
@@ -130,9 +131,30 @@ impl Session {
         self.places.iter().any(|(_, place)| place.refused && place.is_live())
     }
 
-    pub(super) fn quarantined_until(&self) -> Option<Time> {
+    /// When the quarantine ends, if there is one: not before the watchdog has noticed that it is over.
+    #[must_use]
+    pub fn quarantined_until(&self) -> Option<Time> {
         let lost_at = self.quarantine.lost_at.filter(|_| self.quarantine.is_on)?;
         Some(lost_at + self.lease.max(self.longest_lease).max(self.quarantine.at_least))
+    }
+
+    /// Why a request is refused for lack of a permit or of room in the queue: because of a quarantine, if there was one
+    /// `at` that time and the request would have had its permit otherwise, as far as is known.
+    pub(super) fn blame(
+        &self,
+        index: usize,
+        reason: RejectReason,
+        in_use: u64,
+        at: Time,
+    ) -> RejectReason {
+        let is_on = self.quarantined_until().is_some_and(|end| at < end);
+        let Some(place) = self.places.get(index).filter(|_| is_on) else { return reason };
+        let claim = place.claim();
+        let headroom = if claim.class() == 0 { 0 } else { place.options.headroom };
+        let room = self.limit_for(place.limit).saturating_sub(headroom);
+        let is_full = in_use.saturating_add(u64::from(place.cost())) > u64::from(room)
+            || self.tenants.exceeds_each(claim);
+        if is_full { reason } else { RejectReason::Quarantine }
     }
 
     /// The backend forgot a place that was held, or may have.

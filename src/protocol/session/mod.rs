@@ -169,6 +169,8 @@ pub enum Progress {
         /// Whether the tenant's own cap was in the way, as far as that is known here: by the ledger's word, or
         /// because permits of this process alone reach it.
         is_tenant_full: bool,
+        /// How much longer the quarantine lasts, if that is why.
+        ends_in: Option<Duration>,
     },
     /// The backend was unavailable.
     Failed,

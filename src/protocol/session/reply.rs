@@ -239,11 +239,13 @@ impl Session {
             }
             PlaceStatus::NoPermit => {
                 let index = self.last_in_turn(index);
-                self.refuse(index, RejectReason::Limit, seen);
+                let reason = self.blame(index, RejectReason::Limit, seen.0, timing.sent);
+                self.refuse(index, reason, seen);
             }
             PlaceStatus::QueueFull => {
                 let index = self.last_in_turn(index);
-                self.refuse(index, RejectReason::QueueFull, seen);
+                let reason = self.blame(index, RejectReason::QueueFull, seen.0, timing.sent);
+                self.refuse(index, reason, seen);
             }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
             PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),

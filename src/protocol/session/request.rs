@@ -115,7 +115,9 @@ impl Session {
                     matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
                         && place.options.claim.is_some_and(|c| self.tenants.exceeds_each(c));
                 let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
-                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full }
+                let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
+                let ends_in = end.map(|end| end.since(now));
+                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in }
             }
             State::Failed => Progress::Failed,
             State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
@@ -258,14 +260,8 @@ impl Session {
                 let waiting = self.local_queue.waiting_of(place.claim());
                 self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
             }
-            State::Waiting { .. } if !self.outage => {
-                self.leave_server(index, now);
-                self.refuse(index, RejectReason::QueueTimeout, self.seen);
-            }
-            State::Joining { .. } if !self.outage && place.queued => {
-                self.leave_server(index, now);
-                self.refuse(index, RejectReason::QueueTimeout, self.seen);
-            }
+            State::Waiting { .. } if !self.outage => self.wait_in_vain(index, now),
+            State::Joining { .. } if !self.outage && place.queued => self.wait_in_vain(index, now),
             State::Joining { .. } | State::Waiting { .. } => self.fall_back(index, now),
             _ => {}
         }
@@ -305,7 +301,8 @@ impl Session {
         self.limit = limit;
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
-            let is_on_its_way = matches!(place.state, State::Joining { sent: true, .. });
+            let is_on_its_way =
+                matches!(place.state, State::Joining { sent, .. } if sent != Sent::No);
             if !place.state.is_without_permit() || is_on_its_way || place.has_left() {
                 continue;
             }
@@ -347,7 +344,7 @@ impl Session {
                 }
                 _ => {
                     place.restoring = false;
-                    self.set(index, State::Joining { sent: false, hint: None });
+                    self.set(index, State::Joining { sent: Sent::No, hint: None });
                     self.joins.push_back(n);
                 }
             }
@@ -400,6 +397,13 @@ impl Session {
                 self.joins.retain(|n| places.find(*n).is_some_and(|place| place.is_joining()));
             }
         }
+    }
+
+    /// The request has waited as long as it may for a permit of the server.
+    fn wait_in_vain(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        let reason = self.blame(index, RejectReason::QueueTimeout, self.seen.0, now);
+        self.refuse(index, reason, self.seen);
     }
 
     pub(super) fn refuse(

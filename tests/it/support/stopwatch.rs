@@ -24,7 +24,7 @@ impl Stopwatch {
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
-        self.began.elapsed().saturating_sub(stalled() - self.stalled)
+        self.began.elapsed().saturating_sub(stalled().saturating_sub(self.stalled))
     }
 }
 

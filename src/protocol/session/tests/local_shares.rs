@@ -102,8 +102,14 @@ fn whoever_leaves_the_queue_for_shares_makes_room_in_it() {
         assert_eq!(rig.progress(next), Progress::Waiting, "{leaves}");
         let full = rig.request_with(options);
         let reason = RejectReason::QueueFull;
-        let seen =
-            Progress::Refused { reason, in_use: 1, waiting: 3, limit: None, is_tenant_full: false };
+        let seen = Progress::Refused {
+            reason,
+            in_use: 1,
+            waiting: 3,
+            limit: None,
+            is_tenant_full: false,
+            ends_in: None,
+        };
         assert_eq!(rig.progress(full), seen, "{leaves}");
         let rest: Vec<_> = requests
             .into_iter()

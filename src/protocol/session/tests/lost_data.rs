@@ -111,6 +111,54 @@ fn in_quarantine_no_call_has_permits() {
 }
 
 #[test]
+fn a_request_that_a_quarantine_refuses_is_told_so_unless_it_were_refused_anyway() {
+    let quarantine =
+        Quarantine { is_on: true, at_least: Duration::ZERO, lost_at: Some(Time::ZERO) };
+    let connected = Connected { quarantine, ..Connected::default() };
+    let mut rig = Rig::new(1);
+    rig.session = Session::new(NODE, 1, connected, false);
+    let none = AcquireOptions { max_queue: None, ..OPTIONS };
+    let (waits, tries) = (rig.request(), rig.request_with(none));
+    rig.settle();
+    let Progress::Refused { reason: RejectReason::Quarantine, ends_in, .. } = rig.progress(tries)
+    else {
+        panic!("{:?}", rig.progress(tries));
+    };
+    assert_eq!(ends_in, Some(OPTIONS.lease));
+    let full = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
+    rig.settle();
+    assert!(is_refused(rig.progress(full), RejectReason::Quarantine));
+    let now = rig.now();
+    rig.session.handle_wait_timeout(waits, now);
+    assert!(is_refused(rig.progress(waits), RejectReason::Quarantine));
+    rig.settle();
+
+    // A holder was counted again.
+    let other = rig.other();
+    let (waits, tries) = (rig.request(), rig.request_with(none));
+    rig.settle();
+    assert!(is_refused(rig.progress(tries), RejectReason::Limit));
+    rig.session.handle_wait_timeout(waits, now);
+    assert!(is_refused(rig.progress(waits), RejectReason::QueueTimeout));
+    rig.settle();
+    rig.other_leaves(other);
+
+    // An operator lets nobody in: that is told elsewhere, and not as a quarantine.
+    rig.session.handle_override(Override { limit: Some(0), ..Override::default() }, now);
+    let tries = rig.request_with(none);
+    rig.settle();
+    assert!(is_refused(rig.progress(tries), RejectReason::Limit));
+    rig.session.handle_override(Override::default(), now);
+
+    // It is over.
+    let _other = rig.other();
+    rig.live(3000);
+    let tries = rig.request_with(none);
+    rig.settle();
+    assert!(is_refused(rig.progress(tries), RejectReason::Limit));
+}
+
+#[test]
 fn what_an_audit_finds_and_the_session_knows_stays() {
     let mut rig = Rig::new(3);
     let (left, stays) = (rig.request(), rig.request());

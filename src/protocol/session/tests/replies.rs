@@ -55,6 +55,7 @@ fn a_refusal_tells_what_was_full_and_how_full() {
         waiting: 0,
         limit: None,
         is_tenant_full: false,
+        ends_in: None,
     };
     assert_eq!(rig.progress(none), seen);
     let waits = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
@@ -63,8 +64,14 @@ fn a_refusal_tells_what_was_full_and_how_full() {
     let full = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
     rig.settle();
     let reason = RejectReason::QueueFull;
-    let seen =
-        Progress::Refused { reason, in_use: 1, waiting: 1, limit: None, is_tenant_full: false };
+    let seen = Progress::Refused {
+        reason,
+        in_use: 1,
+        waiting: 1,
+        limit: None,
+        is_tenant_full: false,
+        ends_in: None,
+    };
     assert_eq!(rig.progress(full), seen);
 }
 
@@ -202,8 +209,14 @@ fn a_reply_in_short_leaves_what_was_seen() {
     rig.reply(&Op::Release { ids: Ids::new() }, &Reply::default(), now);
     rig.session.handle_wait_timeout(waits, now);
     let reason = RejectReason::QueueTimeout;
-    let seen =
-        Progress::Refused { reason, in_use: 1, waiting: 1, limit: None, is_tenant_full: false };
+    let seen = Progress::Refused {
+        reason,
+        in_use: 1,
+        waiting: 1,
+        limit: None,
+        is_tenant_full: false,
+        ends_in: None,
+    };
     assert_eq!(rig.progress(waits), seen);
     // And one of the two counts may be 0.
     let reply = Reply { in_use: 1, ..Reply::default() };

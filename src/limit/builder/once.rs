@@ -1,0 +1,41 @@
+//! A setting that several methods make, of which one is called, once.
+
+use crate::error::ConfigError;
+
+/// A setting. The second call of one of its methods is an error when the layer is built: the first would have no
+/// effect.
+pub(super) struct Once<T> {
+    name: &'static str,
+    /// With the method that set it.
+    set: Option<(&'static str, T)>,
+    again: Option<&'static str>,
+}
+
+impl<T> Once<T> {
+    pub(super) const fn new(name: &'static str) -> Self {
+        Self { name, set: None, again: None }
+    }
+
+    pub(super) fn set(&mut self, method: &'static str, value: T) {
+        if self.set.is_some() {
+            self.again.get_or_insert(method);
+        } else {
+            self.set = Some((method, value));
+        }
+    }
+
+    /// Returns the value, if it was set.
+    ///
+    /// # Errors
+    ///
+    /// If it was set twice.
+    pub(super) fn take(self) -> Result<Option<T>, ConfigError> {
+        let Self { name, set, again } = self;
+        match (set, again) {
+            (Some((first, _)), Some(second)) => Err(ConfigError::new(format!(
+                "{name}: set by `{first}` and again by `{second}`; allowed: once"
+            ))),
+            (set, _) => Ok(set.map(|(_, value)| value)),
+        }
+    }
+}

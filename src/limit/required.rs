@@ -1,0 +1,123 @@
+//! The key and the tenant that a request must have, and what happens to a request without.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use http::{HeaderName, StatusCode};
+
+use super::key::MissingKey;
+use super::refusal::RefusalReason;
+use crate::metrics::outcome::Outcome;
+
+/// How many requests without a key, before the first one with a key, are a mistake.
+const SUSPICIOUS: u32 = 100;
+
+/// What a request must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Key,
+    Tenant,
+}
+
+/// A part that requests must have, and what is noticed of those without.
+#[derive(Debug)]
+pub(super) struct Required {
+    pub(super) part: Part,
+    /// What the layer was told to do with a request without. `None`: as the extractor says.
+    pub(super) missing: Option<MissingKey>,
+    /// The type of the extractor, which finds a mistake in the order of layers.
+    pub(super) extractor: &'static str,
+    /// Requests that passed without, until one has it. `SUSPICIOUS` or more: nothing is left to be noticed.
+    passed: AtomicU32,
+    has_warned: AtomicBool,
+}
+
+impl Part {
+    pub(super) const fn reason(self) -> RefusalReason {
+        match self {
+            Self::Key => RefusalReason::MissingKey,
+            Self::Tenant => RefusalReason::MissingTenant,
+        }
+    }
+
+    pub(super) const fn outcome(self) -> Outcome {
+        match self {
+            Self::Key => Outcome::MissingKey,
+            Self::Tenant => Outcome::MissingTenant,
+        }
+    }
+}
+
+impl Required {
+    pub(super) fn new(part: Part, missing: Option<MissingKey>, extractor: &'static str) -> Self {
+        let (passed, has_warned) = (AtomicU32::new(0), AtomicBool::new(false));
+        Self { part, missing, extractor, passed, has_warned }
+    }
+
+    /// A request has it.
+    pub(super) fn found(&self) {
+        if self.passed.load(Ordering::Relaxed) < SUSPICIOUS {
+            self.passed.store(SUSPICIOUS, Ordering::Relaxed);
+        }
+    }
+
+    /// A request lacks it, and passes because the extractor lets it.
+    pub(super) fn passed(&self, layer: &str) {
+        if self.missing.is_some()
+            || self.passed.load(Ordering::Relaxed) >= SUSPICIOUS
+            || self.passed.fetch_add(1, Ordering::Relaxed) + 1 != SUSPICIOUS
+        {
+            return;
+        }
+        let extractor = self.extractor;
+        match self.part {
+            Part::Key => tracing::warn!(
+                target: "tower_semaphore",
+                layer,
+                extractor,
+                requests = SUSPICIOUS,
+                "no request had a key so far, and the layer limits nothing; with `MatchedPathKey`, add it with \
+                 `Router::layer`, `Router::route_layer` or `MethodRouter::layer`"
+            ),
+            Part::Tenant => tracing::warn!(
+                target: "tower_semaphore",
+                layer,
+                extractor,
+                requests = SUSPICIOUS,
+                "no request had a tenant so far, and the layer limits nothing"
+            ),
+        }
+    }
+
+    /// A request lacks it, and is rejected with this status.
+    pub(super) fn rejected(&self, layer: &str, header: Option<&HeaderName>, status: StatusCode) {
+        let (extractor, header) = (self.extractor, header.map(HeaderName::as_str));
+        match self.part {
+            Part::Key => tracing::debug!(
+                target: "tower_semaphore",
+                layer,
+                extractor,
+                header,
+                %status,
+                "the request has no key for this layer: see its `key` and `on_missing_key`"
+            ),
+            // All of them may lack it, because what finds the tenant is further in than the layer.
+            Part::Tenant if !self.has_warned.swap(true, Ordering::Relaxed) => tracing::warn!(
+                target: "tower_semaphore",
+                layer,
+                extractor,
+                header,
+                %status,
+                "a request has no tenant for this layer: see its `fair_by` and `on_missing_tenant`; what inserts the \
+                 tenant must be outside the layer"
+            ),
+            Part::Tenant => tracing::debug!(
+                target: "tower_semaphore",
+                layer,
+                extractor,
+                header,
+                %status,
+                "the request has no tenant for this layer: see its `fair_by` and `on_missing_tenant`"
+            ),
+        }
+    }
+}
