@@ -69,7 +69,8 @@ async fn an_upstream_that_allows_few_streams_gets_all_requests_at_once() {
 async fn all_requests_that_wait_for_a_connection_learn_that_there_is_none() {
     let port = free_port();
     let url = format!("h2c://127.0.0.1:{port}");
-    let gateway = Gateway::start(&url, &["--limit", "20", "--wait", "0s"]);
+    let gateway =
+        Gateway::start(&url, &["--limit", "20", "--wait", "0s", "--upstream-timeout", "5s"]);
     let client = Client::new();
     let all = futures_util::future::join_all((0..20).map(|_| client.get(gateway.url()))).await;
     assert!(all.iter().all(|status| *status == 502), "{all:?}");

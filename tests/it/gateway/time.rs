@@ -67,7 +67,8 @@ async fn an_upstream_that_does_not_answer_is_a_504() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_that_stands_still_is_given_up() {
-    let stage = Stage::start(&["--idle-timeout", "500ms"]).await;
+    // Longer than `fill` waits: once it is given up, the gateway reads the rest.
+    let stage = Stage::start(&["--idle-timeout", "2s"]).await;
     let upload = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\nsome";
     // The client says no more.
     let (mut client, mut server, _) = stage.ask(upload).await;
