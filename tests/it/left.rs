@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::any;
+use axum::{Extension, Router};
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
-use tower_semaphore::limit::ConnectionIo;
+use tower_semaphore::limit::{Connection, ConnectionIo};
 use tower_semaphore::{ConcurrencyLimitLayer, Permit, Policy, Semaphore};
 
 use crate::support::gateway::Gateway;
@@ -277,6 +277,34 @@ async fn a_client_that_closes_its_half_counts_as_gone_whatever_lies_in_front() {
         assert_eq!(client.read(&mut [0]).await.unwrap_or(0), 0, "it gets no response");
         assert_eq!(stage.calls.load(Ordering::SeqCst), 0);
     }
+}
+
+/// The layer is around a client in the handler, and not around the handler.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limited_client_in_a_handler_notices_it_on_the_connection_that_is_passed_on() {
+    let semaphore = Semaphore::in_memory();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).wait_timeout(LONG);
+    let client = builder.build().unwrap().layer(tower::service_fn(async |_: http::Request<()>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::default()))
+    }));
+    let handler = async move |Extension(connection): Extension<Connection>| {
+        let request = http::Request::builder().extension(connection).body(()).unwrap();
+        client.oneshot(request).await.unwrap().map(Body::new)
+    };
+    let server = Server::start_holding(Router::new().route("/", any(handler))).await;
+    let permit = semaphore.acquire(NAME, &Policy::new(1)).await.unwrap();
+    for way in WAYS {
+        let client = Shape::ByteBehind.client(&server.address.to_string()).await;
+        waiting(&semaphore, NAME, 1).await;
+        let began = Instant::now();
+        way.leave(client);
+        waiting(&semaphore, NAME, 0).await;
+        assert!(began.elapsed() < SOON, "{way:?}");
+    }
+    let mut live = Shape::ByteBehind.client(&server.address.to_string()).await;
+    waiting(&semaphore, NAME, 1).await;
+    drop(permit);
+    assert_eq!(status(&mut live).await, 200);
 }
 
 // ===== other servers and other sockets =====

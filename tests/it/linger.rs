@@ -200,31 +200,35 @@ async fn a_permit_that_a_handler_keeps_past_an_upgrade_lingers_unless_it_is_rele
         (Method::CONNECT, Version::HTTP_2, StatusCode::OK),
     ];
     for (method, version, status) in upgrades {
-        let semaphore = Semaphore::in_memory();
-        let layer = layer(&semaphore);
-        let (sender, mut kept) = tokio::sync::mpsc::unbounded_channel();
-        let handler = service_fn(move |request| keeps(status, request, sender.clone()));
-        let request = || {
-            let request = Request::builder().method(&method).uri("example.org:443");
-            request.version(version).body(()).unwrap()
-        };
-        drop(layer.layer(handler.clone()).oneshot(request()).await.unwrap());
-        let permit = kept.recv().await.unwrap();
-        sleep(2 * LINGER).await;
-        assert_eq!(in_use(&semaphore).await, 1, "{status}");
-        drop(permit);
-        assert_eq!(until_free(&semaphore).await, LINGER, "{status}");
+        for hold_until in [HoldUntil::BodyEnd, HoldUntil::ResponseHead] {
+            let what = format!("{status} {hold_until:?}");
+            let semaphore = Semaphore::in_memory();
+            let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).linger(LINGER);
+            let layer = builder.hold_until(hold_until).build().unwrap();
+            let (sender, mut kept) = tokio::sync::mpsc::unbounded_channel();
+            let handler = service_fn(move |request| keeps(status, request, sender.clone()));
+            let request = || {
+                let request = Request::builder().method(&method).uri("example.org:443");
+                request.version(version).body(()).unwrap()
+            };
+            drop(layer.layer(handler.clone()).oneshot(request()).await.unwrap());
+            let permit = kept.recv().await.unwrap();
+            sleep(2 * LINGER).await;
+            assert_eq!(in_use(&semaphore).await, 1, "{what}");
+            drop(permit);
+            assert_eq!(until_free(&semaphore).await, LINGER, "{what}");
 
-        drop(layer.layer(handler).oneshot(request()).await.unwrap());
-        kept.recv().await.unwrap().release().await.unwrap();
-        assert_eq!(in_use(&semaphore).await, 0, "{status}: its handler says that nothing is left");
+            drop(layer.layer(handler).oneshot(request()).await.unwrap());
+            kept.recv().await.unwrap().release().await.unwrap();
+            assert_eq!(in_use(&semaphore).await, 0, "{what}: its handler says that it is over");
 
-        let nobody = service_fn(move |_: Request<()>| async move {
-            let response = Response::builder().status(status);
-            Ok::<_, Infallible>(response.body(Full::<Bytes>::default()).unwrap())
-        });
-        drop(layer.layer(nobody).oneshot(request()).await.unwrap());
-        assert_eq!(in_use(&semaphore).await, 0, "{status}: nobody keeps it");
+            let nobody = service_fn(move |_: Request<()>| async move {
+                let response = Response::builder().status(status);
+                Ok::<_, Infallible>(response.body(Full::<Bytes>::default()).unwrap())
+            });
+            drop(layer.layer(nobody).oneshot(request()).await.unwrap());
+            assert_eq!(in_use(&semaphore).await, 0, "{what}: nobody keeps it");
+        }
     }
 }
 
