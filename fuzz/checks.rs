@@ -83,8 +83,8 @@ pub(crate) fn place_ids(data: &[u8]) {
                 .with_each(Some((terms >> 40) as u32).filter(|each| *each > 0))
         });
         let bound = (bytes[16] & 4 == 4).then(|| Bound {
-            limit: number(17) as u32,
-            headroom: if claim.is_some() { number(9) as u32 } else { 0 },
+            limit: (number(17) >> 32) as u32,
+            headroom: if claim.is_some() { (number(9) >> 32) as u32 } else { 0 },
         });
         let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, bound, claim };
         let text = id.to_string();

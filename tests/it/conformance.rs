@@ -581,7 +581,7 @@ async fn cancelling_at_random_leaves_nothing(fleet: &impl Fleet) {
                 // Between not at all and long enough to be granted.
                 let patience = Duration::from_micros((task * 37 + round * 101) % 3000);
                 let acquire = node.acquire("x", &policy);
-                if let Ok(permit) = tokio::time::timeout(patience, acquire).await {
+                if let Ok(permit) = timeout(patience, acquire).await {
                     tokio::task::yield_now().await;
                     drop(permit.unwrap());
                 }

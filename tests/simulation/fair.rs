@@ -146,6 +146,7 @@ fn class_of(id: PlaceId) -> u8 {
 }
 
 /// How many permits may be in use with this one: by the limit that counts for all; else by its own; else by the caller's.
+#[must_use]
 pub fn room(id: PlaceId, for_all: Option<u32>, caller: (u32, u32)) -> u64 {
     let (limit, headroom) = id.bound.map_or(caller, |bound| (bound.limit, bound.headroom));
     let headroom = if class_of(id) == 0 { 0 } else { headroom };

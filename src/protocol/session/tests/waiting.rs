@@ -293,7 +293,9 @@ fn a_call_that_frees_permits_goes_up_to_the_highest_limit_that_waits() {
     let mut rig = Rig::new(10);
     let held: Vec<_> = (0..10).map(|_| rig.request()).collect();
     rig.settle();
-    held.iter().for_each(|index| drop(rig.progress(*index)));
+    for index in &held {
+        assert_eq!(rig.progress(*index), Progress::Held);
+    }
     let waits = rig.request();
     rig.settle();
     rig.limit = 8;
