@@ -1142,7 +1142,7 @@ impl<'a> World<'a> {
         let number = self.processes.len();
         let node = self.chance(&[8, number as u64]);
         let port = Port::new(node, self.plan.quarantine, self.homes.clone(), self.plan.servers)
-            .planted(self.plan.planted.filter(|_| slot == 0));
+            .planted(self.plan.planted.filter(|it| slot == 0 || *it == Planted::ForgetsSuspension));
         let layers = if self.is_layered() { &self.plan.policies[slot][..] } else { &[] };
         // A fault of a client is that of one process.
         let planted = self.plan.planted.filter(|planted| {
