@@ -102,3 +102,8 @@ while waiting > 0 and in_use < limit and budget > 0 and not waits do
 end
 if i > 0 then redis.call('ZREM', key, unpack(tickets, 1, i)) end
 if #left > 0 then redis.call('ZREM', key, unpack(left)) end
+if waiting > 0 and in_use < limit and not waits and not for_all then
+  -- The budget is spent: whether the next head could go on is for the reply to say.
+  local own = string.sub(redis.call('ZRANGE', key, in_use + waiting, in_use + waiting)[1], -8)
+  waits = string.byte(own) == 45 and in_use >= tonumber(string.sub(own, 2), 36)
+end

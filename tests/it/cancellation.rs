@@ -93,7 +93,7 @@ impl Bench {
     }
 
     fn layer(&self) -> ConcurrencyLimitBuilder {
-        ConcurrencyLimitLayer::builder(&self.semaphore, LAYER).limit(self.limit).wait_timeout(WAIT)
+        ConcurrencyLimitLayer::builder(&self.semaphore, LAYER).wait_timeout(WAIT)
     }
 
     /// What was under test is gone. Nothing of it is left, and nothing is in the way of others.
@@ -452,7 +452,8 @@ async fn a_request_that_is_dropped_leaves_nothing_from_its_key_to_the_end_of_its
 #[tokio::test]
 async fn a_request_that_is_refused_leaves_nothing() {
     let begin = |bench: &Bench| {
-        let layer = bench.layer().key(|_: &_| Some(KEY)).wait_timeout(Duration::ZERO);
+        let layer = bench.layer().limit(bench.limit).key(|_: &_| Some(KEY));
+        let layer = layer.wait_timeout(Duration::ZERO);
         let mut service = layer
             .build()
             .unwrap()
@@ -499,7 +500,8 @@ where
     Fut: Future<Output = Result<Response<String>, Infallible>> + Send + 'static,
     F: 'static,
 {
-    bench.layer().key(|_: &_| Some(KEY)).build().unwrap().layer(service_fn(handler))
+    let layer = bench.layer().limit(bench.limit).key(|_: &_| Some(KEY));
+    layer.build().unwrap().layer(service_fn(handler))
 }
 
 // ===== how and where it is dropped =====
