@@ -335,33 +335,35 @@ impl Session {
 
     fn next_reassert(&mut self, most: usize) -> Option<Op> {
         let (node, mut proofs) = (self.node, Vec::new());
-        let lease_ms = next_places(&mut self.reasserts, &mut self.places, most, |place, now_sent| {
-            let proof = match place.state {
-                State::Waiting { ticket: Some(ticket) } => ticket,
-                State::Held => place.lease_end,
-                State::Admitted { .. } => NEVER_ENDS,
-                _ => return false,
-            };
-            if now_sent {
-                if let State::Admitted { announced } = &mut place.state {
-                    announced.send();
+        let lease_ms =
+            next_places(&mut self.reasserts, &mut self.places, most, |place, now_sent| {
+                let proof = match place.state {
+                    State::Waiting { ticket: Some(ticket) } => ticket,
+                    State::Held => place.lease_end,
+                    State::Admitted { .. } => NEVER_ENDS,
+                    _ => return false,
+                };
+                if now_sent {
+                    if let State::Admitted { announced } = &mut place.state {
+                        announced.send();
+                    }
+                    proofs.push((place.id(node), proof));
                 }
-                proofs.push((place.id(node), proof));
-            }
-            true
-        })?;
+                true
+            })?;
         Some(Op::Reassert { lease_ms, proofs })
     }
 
     fn next_renewal(&mut self, most: usize) -> Option<Op> {
         let (node, mut ids) = (self.node, Ids::new());
-        let lease_ms = next_places(&mut self.renewals, &mut self.places, most, |place, now_sent| {
-            let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
-            if is_there && now_sent {
-                ids.push(place.id(node));
-            }
-            is_there
-        })?;
+        let lease_ms =
+            next_places(&mut self.renewals, &mut self.places, most, |place, now_sent| {
+                let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
+                if is_there && now_sent {
+                    ids.push(place.id(node));
+                }
+                is_there
+            })?;
         Some(Op::Renew { lease_ms, ids })
     }
 
