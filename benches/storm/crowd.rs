@@ -33,6 +33,8 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// How long a process is watched.
 const WATCHED: Duration = Duration::from_secs(15);
 const SILENCE: Duration = Duration::from_secs(60);
+/// How late an answer may be where machine and processes are busy, in seconds.
+const LATE: f64 = 5.0;
 /// How often a process may lose its connection once the server is there.
 const RECONNECTS: f64 = 2.0;
 
@@ -114,7 +116,7 @@ fn told(figures: &mut Figures, redis: &TestRedis, processes: &mut [Process]) -> 
     figures.most("admitted by policy", all(|report| report.admitted), 0.0);
     let settled = "seconds until a new name was served within 0.5 s for good";
     figures.most(settled, most(|report| report.settled), seconds(SETTLED));
-    figures.most("slowest answer, s", most(|report| report.slowest), seconds(WAIT) + 1.0);
+    figures.most("slowest answer, s", most(|report| report.slowest), seconds(WAIT) + LATE);
     figures.tell("granted", sum(|report| report.granted));
     figures.tell("rejected", sum(|report| report.rejected));
     figures.most("told that the server is unavailable", sum(|report| report.unavailable), 0.0);

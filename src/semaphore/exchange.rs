@@ -3,7 +3,7 @@
 //! Everything that has come since the last write goes out in the next one, as one call for each session and
 //! operation. A write does not wait for the answer to the one before. A [window](super::window) bounds what is
 //! unanswered by the time that the server takes to answer. What keeps leases alive goes first, in writes of its own and
-//! in the order in which the leases end; beside it, requests have half of the window. When the connection breaks, each
+//! in the order in which the leases end; it has half of the window, and requests the other half. When the connection breaks, each
 //! session asks again for what went unanswered.
 //!
 //! A connection is given up when a call, a question for overrides, or one of an operator goes unanswered, and nothing
@@ -239,9 +239,10 @@ impl Exchange<'_> {
         }
         let sent = Instant::now();
         let sent_at = node.clock.time(sent);
-        let room = self.window.room(self.unanswered.all(), *self.unanswered.of(purpose));
+        let of_this = *self.unanswered.of(purpose);
+        let room = self.window.room(purpose, self.unanswered.all(), of_this);
         if room == 0 {
-            self.window.is_full(sent);
+            self.window.is_full(purpose, sent);
             return None;
         }
         let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), 0);

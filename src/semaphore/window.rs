@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::outbox::Purpose;
+
 /// The size of a new window, and the bounds of any, in the unit of [`Cost`](super::exchange): a place, where a call
 /// without its places counts as eight.
 const FIRST: usize = 256;
@@ -21,6 +23,9 @@ const WRITES: usize = 4;
 /// that is taken for that of the network, as a part of it.
 const SLOW: u32 = 10;
 const ROUND_TRIP: u32 = 2;
+/// Renewals are not waited for: for them alone, the window grows only while answers are this many times sooner than
+/// slow ones.
+const SOON: u32 = 8;
 /// How often the fastest round trip is believed to have become longer, by a quarter and a millisecond: the network may
 /// have, and a crowd that stays for hours must not be taken for the network.
 const AGES: Duration = Duration::from_secs(10);
@@ -38,8 +43,9 @@ pub(super) struct Window {
     aged_at: Instant,
     /// When it was halved last. Answers to what was sent before belong to the window before that.
     halved_at: Instant,
-    /// When something waited for room last.
+    /// When something waited for room last: a request, or a renewal.
     full_at: Option<Instant>,
+    renewals_full_at: Option<Instant>,
 }
 
 impl Window {
@@ -53,18 +59,27 @@ impl Window {
             aged_at: now,
             halved_at: now,
             full_at: None,
+            renewals_full_at: None,
         }
     }
 
-    /// Returns how much more may be sent for one of two purposes, of which each has half of the window for itself.
-    pub(super) fn room(&self, of_all: usize, of_this: usize) -> usize {
-        let room = self.size.saturating_sub(of_all);
-        room.max((self.size / 2).saturating_sub(of_this)).min(WRITE.max(self.size / WRITES))
+    /// Returns how much more may be sent for this purpose. Renewals have half of the window, and requests the other half
+    /// and what renewals leave of theirs.
+    pub(super) fn room(&self, purpose: Purpose, of_all: usize, of_this: usize) -> usize {
+        let half = (self.size / 2).saturating_sub(of_this);
+        let room = match purpose {
+            Purpose::KeepAlive => half,
+            Purpose::Serve => half.max(self.size.saturating_sub(of_all)),
+        };
+        room.min(WRITE.max(self.size / WRITES))
     }
 
     /// Notes that something waits for room.
-    pub(super) const fn is_full(&mut self, now: Instant) {
-        self.full_at = Some(now);
+    pub(super) const fn is_full(&mut self, purpose: Purpose, now: Instant) {
+        match purpose {
+            Purpose::KeepAlive => self.renewals_full_at = Some(now),
+            Purpose::Serve => self.full_at = Some(now),
+        }
     }
 
     /// Learns from an answer to what was `sent` and cost this much.
@@ -76,12 +91,16 @@ impl Window {
             self.round_trip = self.round_trip.min(self.response_timeout / ROUND_TRIP);
         }
         self.round_trip = self.round_trip.min(took);
-        if took > self.round_trip + self.response_timeout / SLOW {
+        let slow = self.response_timeout / SLOW;
+        if took > self.round_trip + slow {
             if sent >= self.halved_at {
                 self.size = (self.size / 2).max(LEAST);
                 (self.threshold, self.rest, self.halved_at) = (self.size, 0, now);
             }
-        } else if self.full_at.is_some_and(|at| at >= sent) {
+        } else if self.full_at.is_some_and(|at| at >= sent)
+            || self.renewals_full_at.is_some_and(|at| at >= sent)
+                && took < self.round_trip + slow / SOON
+        {
             self.grow(cost);
         }
     }
@@ -109,27 +128,28 @@ mod tests {
         window: Window,
         now: Instant,
         place: Duration,
+        purpose: Purpose,
     }
 
     impl Rig {
         fn new(place_us: u64) -> Self {
             let now = Instant::now();
             let place = Duration::from_micros(place_us);
-            Self { window: Window::new(TIMEOUT, now), now, place }
+            Self { window: Window::new(TIMEOUT, now), now, place, purpose: Purpose::Serve }
         }
 
         /// Fills the window and has it answered; returns how long the last answer took.
         fn round(&mut self) -> Duration {
             let (sent, mut cost, mut writes) = (self.now, 0, Vec::new());
             loop {
-                let room = self.window.room(cost, cost);
+                let room = self.window.room(self.purpose, cost, cost);
                 if room == 0 {
                     break;
                 }
                 cost += room;
                 writes.push(room);
             }
-            self.window.is_full(sent);
+            self.window.is_full(self.purpose, sent);
             self.now += Duration::from_millis(1);
             for write in writes {
                 self.now += self.place * u32::try_from(write).unwrap();
@@ -188,7 +208,7 @@ mod tests {
         let mut rig = Rig::new(1);
         for _ in 0..20 {
             let sent = rig.now;
-            rig.window.is_full(sent);
+            rig.window.is_full(Purpose::Serve, sent);
             rig.now += Duration::from_millis(200);
             rig.window.answered(rig.window.size, sent, rig.now);
         }
@@ -198,9 +218,22 @@ mod tests {
     #[test]
     fn each_purpose_has_half_of_the_window() {
         let window = Window::new(TIMEOUT, Instant::now());
-        assert_eq!(window.room(0, 0), FIRST);
-        assert_eq!(window.room(FIRST, 0), FIRST / 2);
-        assert_eq!(window.room(FIRST, FIRST / 2), 0);
-        assert_eq!(window.room(FIRST - 10, FIRST - 10), 10);
+        assert_eq!(window.room(Purpose::KeepAlive, 0, 0), FIRST / 2);
+        assert_eq!(window.room(Purpose::KeepAlive, FIRST, FIRST / 2), 0);
+        assert_eq!(window.room(Purpose::Serve, 0, 0), FIRST);
+        assert_eq!(window.room(Purpose::Serve, FIRST, 0), FIRST / 2);
+        assert_eq!(window.room(Purpose::Serve, FIRST, FIRST / 2), 0);
+        assert_eq!(window.room(Purpose::Serve, FIRST - 10, FIRST - 10), 10);
+    }
+
+    #[test]
+    fn renewals_leave_a_server_time_for_requests() {
+        for place_us in [1, 10, 100] {
+            let mut rig = Rig { purpose: Purpose::KeepAlive, ..Rig::new(place_us) };
+            let longest = (0..200).map(|_| rig.round()).max().unwrap();
+            let first = rig.place * u32::try_from(FIRST / 2).unwrap();
+            let bound = Duration::from_millis(2) + 3 * TIMEOUT / SLOW / SOON + first;
+            assert!(longest < bound, "{place_us} us: {longest:?}");
+        }
     }
 }
