@@ -250,7 +250,8 @@ impl Exchange<'_> {
             && let Some(shared) = server.outbox.pop(purpose)
         {
             let collected = Collected { calls: &mut calls, senders: &mut senders };
-            cost += collect_of(node, server, shared, (purpose, room - cost), sent_at, collected);
+            let room = room - cost;
+            cost += collect_of(node, server, &shared, (purpose, room), sent_at, collected);
         }
         let calls = (!calls.is_empty()).then(|| calls.into())?;
         Some(Batch { calls, senders, sent, sent_at, purpose, cost })
@@ -421,7 +422,7 @@ pub(super) struct Collected<'a> {
 pub(super) fn collect_of(
     node: &Node,
     server: &Arc<Server>,
-    shared: Arc<SharedSession>,
+    shared: &Arc<SharedSession>,
     (purpose, room): (Purpose, usize),
     now: Time,
     Collected { calls, senders }: Collected<'_>,
@@ -441,9 +442,9 @@ pub(super) fn collect_of(
         let Some(call) = call else { break };
         cost += CALL_COST + call.op.places();
         calls.push(call_of(Arc::clone(shared.key()), node.id(), call));
-        senders.push((Arc::clone(&shared), stay));
+        senders.push((Arc::clone(shared), stay));
     }
-    state.enqueue(&shared);
+    state.enqueue(shared);
     cost
 }
 

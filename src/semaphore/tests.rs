@@ -465,7 +465,7 @@ async fn no_policy_admits_a_request_that_a_slow_server_has_not_come_to() {
     assert_eq!(rejected.reason, RejectReason::QueueTimeout);
     drop(held);
     world.place_us.store(0, Ordering::SeqCst);
-    waits.await.unwrap();
+    drop(waits.await.unwrap());
     let health = semaphore.health();
     assert_eq!((health.admitted_by_policy, health.disconnects), (0, 0));
 }

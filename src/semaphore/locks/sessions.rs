@@ -85,7 +85,7 @@ fn collect(node: &Node, server: &Arc<Server>, room: usize) -> usize {
     for purpose in Purpose::ALL {
         while let Some(shared) = server.outbox.pop(purpose) {
             let collected = Collected { calls: &mut calls, senders: &mut senders };
-            collect_of(node, server, shared, (purpose, room), node.now(), collected);
+            collect_of(node, server, &shared, (purpose, room), node.now(), collected);
         }
     }
     calls.len()
