@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "figures are what it is for")]
 
+mod crowd;
 mod held;
 mod process;
 mod refused;
@@ -27,7 +28,7 @@ use self::process::Job;
 struct Args {
     /// Only these; all unless given.
     scenarios: Vec<Scenario>,
-    /// Names in a process, in place of each scenario's own number.
+    /// Names or tenants in a process, in place of each scenario's own number.
     #[arg(long)]
     names: Option<usize>,
     /// What cargo says; means nothing here.
@@ -50,6 +51,10 @@ enum Scenario {
     Released,
     /// 100,000 wait for one permit in a process that is killed.
     Waiters,
+    /// After an outage, 25 processes ask for 8,000 tenants each at once.
+    Crowd,
+    /// A process asks for 80,000 tenants at once, under a policy that admits in an outage.
+    Flood,
 }
 
 /// The figures of all scenarios.
@@ -108,6 +113,8 @@ fn main() -> ExitCode {
             Scenario::Refused => refused::refused(&mut figures, names(200_000)),
             Scenario::Released => refused::released(&mut figures, names(50_000)),
             Scenario::Waiters => waiters::waiters(&mut figures, names(100_000)),
+            Scenario::Crowd => crowd::crowd(&mut figures, names(8000)),
+            Scenario::Flood => crowd::flood(&mut figures, names(80_000)),
         };
         if let Err(what) = result {
             figures.fail(&what);

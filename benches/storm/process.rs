@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{held, refused, waiters};
+use super::{crowd, held, refused, waiters};
 
 /// What another process is to do.
 #[derive(Serialize, Deserialize)]
@@ -16,6 +16,7 @@ pub(crate) enum Job {
     Hold(held::Job),
     Use(refused::Job),
     Wait(waiters::Job),
+    Crowd(crowd::Job),
 }
 
 pub(crate) fn run(job: &Job) {
@@ -26,6 +27,7 @@ pub(crate) fn run(job: &Job) {
         Job::Hold(job) => runtime.block_on(held::child(job, parent)),
         Job::Use(job) => runtime.block_on(refused::child(job, parent)),
         Job::Wait(job) => runtime.block_on(waiters::child(job, parent)),
+        Job::Crowd(job) => runtime.block_on(crowd::child(job, parent)),
     }
 }
 

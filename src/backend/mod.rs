@@ -189,6 +189,13 @@ pub trait Connection: Queries {
     /// Dropping the future closes the connection, unless the connection is driven by a task of its own.
     fn drive(&self) -> BoxFuture<'_, ()>;
 
+    /// When the server last answered a part of a batch, if that is known before the batch is answered. A batch takes
+    /// longer than [`response_timeout`](Backend::response_timeout) where the server is slow; that it answers parts of it
+    /// shows that it is there.
+    fn heard_at(&self) -> Option<Instant> {
+        None
+    }
+
     /// Sends calls in one batch, to be carried out in order. Returns one answer for each.
     ///
     /// Batches are polled in the order in which they were sent.

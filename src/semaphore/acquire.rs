@@ -41,8 +41,9 @@ pub struct Acquire {
     state: State,
     began: Instant,
     wait_timeout: Duration,
-    /// How long to wait for the backend's answer.
-    answer_timeout: Duration,
+    /// Until when to wait for the backend's answer, and since when it must have answered others to be waited for longer.
+    answer_by: Instant,
+    asked_at: Instant,
     is_out_of_time: bool,
     limit: u32,
     claim: Option<Claim>,
@@ -115,7 +116,8 @@ impl Acquire {
             state,
             began,
             wait_timeout,
-            answer_timeout,
+            answer_by: began + answer_timeout,
+            asked_at: began,
             is_out_of_time,
             limit,
             claim,
@@ -166,7 +168,7 @@ impl Future for Acquire {
             let now = Instant::now();
             let progress = place.progress(now, cx);
             let until = match progress {
-                Progress::Joining => this.began + this.answer_timeout,
+                Progress::Joining => this.answer_by,
                 Progress::Waiting => {
                     this.attempt.queued();
                     this.began + this.wait_timeout
@@ -231,7 +233,20 @@ impl Future for Acquire {
                 }
             };
             if now >= until {
-                place.wait_timed_out(now);
+                let end = this.began + this.wait_timeout;
+                match progress {
+                    Progress::Joining if place.server_answers_since(this.asked_at) => {
+                        // The queue is one of this process's own making: it waits there as in that of the backend.
+                        if now < end {
+                            let patience = place.response_timeout();
+                            this.answer_by = end.min(now + patience);
+                            this.asked_at = this.answer_by - patience;
+                        } else {
+                            place.answer_timed_out(now);
+                        }
+                    }
+                    _ => place.wait_timed_out(now),
+                }
                 continue;
             }
             match &mut this.alarm {

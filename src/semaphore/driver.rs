@@ -7,16 +7,19 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, select};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::exchange::{self, unanswered};
+use super::exchange::{self, Broken, unanswered};
 use super::node::{Node, Server};
 use super::refresh::{self, Refresh};
 use super::sessions::SESSIONS_AT_A_TIME;
+use super::shared_session::Queued;
 use crate::backend::{Connection, QueryError};
 use crate::error::BackendError;
 
 /// The first and the longest pause between attempts to connect. After a loss of data, the permits of a process may be
 /// counted again later than those of another by this much.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
+/// A connection that lived for so long, and answered, was of use: a break of it is the first one.
+const USEFUL: Duration = Duration::from_secs(1);
 /// How long a connection waits for the overrides of another server.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
 
@@ -37,12 +40,15 @@ pub(super) async fn run(node: Arc<Node>, server: Arc<Server>) {
         let is_away = !matches!(used, Ok(Some(_)));
         match used {
             Ok(Some(Used::Finished)) => break,
-            Ok(Some(Used::Lost { opened, error })) => {
-                server.disconnected(&error);
-                // One break is no outage yet, and needs no pause unless it repeats.
-                if opened.elapsed() > BACKOFF.1 {
+            Ok(Some(Used::Lost { opened, broken })) => {
+                server.disconnected(&broken.error);
+                if broken.answered > 0 && opened.elapsed() > USEFUL {
                     backoff = BACKOFF.0;
-                    continue;
+                    // One break is no outage yet, and needs no pause unless it repeats. If the server is too busy to
+                    // answer, the fleet must not come back in step.
+                    if !broken.was_given_up {
+                        continue;
+                    }
                 }
             }
             Ok(None) => {
@@ -81,7 +87,7 @@ enum Used {
     Finished,
     Lost {
         opened: Instant,
-        error: BackendError,
+        broken: Broken,
     },
 }
 
@@ -102,11 +108,12 @@ async fn use_up(
     let announced = pin!(announce(node, server, connection));
     if let Either::Right(((), announced)) = select(announced, &mut closed).await {
         announced.await;
-        return Ok(Used::Lost { opened, error: exchange::closed() });
+        let broken = Broken { error: exchange::closed(), was_given_up: false, answered: 0 };
+        return Ok(Used::Lost { opened, broken });
     }
     Ok(match exchange::run(node, server, connection, closed).await {
         Ok(()) => Used::Finished,
-        Err(error) => Used::Lost { opened, error },
+        Err(broken) => Used::Lost { opened, broken },
     })
 }
 
@@ -158,7 +165,7 @@ async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
             let mut state = shared.lock();
             // A session that moved meanwhile is in the outbox of its new server.
             if Arc::ptr_eq(&state.server, server) {
-                state.queued = None;
+                state.queued = Queued::default();
             }
         }
         for (count, shared) in node.sessions.on(server).into_iter().enumerate() {

@@ -1,13 +1,13 @@
 //! What goes over one connection to a server, and what comes back.
 //!
 //! Everything that has come since the last write goes out in the next one, as one call for each session and
-//! operation. A write does not wait for the answer to the one before. The number of unanswered calls is bounded, so
-//! the time of an answer does not depend on the backlog: renewals go out in the order in which their leases end, and
-//! a request never waits behind more of them than are unanswered. When the connection breaks, each session asks again
-//! for what went unanswered.
+//! operation. A write does not wait for the answer to the one before. A [window](super::window) bounds what is
+//! unanswered by the time that the server takes to answer. What keeps leases alive goes first, in writes of its own and
+//! in the order in which the leases end; it has half of the window, and requests the other half. When the connection breaks, each
+//! session asks again for what went unanswered.
 //!
 //! A connection is given up when a call, a question for overrides, or one of an operator goes unanswered, and nothing
-//! else was answered meanwhile.
+//! else was answered meanwhile, not even a part of a write.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,22 +24,22 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::node::{Node, Server};
+use super::outbox::Purpose;
 use super::parts::{Parts, Which};
 use super::refresh::{self, Refresh};
 use super::shared_session::{SharedSession, call_of};
+use super::window::Window;
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
 use crate::error::BackendError;
 use crate::protocol::call::Op;
 use crate::protocol::session::Session;
 use crate::protocol::time::Time;
 
-/// The most unanswered writes.
+/// The most unanswered writes, some of which are left to what keeps leases alive.
 const WRITES_MAX: usize = 64;
+const WRITES_KEPT: usize = 8;
 /// The cost of a call without its places, as a number of places.
 const CALL_COST: usize = 8;
-/// Bounds of a write and of all unanswered calls: about 100 and 450 renewals, 900 and 3600 calls in all.
-const BACKGROUND: Window = Window { write: 1024, unanswered: 4096 };
-const ALL: Window = Window { write: 8192, unanswered: 32_768 };
 /// How often to read the overrides, in case messages are lost or forbidden.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The most unanswered messages to other processes.
@@ -56,13 +56,6 @@ const ALARM: usize = 4;
 const MESSAGES: usize = 5;
 const REFRESH_TIMER: usize = 6;
 
-/// Bounds by the work of the server.
-#[derive(Clone, Copy)]
-struct Window {
-    write: usize,
-    unanswered: usize,
-}
-
 /// The calls of one write.
 struct Batch {
     calls: Arc<[AddressedCall]>,
@@ -70,13 +63,25 @@ struct Batch {
     sent: Instant,
     /// The same, from which leases count.
     sent_at: Time,
-    cost: Cost,
+    purpose: Purpose,
+    /// In places, where a call counts as [`CALL_COST`] more.
+    cost: usize,
 }
 
+/// Why a connection is of no further use.
+pub(super) struct Broken {
+    pub(super) error: BackendError,
+    /// It was not closed, but went unanswered.
+    pub(super) was_given_up: bool,
+    /// How many writes were answered on it.
+    pub(super) answered: u64,
+}
+
+/// What is unanswered, by purpose, in places.
 #[derive(Clone, Copy, Default)]
-struct Cost {
-    background: usize,
-    all: usize,
+struct Unanswered {
+    keep_alive: usize,
+    serve: usize,
 }
 
 /// One connection, with everything that is unanswered on it.
@@ -88,11 +93,14 @@ struct Exchange<'a> {
     patience: Duration,
     batches: VecDeque<Batch>,
     answers: FuturesOrdered<BoxFuture<'static, Result<Vec<Answer>, BackendError>>>,
-    on_its_way: Cost,
+    window: Window,
+    unanswered: Unanswered,
     refresh: Option<Refresh>,
     /// Messages, and other questions of which only matters that they are answered.
     messages: FuturesUnordered<BoxFuture<'static, Result<Result<(), QueryError>, Elapsed>>>,
     answered_at: Instant,
+    answered: u64,
+    was_given_up: bool,
     /// How many requests answers may have woken since the outbox was looked at.
     woken: usize,
 }
@@ -103,23 +111,28 @@ pub(super) async fn run(
     server: &Arc<Server>,
     connection: &Arc<dyn Connection>,
     link: BoxFuture<'_, ()>,
-) -> Result<(), BackendError> {
+) -> Result<(), Broken> {
+    let (patience, now) = (node.backend().response_timeout(), Instant::now());
     let mut exchange = Exchange {
         node,
         server,
         connection,
-        patience: node.backend().response_timeout(),
+        patience,
         batches: VecDeque::new(),
         answers: FuturesOrdered::new(),
-        on_its_way: Cost::default(),
+        window: Window::new(patience, now),
+        unanswered: Unanswered::default(),
         refresh: None,
         messages: FuturesUnordered::new(),
-        answered_at: Instant::now(),
+        answered_at: now,
+        answered: 0,
+        was_given_up: false,
         woken: 0,
     };
     let result = exchange.run(link).await;
+    let Exchange { answered, was_given_up, .. } = exchange;
     exchange.end();
-    result
+    result.map_err(|error| Broken { error, was_given_up, answered })
 }
 
 impl Exchange<'_> {
@@ -202,15 +215,46 @@ impl Exchange<'_> {
     }
 
     fn send_calls(&mut self, parts: &Parts<PARTS>) {
-        while self.batches.len() < WRITES_MAX
-            && let Some(batch) = collect(self.node, self.server, self.on_its_way)
-        {
-            self.answers.push_back(self.connection.send(Arc::clone(&batch.calls)));
-            parts.wake(ANSWERS);
-            self.on_its_way.background += batch.cost.background;
-            self.on_its_way.all += batch.cost.all;
-            self.batches.push_back(batch);
+        for purpose in Purpose::ALL {
+            let writes = match purpose {
+                Purpose::KeepAlive => WRITES_MAX,
+                Purpose::Serve => WRITES_MAX - WRITES_KEPT,
+            };
+            while self.batches.len() < writes
+                && let Some(batch) = self.collect(purpose)
+            {
+                self.answers.push_back(self.connection.send(Arc::clone(&batch.calls)));
+                parts.wake(ANSWERS);
+                *self.unanswered.of(purpose) += batch.cost;
+                self.batches.push_back(batch);
+            }
         }
+    }
+
+    /// Collects the calls of the next write, as far as there is room for them, if there are any.
+    fn collect(&mut self, purpose: Purpose) -> Option<Batch> {
+        let (node, server) = (self.node, self.server);
+        if !server.outbox.has(purpose) {
+            return None;
+        }
+        let sent = Instant::now();
+        let sent_at = node.clock.time(sent);
+        let of_this = *self.unanswered.of(purpose);
+        let room = self.window.room(purpose, self.unanswered.all(), of_this);
+        if room == 0 {
+            self.window.is_full(purpose, sent);
+            return None;
+        }
+        let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), 0);
+        while cost < room
+            && let Some(shared) = server.outbox.pop(purpose)
+        {
+            let collected = Collected { calls: &mut calls, senders: &mut senders };
+            let room = room - cost;
+            cost += collect_of(node, server, &shared, (purpose, room), sent_at, collected);
+        }
+        let calls = (!calls.is_empty()).then(|| calls.into())?;
+        Some(Batch { calls, senders, sent, sent_at, purpose, cost })
     }
 
     /// Sends messages and questions. Returns when the next question for overrides is due, if it is not yet.
@@ -244,10 +288,20 @@ impl Exchange<'_> {
     }
 
     /// Returns by when the first batch must be answered, if any is unanswered.
-    fn first_is_due(&self) -> Result<Option<Instant>, BackendError> {
+    fn first_is_due(&mut self) -> Result<Option<Instant>, BackendError> {
         let Some(first) = self.batches.front() else { return Ok(None) };
-        let due = first.sent.max(self.answered_at) + self.patience;
-        if due <= Instant::now() { Err(unanswered(self.patience)) } else { Ok(Some(due)) }
+        let due = first.sent.max(self.heard_at()) + self.patience;
+        if due <= Instant::now() { Err(self.give_up()) } else { Ok(Some(due)) }
+    }
+
+    /// When the server answered something last.
+    fn heard_at(&self) -> Instant {
+        self.connection.heard_at().map_or(self.answered_at, |at| at.max(self.answered_at))
+    }
+
+    fn give_up(&mut self) -> BackendError {
+        self.was_given_up = true;
+        unanswered(self.patience)
     }
 
     /// Takes the overrides, if they are there. Returns whether they are.
@@ -299,8 +353,10 @@ impl Exchange<'_> {
         let answers = answer?;
         if let Some(batch) = self.batches.pop_front() {
             self.answered_at = Instant::now();
-            self.on_its_way.background -= batch.cost.background;
-            self.on_its_way.all -= batch.cost.all;
+            self.answered += 1;
+            self.server.hear(self.answered_at);
+            *self.unanswered.of(batch.purpose) -= batch.cost;
+            self.window.answered(batch.cost, batch.sent, self.answered_at);
             self.woken += answered(self.node, &batch, answers);
         }
         Ok(())
@@ -320,8 +376,8 @@ impl Exchange<'_> {
                     Ok(())
                 }
             },
-            Err(_) if now < self.answered_at + self.patience => Ok(()),
-            Err(_) => Err(unanswered(self.patience)),
+            Err(_) if now < self.heard_at() + self.patience => Ok(()),
+            Err(_) => Err(self.give_up()),
         }
     }
 
@@ -343,62 +399,52 @@ impl Exchange<'_> {
     }
 }
 
-/// Collects the calls of the next write, within the bounds, if there are any.
-fn collect(node: &Node, server: &Arc<Server>, on_its_way: Cost) -> Option<Batch> {
-    if server.outbox.is_empty() {
-        return None;
+impl Unanswered {
+    const fn of(&mut self, purpose: Purpose) -> &mut usize {
+        match purpose {
+            Purpose::KeepAlive => &mut self.keep_alive,
+            Purpose::Serve => &mut self.serve,
+        }
     }
-    let sent = Instant::now();
-    let sent_at = node.clock.time(sent);
-    let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), Cost::default());
-    let all = ALL.write.min(ALL.unanswered.saturating_sub(on_its_way.all));
-    while cost.all < all
-        && let Some(shared) = server.outbox.pop_now()
-    {
-        cost.all +=
-            collect_of(node, server, shared, all - cost.all, sent_at, &mut calls, &mut senders);
+
+    const fn all(self) -> usize {
+        self.keep_alive + self.serve
     }
-    let room = BACKGROUND.unanswered.saturating_sub(on_its_way.background);
-    // Beside the calls that requests wait for, not after them: leases end under load as well.
-    let background = BACKGROUND.write.min(room);
-    while cost.background < background
-        && let Some(shared) = server.outbox.pop_background()
-    {
-        let left = background - cost.background;
-        cost.background +=
-            collect_of(node, server, shared, left, sent_at, &mut calls, &mut senders);
-    }
-    cost.all += cost.background;
-    (!calls.is_empty()).then(|| Batch { calls: calls.into(), senders, sent, sent_at, cost })
 }
 
-/// Collects the calls of one session, within the bounds. Returns their cost.
+/// The calls of a write, and who makes them.
+pub(super) struct Collected<'a> {
+    pub(super) calls: &'a mut Vec<AddressedCall>,
+    pub(super) senders: &'a mut Vec<(Arc<SharedSession>, u64)>,
+}
+
+/// Collects the calls of one session for a purpose, as far as there is room. Returns their cost.
 pub(super) fn collect_of(
     node: &Node,
     server: &Arc<Server>,
-    shared: Arc<SharedSession>,
-    room: usize,
+    shared: &Arc<SharedSession>,
+    (purpose, room): (Purpose, usize),
     now: Time,
-    calls: &mut Vec<AddressedCall>,
-    senders: &mut Vec<(Arc<SharedSession>, u64)>,
+    Collected { calls, senders }: Collected<'_>,
 ) -> usize {
     let mut state = shared.lock();
     // It may have been collected before, or have moved.
-    if !Arc::ptr_eq(&state.server, server) || state.queued.take().is_none() {
+    if !Arc::ptr_eq(&state.server, server) || !state.queued.take(purpose) {
         return 0;
     }
     let (stay, mut cost) = (state.stay, 0);
     while cost < room {
-        let Some(call) = state.session.poll_call(now) else { return cost };
+        let most = (room - cost).saturating_sub(CALL_COST).max(CALL_COST);
+        let call = match purpose {
+            Purpose::KeepAlive => state.session.poll_keep_alive(most, now),
+            Purpose::Serve => state.session.poll_serving(most, now),
+        };
+        let Some(call) = call else { break };
         cost += CALL_COST + call.op.places();
         calls.push(call_of(Arc::clone(shared.key()), node.id(), call));
-        senders.push((Arc::clone(&shared), stay));
+        senders.push((Arc::clone(shared), stay));
     }
-    if let Some(urgency) = state.session.urgency() {
-        state.queued = Some(urgency);
-        drop(state);
-        server.outbox.push(shared, urgency);
-    }
+    state.enqueue(shared);
     cost
 }
 

@@ -40,6 +40,7 @@ mod tenants;
 mod tests;
 mod timers;
 mod watchdog;
+mod window;
 
 use std::fmt;
 use std::sync::{Arc, Weak};

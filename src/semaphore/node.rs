@@ -21,7 +21,7 @@ use super::rounds::Rounds;
 use super::server::{self, Reach};
 use super::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
 use super::sessions::{Remembered, SESSIONS_AT_A_TIME, Sessions};
-use super::shared_session::{SessionState, SharedSession, no_answer};
+use super::shared_session::{Queued, SessionState, SharedSession, no_answer};
 use super::tasks::Tasks;
 use crate::backend::{
     Backend, Counter, Embedded, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
@@ -31,7 +31,7 @@ use crate::metrics::backend::BackendMeter;
 use crate::metrics::requests::Meters;
 use crate::name::Name;
 use crate::protocol::id::NodeId;
-use crate::protocol::session::{Connected, Session, Urgency};
+use crate::protocol::session::{Connected, Session};
 use crate::protocol::time::Time;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
@@ -368,13 +368,7 @@ impl Node {
         if state.server.is_down() || state.held_until.is_some_and(|until| now < until) {
             return;
         }
-        if state.queued != Some(Urgency::Now)
-            && let Some(urgency) = state.session.urgency()
-            && state.queued.is_none_or(|queued| urgency < queued)
-        {
-            state.queued = Some(urgency);
-            state.server.outbox.push(Arc::clone(shared), urgency);
-        }
+        state.enqueue(shared);
     }
 
     /// Carries out the calls of a session, where the backend answers at once. One thread at a time does this for each
@@ -450,7 +444,7 @@ impl Node {
         }
         let old = std::mem::replace(&mut state.server, Arc::clone(&server));
         state.stay += 1;
-        state.queued = None;
+        state.queued = Queued::default();
         state.is_new_here = !server.is_up();
         let before = state.moved_at.replace(now);
         if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {

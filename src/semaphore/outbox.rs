@@ -11,10 +11,25 @@ use crate::sync::{Mutex, lock};
 
 /// A queue with three classes: what requests wait for, renewals, and the rest.
 ///
-/// An item can be in it more than once; the driver that takes it out checks whether it still has something to send.
+/// An item can be in several of them, and more than once; the driver that takes it out checks whether it still has
+/// something to send.
 pub(super) struct Outbox<T> {
     queue: Mutex<Queue<T>>,
     came: Notify,
+}
+
+/// What a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To keep leases alive.
+    KeepAlive,
+    /// Everything else.
+    Serve,
+}
+
+impl Purpose {
+    /// The most urgent first.
+    pub(super) const ALL: [Self; 2] = [Self::KeepAlive, Self::Serve];
 }
 
 struct Queue<T> {
@@ -53,21 +68,22 @@ impl<T> Outbox<T> {
         self.wake();
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Returns whether there is an item for this purpose.
+    pub(super) fn has(&self, purpose: Purpose) -> bool {
         let queue = lock(&self.queue);
-        queue.now.is_empty() && queue.before.is_empty() && queue.later.is_empty()
+        match purpose {
+            Purpose::KeepAlive => !queue.before.is_empty(),
+            Purpose::Serve => !queue.now.is_empty() || !queue.later.is_empty(),
+        }
     }
 
-    /// Takes out the next item that a request waits for.
-    pub(super) fn pop_now(&self) -> Option<T> {
-        lock(&self.queue).now.pop_front()
-    }
-
-    /// Takes out the next item that no request waits for, in the order in which leases end.
-    pub(super) fn pop_background(&self) -> Option<T> {
+    /// Takes out the next item for this purpose: in the order in which leases end, or that which a request waits for.
+    pub(super) fn pop(&self, purpose: Purpose) -> Option<T> {
         let mut queue = lock(&self.queue);
-        let due = queue.before.pop().map(|Reverse(due)| due.item);
-        due.or_else(|| queue.later.pop_front())
+        match purpose {
+            Purpose::KeepAlive => queue.before.pop().map(|Reverse(due)| due.item),
+            Purpose::Serve => queue.now.pop_front().or_else(|| queue.later.pop_front()),
+        }
     }
 
     /// Takes everything out.
@@ -113,7 +129,7 @@ impl<T> Ord for Due<T> {
 mod tests {
     use std::time::Duration;
 
-    use super::Outbox;
+    use super::{Outbox, Purpose};
     use crate::protocol::session::Urgency;
     use crate::protocol::time::Time;
 
@@ -130,11 +146,12 @@ mod tests {
         ] {
             outbox.push(item, urgency);
         }
-        assert_eq!(outbox.pop_now(), Some("request"));
-        assert_eq!(outbox.pop_now(), None);
-        for item in ["first", "second", "third", "audit"] {
-            assert_eq!(outbox.pop_background(), Some(item));
+        for item in ["request", "audit"] {
+            assert_eq!(outbox.pop(Purpose::Serve), Some(item));
         }
-        assert_eq!(outbox.pop_background(), None);
+        for item in ["first", "second", "third"] {
+            assert_eq!(outbox.pop(Purpose::KeepAlive), Some(item));
+        }
+        assert!(Purpose::ALL.iter().all(|purpose| outbox.pop(*purpose).is_none()));
     }
 }

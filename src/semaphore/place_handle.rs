@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -164,6 +165,22 @@ impl PlaceHandle {
     pub(super) fn wait_timed_out(&self, now: Instant) {
         let (now, index) = (self.node.clock.time(now), self.index);
         self.node.act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));
+    }
+
+    /// As [`wait_timed_out`](Self::wait_timed_out), where the server answers other calls.
+    pub(super) fn answer_timed_out(&self, now: Instant) {
+        let (now, index) = (self.node.clock.time(now), self.index);
+        self.node.act(&self.shared, now, |session, now| session.handle_answer_timeout(index, now));
+    }
+
+    /// Whether the server has answered something since then.
+    pub(super) fn server_answers_since(&self, then: Instant) -> bool {
+        let server = Arc::clone(&self.shared.lock().server);
+        server.answers_since(then)
+    }
+
+    pub(super) fn response_timeout(&self) -> Duration {
+        self.node.backend().response_timeout()
     }
 
     pub(super) fn name(&self) -> &str {

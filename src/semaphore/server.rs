@@ -37,6 +37,8 @@ pub(super) struct Server<T> {
     met: Mutex<Option<Met>>,
     /// What operators see of it.
     shown_quarantine: ServerQuarantine,
+    /// When it answered last.
+    heard_at: Mutex<Option<Instant>>,
     was_poll_only: AtomicBool,
     warning: Mutex<Option<String>>,
     pub(super) outbox: Outbox<T>,
@@ -101,6 +103,7 @@ impl<T> Server<T> {
             changed: Notify::new(),
             met: Mutex::default(),
             shown_quarantine: ServerQuarantine::default(),
+            heard_at: Mutex::default(),
             was_poll_only: AtomicBool::new(false),
             warning: Mutex::default(),
             outbox: Outbox::new(),
@@ -174,6 +177,18 @@ impl<T> Server<T> {
             State::Up { connected, .. } => Connected { same_data: false, quarantine, ..*connected },
             _ => Connected { quarantine, ..Connected::default() },
         }
+    }
+
+    /// Notes that it answered a call.
+    pub(super) fn hear(&self, now: Instant) {
+        *lock(&self.heard_at) = Some(now);
+    }
+
+    /// Returns whether it is connected and has answered a call, or a part of a write, since then.
+    pub(super) fn answers_since(&self, then: Instant) -> bool {
+        let heard_at = *lock(&self.heard_at);
+        let State::Up { connection, .. } = &*lock(&self.state) else { return false };
+        heard_at.max(connection.heard_at()).is_some_and(|at| at > then)
     }
 
     pub(super) fn is_up(&self) -> bool {

@@ -7,6 +7,7 @@ use std::task::Waker;
 use smallvec::SmallVec;
 
 use super::health::Counts;
+use super::outbox::Purpose;
 use super::server::Server;
 use super::tenants::TenantNames;
 use super::timers::Timer;
@@ -39,8 +40,8 @@ pub(super) struct SessionState {
     pub(super) moved_at: Option<Time>,
     /// Nothing is to be sent until then.
     pub(super) held_until: Option<Time>,
-    /// Its urgency in the outbox of its server.
-    pub(super) queued: Option<Urgency>,
+    /// For what it is in the outbox of its server.
+    pub(super) queued: Queued,
     /// A thread carries out its calls, where the backend is embedded.
     pub(super) is_busy: bool,
     /// When the watchdog handles it, and that moment as the session counts it.
@@ -52,6 +53,30 @@ pub(super) struct SessionState {
     pub(super) tenants: TenantNames,
     /// How many tenants waited at the last count.
     lines: usize,
+}
+
+/// For what a session is in an outbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queued {
+    /// For what a request waits for, or for what has time.
+    serve: Option<Urgency>,
+    keep_alive: bool,
+}
+
+impl Queued {
+    /// Notes that it was taken out for this purpose. Returns whether it was in.
+    pub(super) fn take(&mut self, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::KeepAlive => std::mem::take(&mut self.keep_alive),
+            Purpose::Serve => self.serve.take().is_some(),
+        }
+    }
+
+    /// Whether it is in for some purpose.
+    #[cfg(all(test, shuttle))]
+    pub(super) const fn is_any(self) -> bool {
+        self.keep_alive || self.serve.is_some()
+    }
 }
 
 /// The handles on a place, and the tasks that wait for it.
@@ -103,7 +128,7 @@ impl SharedSession {
             stay: 0,
             moved_at: None,
             held_until: None,
-            queued: None,
+            queued: Queued::default(),
             is_busy: false,
             timer: None,
             is_retired: false,
@@ -132,6 +157,28 @@ impl SharedSession {
 }
 
 impl SessionState {
+    /// Puts it into the outbox of its server for what it has to send, unless it is there for that.
+    pub(super) fn enqueue(&mut self, shared: &Arc<SharedSession>) {
+        let Self { session, queued, server, .. } = self;
+        if queued.serve != Some(Urgency::Now) {
+            let urgency = if session.is_awaited() {
+                Some(Urgency::Now)
+            } else {
+                (queued.serve.is_none() && session.may_audit()).then_some(Urgency::Later)
+            };
+            if let Some(urgency) = urgency {
+                queued.serve = Some(urgency);
+                server.outbox.push(Arc::clone(shared), urgency);
+            }
+        }
+        if !queued.keep_alive
+            && let Some(at) = session.keeps_alive()
+        {
+            queued.keep_alive = true;
+            server.outbox.push(Arc::clone(shared), Urgency::Before(at));
+        }
+    }
+
     /// Notes that a request took the place at `index`.
     pub(super) fn begin(&mut self, index: usize, meter: Meter) {
         if self.requests.len() <= index {

@@ -12,15 +12,15 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::identity::Identity;
-use super::{Permit, Policy, Semaphore};
+use super::{OnUnavailable, Permit, Policy, PolicyBuilder, Semaphore};
 use crate::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
     Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
-use crate::error::BackendError;
+use crate::error::{AcquireError, BackendError, RejectReason};
 use crate::protocol::Call;
 use crate::protocol::id::{NodeId, PlaceId};
 use crate::protocol::ledger::Hint;
@@ -52,9 +52,15 @@ struct World {
     down: AtomicBool,
     /// Connections break at once.
     flaps: AtomicBool,
+    /// Calls go unanswered.
+    is_mute: AtomicBool,
+    /// How long each place of a call takes, µs, and until when there is work.
+    place_us: AtomicUsize,
+    busy_until: Mutex<Option<Instant>>,
     connects: AtomicUsize,
     /// How many processes have used it.
     attached: AtomicUsize,
+    connected_at: Mutex<Vec<Instant>>,
     cut: Notify,
 }
 
@@ -76,6 +82,17 @@ impl World {
 
     fn cut(&self) {
         self.cut.notify_waiters();
+    }
+
+    /// Adds work for these calls. Returns when it is done, if it takes time.
+    fn work(&self, calls: &[AddressedCall]) -> Option<Instant> {
+        let place = Some(self.place_us.load(Ordering::SeqCst)).filter(|place| *place > 0)?;
+        let places = calls.iter().map(|call| 1 + call.op.places()).sum::<usize>();
+        let work = Duration::from_micros(u64::try_from(place * places).unwrap());
+        let mut busy_until = self.busy_until.lock().unwrap();
+        let done = busy_until.unwrap_or_else(Instant::now).max(Instant::now()) + work;
+        *busy_until = Some(done);
+        Some(done)
     }
 }
 
@@ -105,6 +122,7 @@ impl Backend for TwoServers {
         let world = &self.0;
         async move {
             let number = world.connects.fetch_add(1, Ordering::SeqCst) + 1;
+            world.connected_at.lock().unwrap().push(Instant::now());
             let is_b = shard.name() == Some("b");
             if world.is(|world| &world.down) {
                 return Err(BackendError::connection("down"));
@@ -142,12 +160,24 @@ impl Connection for OneConnection {
         self.world.cut.notified().boxed()
     }
 
+    /// A server that works answers something all the time.
+    fn heard_at(&self) -> Option<Instant> {
+        let busy_until = *self.world.busy_until.lock().unwrap();
+        Some(busy_until?.min(Instant::now()))
+    }
+
     fn send(
         &self,
         calls: Arc<[AddressedCall]>,
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let (world, is_b) = (Arc::clone(&self.world), self.is_b);
         async move {
+            if world.is(|world| &world.is_mute) {
+                return pending().await;
+            }
+            if let Some(done) = world.work(&calls) {
+                sleep_until(done).await;
+            }
             let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
             let answer = |call: &AddressedCall| {
                 let AddressedCall { key, node, limit, headroom, for_all, recalls, op } = call;
@@ -392,6 +422,75 @@ async fn reconnects_are_paced_though_the_semaphore_is_gone() {
         let connects = world.connects.load(Ordering::SeqCst);
         assert!(connects <= 40, "{connects} connections in 2 s; semaphore kept: {keep}");
     }
+}
+
+/// As where the server is too busy to answer: a fleet that comes back at once, and in step, keeps it so.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_given_up_is_opened_again_after_a_pause() {
+    let (world, semaphore) = one_process(settled());
+    let _held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    world.set(|world| &world.is_mute, true);
+    world.connected_at.lock().unwrap().clear();
+    // Something that goes unanswered at all times.
+    for _ in 0..40 {
+        semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
+    }
+    let connected_at = world.connected_at.lock().unwrap().clone();
+    let between = connected_at.windows(2).map(|pair| pair[1] - pair[0]);
+    let shortest = between.min().unwrap();
+    // It is given up after half a second, and the pause is 25 ms or more, of which half is left to chance.
+    assert!(shortest >= Duration::from_millis(512), "{shortest:?}");
+}
+
+fn admits() -> PolicyBuilder {
+    let wait = Duration::from_secs(10);
+    Policy::builder(1).wait_timeout(wait).lease(LONG).on_unavailable(OnUnavailable::Admit)
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_policy_admits_a_request_that_a_slow_server_has_not_come_to() {
+    let (world, semaphore) = one_process(settled());
+    let policy = admits().build().unwrap();
+    let held = semaphore.acquire("x", &policy).await.unwrap();
+    // 3 s for an acquire.
+    world.place_us.store(1_500_000, Ordering::SeqCst);
+    let (began, mut waits) = (Instant::now(), Box::pin(semaphore.acquire("x", &policy)));
+    assert!((&mut waits).now_or_never().is_none());
+    let tried = semaphore.try_acquire("x", &policy).await;
+    assert!(matches!(tried, Err(AcquireError::Unavailable(_))), "{tried:?}");
+    assert_eq!(began.elapsed(), Duration::from_secs(1));
+    let soon = admits().wait_timeout(Duration::from_secs(2)).build().unwrap();
+    let refused = semaphore.acquire("x", &soon).await.unwrap_err();
+    let AcquireError::Rejected(rejected) = &refused else { panic!("{refused}") };
+    assert_eq!(rejected.reason, RejectReason::QueueTimeout);
+    drop(held);
+    world.place_us.store(0, Ordering::SeqCst);
+    drop(waits.await.unwrap());
+    let health = semaphore.health();
+    assert_eq!((health.admitted_by_policy, health.disconnects), (0, 0));
+}
+
+/// 40,000 places take the server four seconds, in calls of up to 512.
+#[tokio::test(start_paused = true)]
+async fn a_crowd_costs_waiting_and_no_permit_connection_or_admission() {
+    let (world, semaphore) = one_process(settled());
+    world.place_us.store(100, Ordering::SeqCst);
+    let short = Policy::builder(1).lease(LEASE).build().unwrap();
+    let mut held = Vec::new();
+    for name in 0..20 {
+        held.push(semaphore.acquire(format!("held{name}"), &short).await.unwrap());
+    }
+    let policy = admits().max_queue(100_000).build().unwrap();
+    let crowd = (0..40_000).map(|number| semaphore.acquire(format!("x{}", number % 9), &policy));
+    let crowd: Vec<_> = crowd.map(tokio::spawn).collect();
+    sleep(Duration::from_secs(8)).await;
+    let health = semaphore.health();
+    assert_eq!((health.lost, health.disconnects, health.admitted_by_policy), (0, 0, 0));
+    // In spite of them, a newcomer for another name has its permit soon.
+    let began = Instant::now();
+    let _ = semaphore.acquire("new", &short).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    crowd.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,8 @@ pub const SETTLE: u64 = 2 * S;
 const IDLE: u64 = 2 * S;
 /// How long a place may stand in a server that no request of its process accounts for.
 const ORPHAN: u64 = 500 * MS;
+/// The same, while a crowd keeps the server busy.
+const CROWDED_ORPHAN: u64 = 1500 * MS;
 /// How long after its end a request's place may stand in the server.
 const ENDED: u64 = 400 * MS;
 /// How long the record of a name may be kept behind its last request.
@@ -126,6 +128,10 @@ pub struct Life {
     calls: u64,
     named: u64,
     connects: u64,
+    /// The servers that it was connected to, or tried to be.
+    known: BTreeSet<usize>,
+    /// Requests that its policies admitted, up to this second.
+    admitted: u64,
 }
 
 impl Life {
@@ -359,6 +365,8 @@ impl Checker {
             calls: 0,
             named: 0,
             connects: 0,
+            known: BTreeSet::new(),
+            admitted: 0,
         });
     }
 
@@ -522,6 +530,20 @@ impl Checker {
         life.calls += calls as u64;
         life.named += places as u64;
         life.connects += connects;
+    }
+
+    /// A process opens a connection to a server: it has lost the one that it had, or could not open it.
+    pub fn connects(&mut self, process: usize, server: usize, at: u64) {
+        if self.lives[process].known.insert(server) {
+            return;
+        }
+        let quiet = self.quiet_since(process, server).max(self.call_errors_until);
+        if quiet < at && !self.lives[process].closing {
+            let text = format!(
+                "process {process} connects to server {server} again, and nothing was wrong"
+            );
+            self.flag("work: reconnects", at, text);
+        }
     }
 
     /// Since when nothing hinders a process in speaking with a server.
@@ -1122,7 +1144,8 @@ impl Checker {
             let orphans = since(&mut life.orphans[name], more, at);
             let uncounted = since(&mut life.uncounted[name], fewer, at);
             let (alive, believed) = (life.alive[name], life.believed[name]);
-            if orphans.is_some_and(|from| at > from.max(quiet).max(life.late[name]) + ORPHAN) {
+            let patience = if self.scenario == Scenario::Crowd { CROWDED_ORPHAN } else { ORPHAN };
+            if orphans.is_some_and(|from| at > from.max(quiet).max(life.late[name]) + patience) {
                 let text = format!(
                     "process {process} has {alive} requests for n{name}, and {} places stand there for it",
                     held + waiting
@@ -1181,9 +1204,10 @@ impl Checker {
     }
 
     /// A second is over: looks at what processes did in it.
-    pub fn second(&mut self, at: u64, servers: usize, records: &[Option<usize>]) {
+    pub fn second(&mut self, at: u64, servers: usize, records: &[Option<usize>], admitted: &[u64]) {
         for process in 0..self.lives.len() {
             let quiet = (0..servers).map(|server| self.quiet_since(process, server)).max();
+            self.admits_in(process, admitted[process], quiet.unwrap_or(0), at);
             let used = &self.lives[process];
             // Where the server was away, releases may wait for it, up to the end of the leases.
             let away = |name: usize| {
@@ -1246,6 +1270,17 @@ impl Checker {
             }
             *self.counts.entry("most calls in a second").or_default() =
                 calls.max(self.counts.get("most calls in a second").copied().unwrap_or(0));
+        }
+    }
+
+    /// Policies for outages admit requests in an outage alone, not because a server is busy.
+    fn admits_in(&mut self, process: usize, admitted: u64, quiet: u64, at: u64) {
+        let life = &mut self.lives[process];
+        let more = admitted.saturating_sub(life.admitted);
+        life.admitted = admitted;
+        if more > 0 && quiet.max(self.call_errors_until) + S < at {
+            let text = format!("process {process} admitted {more} requests, and nothing was wrong");
+            self.flag("admitted", at, text);
         }
     }
 

@@ -41,11 +41,13 @@ pub enum Scenario {
     All,
     /// Everything but loss of data, in short faults that never end: dozens in a second.
     Hail,
+    /// Very many processes ask for thousands of tenants at once: after an outage, or without one.
+    Crowd,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Calm,
         Self::Network,
         Self::Loss,
@@ -63,6 +65,7 @@ impl Scenario {
         Self::Refusals,
         Self::All,
         Self::Hail,
+        Self::Crowd,
     ];
 
     /// The name, as the command line takes it.
@@ -86,6 +89,7 @@ impl Scenario {
             Self::Refusals => "refusals",
             Self::All => "all",
             Self::Hail => "hail",
+            Self::Crowd => "crowd",
         }
     }
 
@@ -116,7 +120,8 @@ impl Scenario {
             [Kind::NoMemory, Kind::ReadOnly, Kind::Loading, Kind::NoRights, Kind::LateAnswers];
         let processes = [Kind::Crash, Kind::Freeze, Kind::Suspend, Kind::SlowProcess];
         match self {
-            Self::Calm | Self::Operators => Vec::new(),
+            // The outage of a crowd comes before it.
+            Self::Calm | Self::Operators | Self::Crowd => Vec::new(),
             Self::Network | Self::Layer => network.into(),
             Self::Loss => [&loss[..], &[Kind::Cut, Kind::HintsLost, Kind::LateAnswers]].concat(),
             Self::Outage => {
@@ -333,7 +338,7 @@ pub enum OutagePolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskPlan {
     /// Whose it is.
-    pub tenant: u8,
+    pub tenant: u16,
     /// The tenant's weight.
     pub weight: u32,
     /// The request's class.
@@ -504,6 +509,10 @@ pub enum Planted {
     KeepsTooLong,
     /// A request is sent long after it came, behind later ones.
     ComesLate,
+    /// A process that can connect believes that it cannot.
+    NeverConnects,
+    /// A process does not hear of some answers.
+    LosesAnswers,
     // From here on: a server of which the ledger is [`Naive`](crate::naive::Naive).
     /// None: the ledger of the test's own, with all its rules.
     Naive,
@@ -542,7 +551,7 @@ impl Planted {
     /// need a process of their own.
     ///
     /// Each with the rule that it breaks.
-    pub const ALL: [(Self, &str); 42] = [
+    pub const ALL: [(Self, &str); 44] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -572,6 +581,8 @@ impl Planted {
         (Self::TakesOthersForOwn, "passed by"),
         (Self::KeepsTooLong, "kept"),
         (Self::ComesLate, "own order"),
+        (Self::NeverConnects, "admitted"),
+        (Self::LosesAnswers, "work: reconnects"),
         (Self::SettlesNothing, "turn"),
         (Self::StampsAnew, "turn"),
         (Self::LevelByWaiting, "turn"),
@@ -645,11 +656,17 @@ impl Plan {
             Scenario::All => rng.pick(&[1, 1, 2, 3]),
             _ => 1,
         };
-        let common = if large { 1 } else { rng.pick(&[1, 2, 2, 3, 4]) };
-        let names = common + if large { 0 } else { rng.pick(&[0, 3, 10]) };
-        let processes = rng.pick(&[2, 3, 3, 4]);
+        let crowd = scenario == Scenario::Crowd;
+        let common = match scenario {
+            Scenario::Large => 1,
+            Scenario::Crowd => 3,
+            _ => rng.pick(&[1, 2, 2, 3, 4]),
+        };
+        let names = common + if large || crowd { 0 } else { rng.pick(&[0, 3, 10]) };
+        let processes = if crowd { 20 } else { rng.pick(&[2, 3, 3, 4]) };
         let load = match scenario {
             Scenario::Large => 12_000,
+            Scenario::Crowd => 9000,
             Scenario::Outage => rng.pick(&[3000, 5000, 8000, 30_000]),
             Scenario::Refusals => 60_000,
             _ => rng.pick(&[3000, 5000, 8000]),
@@ -665,7 +682,12 @@ impl Plan {
             policies,
             quarantine: matches!(scenario, Scenario::Loss | Scenario::All) && rng.percent(40),
             counted: rng.percent(60),
-            place_ns: if large { 20_000 } else { rng.pick(&[2000, 10_000]) },
+            place_ns: match scenario {
+                Scenario::Large => 20_000,
+                // As where each has a tenant of its own, and a server is slow.
+                Scenario::Crowd => rng.pick(&[100_000, 150_000, 200_000]),
+                _ => rng.pick(&[2000, 10_000]),
+            },
             drift: (0..servers).map(|_| 0).collect(),
             window: rng.pick(&[1, 2, 2, 4]),
             requests: Vec::new(),
@@ -682,6 +704,9 @@ impl Plan {
         plan.add_requests(rng, large, long);
         plan.add_faults(rng);
         plan.add_operations(rng);
+        if crowd {
+            return plan;
+        }
         plan.add_tenants(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 71])));
         plan.add_bounds(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 103])));
         plan.add_lingers(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 83])));
@@ -800,10 +825,12 @@ impl Plan {
                 headroom: 0,
                 limit: match scenario {
                     Scenario::Large => rng.pick(&[30_000, 30_000, 3]),
+                    Scenario::Crowd => rng.pick(&[60, 100]),
                     _ => rng.pick(&[1, 1, 2, 3, 5, 10]),
                 },
                 lease: match scenario {
                     Scenario::Large | Scenario::Tardy => 10_000,
+                    Scenario::Crowd => rng.pick(&[5000, 10_000]),
                     Scenario::Leases | Scenario::Refusals => {
                         rng.pick(&[5000, 15_000, 60_000, 600_000])
                     }
@@ -813,7 +840,7 @@ impl Plan {
                     _ => rng.pick(&[500, 1000, 1500, 2000, 3000]),
                 },
                 max_queue: match scenario {
-                    Scenario::Large => 100_000,
+                    Scenario::Large | Scenario::Crowd => 100_000,
                     _ => rng.pick(&[0, 3, 20, 1000, 1000, 1000]),
                 },
                 outage: match scenario {
@@ -822,6 +849,7 @@ impl Plan {
                     | Scenario::Refusals
                     | Scenario::All
                     | Scenario::Hail
+                    | Scenario::Crowd
                     | Scenario::Shards => match rng.below(4) {
                         0 | 1 => OutagePolicy::Refuse,
                         2 => OutagePolicy::Admit,
@@ -878,6 +906,10 @@ impl Plan {
         }
         if self.scenario == Scenario::Tardy {
             self.add_tardy(rng);
+            return;
+        }
+        if self.scenario == Scenario::Crowd {
+            self.add_crowd(rng);
             return;
         }
         // Load comes in waves, each with habits of its own.
@@ -939,6 +971,42 @@ impl Plan {
         self.requests.sort_by_key(|request| request.at);
     }
 
+    /// Each process holds permits of some names, and then asks for very many tenants of another one at once.
+    fn add_crowd(&mut self, rng: &mut Rng) {
+        let (back, leaves) = (GiveBack::Drop, None);
+        for process in 0..self.processes {
+            for name in 1..self.names {
+                let at = rng.between(0, 100);
+                let (ask, wait, hold) = (None, 2000, rng.between(6000, 8000));
+                let plan =
+                    RequestPlan { at, process, name, ask, wait, hold, leaves, back, bound: None };
+                self.requests.push(plan);
+            }
+        }
+        let mut comes = 1500;
+        if rng.percent(50) {
+            let (kind, process, server, what) = (Kind::Down, 0, 0, 0);
+            let fault = FaultPlan { at: 1000, lasts: 2000, kind, process, server, what };
+            self.faults.push(fault);
+            // By then all have noticed that it is over.
+            comes = 3600;
+        }
+        let (many, spread) = (rng.pick(&[20, 50, 150, 400]), rng.pick(&[1, 20, 300]));
+        for process in 0..self.processes {
+            for number in 0..many {
+                let at = comes + rng.between(0, spread);
+                let tenant = u16::try_from(process * many + number).unwrap_or(0);
+                let ask = AskPlan { tenant, weight: 1, class: 0, cost: 1, each: 0 };
+                let (name, ask, wait) = (0, Some(ask), rng.pick(&[0, 1000, 3000]));
+                let hold = rng.between(5, 50);
+                let plan =
+                    RequestPlan { at, process, name, ask, wait, hold, leaves, back, bound: None };
+                self.requests.push(plan);
+            }
+        }
+        self.requests.sort_by_key(|request| request.at);
+    }
+
     /// Stalls that end about when the answers that they hold up are given up, and callers that may not
     /// wait while their process has used up its share.
     fn add_tardy(&mut self, rng: &mut Rng) {
@@ -976,7 +1044,7 @@ impl Plan {
 
     fn add_faults(&mut self, rng: &mut Rng) {
         let kinds = self.scenario.faults();
-        if kinds.is_empty() || self.scenario == Scenario::Tardy {
+        if kinds.is_empty() || matches!(self.scenario, Scenario::Tardy | Scenario::Crowd) {
             return;
         }
         let hail = self.scenario == Scenario::Hail;

@@ -132,6 +132,7 @@ fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
     let scenarios = match planted {
         Planted::WorksUnbounded => vec![Scenario::Large],
         Planted::SweepSettlesNobody | Planted::ForgetsSuspension => vec![Scenario::Processes],
+        Planted::NeverConnects => vec![Scenario::Crowd],
         _ => vec![Scenario::Calm, Scenario::Operators, Scenario::Leases],
     };
     (1..160).find_map(|seed| {

@@ -22,13 +22,15 @@ const PROBES: u64 = 4000;
 /// How long after the end of the load what operators set is taken back: what they did last is done by then.
 const CLEARS: u64 = 1500;
 /// What these ask for where tenants share a name.
-const PROBE: AskPlan = AskPlan { tenant: 200, weight: 1, class: 0, cost: 1, each: 0 };
+const PROBE: AskPlan = AskPlan { tenant: 60_000, weight: 1, class: 0, cost: 1, each: 0 };
 /// µs since 1970 when a run begins.
 const EPOCH: u64 = 1_700_000_000_000_000;
 /// How seldom releases that were refused for long are tried again, ms.
 const REFUSED: u64 = 4000;
 /// How long after its machine was suspended a process may take to tell holders, ms.
 const RESUMES: u64 = 600;
+/// How long a server works on a batch before it answers a part of it.
+const PART: u64 = 20 * MS;
 /// How often the checker looks at the servers.
 const LOOK: u64 = 100 * MS;
 
@@ -112,6 +114,11 @@ enum What {
         late: bool,
     },
     Overdue {
+        process: usize,
+        lane: u64,
+    },
+    /// A part of a long batch is carried out.
+    Hears {
         process: usize,
         lane: u64,
     },
@@ -344,7 +351,10 @@ impl<'a> World<'a> {
                 let records: Vec<_> = (self.processes.iter())
                     .map(|process| process.as_ref().map(Process::records))
                     .collect();
-                self.checker.second(to, self.plan.servers, &records);
+                let admitted: Vec<_> = (self.processes.iter())
+                    .map(|process| process.as_ref().map_or(0, |process| process.health().1))
+                    .collect();
+                self.checker.second(to, self.plan.servers, &records, &admitted);
                 second_at += 1000 * MS;
             }
             if !cleared && to >= load + CLEARS * MS {
@@ -535,6 +545,7 @@ impl<'a> World<'a> {
         };
         if let Outgoing::Connect(server) = what {
             self.checker.sent(process, (0, 0), 1);
+            self.checker.connects(process, server, at);
             self.checker.count("connects");
             self.lanes.insert(
                 (process, lane),
@@ -618,6 +629,11 @@ impl<'a> World<'a> {
                 let deferred = self.lanes.get_mut(&(process, lane)).and_then(|l| l.deferred.take());
                 if let Some(batch) = deferred {
                     self.enqueue(process, lane, batch);
+                }
+            }
+            What::Hears { process, lane } => {
+                if self.lanes.get(&(process, lane)).is_some_and(|lane| lane.open) {
+                    self.deliver(process, lane, Incoming::Heard { lane });
                 }
             }
             What::Closes { process, lane } => {
@@ -777,6 +793,9 @@ impl<'a> World<'a> {
         let cost = 5 + 10 * calls as u64 + places as u64 * self.plan.place_ns / 1000;
         let at = now.max(known.busy_until).max(known.hangs_until) + cost;
         known.busy_until = at;
+        for part in 1..cost / PART {
+            self.push(at - part * PART, What::Hears { process, lane });
+        }
         self.push(at, What::CarriesOut { process, lane, batch, late });
     }
 
@@ -845,6 +864,7 @@ impl<'a> World<'a> {
                 !counted || listeners.get(&node).is_some_and(|over| !over.is_empty())
             },
             audit: &mut |step| checker.step(now, step),
+            judges: self.plan.scenario != Scenario::Crowd,
             planted: self.plan.planted,
         };
         let (answers, messages) = store.carry_out(batch, &mut site);

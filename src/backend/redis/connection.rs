@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use deadpool_redis::redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, join_all, try_join_all};
+use tokio::task::coop::unconstrained;
+use tokio::time::Instant;
 
 use super::calls::{self, For};
 use super::cluster::Cluster;
@@ -40,6 +42,10 @@ pub(super) struct RedisConnection {
     /// If the server is one that sentinels name.
     pub(super) named: Option<Named>,
 }
+
+/// The most arguments of the commands that are answered together, unless there is one alone. A server carries them out
+/// in a few milliseconds.
+const PART_MAX: usize = 128;
 
 /// A master that sentinels named.
 #[derive(Clone)]
@@ -76,6 +82,10 @@ impl Connection for RedisConnection {
             }
         }
         .boxed()
+    }
+
+    fn heard_at(&self) -> Option<Instant> {
+        self.connection.heard_at()
     }
 
     fn send(
@@ -290,11 +300,37 @@ async fn send(
     connection: &mut Multiplexed,
     commands: impl ExactSizeIterator<Item = Cmd>,
 ) -> Result<Vec<Value>, BackendError> {
-    let count = commands.len();
-    let mut pipeline = Pipeline::with_capacity(count);
+    let (mut parts, mut part, mut size) = (Vec::new(), Pipeline::with_capacity(commands.len()), 0);
     for command in commands {
-        pipeline.add_command(command);
+        let more = command.args_iter().len();
+        if size > 0 && size + more > PART_MAX {
+            parts.push(std::mem::take(&mut part));
+            size = 0;
+        }
+        size += more;
+        part.add_command(command);
     }
+    if parts.is_empty() {
+        return send_part(connection, part).await;
+    }
+    parts.push(part);
+    let parts = parts.into_iter().map(|part| {
+        let mut connection = (*connection).clone();
+        async move {
+            let values = send_part(&mut connection, part).await?;
+            connection.hear();
+            Ok::<_, BackendError>(values)
+        }
+    });
+    // In this order, so none may give way to another before it is sent.
+    Ok(unconstrained(try_join_all(parts)).await?.concat())
+}
+
+async fn send_part(
+    connection: &mut Multiplexed,
+    pipeline: Pipeline,
+) -> Result<Vec<Value>, BackendError> {
+    let count = pipeline.len();
     let values = connection.send_packed_commands(&pipeline, 0, count).await.map_err(broken)?;
     if values.len() == count {
         Ok(values)

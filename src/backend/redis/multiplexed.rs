@@ -1,11 +1,12 @@
 //! A connection that many callers share.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// Reads and writes the socket of a connection while it is polled. Completes when the connection is closed, and closes
 /// it when it is dropped.
@@ -16,6 +17,7 @@ pub(super) type Driver = BoxFuture<'static, ()>;
 #[derive(Clone, Debug)]
 pub(super) struct Multiplexed {
     connection: MultiplexedConnection,
+    heard_at: Arc<Mutex<Option<Instant>>>,
     _task: Option<Arc<Task>>,
 }
 
@@ -23,14 +25,25 @@ impl Multiplexed {
     /// A connection with a task of its own.
     pub(super) fn spawn(connection: MultiplexedConnection, driver: Driver) -> Self {
         let task = Task(tokio::spawn(driver));
-        Self { connection, _task: Some(Arc::new(task)) }
+        Self { _task: Some(Arc::new(task)), ..connection.into() }
+    }
+
+    /// Notes that the server answered a part of what was sent in one write.
+    pub(super) fn hear(&self) {
+        let mut heard_at = self.heard_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard_at = Some(Instant::now());
+    }
+
+    /// When it did so last.
+    pub(super) fn heard_at(&self) -> Option<Instant> {
+        *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A connection that is driven elsewhere.
 impl From<MultiplexedConnection> for Multiplexed {
     fn from(connection: MultiplexedConnection) -> Self {
-        Self { connection, _task: None }
+        Self { connection, heard_at: Arc::default(), _task: None }
     }
 }
 

@@ -91,7 +91,13 @@ impl RedisBackend {
             };
             Ok(RedisConnection { driver: Mutex::new(Some(driver)), ..opened? })
         };
-        tokio::time::timeout(self.patience.answer, prepared).await.map_err(|_| no_answer())?
+        prepared.await
+    }
+
+    /// Waits for an answer. Each has this time, not all together: a server that many processes come back to at once is
+    /// slow, and not away.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, BackendError> {
+        tokio::time::timeout(self.patience.answer, answer).await.map_err(|_| no_answer())
     }
 
     async fn set_up(
@@ -100,20 +106,20 @@ impl RedisBackend {
         subscribes: bool,
         member: Option<Member>,
     ) -> Result<RedisConnection, BackendError> {
-        let server = info::ask(&mut connection).await?;
+        let server = self.in_time(info::ask(&mut connection)).await??;
         let (driver, tenanted) = (Mutex::default(), Arc::default());
         let mut opened =
             RedisConnection { connection, tenanted, server, driver, member, named: None };
         // A user that may not load scripts sends each of them in full, once.
         let scripts = scripts::load();
         let count = scripts.len();
-        let loaded = opened.connection.send_packed_commands(&scripts, 0, count).await;
-        loaded.map_err(error::broken)?;
+        let loaded = opened.connection.send_packed_commands(&scripts, 0, count);
+        self.in_time(loaded).await?.map_err(error::broken)?;
         let Some((node, _)) = self.caller.get() else { return Ok(opened) };
         self.probe(&mut opened, *node).await?;
         if subscribes {
             let channels = [self.keys.mailbox(*node), self.keys.overrides()];
-            match opened.connection.subscribe(&channels).await {
+            match self.in_time(opened.connection.subscribe(&channels)).await? {
                 Ok(()) => opened.server.poll_only = false,
                 Err(error) if is_forbidden(&error) => {
                     tracing::debug!(target: "tower_semaphore", %error, "may not subscribe");
@@ -150,7 +156,7 @@ impl RedisBackend {
             recalls: false,
             op,
         });
-        for answer in opened.send(Arc::from(calls)).await? {
+        for answer in self.in_time(opened.send(Arc::from(calls))).await?? {
             if let Answer::Failed(error) | Answer::Refused(error) = answer {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
@@ -158,7 +164,8 @@ impl RedisBackend {
         // No process has this id, so nobody receives it.
         let channel = self.keys.mailbox(NodeId::new(0));
         let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
-        if let Err(error) = published.query_async::<()>(&mut *opened.connection).await {
+        let published = published.query_async::<()>(&mut *opened.connection);
+        if let Err(error) = self.in_time(published).await? {
             if !is_forbidden(&error) {
                 return Err(error::broken(error));
             }

@@ -268,6 +268,22 @@ impl Session {
         self.admit_local(now);
     }
 
+    /// As [`handle_wait_timeout`](Self::handle_wait_timeout), where the backend answers, and has not come to this
+    /// request yet: its call is not sent, or stands behind others of this process. That is no outage, so no policy
+    /// admits it.
+    pub fn handle_answer_timeout(&mut self, index: usize, now: Time) {
+        let place = self.places.get(index).filter(|place| place.is_joining() && !place.queued);
+        let Some(place) = place.filter(|_| !self.outage) else {
+            return self.handle_wait_timeout(index, now);
+        };
+        if place.options.max_queue.is_some() {
+            self.leave_server(index, now);
+            self.refuse(index, RejectReason::QueueTimeout, self.seen);
+        } else {
+            self.fail(index, now);
+        }
+    }
+
     /// Releases every place: permits are lost to their holders, requests are told that it is over.
     pub fn handle_close(&mut self, now: Time) {
         self.local_queue = LocalQueue::new();

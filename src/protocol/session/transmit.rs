@@ -40,26 +40,34 @@ impl Session {
     /// Whether there is anything to send, and how soon; `None`: there is nothing.
     #[must_use]
     pub fn urgency(&self) -> Option<Urgency> {
-        let joins = !self.joins.is_empty();
-        if !self.releases.is_empty()
-            || self.more
-            || (joins && !self.resync)
-            || self.is_kept_for_nobody()
-        {
+        if self.is_awaited() || !self.joins.is_empty() && self.has_renewals() {
             return Some(Urgency::Now);
         }
+        let keeps_alive = self.keeps_alive().map(Urgency::Before);
+        keeps_alive.or_else(|| self.may_audit().then_some(Urgency::Later))
+    }
+
+    /// Whether to call [`poll_serving`](Self::poll_serving), because a request waits for that, here or elsewhere.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        !self.releases.is_empty()
+            || self.more
+            || (!self.joins.is_empty() && !self.resync)
+            || self.is_kept_for_nobody()
+    }
+
+    /// By when to call [`poll_keep_alive`](Self::poll_keep_alive), if leases are to be renewed: the end of the first
+    /// one.
+    #[must_use]
+    pub fn keeps_alive(&self) -> Option<Time> {
         if let Some(at) = self.asks_since() {
-            return Some(Urgency::Before(at));
+            return Some(at);
         }
-        if self.has_renewals() {
-            if joins {
-                return Some(Urgency::Now);
-            }
-            let live = self.places.iter().filter(|(_, place)| place.is_live());
-            let first = live.map(|(_, place)| place.deadline()).min();
-            return Some(first.map_or(Urgency::Later, Urgency::Before));
+        if !self.has_renewals() {
+            return None;
         }
-        self.may_audit().then_some(Urgency::Later)
+        let live = self.places.iter().filter(|(_, place)| place.is_live());
+        Some(live.map(|(_, place)| place.deadline()).min().unwrap_or(Time::ZERO))
     }
 
     /// What most looks find: each call is followed by one.
@@ -74,7 +82,8 @@ impl Session {
     }
 
     /// Whether what stands there of this process is to be asked now: not just after that was refused.
-    fn may_audit(&self) -> bool {
+    #[must_use]
+    pub fn may_audit(&self) -> bool {
         self.audit && !self.resync && self.release_at.is_none()
     }
 
@@ -88,6 +97,16 @@ impl Session {
     /// always reads its own; renewals; newcomers. Where nothing stands between them, newcomers take the
     /// last releases along in their call.
     pub fn poll_call(&mut self, now: Time) -> Option<Call> {
+        self.poll(CALL_MAX, true, now)
+    }
+
+    /// As [`poll_call`](Self::poll_call), but for calls that renew leases: [`poll_keep_alive`](Self::poll_keep_alive)
+    /// has those. For at most so many places.
+    pub fn poll_serving(&mut self, most: usize, now: Time) -> Option<Call> {
+        self.poll(most.clamp(1, CALL_MAX), false, now)
+    }
+
+    fn poll(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
         if self.has_nothing_to_send() {
             self.end_resync();
             return None;
@@ -95,13 +114,80 @@ impl Session {
         if self.is_kept_for_nobody() {
             self.release_kept(now);
         }
-        if let Some((permit, first)) = self.take_question() {
+        if renews && let Some((permit, first)) = self.take_question() {
             self.renewals.push_back(permit);
             self.renewals.extend(first);
         }
         if self.releases.front().is_some_and(|(_, until)| now >= *until + self.lease) {
             self.drop_expired_releases(now);
         }
+        if renews {
+            self.begin_to_renew(now);
+        }
+        self.end_resync();
+        let joins = !self.resync && self.skip_to_join();
+        let between = renews && (!self.reasserts.is_empty() || !self.renewals.is_empty());
+        let mut head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
+        let op = if !self.releases.is_empty() {
+            let ids = self.next_releases(most);
+            let limit = self.limit_to_promote(&ids);
+            // What they free may be for a place of a higher limit than the newcomers know.
+            if joins && !between && self.next_limit() >= Some(limit) {
+                self.next_acquire(ids, most, &mut head)
+            } else {
+                Op::Release { ids }
+            }
+        } else if between && let Some(op) = self.next_of_leases(most) {
+            op
+        } else if joins {
+            self.next_acquire(Ids::new(), most, &mut head)
+        } else if self.may_audit() {
+            self.audit = false;
+            self.auditing = true;
+            Op::Audit { most: AUDIT_MAX }
+        } else if self.more {
+            Op::Release { ids: Ids::new() }
+        } else if renews
+            && (self.renew || self.ask)
+            && self.renewing == 0
+            && self.renewals.is_empty()
+        {
+            // The places that were to be renewed before are gone, and the others are still to be.
+            return self.poll(most, renews, now);
+        } else {
+            // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
+            let waited = self.resync;
+            self.end_resync();
+            return if waited && !self.resync { self.poll(most, renews, now) } else { None };
+        };
+        Some(self.call_of(op, head, now))
+    }
+
+    /// The next call that renews leases, ahead of all else that is to be sent; `None`: there is none for now. For at
+    /// most so many places.
+    pub fn poll_keep_alive(&mut self, most: usize, now: Time) -> Option<Call> {
+        let most = most.clamp(1, CALL_MAX);
+        if let Some((permit, first)) = self.take_question() {
+            self.renewals.push_back(permit);
+            self.renewals.extend(first);
+        }
+        let op = loop {
+            self.begin_to_renew(now);
+            match self.next_of_leases(most) {
+                // Those that were to be renewed before are gone, and the others are still to be.
+                None if (self.renew || self.ask) && self.renewing == 0 => {}
+                None => {
+                    self.end_resync();
+                    return None;
+                }
+                Some(op) => break op,
+            }
+        };
+        let head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
+        Some(self.call_of(op, head, now))
+    }
+
+    fn begin_to_renew(&mut self, now: Time) {
         if self.renewing == 0 && self.renewals.is_empty() {
             if self.renew {
                 self.begin_renewals(now);
@@ -110,39 +196,15 @@ impl Session {
                 self.begin_to_ask(now);
             }
         }
-        self.end_resync();
-        let joins = !self.resync && self.skip_to_join();
-        let between = !self.reasserts.is_empty() || !self.renewals.is_empty();
-        let mut head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
-        let op = if !self.releases.is_empty() {
-            let ids = self.next_releases();
-            let limit = self.limit_to_promote(&ids);
-            // What they free may be for a place of a higher limit than the newcomers know.
-            if joins && !between && self.next_limit() >= Some(limit) {
-                self.next_acquire(ids, &mut head)
-            } else {
-                Op::Release { ids }
-            }
-        } else if between && let Some(op) = self.next_reassert().or_else(|| self.next_renewal()) {
-            self.renewing += 1;
-            op
-        } else if joins {
-            self.next_acquire(Ids::new(), &mut head)
-        } else if self.may_audit() {
-            self.audit = false;
-            self.auditing = true;
-            Op::Audit { most: AUDIT_MAX }
-        } else if self.more {
-            Op::Release { ids: Ids::new() }
-        } else if (self.renew || self.ask) && self.renewing == 0 && self.renewals.is_empty() {
-            // The places that were to be renewed before are gone, and the others are still to be.
-            return self.poll_call(now);
-        } else {
-            // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
-            let waited = self.resync;
-            self.end_resync();
-            return if waited && !self.resync { self.poll_call(now) } else { None };
-        };
+    }
+
+    fn next_of_leases(&mut self, most: usize) -> Option<Op> {
+        let op = self.next_reassert(most).or_else(|| self.next_renewal(most))?;
+        self.renewing += 1;
+        Some(op)
+    }
+
+    fn call_of(&mut self, op: Op, mut head: CallHead, now: Time) -> Call {
         // Whatever it is, it promotes; if only up to its bound again, its reply says so.
         if !matches!(op, Op::Audit { .. }) {
             self.more = false;
@@ -154,7 +216,7 @@ impl Session {
         }
         let CallHead { limit, headroom, recalls } = head;
         let set = self.limit_for_all(now);
-        Some(Call { limit: set.unwrap_or(limit), headroom, for_all: set.is_some(), recalls, op })
+        Call { limit: set.unwrap_or(limit), headroom, for_all: set.is_some(), recalls, op }
     }
 
     /// Up to how many permits in use a call without newcomers grants, which releases these places. Each place that waits
@@ -200,7 +262,7 @@ impl Session {
         expired.into_iter().for_each(|id| self.left_queue(id.n));
     }
 
-    fn next_releases(&mut self) -> Ids {
+    fn next_releases(&mut self, most: usize) -> Ids {
         if self.releases.len() == 1
             && let Some(release) = self.releases.pop_front()
         {
@@ -209,7 +271,7 @@ impl Session {
             return Ids::from_buf([release.0]);
         }
         let (mut ids, mut permits) = (Ids::new(), 0);
-        while permits < CALL_MAX
+        while permits < most
             && let Some(release) = self.releases.pop_front()
         {
             permits += release.0.cost() as usize;
@@ -224,6 +286,7 @@ impl Session {
     fn begin_renewals(&mut self, now: Time) {
         self.renew = false;
         let (resync, is_put_off) = (self.resync, self.renew_at.is_some());
+        let mut waiting = Vec::new();
         for place in self.places.iter_mut() {
             let due = match place.state {
                 _ if place.restoring || is_put_off && place.refused => false,
@@ -244,9 +307,15 @@ impl Session {
             };
             if due {
                 (place.check, place.refused) = (false, false);
-                self.renewals.push_back(place.n);
+                if place.is_waiting() {
+                    waiting.push(place.n);
+                } else {
+                    self.renewals.push_back(place.n);
+                }
             }
         }
+        // Behind those that hold, however many they are.
+        self.renewals.extend(waiting);
     }
 
     /// A permit may be free for whichever place is first. One call finds out for all of them, and its reply says when
@@ -264,35 +333,37 @@ impl Session {
         }
     }
 
-    fn next_reassert(&mut self) -> Option<Op> {
+    fn next_reassert(&mut self, most: usize) -> Option<Op> {
         let (node, mut proofs) = (self.node, Vec::new());
-        let lease_ms = next_places(&mut self.reasserts, &mut self.places, |place, now_sent| {
-            let proof = match place.state {
-                State::Waiting { ticket: Some(ticket) } => ticket,
-                State::Held => place.lease_end,
-                State::Admitted { .. } => NEVER_ENDS,
-                _ => return false,
-            };
-            if now_sent {
-                if let State::Admitted { announced } = &mut place.state {
-                    announced.send();
+        let lease_ms =
+            next_places(&mut self.reasserts, &mut self.places, most, |place, now_sent| {
+                let proof = match place.state {
+                    State::Waiting { ticket: Some(ticket) } => ticket,
+                    State::Held => place.lease_end,
+                    State::Admitted { .. } => NEVER_ENDS,
+                    _ => return false,
+                };
+                if now_sent {
+                    if let State::Admitted { announced } = &mut place.state {
+                        announced.send();
+                    }
+                    proofs.push((place.id(node), proof));
                 }
-                proofs.push((place.id(node), proof));
-            }
-            true
-        })?;
+                true
+            })?;
         Some(Op::Reassert { lease_ms, proofs })
     }
 
-    fn next_renewal(&mut self) -> Option<Op> {
+    fn next_renewal(&mut self, most: usize) -> Option<Op> {
         let (node, mut ids) = (self.node, Ids::new());
-        let lease_ms = next_places(&mut self.renewals, &mut self.places, |place, now_sent| {
-            let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
-            if is_there && now_sent {
-                ids.push(place.id(node));
-            }
-            is_there
-        })?;
+        let lease_ms =
+            next_places(&mut self.renewals, &mut self.places, most, |place, now_sent| {
+                let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
+                if is_there && now_sent {
+                    ids.push(place.id(node));
+                }
+                is_there
+            })?;
         Some(Op::Renew { lease_ms, ids })
     }
 
@@ -309,10 +380,10 @@ impl Session {
 
     /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
     /// there is room for beside those that leave. What else the call says of them goes into `head`.
-    fn next_acquire(&mut self, leaving: Ids, head: &mut CallHead) -> Op {
+    fn next_acquire(&mut self, leaving: Ids, most: usize, head: &mut CallHead) -> Op {
         let (node, mut ids, mut common) = (self.node, Ids::new(), None);
         let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
-        while permits < CALL_MAX && self.skip_to_join() {
+        while permits < most && self.skip_to_join() {
             let Some(n) = self.joins.front().copied() else { break };
             let Some(place) = self.places.find(n) else { break };
             let asked = (
@@ -343,16 +414,17 @@ impl Session {
     }
 }
 
-/// Takes places with one lease out of a queue, at most as many as go in a call, and leaves the others
+/// Takes places with one lease out of a queue, with at most so many permits, and leaves the others
 /// there. `visit` says whether a place is still to be sent; with `true` it is sent now. Gives the lease
 /// of those sent.
 fn next_places(
     queue: &mut VecDeque<u64>,
     places: &mut Places,
+    most: usize,
     mut visit: impl FnMut(&mut Place, bool) -> bool,
 ) -> Option<u64> {
     let (mut common, mut permits, mut others) = (None, 0, VecDeque::new());
-    while permits < CALL_MAX
+    while permits < most
         && let Some(n) = queue.pop_front()
     {
         let Some(place) = places.find(n) else { continue };

@@ -140,3 +140,62 @@ fn what_only_the_process_makes_of_its_permits_divides_no_call() {
         "{calls:?}"
     );
 }
+
+/// A driver takes what keeps leases alive by itself, however much else there is to be sent.
+#[test]
+fn renewals_are_taken_ahead_of_releases_and_newcomers() {
+    let mut rig = Rig::new(2);
+    let first = rig.request();
+    rig.request();
+    let waits = rig.request();
+    rig.settle();
+    rig.pass(1000);
+    rig.leave(first);
+    rig.request();
+    let now = rig.now();
+    assert!(rig.session.is_awaited());
+    assert_eq!(rig.session.keeps_alive(), Some(Time::ZERO + ms(2999)));
+    // Those that hold go first; in calls as small as may be.
+    let mut renewed = Vec::new();
+    while let Some(call) = rig.session.poll_keep_alive(1, now) {
+        let Op::Renew { ids, .. } = call.op else { panic!("{call:?}") };
+        renewed.extend(ids);
+    }
+    assert_eq!(renewed, [rig.id(1), rig.id(waits)]);
+    assert_eq!(rig.session.keeps_alive(), None);
+    let call = rig.session.poll_serving(9, now).expect("the release and the newcomer");
+    assert!(matches!(&call.op, Op::Acquire { leaving, ids, .. } if leaving.len() + ids.len() == 2));
+    assert!(!rig.session.is_awaited());
+    assert_eq!(rig.session.poll_serving(9, now), None);
+}
+
+#[test]
+fn what_serves_requests_waits_for_renewals_only_after_a_loss_of_data() {
+    let mut rig = Rig::new(3);
+    rig.request();
+    rig.settle();
+    rig.pass(1000);
+    rig.request();
+    let now = rig.now();
+    assert!(matches!(rig.session.poll_serving(9, now), Some(Call { op: Op::Acquire { .. }, .. })));
+    rig.reconnect(Connected::default());
+    assert!(!rig.session.is_awaited());
+    assert_eq!(rig.session.poll_serving(9, now), None);
+    let renewal = rig.session.poll_keep_alive(9, now).expect("a renewal of what is held");
+    let reply = rig.carry_out(&renewal);
+    rig.reply(&renewal.op, &reply, now);
+    assert!(rig.session.is_awaited());
+}
+
+#[test]
+fn a_call_names_no_more_places_than_it_may() {
+    let mut rig = Rig::new(1);
+    for _ in 0..8 {
+        rig.request();
+    }
+    let now = rig.now();
+    for most in [3, 1, 4] {
+        let call = rig.session.poll_serving(most, now).expect("newcomers");
+        assert_eq!(call.op.places(), most);
+    }
+}

@@ -366,3 +366,31 @@ fn requests_that_wait_are_judged_by_a_new_limit_and_keep_their_turn() {
     assert_eq!(rig.progress(second), Progress::Held);
     assert_eq!(rig.places().len(), 3);
 }
+
+#[test]
+fn no_policy_admits_a_request_that_the_backend_has_not_come_to() {
+    for policy in [OnUnavailable::Refuse, OnUnavailable::Admit, OnUnavailable::Local(3)] {
+        for (max_queue, is_sent) in [(None, false), (None, true), (Some(8), false), (Some(8), true)]
+        {
+            let mut rig = Rig::new(1);
+            let index = rig.request_with(AcquireOptions { max_queue, ..with(policy) });
+            let call = is_sent.then(|| rig.call().expect("an acquire"));
+            let now = rig.now();
+            rig.session.handle_answer_timeout(index, now);
+            match rig.progress(index) {
+                Progress::Failed => assert_eq!(max_queue, None, "{policy:?}"),
+                Progress::Refused { reason: RejectReason::QueueTimeout, .. } => {
+                    assert_eq!(max_queue, Some(8), "{policy:?}");
+                }
+                progress => panic!("{policy:?}: {progress:?}"),
+            }
+            if let Some(call) = call {
+                let reply = rig.carry_out(&call);
+                rig.reply(&call.op, &reply, now);
+            }
+            rig.leave(index);
+            rig.settle();
+            assert_eq!(rig.places(), [], "{policy:?} {max_queue:?} {is_sent}");
+        }
+    }
+}
