@@ -20,11 +20,12 @@
 -- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
 -- ARGV[4]   lease_ms    integer >= 1
 -- ARGV[5]   max_queue   integer >= 0, places that may wait in one line; -1: these may not wait
--- ARGV[6]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
--- ARGV[7]   node        the caller's
--- ARGV[8]   leaving     integer >= 0, how many of the ids leave
--- ARGV[9]   recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
--- ARGV[10..] id          those that leave, in any order; then one or many that come, in the order of their arrival
+-- ARGV[6]   max_waiting integer >= 0, places in all lines, from which on none joins a tenant's; counted with its line
+-- ARGV[7]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[8]   node        the caller's
+-- ARGV[9]   leaving     integer >= 0, how many of the ids leave
+-- ARGV[10]  recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
+-- ARGV[11..] id         those that leave, in any order; then one or many that come, in the order of their arrival
 --
 -- Returns   lease_end, if all that come were granted at once; else
 --           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
@@ -33,20 +34,21 @@
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant has
 --           as many as it may | -4 it costs more than it could ever have
 -- Errors    none of its own
--- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, whatever
+-- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, 1 more if
+--           any joins a tenant's line, whatever
 --           the number of ids; O((ids + 500) * log n): see promote.lua; once for each queue, what recall.lua costs
 -- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
 
 local key = KEYS[1]
 local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local first, last = 10 + ARGV[8], #ARGV
+local first, last = 11 + ARGV[9], #ARGV
 local for_all = ARGV[2] == '1'
 --@clock
 --@queued
 local lease_end = now_ms + lease_ms
-if first > 10 then
+if first > 11 then
   local members, count = {}, 0
-  for i = 10, first - 1 do
+  for i = 11, first - 1 do
     local id = ARGV[i]
     members[count + 1], members[count + 2] = id, queued .. id
     count = count + 2
@@ -91,14 +93,14 @@ local settle, remove, room_of
 local is_second, is_tried = false, false
 repeat
   if is_second then
-    local left = { unpack(ARGV, 10, first - 1) }
+    local left = { unpack(ARGV, 11, first - 1) }
     --@fair/settle
     if turn[1] then
       --@fair/leave
     end
   end
   -- Whether all can be granted at once: nobody waits who could be served, and no cap stands in the way.
-  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 10)) then
+  if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 11)) then
     is_tried = true
     local writes, count, all, room = {}, 0, units, limit
     local fits, seen, share, of_call, has, turns = true, nil, nil, nil, nil, nil
@@ -167,14 +169,15 @@ repeat
 until not is_second
 
 -- Full, or so it looks: waiting places go first, and only then the newcomers.
-local max_queue, counted, node = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7]
+local max_queue, max_waiting = tonumber(ARGV[5]), tonumber(ARGV[6])
+local counted, node = ARGV[7] == '1', ARGV[8]
 --@fair/sweep
 if swept then turn, units = nil, nil end
 --@fair/survey
 --@fair/promote
 
 local ids = { unpack(ARGV, first) }
-local is_first = ARGV[9] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0
+local is_first = ARGV[10] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0
 local members = { unpack(ids) }
 local count = #ids
 for i, id in ipairs(ids) do
@@ -189,6 +192,8 @@ local statuses, writes, ticket = {}, {}, 0
 -- By tenant: its turn, what it has in use, how many wait and the last of them, each once it is known; and whether
 -- a line that is stopped was looked at in this call.
 local turns, has, lines, tails, seen = {}, {}, {}, {}, {}
+-- How many wait in lines, once that is known.
+local in_lines = nil
 -- Granted in this call without a claim, and not written yet.
 local fresh = 0
 local function flush()
@@ -291,6 +296,11 @@ for i, id in ipairs(ids) do
       elseif line >= max_queue then
         status = -2
       else
+        in_lines = in_lines or redis.call('ZCOUNT', key, '-inf', '(0')
+        if line + in_lines + queue >= max_waiting then status = -2 end
+      end
+      if status == nil then
+        in_lines = in_lines + 1
         local k = now_ms % 134217728 + 1
         if line == 0 then
           turns[digits], seen[digits] = own_turn, true

@@ -166,8 +166,9 @@ impl Shared {
 
 impl Counter for Counted {
     fn call(&self, node: NodeId, call: &Call, now: Time) -> Reply {
-        let Call { limit, headroom, for_all, recalls, .. } = *call;
-        let caller = Caller { now: self.at(now), limit, headroom, for_all, node, recalls };
+        let Call { limit, headroom, for_all, max_waiting, recalls, .. } = *call;
+        let now = self.at(now);
+        let caller = Caller { now, limit, headroom, for_all, max_waiting, node, recalls };
         let mut hints: Vec<(Arc<dyn Mailbox>, Vec<Grant>)> = Vec::new();
         let post = &mut |node: NodeId, grants: &[Grant]| match self.shared.mailbox(node) {
             Some(mailbox) => {

@@ -231,9 +231,10 @@ impl Connection for Line {
                 return Err(unavailable());
             }
             let answer = |call: &AddressedCall| {
-                let AddressedCall { ref key, node, limit, headroom, for_all, recalls, ref op } =
+                let AddressedCall { ref key, node, limit, headroom, for_all, max_waiting, .. } =
                     *call;
-                let call = Call { limit, headroom, for_all, recalls, op: op.clone() };
+                let (recalls, op) = (call.recalls, call.op.clone());
+                let call = Call { limit, headroom, for_all, max_waiting, recalls, op };
                 let counter = memory.counter(key, Instant::now());
                 Answer::Reply { reply: counter.call(node, &call, Time::ZERO), late: false }
             };

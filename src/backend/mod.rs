@@ -329,6 +329,8 @@ pub struct AddressedCall {
     pub headroom: u32,
     /// Whether the limit counts for all places, whatever they brought.
     pub for_all: bool,
+    /// How many places may wait in the lines of all tenants: see [`Call`](crate::protocol::Call).
+    pub max_waiting: u32,
     /// Whether newcomers that have to wait recall permits that other processes keep: see [`Mailbox::recall`].
     pub recalls: bool,
     /// What to do.

@@ -12,6 +12,9 @@ pub struct Call {
     pub headroom: u32,
     /// Whether the limit counts for all places, whatever they brought.
     pub for_all: bool,
+    /// How many places may wait, in all lines together, once a place with a claim has joined; see
+    /// [`max_queue`](Op::Acquire::max_queue).
+    pub max_waiting: u32,
     /// Whether newcomers that have to wait recall permits that other processes keep.
     pub recalls: bool,
     /// The operation.
@@ -48,7 +51,7 @@ pub enum Op {
         leaving: Ids,
         /// Length of the lease, ms.
         lease_ms: u64,
-        /// The longest queue; `None`: the newcomers may not wait.
+        /// The longest queue, or line where places have claims; `None`: the newcomers may not wait.
         max_queue: Option<u32>,
         /// The newcomers.
         ids: Ids,

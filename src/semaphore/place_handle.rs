@@ -66,6 +66,7 @@ impl PlaceHandle {
         let mut options = AcquireOptions {
             lease: policy.lease,
             max_queue,
+            max_waiting: policy.max_waiting(),
             on_unavailable,
             headroom: policy.headroom,
             claim,

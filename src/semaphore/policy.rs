@@ -49,6 +49,8 @@ pub struct Policy {
     pub(crate) wait_timeout: Duration,
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
+    /// `None`: by the longest line.
+    pub(crate) max_waiting: Option<u32>,
     pub(crate) headroom: u32,
     pub(crate) linger: Duration,
     pub(crate) reuse: bool,
@@ -95,6 +97,7 @@ impl Policy {
             wait_timeout: Self::DEFAULT_WAIT_TIMEOUT,
             lease: Self::DEFAULT_LEASE,
             max_queue: Self::DEFAULT_MAX_QUEUE,
+            max_waiting: None,
             headroom: 0,
             linger: Duration::ZERO,
             reuse: false,
@@ -106,6 +109,12 @@ impl Policy {
     /// Starts a policy with this limit and the defaults.
     pub fn builder(limit: impl Into<Limit>) -> PolicyBuilder {
         PolicyBuilder { policy: Self::new(limit) }
+    }
+
+    /// Returns how many requests of tenants may wait.
+    pub(super) fn max_waiting(&self) -> u32 {
+        let longest = self.max_queue.max(Self::DEFAULT_MAX_QUEUE);
+        self.max_waiting.unwrap_or_else(|| longest.saturating_mul(2))
     }
 
     /// Returns the linger in ms, rounded up.
@@ -183,7 +192,8 @@ impl PolicyBuilder {
     }
 
     /// Sets how many requests may wait for one name in the whole fleet; further ones are rejected at once. Where
-    /// requests name a [tenant](crate::Ask::by), this is the maximum of each tenant.
+    /// requests name a [tenant](crate::Ask::by), this is the maximum of each tenant, and
+    /// [`max_waiting`](Self::max_waiting) that of all of them.
     ///
     /// The default is 10,000. Who is rejected while the queue is full is not shared out between processes: where one has
     /// workers that ask again at once, let this be more than their number.
@@ -199,6 +209,31 @@ impl PolicyBuilder {
     /// ```
     pub const fn max_queue(mut self, places: u32) -> Self {
         self.policy.max_queue = places;
+        self
+    }
+
+    /// Sets how many requests of [tenants](crate::Ask::by) may wait for one name in the whole fleet, in the lines of all
+    /// tenants together; further ones are rejected at once. [`max_queue`](Self::max_queue) is the maximum of each line,
+    /// so without this bound thousands of tenants could queue millions of requests, and each of them is renewed each
+    /// second.
+    ///
+    /// A tenant may have as many waiting as there is room for others, so one with a long line leaves room for those
+    /// that have none: alone it can have half of this waiting, and two tenants a third each.
+    ///
+    /// The default is 20,000, or twice [`max_queue`](Self::max_queue) if that is more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// // Each tenant 100, and all of them 2,000.
+    /// let policy = Policy::builder(10).max_queue(100).max_waiting(2000).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
+    pub const fn max_waiting(mut self, places: u32) -> Self {
+        self.policy.max_waiting = Some(places);
         self
     }
 

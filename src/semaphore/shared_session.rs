@@ -396,6 +396,7 @@ pub(super) fn call_of(
         limit: call.limit,
         headroom: call.headroom,
         for_all: call.for_all,
+        max_waiting: call.max_waiting,
         recalls: call.recalls,
         op: call.op,
     }

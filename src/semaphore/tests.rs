@@ -180,9 +180,15 @@ impl Connection for OneConnection {
             }
             let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
             let answer = |call: &AddressedCall| {
-                let AddressedCall { key, node, limit, headroom, for_all, recalls, op } = call;
-                let (limit, headroom, for_all) = (*limit, *headroom, *for_all);
-                let call = Call { limit, headroom, for_all, recalls: *recalls, op: op.clone() };
+                let AddressedCall { key, node, limit, headroom, for_all, max_waiting, .. } = call;
+                let call = Call {
+                    limit: *limit,
+                    headroom: *headroom,
+                    for_all: *for_all,
+                    max_waiting: *max_waiting,
+                    recalls: call.recalls,
+                    op: call.op.clone(),
+                };
                 let reply = memory.counter(key, Instant::now()).call(*node, &call, Time::ZERO);
                 Answer::Reply { reply, late: false }
             };

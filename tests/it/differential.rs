@@ -66,6 +66,7 @@ enum Step {
 struct Terms {
     lease_ms: u64,
     max_queue: Option<u32>,
+    max_waiting: u32,
     /// Whether those that have to wait recall permits that other nodes keep.
     recalls: bool,
 }
@@ -120,6 +121,10 @@ fn queue() -> impl Strategy<Value = Option<u32>> {
         6 => (10..20_000u32).prop_map(Some),
         1 => Just(Some(u32::MAX)),
     ]
+}
+
+fn waiting() -> impl Strategy<Value = u32> {
+    prop_oneof![1 => Just(0), 4 => 1..12u32, 2 => 12..100u32, 5 => 20_000..40_000u32, 1 => Just(u32::MAX)]
 }
 
 fn limit() -> impl Strategy<Value = u32> {
@@ -205,11 +210,14 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     let few = move || prop::collection::vec(pick(of), 0..=most);
     let leaving = move || prop_oneof![Just(Vec::new()), few()];
     let terms = || {
-        (lease(), queue(), any::<bool>()).prop_map(|(lease_ms, max_queue, recalls)| Terms {
-            lease_ms,
-            max_queue,
-            recalls,
-        })
+        (lease(), queue(), waiting(), any::<bool>()).prop_map(
+            |(lease_ms, max_queue, max_waiting, recalls)| Terms {
+                lease_ms,
+                max_queue,
+                max_waiting,
+                recalls,
+            },
+        )
     };
     let proofs = prop::collection::vec((pick(of), proof()), batch.clone());
     let ids = prop::collection::vec(asks(of), batch);
@@ -342,7 +350,7 @@ fn they_do_so_with_hundreds_of_places_of_tenants_too() {
 }
 
 fn acquire(node: usize, lease_ms: u64) -> Step {
-    let terms = Terms { lease_ms, max_queue: Some(20_000), recalls: false };
+    let terms = Terms { lease_ms, max_queue: Some(20_000), max_waiting: 40_000, recalls: false };
     Step::Acquire {
         node,
         leaving: Vec::new(),
@@ -423,7 +431,12 @@ fn hundreds_are_granted_at_once_across_nodes() {
 
 #[test]
 fn those_whose_leases_end_last_are_recalled_and_no_more_places_are_looked_at() {
-    let terms = |lease_ms, recalls| Terms { lease_ms, max_queue: Some(20_000), recalls };
+    let terms = |lease_ms, recalls| Terms {
+        lease_ms,
+        max_queue: Some(20_000),
+        max_waiting: 40_000,
+        recalls,
+    };
     let acquire = |node, claim, count: usize, terms| {
         let ids = vec![Asks { bound: None, claim }; count];
         Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids, terms }

@@ -64,6 +64,7 @@ impl Desk {
             limit: *limit,
             headroom: 0,
             for_all: false,
+            max_waiting: 0,
             node,
             recalls: *recalls,
         };

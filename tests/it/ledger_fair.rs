@@ -19,6 +19,7 @@ struct Desk {
     now: u64,
     limit: u32,
     headroom: u32,
+    max_waiting: u32,
     next: u64,
     gone: Vec<NodeId>,
     posted: Vec<Grant>,
@@ -39,6 +40,7 @@ impl Desk {
             now: BEGAN,
             limit,
             headroom: 0,
+            max_waiting: u32::MAX,
             next: 0,
             gone: Vec::new(),
             posted: Vec::new(),
@@ -59,7 +61,7 @@ impl Desk {
         node: NodeId,
         run: impl FnOnce(&mut Ledger, Caller, &mut dyn FnMut(NodeId, &[Grant]) -> bool) -> Reply,
     ) -> Reply {
-        let Self { ledger, now, limit, headroom, gone, posted, .. } = self;
+        let Self { ledger, now, limit, headroom, max_waiting, gone, posted, .. } = self;
         // Time passes, so that no two things happen at one moment.
         *now += 100;
         let caller = Caller {
@@ -67,6 +69,7 @@ impl Desk {
             limit: *limit,
             headroom: *headroom,
             for_all: false,
+            max_waiting: *max_waiting,
             node,
             recalls: false,
         };
@@ -263,6 +266,31 @@ fn a_head_that_a_lowered_limit_leaves_no_room_is_passed_over() {
     desk.release(&held[3..]);
     assert!(desk.waits(big));
     assert_eq!(desk.renew(&[big]).granted.len(), 1, "its renewal has it looked at once more");
+}
+
+#[test]
+fn all_lines_together_are_bounded_and_a_long_one_leaves_room_for_the_others() {
+    let mut desk = Desk::new(1);
+    desk.come(claim(1));
+    desk.max_waiting = 12;
+    let waits = |desk: &mut Desk, tenant, queue| {
+        let status = desk.status_of(Some(queue), claim(tenant));
+        assert!(matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::QueueFull), "{status:?}");
+        status != PlaceStatus::QueueFull
+    };
+    let join = |desk: &mut Desk, tenant| (0..20).filter(|_| waits(desk, tenant, 100)).count();
+    // Half, half of the rest, and so on: whoever comes finds room, until there are as many tenants.
+    let lines: Vec<_> = (2..10).map(|tenant| join(&mut desk, tenant)).collect();
+    assert_eq!(lines, [6, 3, 2, 1, 0, 0, 0, 0]);
+    assert!(!waits(&mut desk, 2, 100));
+    // Places without a tenant stand in a queue of their own bound, and count.
+    let plain = desk.id(None);
+    let status = desk.acquire_all(Some(100), &[plain]).statuses[0];
+    assert!(matches!(status, PlaceStatus::Waiting(_)), "{status:?}");
+    desk.max_waiting = 13;
+    assert!(!waits(&mut desk, 11, 100));
+    desk.max_waiting = 14;
+    assert!(waits(&mut desk, 11, 100));
 }
 
 #[test]

@@ -454,7 +454,8 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     let acquire = |leaving: &[&str], ids: &[&str]| {
         let count = leaving.len().to_string();
         let arguments =
-            [&["10", "0", "0", "5000", "100", "1", node, &count, "0"][..], leaving, ids].concat();
+            [&["10", "0", "0", "5000", "100", "200", "1", node, &count, "0"][..], leaving, ids]
+                .concat();
         commands(&server, "fair/acquire", &arguments)
     };
     assert_eq!(cost("fair/acquire"), 5);
@@ -469,7 +470,7 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     assert_eq!(server.keys(), 0);
     // From line to line.
     let (five, six) = (id("5", "0000a", "00000"), id("6", "0000b", "00000"));
-    let waits = ["1", "0", "0", "5000", "100", "1", node, "0", "0"];
+    let waits = ["1", "0", "0", "5000", "100", "200", "1", node, "0", "0"];
     for id in [&one, &two, &five, &six] {
         commands(&server, "fair/acquire", &[&waits[..], &[id]].concat());
     }
@@ -529,6 +530,7 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
                     "0",
                     lease.as_str(),
                     "100",
+                    "200",
                     "1",
                     node,
                     "0",

@@ -249,6 +249,7 @@ impl Config {
             lease: process::ticks(self.leases[usize::from(request) % self.leases.len()]),
             max_queue: wait.then_some(self.max_queue),
             on_unavailable: self.policies[process],
+            max_waiting: 100,
             headroom: 0,
             claim: ask.and_then(Ask::claim),
         }

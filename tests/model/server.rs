@@ -123,8 +123,15 @@ pub(crate) fn cost(place: &PlaceId) -> usize {
 fn rebuilt(places: impl IntoIterator<Item = (PlaceId, u64, Option<u64>)>) -> Ledger {
     let mut ledger = Ledger::new();
     for (id, end, ticket) in places {
-        let caller =
-            Caller { now: 0, limit: 0, headroom: 0, for_all: true, node: id.node, recalls: false };
+        let caller = Caller {
+            now: 0,
+            limit: 0,
+            headroom: 0,
+            for_all: true,
+            max_waiting: 0,
+            node: id.node,
+            recalls: false,
+        };
         ledger.reassert(caller, end, &[(id, ticket.unwrap_or(end))], &mut |_, _| true);
     }
     ledger
@@ -151,6 +158,7 @@ pub(crate) fn carry_out(
         limit: call.limit,
         headroom: call.headroom,
         for_all: call.for_all,
+        max_waiting: call.max_waiting,
         node,
         recalls: call.recalls,
     };

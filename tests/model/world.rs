@@ -759,8 +759,14 @@ impl World {
                 server.list();
                 if self.config.is_fair() {
                     let op = Op::Release { ids: [place].into_iter().collect() };
-                    let call =
-                        protocol::Call { limit: 0, headroom: 0, for_all: true, recalls: false, op };
+                    let call = protocol::Call {
+                        limit: 0,
+                        headroom: 0,
+                        for_all: true,
+                        max_waiting: 0,
+                        recalls: false,
+                        op,
+                    };
                     self.judge_turns(s, &call, &before);
                 }
             }

@@ -1224,6 +1224,7 @@ impl Store {
             limit,
             headroom: call.headroom,
             for_all: call.for_all || planted == Some(Planted::JudgesByCaller),
+            max_waiting: call.max_waiting,
             node: call.node,
             recalls: call.recalls,
         };

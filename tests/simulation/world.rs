@@ -404,6 +404,10 @@ impl<'a> World<'a> {
         let mut policy = self.plan.policies[request.process][request.name];
         if let Some((limit, headroom)) = request.bound {
             (policy.limit, policy.headroom) = (limit, headroom);
+            // A share above the limit is refused.
+            if let OutagePolicy::Local(share) = &mut policy.outage {
+                *share = limit.min(*share);
+            }
         }
         if let Some(process) = &self.processes[process] {
             process.request(number, request, &policy, self.is_layered());

@@ -80,6 +80,9 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
     match &call.op {
         Op::Acquire { leaving, lease_ms, max_queue, ids } => {
             command.arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
+            if !plain {
+                command.arg(call.max_waiting);
+            }
             command.arg(counted).arg(&node[..]).arg(leaving.len()).arg(u8::from(call.recalls));
             for id in leaving.iter().chain(ids) {
                 command.arg(id.text_of(&node).as_bytes());
@@ -178,6 +181,7 @@ pub(crate) fn decode_wire(
             limit: 1,
             headroom: 0,
             for_all: false,
+            max_waiting: 0,
             recalls: false,
             op,
         },

@@ -153,6 +153,7 @@ impl RedisBackend {
             limit: 0,
             headroom: 0,
             for_all: true,
+            max_waiting: 0,
             recalls: false,
             op,
         });

@@ -45,7 +45,7 @@ impl ConcurrencyLimitBuilder {
     ///
     /// A permit that comes free goes to the tenant with the fewest in use, by weight; among equals to the one that
     /// has been at that level longest. Within a tenant, requests are served in the order in which they came.
-    /// [`max_queue`](Self::max_queue) bounds the line of each tenant. A request without a tenant is rejected, unless
+    /// [`max_queue`](Self::max_queue) bounds the line of each tenant, [`max_waiting`](Self::max_waiting) those of all. A request without a tenant is rejected, unless
     /// [`on_missing_tenant`](Self::on_missing_tenant) says otherwise.
     ///
     /// Fairness is only as good as the identity: a client that can choose its tenant can be many. Take it from

@@ -100,4 +100,23 @@ impl ConcurrencyLimitBuilder {
         self.policy = self.policy.max_queue(places);
         self
     }
+
+    /// Sets how many requests of one key may wait in the whole fleet, of all tenants together. The default is 20,000, or
+    /// twice [`max_queue`](Self::max_queue) if that is more. See [`PolicyBuilder::max_waiting`].
+    ///
+    /// ```
+    /// # use tower_semaphore::limit::PathKey;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// # let tenant = PathKey;
+    /// let layer = ConcurrencyLimitLayer::builder(semaphore, "openai").limit(10).fair_by(tenant);
+    /// layer.max_queue(50).max_waiting(1000).build()
+    /// # }
+    /// ```
+    ///
+    /// [`PolicyBuilder::max_waiting`]: crate::PolicyBuilder::max_waiting
+    pub const fn max_waiting(mut self, places: u32) -> Self {
+        self.policy = self.policy.max_waiting(places);
+        self
+    }
 }

@@ -113,6 +113,13 @@ impl Ledger {
         match max_queue {
             None => refused,
             Some(max) if waiting >= u64::from(max) => PlaceStatus::QueueFull,
+            // A line may be as long as there is room for others: so there is room for a tenant that has none.
+            Some(_)
+                if id.claim.is_some()
+                    && waiting + self.waiting() >= u64::from(caller.max_waiting) =>
+            {
+                PlaceStatus::QueueFull
+            }
             Some(_) => {
                 if id.claim.is_none() {
                     *last = ticket;

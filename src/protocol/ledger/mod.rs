@@ -64,6 +64,8 @@ pub struct Caller {
     pub headroom: u32,
     /// The limit counts for all places, whatever they brought: an operator set it, or it withholds grants.
     pub for_all: bool,
+    /// A place with a claim joins its line only while this one and all lines together are shorter than this.
+    pub max_waiting: u32,
     /// The calling node.
     pub node: NodeId,
     /// Newcomers that have to wait recall permits that other nodes keep.

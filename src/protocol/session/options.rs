@@ -27,8 +27,10 @@ pub enum OnUnavailable {
 pub struct AcquireOptions {
     /// The lease.
     pub lease: Duration,
-    /// The longest queue; `None`: this place may not wait.
+    /// The longest queue, or line of its tenant; `None`: this place may not wait.
     pub max_queue: Option<u32>,
+    /// How many places may wait in the lines of all tenants.
+    pub max_waiting: u32,
     /// What happens to it while the backend is unavailable.
     pub on_unavailable: OnUnavailable,
     /// The permits that are reserved for requests of class 0.

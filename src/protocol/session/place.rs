@@ -436,6 +436,7 @@ mod tests {
                 options: AcquireOptions {
                     lease: Duration::from_secs(3),
                     max_queue: None,
+                    max_waiting: 0,
                     on_unavailable: OnUnavailable::Refuse,
                     headroom: 0,
                     claim: None,

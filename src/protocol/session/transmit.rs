@@ -22,6 +22,7 @@ const NEVER_ENDS: u64 = TICKET_MIN - 1;
 struct CallHead {
     limit: u32,
     headroom: u32,
+    max_waiting: u32,
     recalls: bool,
 }
 
@@ -127,7 +128,8 @@ impl Session {
         self.end_resync();
         let joins = !self.resync && self.skip_to_join();
         let between = renews && (!self.reasserts.is_empty() || !self.renewals.is_empty());
-        let mut head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
+        let mut head =
+            CallHead { limit: self.limit, headroom: self.headroom, max_waiting: 0, recalls: false };
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases(most);
             let limit = self.limit_to_promote(&ids);
@@ -183,7 +185,8 @@ impl Session {
                 Some(op) => break op,
             }
         };
-        let head = CallHead { limit: self.limit, headroom: self.headroom, recalls: false };
+        let head =
+            CallHead { limit: self.limit, headroom: self.headroom, max_waiting: 0, recalls: false };
         Some(self.call_of(op, head, now))
     }
 
@@ -214,9 +217,10 @@ impl Session {
             head.limit = self.limit_to_promote(ids);
             self.note_limit_of_calls(head.limit, now);
         }
-        let CallHead { limit, headroom, recalls } = head;
+        let CallHead { limit, headroom, max_waiting, recalls } = head;
         let set = self.limit_for_all(now);
-        Call { limit: set.unwrap_or(limit), headroom, for_all: set.is_some(), recalls, op }
+        let (limit, for_all) = (set.unwrap_or(limit), set.is_some());
+        Call { limit, headroom, for_all, max_waiting, recalls, op }
     }
 
     /// Up to how many permits in use a call without newcomers grants, which releases these places. Each place that waits
@@ -407,6 +411,7 @@ impl Session {
             Some((limit, options)) => {
                 let lease_ms = options.lease_ms();
                 (head.limit, head.headroom) = (limit, options.headroom);
+                head.max_waiting = options.max_waiting;
                 Op::Acquire { leaving, lease_ms, max_queue: options.max_queue, ids }
             }
             None => Op::Release { ids: leaving },

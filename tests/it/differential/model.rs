@@ -245,6 +245,7 @@ impl<'a> Model<'a> {
             limit: self.limit,
             headroom: self.headroom,
             for_all: self.for_all,
+            max_waiting: 0,
             node: node(at),
             recalls,
         };
@@ -384,7 +385,12 @@ impl<'a> Model<'a> {
         let plain = ids.iter().chain(left).all(|id| id.claim.is_none());
         let for_all = u8::from(self.for_all);
         let mut command = self.lua.call(name, self.limit);
-        command.arg(for_all).arg(rest);
+        command.arg(for_all);
+        // The bound of all lines is an argument of the other script alone.
+        let is_acquire = name == "acquire";
+        for (_, word) in rest.iter().enumerate().filter(|(i, _)| !is_acquire || *i != 2) {
+            command.arg(word);
+        }
         if plain && !finds_out {
             return (command, false);
         }
@@ -414,10 +420,11 @@ impl<'a> Model<'a> {
     }
 
     fn acquire(&mut self, i: usize, at: usize, leaving: &[PlaceId], ids: &[PlaceId], terms: Terms) {
-        let Terms { lease_ms, max_queue, recalls } = terms;
+        let Terms { lease_ms, max_queue, max_waiting, recalls } = terms;
         let left = self.what(i, "leave", at, leaving, "");
         let what = self.what(i, "acquire", at, ids, &format!("{terms:?}, after {left}"));
         let mut rest = vec![lease_ms.to_string(), max_queue.map_or(-1, i64::from).to_string()];
+        rest.push(max_waiting.to_string());
         rest.extend([u8::from(self.counted).to_string(), node(at).to_string()]);
         rest.extend([leaving.len().to_string(), u8::from(recalls).to_string()]);
         rest.extend(texts(leaving));
@@ -434,6 +441,7 @@ impl<'a> Model<'a> {
             () => Told::All,
         };
         self.operate(what, at, ids, (lease_ms, told, recalls), &command, |ledger, caller, post| {
+            let caller = Caller { max_waiting, ..caller };
             ledger.acquire(caller, lease_ms, max_queue, leaving, ids, post)
         });
     }

@@ -115,7 +115,7 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
 ];
 
 /// The same for sets with tenants.
-const FAIR_MUTANTS: [(&str, &str, &str); 65] = [
+const FAIR_MUTANTS: [(&str, &str, &str); 69] = [
     ("fair/acquire", "f, f) < tonumber(each, 36)", "f, f) <= tonumber(each, 36)"),
     ("fair/acquire", "if units < limit and (each", "if units <= limit and (each"),
     (
@@ -183,6 +183,14 @@ const FAIR_MUTANTS: [(&str, &str, &str); 65] = [
     ("fair/acquire", "room > 0 and cost > room or each", "cost > room or each"),
     ("fair/acquire", "refused = -3", "refused = -1"),
     ("fair/acquire", "line >= max_queue", "line > max_queue"),
+    (
+        "fair/acquire",
+        "line + in_lines + queue >= max_waiting",
+        "line + in_lines + queue > max_waiting",
+    ),
+    ("fair/acquire", "line + in_lines + queue >= max_waiting", "line + in_lines >= max_waiting"),
+    ("fair/acquire", "line + in_lines + queue >= max_waiting", "in_lines + queue >= max_waiting"),
+    ("fair/acquire", "in_lines = in_lines + 1", "in_lines = in_lines"),
     ("fair/acquire", "        lines[digits], tails[digits] = line + 1, k\n", ""),
     ("fair/acquire", "          if is_first then next_turn,", "          if false then next_turn,"),
     ("fair/acquire", "looked = turns[digits] < math.huge\n", "looked = false\n"),
@@ -230,7 +238,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 65] = [
     ("fair/answer", "if ended[2] then earliest", "if false then earliest"),
     ("fair/renew", "and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then", "then"),
     ("fair/acquire", "      --@recall\n", ""),
-    ("fair/acquire", "is_first = ARGV[9] == '1' and", "is_first ="),
+    ("fair/acquire", "is_first = ARGV[10] == '1' and", "is_first ="),
     ("fair/acquire", "and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0", "and queue == 0"),
     (
         "fair/acquire",

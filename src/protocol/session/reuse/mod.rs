@@ -68,6 +68,7 @@ struct Terms {
     headroom: u32,
     lease: Duration,
     max_queue: Option<u32>,
+    max_waiting: u32,
     /// The variant, and its share.
     on_unavailable: (u8, u32),
     linger_ms: u32,
@@ -83,6 +84,7 @@ impl Terms {
         let AcquireOptions {
             lease,
             max_queue,
+            max_waiting,
             on_unavailable,
             headroom,
             claim,
@@ -94,7 +96,17 @@ impl Terms {
             OnUnavailable::Admit => (1, 0),
             OnUnavailable::Local(share) => (2, share),
         };
-        Self { claim, limit, headroom, lease, max_queue, on_unavailable, linger_ms, reuse_ms }
+        Self {
+            claim,
+            limit,
+            headroom,
+            lease,
+            max_queue,
+            max_waiting,
+            on_unavailable,
+            linger_ms,
+            reuse_ms,
+        }
     }
 }
 

@@ -35,6 +35,7 @@ const EPOCH_MS: u64 = 1_700_000_000_000;
 const OPTIONS: AcquireOptions = AcquireOptions {
     lease: Duration::from_secs(3),
     max_queue: Some(8),
+    max_waiting: 100,
     on_unavailable: OnUnavailable::Refuse,
     headroom: 0,
     claim: None,
@@ -78,6 +79,7 @@ impl Rig {
             limit,
             headroom: 0,
             for_all: false,
+            max_waiting: 0,
             node,
             recalls: false,
         }
@@ -178,8 +180,9 @@ impl Rig {
     }
 
     fn carry_out(&mut self, call: &Call) -> Reply {
-        let caller =
-            Caller { recalls: call.recalls, for_all: call.for_all, ..self.ask(NODE, call.limit) };
+        let (for_all, max_waiting) = (call.for_all, call.max_waiting);
+        let caller = self.ask(NODE, call.limit);
+        let caller = Caller { recalls: call.recalls, for_all, max_waiting, ..caller };
         let post: super::super::ledger::Post<'_> = &mut |_, _| true;
         match &call.op {
             Op::Acquire { leaving, lease_ms, max_queue, ids } => {

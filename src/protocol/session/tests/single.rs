@@ -75,10 +75,16 @@ impl World {
     }
 
     fn call(&mut self, of: usize, call: &Call) {
-        let Call { limit, headroom, for_all, recalls, op } = call;
-        let (limit, headroom, for_all, recalls) = (*limit, *headroom, *for_all, *recalls);
-        let caller =
-            Caller { now: self.server_now(), limit, headroom, for_all, node: NODES[of], recalls };
+        let Call { limit, headroom, for_all, max_waiting, recalls, op } = call;
+        let caller = Caller {
+            now: self.server_now(),
+            limit: *limit,
+            headroom: *headroom,
+            for_all: *for_all,
+            max_waiting: *max_waiting,
+            node: NODES[of],
+            recalls: *recalls,
+        };
         let mut hints = Vec::new();
         let post: super::super::super::ledger::Post<'_> = &mut |node, grants| {
             hints.push((node, grants.to_vec()));
@@ -118,6 +124,7 @@ impl World {
                 let options = AcquireOptions {
                     lease: ms(random.choice([500, 3000]).unwrap_or(500)),
                     max_queue: random.choice([None, Some(0), Some(2), Some(8)]).flatten(),
+                    max_waiting: 100,
                     headroom: random.choice([0, 0, 0, 1]).unwrap_or(0),
                     claim: (claims && random.u8(..3) == 0)
                         .then(|| Claim::new(Tenant::of_hash(random.u64(1..3)))),

@@ -339,6 +339,7 @@ fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
         limit: 1,
         headroom: 0,
         for_all: false,
+        max_waiting: 100,
         recalls: false,
         op: op.clone(),
     });

@@ -78,6 +78,7 @@ impl Rig {
             limit,
             headroom: 0,
             for_all: false,
+            max_waiting: 100,
             recalls: false,
             op: op.clone(),
         });
