@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{contended, counts, crash, fair_cost, http, queued, watchdog};
+use super::{contended, counts, crash, fair_cost, http, ladder, queued, watchdog};
 
 /// What another process is to do.
 #[derive(Serialize, Deserialize)]
@@ -17,6 +17,7 @@ pub(crate) enum Job {
     Serve(http::Job),
     Watch(watchdog::Job),
     Queue(queued::Job),
+    Ladder(ladder::Job),
     Requests(counts::Job),
     Turns(fair_cost::Job),
 }
@@ -35,6 +36,7 @@ pub(crate) fn run(job: Job) {
         Job::Serve(job) => http::child(&job, &parent),
         Job::Watch(job) => watchdog::child(&job, &parent),
         Job::Queue(job) => queued::child(&job, &parent),
+        Job::Ladder(job) => ladder::child(&job, &parent),
         Job::Requests(_) | Job::Turns(_) => {}
     }
 }

@@ -94,18 +94,19 @@ pub(crate) fn run(context: &mut Context) {
     table.add(Row::new(CASE, "latency, p99", "µs", &ours).against("by hand", &ours, &theirs));
 }
 
-type Connection = SendRequest<Empty<Bytes>>;
+pub(crate) type Connection = SendRequest<Empty<Bytes>>;
 
 async fn connections(address: SocketAddr) -> Vec<Connection> {
-    let mut connections = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let stream = TcpStream::connect(address).await.expect("a connection");
-        stream.set_nodelay(true).expect("a socket");
-        let (sender, connection) = handshake(TokioIo::new(stream)).await.expect("a handshake");
-        tokio::spawn(connection);
-        connections.push(sender);
-    }
-    connections
+    join_all((0..CONNECTIONS).map(|_| connect(address))).await
+}
+
+/// A connection that is driven by a task of its own.
+pub(crate) async fn connect(address: SocketAddr) -> Connection {
+    let stream = TcpStream::connect(address).await.expect("a connection");
+    stream.set_nodelay(true).expect("a socket");
+    let (sender, connection) = handshake(TokioIo::new(stream)).await.expect("a handshake");
+    tokio::spawn(connection);
+    sender
 }
 
 async fn round(redis: &Redis, connections: &mut [Connection], time: Duration) -> Round {

@@ -19,15 +19,18 @@ mod drain;
 mod fair;
 mod fair_cost;
 mod http;
+mod ladder;
 mod layer;
 mod naive;
 mod peers;
 mod plots;
+mod proxy;
 mod queued;
 mod redis;
 mod reference;
 mod requests;
 mod reuse;
+mod round_trips;
 mod scale;
 mod stats;
 mod table;
@@ -52,7 +55,7 @@ use self::table::Table;
 struct Args {
     /// Only these cases, by name or a part of it.
     filters: Vec<String>,
-    /// A minute in all, instead of six.
+    /// A minute in all, instead of seven.
     #[arg(long)]
     quick: bool,
     /// Names the cases and does nothing.
@@ -92,11 +95,12 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 18] = [
+const CASES: [(&str, Case); 20] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("threads", threads::run),
     ("uncontended", uncontended::run),
+    ("round-trips", round_trips::run),
     ("throughput", throughput::run),
     ("contended", contended::run),
     ("reuse", reuse::run),
@@ -104,6 +108,7 @@ const CASES: [(&str, Case); 18] = [
     ("peers", peers::run),
     ("crash", crash::run),
     ("http", http::run),
+    ("ladder", ladder::run),
     ("scale", scale::run),
     ("watchdog", watchdog::run),
     ("queued", queued::run),
@@ -179,4 +184,12 @@ fn runtime() -> tokio::runtime::Runtime {
 fn clock() -> i64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+/// So many files may be open.
+fn descriptors() -> u32 {
+    let limits = std::fs::read_to_string("/proc/self/limits").expect("Linux");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft = line.and_then(|line| line.split_whitespace().next()).expect("a limit");
+    soft.parse().unwrap_or(u32::MAX)
 }

@@ -2,7 +2,6 @@
 //! at their sockets for whether the client has left, beside the same connections that are not looked at.
 
 use std::convert::Infallible;
-use std::fs;
 use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::Duration;
@@ -24,7 +23,7 @@ use tower_semaphore::{ConcurrencyLimitLayer, Policy, Semaphore};
 use super::child::{self, Child, Parent};
 use super::table::{Bound, Row, number};
 use super::watchdog::cpu_ns;
-use super::{Context, runtime};
+use super::{Context, descriptors, runtime};
 
 const CASE: &str = "queued";
 const QUEUED: u32 = 10_000;
@@ -70,14 +69,6 @@ pub(crate) fn run(context: &mut Context) {
             &not,
         ),
     );
-}
-
-/// So many files may be open.
-fn descriptors() -> u32 {
-    let limits = fs::read_to_string("/proc/self/limits").expect("Linux");
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let soft = line.and_then(|line| line.split_whitespace().next()).expect("a limit");
-    soft.parse().unwrap_or(u32::MAX)
 }
 
 async fn clients(address: SocketAddr, count: u32) -> Vec<TcpStream> {

@@ -5,6 +5,7 @@
 mod server;
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -33,6 +34,10 @@ impl Redis {
 
     pub(crate) fn url(&self) -> String {
         self.server.url()
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.server.port()).into()
     }
 
     pub(crate) fn semaphore(&self) -> Semaphore {

@@ -18,7 +18,6 @@ const CASE: &str = "uncontended";
 const LIMIT: u32 = 10;
 
 /// Medians of a round, in µs.
-#[derive(Default)]
 struct Round {
     ping: f64,
     acquire: f64,
@@ -86,39 +85,64 @@ pub(crate) fn run(context: &mut Context) {
     context.table.add(row.bound(Bound::RatioMost(1.0)));
 }
 
+/// How long each took, in µs.
+#[derive(Default)]
+pub(crate) struct Times {
+    pub(crate) pings: Vec<f64>,
+    pub(crate) acquires: Vec<f64>,
+    /// None where permits are dropped.
+    releases: Vec<f64>,
+    pub(crate) reference_acquires: Vec<f64>,
+    reference_releases: Vec<f64>,
+}
+
 async fn round(
     semaphore: &Semaphore,
     reference: &mut Reference,
     pairs: usize,
     acknowledged: bool,
 ) -> Round {
+    let times = measure(semaphore, reference, pairs, acknowledged).await;
+    Round {
+        ping: median(&times.pings),
+        acquire: median(&times.acquires),
+        release: median(&times.releases),
+        reference_acquire: median(&times.reference_acquires),
+        reference_release: median(&times.reference_releases),
+    }
+}
+
+/// So many pairs of acquire and release on each side, in turn, and a PING before each.
+pub(crate) async fn measure(
+    semaphore: &Semaphore,
+    reference: &mut Reference,
+    pairs: usize,
+    acknowledged: bool,
+) -> Times {
     let policy = Policy::new(LIMIT);
-    let mut times: [Vec<f64>; 5] = Default::default();
-    let [pings, acquires, releases, reference_acquires, reference_releases] = &mut times;
+    let mut times = Times::default();
     for i in 0..pairs {
         for ours in [i % 2 == 0, i % 2 == 1] {
             let began = Instant::now();
             reference.ping().await;
-            pings.push(micros(began.elapsed()));
+            times.pings.push(micros(began.elapsed()));
             let began = Instant::now();
             if ours {
                 let permit = semaphore.acquire("s", &policy).await.expect("a permit");
-                acquires.push(micros(began.elapsed()));
+                times.acquires.push(micros(began.elapsed()));
                 if acknowledged {
                     let began = Instant::now();
                     permit.release().await.expect("an answer");
-                    releases.push(micros(began.elapsed()));
+                    times.releases.push(micros(began.elapsed()));
                 }
             } else {
                 let id = reference.acquire("reference:{s}", LIMIT).await.expect("a permit");
-                reference_acquires.push(micros(began.elapsed()));
+                times.reference_acquires.push(micros(began.elapsed()));
                 let began = Instant::now();
                 reference.release("reference:{s}", &id).await;
-                reference_releases.push(micros(began.elapsed()));
+                times.reference_releases.push(micros(began.elapsed()));
             }
         }
     }
-    let [ping, acquire, release, reference_acquire, reference_release] =
-        times.map(|times| median(&times));
-    Round { ping, acquire, release, reference_acquire, reference_release }
+    times
 }
