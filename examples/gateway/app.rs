@@ -151,7 +151,11 @@ impl Said {
         let mut rules = Vec::new();
         // The layer that is added last is outermost.
         for (i, rule) in self.rules.iter().enumerate().rev() {
-            let lately = Arc::new(Lately::new(rule.wait));
+            // Requests may still wait that came before the reload before.
+            let known =
+                before.and_then(|app| app.rules.iter().find(|(old, _)| old.name == rule.name));
+            let lately = known.map_or_else(Arc::default, |(_, lately)| Arc::clone(lately));
+            lately.is_for(rule.wait);
             let layer = layer(semaphore, rule, &lately).map_err(|error| self.refused(i, &error))?;
             router = router.layer(layer);
             if rule.has_cost() {
@@ -207,21 +211,30 @@ async fn counted(rule: &Rule, request: Request, next: Next) -> Response {
 }
 
 /// The keys of recent requests, which may still be waiting.
+#[derive(Default)]
 struct Lately {
-    wait: Duration,
     keys: Mutex<Keys>,
 }
 
 struct Keys {
     came: HashMap<Name, Instant>,
+    /// For how long a request may wait.
+    wait: Duration,
     /// Old keys are evicted at this size.
     most: usize,
 }
 
+impl Default for Keys {
+    fn default() -> Self {
+        Self { came: HashMap::new(), wait: Duration::ZERO, most: KEYS_KEPT }
+    }
+}
+
 impl Lately {
-    fn new(wait: Duration) -> Self {
-        let keys = Keys { came: HashMap::new(), most: KEYS_KEPT };
-        Self { wait, keys: Mutex::new(keys) }
+    /// Keys are kept for the longest wait of any.
+    fn is_for(&self, wait: Duration) {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.wait = keys.wait.max(wait);
     }
 
     fn came(&self, key: &Name) {
@@ -232,9 +245,10 @@ impl Lately {
             return;
         }
         if keys.came.len() >= keys.most {
-            keys.came.retain(|_, at| now.duration_since(*at) <= self.wait);
+            let wait = keys.wait;
+            keys.came.retain(|_, at| now.duration_since(*at) <= wait);
             if keys.came.len() >= KEYS_MAX {
-                // Clients can make keys up. A request that waits has a raised limit with the next request of its key.
+                // Clients can make keys up. Requests of keys that are forgotten keep the limit that they came with.
                 keys.came.clear();
             }
             keys.most = (keys.came.len() * 2).clamp(KEYS_KEPT, KEYS_MAX);
@@ -245,7 +259,7 @@ impl Lately {
     fn keys(&self) -> Vec<Name> {
         let now = Instant::now();
         let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = keys.came.iter().filter(|(_, at)| now.duration_since(**at) <= self.wait);
+        let recent = keys.came.iter().filter(|(_, at)| now.duration_since(**at) <= keys.wait);
         recent.map(|(key, _)| key.clone()).collect()
     }
 }

@@ -326,8 +326,8 @@ impl Semaphore {
     /// Applies limit and headroom of `policy` to the requests for `name` that wait in this process.
     ///
     /// A request is judged by the policy that it was made with. Where settings are reloaded, this takes the new ones to
-    /// the requests that came before. They keep their turn, and those that the new limit lets in have their permit with
-    /// the next call, about a round trip later. Permits that are held stay held. Other processes reload by themselves;
+    /// the requests that came before. They keep their turn, and those that the new limit lets in have their permit a
+    /// few round trips later. Permits that are held stay held. Other processes reload by themselves;
     /// [`set_limit`](Self::set_limit) changes the limit for all of them at once.
     ///
     /// # Examples

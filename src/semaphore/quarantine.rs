@@ -40,11 +40,11 @@ impl ServerQuarantine {
         *state = Some(State { began: now, until, level: None });
         drop(state);
         let level = Some(meter.quarantined());
-        let spare = match &mut *lock(&self.state) {
+        // Dropped behind the lock: gauges change with it.
+        let _spare = match &mut *lock(&self.state) {
             Some(state) => std::mem::replace(&mut state.level, level),
             None => level,
         };
-        drop(spare);
         let for_ms = millis(until, now);
         tracing::warn!(target: "tower_semaphore", for_ms, "{QUARANTINE}");
         true
@@ -56,9 +56,8 @@ impl ServerQuarantine {
         if let Some(until) = state.as_ref().map(|state| state.until).filter(|until| now < *until) {
             return Some(until);
         }
-        let State { began, level, .. } = state.take()?;
+        let State { began, level: _level, .. } = state.take()?;
         drop(state);
-        drop(level);
         let after_ms = millis(now, began);
         tracing::info!(target: "tower_semaphore", after_ms, "the quarantine is over; permits are granted again");
         None

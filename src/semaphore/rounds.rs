@@ -9,7 +9,7 @@ use crate::sync::{Mutex, lock};
 
 /// The pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(250);
-/// So many are visited before other tasks have their turn.
+/// So many are visited before leases that are due and other tasks have their turn.
 const AT_A_TIME: usize = 500;
 
 /// What the watchdog visits.
@@ -35,9 +35,25 @@ struct List {
 }
 
 /// A round. Whatever interrupts it, those that were to be visited again are.
-struct Round<'a> {
+pub(super) struct Round<'a> {
     rounds: &'a Rounds,
     visited: Vec<Weak<dyn Visited>>,
+    at: usize,
+}
+
+impl Round<'_> {
+    /// Visits the next ones. Returns whether there are more: other tasks, and leases that are due, have their turn first.
+    pub(super) fn go_on(&mut self) -> bool {
+        for _ in 0..AT_A_TIME {
+            let Some(visited) = self.visited.get(self.at) else { return false };
+            if visited.upgrade().is_some_and(|visited| visited.visit()) {
+                self.at += 1;
+            } else {
+                self.visited.swap_remove(self.at);
+            }
+        }
+        self.at < self.visited.len()
+    }
 }
 
 impl Rounds {
@@ -58,30 +74,16 @@ impl Rounds {
         Some(is_first)
     }
 
-    /// Makes a round, if it is time. Returns when the next one is.
-    pub(super) async fn visit_due(&self) -> Option<Instant> {
-        let mut round = {
-            let mut list = lock(&self.list);
-            let due = list.next.filter(|next| *next <= Instant::now());
-            if due.is_none() {
-                return list.next;
-            }
-            list.next = None;
-            Round { rounds: self, visited: std::mem::take(&mut list.visited) }
-        };
-        let (mut at, mut count) = (0, 0);
-        while let Some(visited) = round.visited.get(at) {
-            if visited.upgrade().is_some_and(|visited| visited.visit()) {
-                at += 1;
-            } else {
-                round.visited.swap_remove(at);
-            }
-            count += 1;
-            if count % AT_A_TIME == 0 {
-                tokio::task::yield_now().await;
-            }
-        }
-        drop(round);
+    /// Begins a round, if it is time.
+    pub(super) fn begin(&self) -> Option<Round<'_>> {
+        let mut list = lock(&self.list);
+        list.next.filter(|next| *next <= Instant::now())?;
+        list.next = None;
+        Some(Round { rounds: self, visited: std::mem::take(&mut list.visited), at: 0 })
+    }
+
+    /// Returns when the next round is to begin.
+    pub(super) fn next(&self) -> Option<Instant> {
         lock(&self.list).next
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::node::Node;
+use super::rounds::Round;
 use super::sessions::SESSIONS_AT_A_TIME;
 use crate::protocol::time::Time;
 
@@ -17,8 +18,13 @@ const FAR: Duration = Duration::from_secs(24 * 3600);
 /// Handles each session when it is due, until the node is closed and empty.
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
-        let rounds = node.rounds.visit_due().await;
-        let due = handle_due(&node).await.map(|due| node.clock.instant(due));
+        let due = handle_due(&node).await;
+        // Never for so long that a lease is renewed late.
+        let due = match node.rounds.begin() {
+            Some(round) => make_round(round, &node, due).await,
+            None => due,
+        };
+        let (due, rounds) = (due.map(|due| node.clock.instant(due)), node.rounds.next());
         let due = [due, rounds, node.counts.log_lost(false), node.end_quarantines()];
         let due = due.into_iter().flatten().min();
         let next = due.map_or(FAR, |due| due.saturating_duration_since(Instant::now()));
@@ -31,6 +37,14 @@ pub(super) async fn run(node: Arc<Node>) {
         }
     }
     node.rounds.end();
+}
+
+async fn make_round(mut round: Round<'_>, node: &Node, mut due: Option<Time>) -> Option<Time> {
+    while round.go_on() {
+        tokio::task::yield_now().await;
+        due = handle_due(node).await;
+    }
+    due
 }
 
 /// Handles all sessions that are due. Returns when the next one is.

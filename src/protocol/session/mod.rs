@@ -7,6 +7,7 @@
 //!
 //! The rules are in `../README.md`; comments name them by their numbers.
 
+mod adopt;
 mod connection;
 mod local;
 mod options;
@@ -28,6 +29,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use self::adopt::Reloaded;
 pub use self::connection::{Connected, Quarantine};
 use self::local::LocalQueue;
 pub use self::options::{AcquireOptions, OnUnavailable};
@@ -99,6 +101,8 @@ pub struct Session {
     release_pause: Option<Duration>,
     renew_at: Option<Time>,
     renew: bool,
+    /// The last policy that the requests which waited were to adopt.
+    reloaded: Option<Reloaded>,
     /// A permit may be free for a place that waits: one call is to find out.
     ask: bool,
     renewals: VecDeque<u64>,
@@ -211,6 +215,7 @@ impl Session {
             release_pause: None,
             renew_at: None,
             renew: false,
+            reloaded: None,
             ask: false,
             renewals: VecDeque::new(),
             reasserts: VecDeque::new(),

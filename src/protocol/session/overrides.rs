@@ -82,7 +82,8 @@ impl Session {
         }
         let renamed = self.revocation_checks.iter().find(|check| check.old == id.n);
         let n = renamed.map_or(id.n, |check| check.new);
-        let Some(index) = self.places.index(n) else { return };
+        let index = self.places.index(n).or_else(|| self.replacing(n));
+        let Some(index) = index else { return };
         let Some(place) = self.places.get(index) else { return };
         if place.has_left() {
             // There is no holder to be told.

@@ -57,6 +57,8 @@ pub(super) struct Place {
     /// find it gone once more.
     pub(super) restoring: bool,
     pub(super) linger: Linger,
+    /// The place that keeps its turn until this one stands there, and until when that needs to be released.
+    pub(super) replaces: Option<(PlaceId, Time)>,
 }
 
 /// Whether a permit outlives its request, because the other side may still be working on it.
@@ -358,6 +360,21 @@ impl Places {
         n
     }
 
+    /// Gives the place at `index` a number that it had before.
+    pub(super) fn set_number(&mut self, index: usize, n: u64) {
+        let Some(place) = self.entries.get_mut(index).and_then(Option::as_mut) else { return };
+        let before = std::mem::replace(&mut place.n, n);
+        self.strays.remove(&before);
+        if index_of(n) != index {
+            self.strays.insert(n, index);
+        }
+    }
+
+    /// The number of the last request.
+    pub(super) const fn last_arrival(&self) -> u64 {
+        self.arrivals
+    }
+
     /// Counts the requests.
     pub(super) const fn next_arrival(&mut self) -> u64 {
         self.arrivals += 1;
@@ -373,6 +390,7 @@ impl Places {
         };
         std::mem::swap(&mut a.n, &mut b.n);
         std::mem::swap(&mut a.bound, &mut b.bound);
+        std::mem::swap(&mut a.replaces, &mut b.replaces);
         std::mem::swap(&mut a.poll_only, &mut b.poll_only);
         std::mem::swap(&mut a.lease_end, &mut b.lease_end);
         std::mem::swap(&mut a.acked, &mut b.acked);
@@ -455,6 +473,7 @@ mod tests {
                 refused: false,
                 restoring: false,
                 linger: Linger::No,
+                replaces: None,
             });
         }
         places

@@ -236,6 +236,7 @@ impl Session {
                         self.want(end);
                     }
                 }
+                self.adopt_late(index, timing.now);
             }
             PlaceStatus::NoPermit => {
                 let index = self.last_in_turn(index);
@@ -275,7 +276,10 @@ impl Session {
             (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
             (State::Waiting { .. }, PlaceStatus::Gone) => self.renew = true,
             _ if !place.is_live() => self.release_late(id, status, timing),
-            _ => self.confirmed(id.n, status, lease_end, timing),
+            _ => {
+                self.confirmed(id.n, status, lease_end, timing);
+                self.adopt_late(index, timing.now);
+            }
         }
     }
 
@@ -335,6 +339,7 @@ impl Session {
     }
 
     fn promoted(&mut self, id: PlaceId, lease_end: u64, now: Time) {
+        self.take_back(id.n, now);
         let Some(index) = self.places.index(id.n) else {
             return self.release_stranger(id, now);
         };

@@ -61,6 +61,7 @@ impl Session {
             refused: false,
             restoring: false,
             linger: Linger::No,
+            replaces: None,
             granted_at: now,
             arrival,
         });
@@ -176,6 +177,7 @@ impl Session {
                 self.tenants.count(claim.tenant(), claim.cost(), false);
             }
         }
+        self.releases.extend(place.replaces);
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);
@@ -310,64 +312,6 @@ impl Session {
         }
     }
 
-    /// Requests that wait are judged by another limit and headroom from here on, and keep their turn. The id of a place
-    /// says what it is judged by, so each returns under a new one with its old ticket. One whose call is on its way stays
-    /// as it is.
-    pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
-        self.limit = limit;
-        for index in self.indexes() {
-            let Some(place) = self.places.get(index) else { continue };
-            let is_on_its_way =
-                matches!(place.state, State::Joining { sent, .. } if sent != Sent::No);
-            if !place.state.is_without_permit() || is_on_its_way || place.has_left() {
-                continue;
-            }
-            let before = (place.limit, place.bound, place.state);
-            let options = AcquireOptions { headroom, ..place.options };
-            let bound = place.bound.and_then(|_| options.bound(limit));
-            if (limit, bound) == (before.0, before.1) {
-                continue;
-            }
-            if place.is_waiting() {
-                let (old, release) = (place.n, release_of(self.node, place, now));
-                self.releases.push_back(release);
-                self.left_at = Some(now);
-                self.left_queue(old);
-            }
-            self.follow_queue(index, false);
-            if matches!(before.2, State::Waiting { .. }) {
-                self.count_limit(before.0, false);
-                self.count_limit(limit, true);
-            }
-            let n = if matches!(before.2, State::Waiting { .. }) {
-                Some(self.places.renumber(index))
-            } else {
-                None
-            };
-            let poll_only = self.poll_only;
-            let Some(place) = self.places.get_mut(index) else { continue };
-            (place.limit, place.bound, place.options) = (limit, bound, options);
-            self.follow_queue(index, true);
-            let (Some(n), Some(place)) = (n, self.places.get_mut(index)) else { continue };
-            place.poll_only = poll_only;
-            if self.outage {
-                continue;
-            }
-            match before.2 {
-                State::Waiting { ticket: Some(_) } => {
-                    place.restoring = true;
-                    self.reasserts.push_back(n);
-                }
-                _ => {
-                    place.restoring = false;
-                    self.set(index, State::Joining { sent: Sent::No, hint: None });
-                    self.joins.push_back(n);
-                }
-            }
-        }
-        self.want(now + IDLE);
-    }
-
     /// Answers the requests that have no permit: they are told that it is over.
     pub fn handle_stop_waiting(&mut self, now: Time) {
         for index in self.indexes() {
@@ -387,6 +331,7 @@ impl Session {
 
     /// The place is not wanted on the server any more. The state that it gets now must say so too.
     pub(super) fn leave_server(&mut self, index: usize, now: Time) {
+        self.release_replaced(index);
         let Some(place) = self.places.get(index) else { return };
         let n = place.n;
         if place.is_there() {

@@ -9,6 +9,7 @@ mod lost_data;
 mod operators;
 mod outages;
 mod refused_calls;
+mod reload;
 mod renewals;
 mod replies;
 mod reuse;
