@@ -78,7 +78,7 @@ if waiting == 0 and all + count_of_ids <= limit then
 end
 
 -- Full, or so it looks: waiting places go first, and only then the newcomers.
-local for_all = ARGV[2] == '1'
+local for_all, frees = ARGV[2] == '1', leaving > 0
 local max_queue, counted, node = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
 --@sweep
 if swept then
@@ -88,6 +88,8 @@ end
 local in_use = all - 2 * waiting
 local asked, from, to = ARGV, first, last
 --@promote
+-- Newcomers are judged by the limit of the call.
+most = limit
 -- A node that is gone may have taken one of them along.
 if gone or not ends then ends = redis.call('ZMSCORE', key, unpack(ARGV, first, last)) end
 -- Whether a lease that was there before is gone or longer: it may have been the earliest.

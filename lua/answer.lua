@@ -5,11 +5,11 @@
 -- A place that waits while a permit is free for it shows that promotion reached its bound. The reply says so by an
 -- earliest lease end of 1: call again, at once.
 --
--- Needs     key, limit, lease_end, in_use, waiting, waits, statuses, own; earliest, or nil if that is to be looked up
+-- Needs     key, most, lease_end, in_use, waiting, waits, statuses, own; earliest, or nil if that is to be looked up
 
 if waiting == 0 then
   earliest = 0
-elseif in_use < limit and not waits then
+elseif in_use < most and not waits then
   earliest = 1
 elseif not earliest then
   earliest = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])

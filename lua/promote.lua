@@ -10,11 +10,12 @@
 -- the budget is spent. If a permit is free then and a place waits, the reply tells the caller to call again;
 -- until then newcomers queue, or are refused.
 --
--- Each head is judged by the limit in its id, and those behind it wait for it: the order is that of joining.
+-- Each head is judged by the limit in its id, and those behind it wait for it: the order is that of joining. A call that
+-- frees permits looks past the limit of its caller, if that is reached all the same: the head may know a higher one.
 --
--- Needs     queued, key, limit, for_all, node, counted, in_use, waiting, budget; asked, from, to: ids whose lease ends are
+-- Needs     queued, key, limit, for_all, frees, node, counted, in_use, waiting, budget; asked, from, to: ids whose lease ends are
 --           looked up along with those of the heads, which are written behind them
--- Leaves    own; in_use and waiting as they are then; waits: whether the head's own limit is reached; gone: whether anyone was taken out; ends: the lease ends of those
+-- Leaves    most: up to how many in use it granted; own; in_use and waiting as they are then; waits: whether the head's own limit is reached; gone: whether anyone was taken out; ends: the lease ends of those
 --           that are asked for, and of others; not if anyone is gone, and nil if nothing was looked up
 -- Cost      3 commands for a grant, 4 if another node is told; O(budget * log n)
 
@@ -26,13 +27,14 @@ local leases = in_use + waiting
 local tickets, i, passed, absent, left = {}, 0, 0, {}, {}
 -- How many may be in use for the head, and the end of its id that says so.
 local room, bound, waits = limit, nil, false
-while waiting > 0 and in_use < limit and budget > 0 and not waits do
+local most = frees and not for_all and in_use >= limit and math.huge or limit
+while waiting > 0 and in_use < most and budget > 0 and not waits do
   local last, first_own, nodes, mail = to, count_of_own + 2, {}, {}
-  while waiting > 0 and in_use < limit and budget > 0 do
+  while waiting > 0 and in_use < most and budget > 0 do
     if i == #tickets then
       if i > 0 then redis.call('ZREM', key, unpack(tickets)) end
       -- Behind dead places twice as many each time: few reads pass over many.
-      local count = math.min(math.max(limit - in_use, passed), budget, 100)
+      local count = math.min(math.max(limit - in_use, passed, 1), budget, 100)
       tickets = redis.call('ZRANGE', key, leases, leases + count - 1)
       i = 0
     end
@@ -102,8 +104,8 @@ while waiting > 0 and in_use < limit and budget > 0 and not waits do
 end
 if i > 0 then redis.call('ZREM', key, unpack(tickets, 1, i)) end
 if #left > 0 then redis.call('ZREM', key, unpack(left)) end
-if waiting > 0 and in_use < limit and not waits and not for_all then
+if waiting > 0 and in_use < most and not waits and not for_all then
   -- The budget is spent: whether the next head could go on is for the reply to say.
   local own = string.sub(redis.call('ZRANGE', key, in_use + waiting, in_use + waiting)[1], -8)
-  waits = string.byte(own) == 45 and in_use >= tonumber(string.sub(own, 2), 36)
+  waits = in_use >= (string.byte(own) == 45 and tonumber(string.sub(own, 2), 36) or limit)
 end

@@ -22,7 +22,7 @@ end
 
 local limit, counted, node = tonumber(ARGV[1]), ARGV[3] == '1', ARGV[4]
 --@queued
-local for_all = ARGV[2] == '1'
+local for_all, frees = ARGV[2] == '1', true
 local members = { unpack(ARGV, 5) }
 for i = 1, #members do members[#members + 1] = queued .. members[i] end
 -- More than one member: one that waited may be among them.
@@ -37,5 +37,5 @@ local in_use = redis.call('ZCARD', key) - 2 * waiting
 local asked, from, to = {}, 1, 0
 --@promote
 -- Promotion reached its bound: see answer.lua.
-if waiting > 0 and in_use < limit and not waits then own[#own + 1] = 1 end
+if waiting > 0 and in_use < most and not waits then own[#own + 1] = 1 end
 return own

@@ -21,7 +21,8 @@
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])
-local for_all, counted, node = ARGV[2] == '1', ARGV[4] == '1', ARGV[5]
+local for_all, frees = ARGV[2] == '1', false
+local counted, node = ARGV[4] == '1', ARGV[5]
 local ids = { unpack(ARGV, 6) }
 --@clock
 local lease_end = now_ms + lease_ms

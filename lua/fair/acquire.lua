@@ -42,7 +42,7 @@
 local key = KEYS[1]
 local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local first, last = 11 + ARGV[9], #ARGV
-local for_all = ARGV[2] == '1'
+local for_all, frees = ARGV[2] == '1', first > 11
 --@clock
 --@queued
 local lease_end = now_ms + lease_ms
@@ -175,6 +175,8 @@ local counted, node = ARGV[7] == '1', ARGV[8]
 if swept then turn, units = nil, nil end
 --@fair/survey
 --@fair/promote
+-- Newcomers are judged by the limit of the call.
+most = limit
 
 local ids = { unpack(ARGV, first) }
 local is_first = ARGV[10] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0

@@ -2,14 +2,14 @@
 --
 -- A piece of the scripts, put in at their end, where they say `--@fair/answer`.
 --
--- Needs     key, limit, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_room;
+-- Needs     key, most, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_room;
 --           earliest, or nil if that is to be looked up
 
 local waiting = redis.call('ZCOUNT', key, '-inf', '(0') + queue
 if waiting == 0 then
   earliest = 0
 else
-  if in_use < limit and next_turn then
+  if in_use < most and next_turn then
     if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then earliest = 1 end
   end
   if not earliest then

@@ -9,8 +9,8 @@
 --
 -- Places without a claim are one line more, of weight 1 and class 0; its turn is made where it is compared.
 --
--- Needs     queued, key, now, limit, node, counted, remove, room_of; turn, in_use, queue; budget
--- Leaves    own; in_use and queue as they are then; gone: whether anyone was taken out. If permits are free:
+-- Needs     queued, key, now, limit, for_all, frees, node, counted, remove, room_of; turn, in_use, queue; budget
+-- Leaves    most: as promote.lua; own; in_use and queue as they are then; gone: whether anyone was taken out. If permits are free:
 --           next_turn, next_f, next_cost, next_room of the first that waits, next_f 0 without a claim; next_turn
 --           nil if nobody waits
 -- Cost      3 commands for a grant, 1 more for the last of a line, 1 more for each node that is told
@@ -18,10 +18,11 @@
 local own, gone = {}, false
 local next_turn, next_f, next_cost, next_room
 local absent, again = {}, true
+local most = frees and not for_all and in_use >= limit and math.huge or limit
 while again do
   again = false
   local ids, nodes, mail = {}, {}, {}
-  while in_use < limit do
+  while in_use < most do
     if not turn then
       turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
     end

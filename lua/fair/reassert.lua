@@ -21,7 +21,8 @@
 
 local key = KEYS[1]
 local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local for_all, counted, node = ARGV[2] == '1', ARGV[5] == '1', ARGV[6]
+local for_all, frees = ARGV[2] == '1', false
+local counted, node = ARGV[5] == '1', ARGV[6]
 local ids, proofs = {}, {}
 for i = 7, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]

@@ -45,7 +45,8 @@ if not turn[1] then return {} end
 if last == 5 then redis.call('ZREM', key, '') end
 
 local limit, headroom = tonumber(ARGV[1]), tonumber(ARGV[3])
-local for_all, counted, node = ARGV[2] == '1', ARGV[4] == '1', ARGV[5]
+local for_all, frees = ARGV[2] == '1', true
+local counted, node = ARGV[4] == '1', ARGV[5]
 local left = { unpack(ARGV, 6) }
 --@clock
 local settle, remove, room_of
@@ -57,7 +58,7 @@ local units
 if swept then turn = nil end
 --@fair/survey
 --@fair/promote
-if in_use < limit and next_turn then
+if in_use < most and next_turn then
   -- Promotion reached its bound: see fair/answer.lua.
   if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then own[#own + 1] = 1 end
 end

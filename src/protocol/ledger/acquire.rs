@@ -41,7 +41,8 @@ impl Ledger {
         } else {
             // Full, or so it looks: waiting places go first, and only then the newcomers.
             let budget = self.sweep(caller.now);
-            reply.granted = self.promote(caller, budget, post);
+            let most = self.most(caller, !leaving.is_empty());
+            reply.granted = self.promote(caller, most, budget, post);
             let is_first = self.waiting() == 0;
             let others = if caller.recalls && is_first && max_queue.is_some_and(|max| max > 0) {
                 self.used_last(caller.node)
@@ -68,7 +69,7 @@ impl Ledger {
                 }
             }
         }
-        self.close(caller, reply)
+        self.close(caller, caller.limit.into(), reply)
     }
 
     /// The other nodes with places here, those that used theirs last before the others, as far as they are looked at.

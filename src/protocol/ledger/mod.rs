@@ -58,7 +58,7 @@ pub struct Caller {
     /// µs since 1970 by the ledger's one clock.
     pub now: u64,
     /// Permits of this semaphore, as the caller knows it: newcomers are judged by it, and so is a waiting place whose
-    /// id has no [`Bound`]. No call grants a waiting place once so many are in use, whatever that place brought.
+    /// id has no [`Bound`]. A call that frees nothing grants no waiting place once so many are in use, whatever that place brought.
     pub limit: u32,
     /// So many of them are left to class 0.
     pub headroom: u32,
@@ -208,8 +208,9 @@ impl Ledger {
             return Reply::default();
         }
         let budget = self.sweep(caller.now);
-        let granted = self.promote(caller, budget, post);
-        Reply { granted, more: self.stopped_early(caller), ..Reply::default() }
+        let most = self.most(caller, true);
+        let granted = self.promote(caller, most, budget, post);
+        Reply { granted, more: self.stopped_early(caller, most), ..Reply::default() }
     }
 
     /// Takes a place out, waiting or held, on an operator's word; or only looks. Says when its lease
@@ -247,8 +248,8 @@ impl Ledger {
             reply.statuses.push(status);
         }
         self.settle(caller.now);
-        reply.granted = self.promote(caller, budget, post);
-        self.close(caller, reply)
+        reply.granted = self.promote(caller, caller.limit.into(), budget, post);
+        self.close(caller, caller.limit.into(), reply)
     }
 
     /// A renewal with proof, for places that a renewal found gone.
@@ -283,8 +284,8 @@ impl Ledger {
             reply.statuses.push(status);
         }
         self.settle(caller.now);
-        reply.granted = self.promote(caller, budget, post);
-        self.close(caller, reply)
+        reply.granted = self.promote(caller, caller.limit.into(), budget, post);
+        self.close(caller, caller.limit.into(), reply)
     }
 
     /// Lists the places of `node`, among those `most` with the earliest lease ends that run still.
@@ -297,11 +298,11 @@ impl Ledger {
         own.filter(|id| id.node == node).collect()
     }
 
-    fn close(&mut self, caller: Caller, mut reply: Reply) -> Reply {
+    fn close(&mut self, caller: Caller, most: u64, mut reply: Reply) -> Reply {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
         if reply.waiting > 0 {
-            reply.more = self.stopped_early(caller);
+            reply.more = self.stopped_early(caller, most);
             reply.earliest = if reply.more { 0 } else { self.earliest() };
         }
         reply

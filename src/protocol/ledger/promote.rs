@@ -129,11 +129,20 @@ impl Ledger {
         budget
     }
 
+    /// Up to how many permits in use a call grants. One that frees permits looks past the limit of its caller, if that is
+    /// reached all the same: the head may know a higher one.
+    pub(super) fn most(&self, caller: Caller, frees: bool) -> u64 {
+        let limit = u64::from(caller.limit);
+        let looks_past = frees && !caller.for_all && self.in_use() >= limit;
+        if looks_past { u64::MAX } else { limit }
+    }
+
     /// While permits are free, grants the head whose turn it is. Stops when the budget is spent; a last hint
     /// may cost more than is left of it.
     pub(super) fn promote(
         &mut self,
         caller: Caller,
+        most: u64,
         mut budget: usize,
         post: Post<'_>,
     ) -> Vec<Grant> {
@@ -142,7 +151,7 @@ impl Ledger {
         loop {
             let mut mail: Vec<(NodeId, Vec<Grant>)> = Vec::new();
             while budget > 0
-                && let Some(id) = self.grant_next(caller, &mut budget)
+                && let Some(id) = self.grant_next(caller, most, &mut budget)
             {
                 let Some(lease_end) = self.places.get(&id).map(|place| place.lease_end) else {
                     continue;
@@ -183,11 +192,11 @@ impl Ledger {
 
     /// Grants the head whose turn it is, if it can be served. A head that cannot ever be, because the limit was
     /// lowered since it came, stops its line; one that can later is waited for.
-    fn grant_next(&mut self, caller: Caller, budget: &mut usize) -> Option<PlaceId> {
+    fn grant_next(&mut self, caller: Caller, most: u64, budget: &mut usize) -> Option<PlaceId> {
         while *budget > 0 {
             let in_use = self.in_use();
             // While no permit is free, nobody need know who is next: that saves Redis two commands.
-            if in_use >= u64::from(caller.limit) {
+            if in_use >= most {
                 return None;
             }
             match self.next()?.1 {
@@ -225,9 +234,9 @@ impl Ledger {
     }
 
     /// Whether promotion stopped at the bound on work.
-    pub(super) fn stopped_early(&self, caller: Caller) -> bool {
+    pub(super) fn stopped_early(&self, caller: Caller, most: u64) -> bool {
         let in_use = self.in_use();
-        if in_use >= u64::from(caller.limit) {
+        if in_use >= most {
             return false;
         }
         match self.next() {

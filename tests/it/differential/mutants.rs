@@ -6,7 +6,7 @@ use super::wire::Lua;
 use super::{Of, SMALL_WORK, history, run};
 
 /// Ways to write the scripts wrongly: file, text, what stands there instead.
-const MUTANTS: [(&str, &str, &str); 85] = [
+const MUTANTS: [(&str, &str, &str); 88] = [
     ("acquire", "all = all - redis.call('ZREM', key, unpack(m", "redis.call('ZREM', key, unpack(m"),
     ("acquire", "all = all - redis.call('ZREM', key, unpack(A", "redis.call('ZREM', key, unpack(A"),
     ("acquire", "queued .. members[i]", "members[i]"),
@@ -65,16 +65,15 @@ const MUTANTS: [(&str, &str, &str); 85] = [
     ("promote", "string.sub(id, 2, 12), false", "string.sub(id, 2, 12), true"),
     ("promote", "if holder == node then", "if false then"),
     ("promote", "if is_told and absent[holder] then", "if absent[holder] then"),
-    (
-        "promote",
-        "  while waiting > 0 and in_use < limit",
-        "  while waiting > 0 and in_use <= limit",
-    ),
+    ("promote", "  while waiting > 0 and in_use < most", "  while waiting > 0 and in_use <= most"),
     ("promote", "  while waiting > 0 and in_use", "  while last == to and waiting > 0 and in_use"),
     ("promote", "      if i > 0 then redis.call('ZREM', key, unpack(tickets)) end\n", ""),
     ("promote", "unpack(tickets, 1, i)", "unpack(tickets)"),
     ("promote", "if #left > 0 then redis.call('ZREM', key, unpack(left)) end\n", ""),
     ("promote", "      in_use = in_use - (#words - 1) / 2\n", ""),
+    ("promote", "and in_use >= limit and math.huge or limit", "and math.huge or limit"),
+    ("promote", "and in_use >= limit and math.huge or limit", "and false or limit"),
+    ("acquire", "leaving > 0\n", "false\n"),
     ("promote", "if not for_all then", "if true then"),
     ("promote", "if not for_all then", "if false then"),
     ("promote", "if in_use >= room then", "if in_use > room then"),
@@ -106,11 +105,11 @@ const BOUND_MUTANTS: [(&str, &str, &str); 11] = [
     ("promote", "    budget = budget - 1\n", ""),
     ("promote", "          budget = budget - 4\n", ""),
     ("promote", "      absent[other] = true\n", ""),
-    ("answer", "elseif in_use < limit and not waits then", "elseif false then"),
-    ("answer", "elseif in_use < limit and not waits then", "elseif true then"),
-    ("release", "if waiting > 0 and in_use < limit and not waits then", "if false then"),
-    ("release", "if waiting > 0 and in_use < limit and not waits then", "if waiting > 0 then"),
-    ("release", "if waiting > 0 and in_use < limit and not waits then", "if in_use < limit then"),
+    ("answer", "elseif in_use < most and not waits then", "elseif false then"),
+    ("answer", "elseif in_use < most and not waits then", "elseif true then"),
+    ("release", "if waiting > 0 and in_use < most and not waits then", "if false then"),
+    ("release", "if waiting > 0 and in_use < most and not waits then", "if waiting > 0 then"),
+    ("release", "if waiting > 0 and in_use < most and not waits then", "if in_use < limit then"),
     ("acquire", "elseif waiting == 0 and in_use < limit then", "elseif in_use < limit then"),
 ];
 

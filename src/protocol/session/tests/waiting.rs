@@ -330,3 +330,27 @@ fn the_id_of_a_place_says_what_it_is_judged_by_if_it_may_wait() {
     let call = rig.call().expect("a call");
     assert_eq!((call.limit, call.for_all), (1, true));
 }
+
+#[test]
+fn a_permit_freed_under_a_lower_limit_goes_to_the_head_at_once() {
+    let mut rig = Rig::new(2);
+    let held: Vec<_> = (0..2).map(|_| rig.request()).collect();
+    rig.settle();
+    for index in &held {
+        assert_eq!(rig.progress(*index), Progress::Held);
+    }
+    let caller = Caller { limit: 10, ..rig.ask(OTHER, 10) };
+    let bound = Some(Bound { limit: 10, headroom: 0 });
+    let ids = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|n| PlaceId {
+        node: OTHER,
+        poll_only: false,
+        n,
+        bound,
+        claim: None,
+    });
+    rig.ledger.acquire(caller, 60_000, Some(100), &[], &ids, &mut |_, _| true);
+    assert_eq!(rig.ledger.waiting(), 1);
+    rig.leave(held[0]);
+    rig.settle();
+    assert_eq!((rig.ledger.in_use(), rig.ledger.waiting()), (10, 0), "nine, and one of two");
+}
