@@ -100,8 +100,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// seconds, another renews the leases and asks the backend. Until then nothing is answered in the other runtimes.
 ///
 /// A process gets its identity with the first use of its semaphore. One that was only made before a fork can be used in
-/// each child; one that was used before fails there with [`Unavailable`](crate::AcquireError::Unavailable), because the
-/// child would take the parent's permits for its own. A snapshot of a whole process or machine copies the identity
+/// each child; one that was used before fails in the runtime of a child with
+/// [`Unavailable`](crate::AcquireError::Unavailable), because the child would take the parent's permits for its own. A
+/// child that goes on in the runtime of its parent, which Tokio does not support, is not noticed. A snapshot of a whole process or machine copies the identity
 /// unnoticed: use the semaphore only after such a snapshot is restored.
 ///
 /// A current-thread runtime does nothing while it is not driven. When the last runtime is shut down before the
