@@ -384,14 +384,9 @@ impl Node {
         if state.is_busy {
             return state;
         }
-        while let Some(call) = state.session.poll_call(now) {
-            state.is_busy = true;
-            drop(state);
-            let reply = counter.call(self.id(), &call, now);
-            self.counts.meter.replied(&call.op, &reply);
-            state = shared.lock();
-            state.session.handle_reply(&call.op, &reply, false, now, now);
+        loop {
             if let Some(question) = state.session.poll_revocation_check() {
+                state.is_busy = true;
                 drop(state);
                 self.learn_now();
                 state = shared.lock();
@@ -400,6 +395,15 @@ impl Node {
                     state.session.handle_revoked(id, now);
                 }
                 state.session.handle_revocations_known(question, now);
+            } else if let Some(call) = state.session.poll_call(now) {
+                state.is_busy = true;
+                drop(state);
+                let reply = counter.call(self.id(), &call, now);
+                self.counts.meter.replied(&call.op, &reply);
+                state = shared.lock();
+                state.session.handle_reply(&call.op, &reply, false, now, now);
+            } else {
+                break;
             }
         }
         state.is_busy = false;

@@ -126,6 +126,7 @@ conformance! {
     a_waiter_is_judged_by_its_own_limit_whatever_others_ask_under
     a_waiter_under_a_lower_limit_is_not_granted_past_it
     places_behind_a_lower_limit_keep_their_turn
+    requests_that_wait_adopt_a_reloaded_policy_and_keep_their_turn
 }
 
 fn policy(limit: u32) -> Policy {
@@ -655,5 +656,25 @@ async fn places_behind_a_lower_limit_keep_their_turn(fleet: &impl Fleet) {
     let low = timeout(Duration::from_secs(1), low).await.expect("its turn").unwrap();
     let high = timeout(Duration::from_secs(2), high).await.expect("and the next").unwrap();
     drop((low, high, held));
+    empty(fleet).await;
+}
+
+async fn requests_that_wait_adopt_a_reloaded_policy_and_keep_their_turn(fleet: &impl Fleet) {
+    let (one, other) = (fleet.node(), fleet.node());
+    let held = one.acquire("x", &policy(1)).await.unwrap();
+    let mut first = one.acquire("x", &policy(1));
+    assert!(timeout(Duration::from_millis(50), &mut first).await.is_err());
+    // The other process has reloaded already.
+    let mut waits = other.acquire("x", &policy(2));
+    assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err());
+    one.update_waiting("x", &policy(2));
+    let permit = timeout(Duration::from_millis(900), first).await.expect("a few round trips");
+    assert!(
+        timeout(Duration::from_millis(50), &mut waits).await.is_err(),
+        "two are in use, of two"
+    );
+    drop(held);
+    drop(timeout(Duration::from_secs(2), waits).await.expect("its turn").unwrap());
+    drop(permit.unwrap());
     empty(fleet).await;
 }
