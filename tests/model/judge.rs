@@ -66,7 +66,13 @@ impl World {
                 s.ghost.turns.remove(&key);
             }
         }
-        let mut granted = 0;
+        let limit = call.limit as usize;
+        // By the limit that its request brought, if the call's does not count for all.
+        let room = |stored: &Stored| match stored.place.bound.filter(|_| !call.for_all) {
+            Some(bound) => bound.limit as usize,
+            None => limit,
+        };
+        let (mut granted, mut room_of_granted) = (0, 0);
         for new in after {
             let key = request(s, new.id);
             let old = place(before, new.id);
@@ -108,6 +114,8 @@ impl World {
                 _ => {}
             }
             granted += 1;
+            let is_newcomer = old.is_none() && proof(new).is_none();
+            room_of_granted = room_of_granted.max(if is_newcomer { limit } else { room(new) });
             let known = key.and_then(|key| s.ghost.turns.get(&key).copied());
             let turn = match (known, proof(new)) {
                 (Some(turn), _) => turn,
@@ -144,19 +152,21 @@ impl World {
         let held = after.iter().filter(live).filter(|p| p.ticket.is_none());
         let holders = held.map(|held| cost(&held.place)).sum::<usize>();
         let waiting = after.iter().filter(live).filter(|p| p.ticket.is_some()).count();
-        let limit = call.limit as usize;
         if holders >= limit {
             self.saw(Seen::LimitReached);
         }
         if waiting > 0 {
             self.saw(Seen::SomeoneWaits);
         }
-        if holders < limit && waiting > 0 && !self.config.is_fair() {
+        let first = after.iter().filter(live).filter(|p| p.ticket.is_some());
+        let first = first.min_by_key(|p| (p.ticket, p.place));
+        let has_room = first.is_some_and(|first| holders < room(first));
+        if holders < limit && has_room && !self.config.is_fair() {
             s.breaks(Rule::NoIdlePermit);
         }
         let restored = s.ghost.restored.iter().filter_map(|id| place(after, *id));
         let restored = restored.map(|restored| cost(&restored.place)).sum::<usize>();
-        if granted > 0 && holders > limit + restored {
+        if granted > 0 && holders > room_of_granted + restored {
             s.breaks(Rule::CapByLedger);
         }
     }

@@ -196,7 +196,7 @@ pub(crate) fn carry_out(
         Op::Release { ids } => {
             let mut caller = caller;
             if has(Bug::ReleaseDoesNotPromote) {
-                caller.limit = 0;
+                (caller.limit, caller.for_all) = (0, true);
             }
             if has(Bug::ReleasePromotesBeforeSweep) {
                 // The dead that hold still count while it promotes.
@@ -205,6 +205,7 @@ pub(crate) fn carry_out(
                     .filter(|p| p.2.is_none() && p.1 <= now_ms && !ids.contains(&p.0))
                     .count();
                 caller.limit = caller.limit.saturating_sub(u32::try_from(dead).expect("a few"));
+                caller.for_all = true;
             }
             ledger.release(caller, ids, post)
         }

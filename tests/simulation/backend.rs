@@ -1223,7 +1223,7 @@ impl Store {
             now,
             limit,
             headroom: call.headroom,
-            for_all: call.for_all || planted == Some(Planted::JudgesByCaller),
+            for_all: call.for_all || is_lowest || planted == Some(Planted::JudgesByCaller),
             max_waiting: call.max_waiting,
             node: call.node,
             recalls: call.recalls,

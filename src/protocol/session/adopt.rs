@@ -76,7 +76,7 @@ impl Session {
         if let Some(place) = self.places.get_mut(index) {
             (place.limit, place.bound, place.options) = (limit, bound, options);
             if !is_new_to_the_backend {
-                place.replaces = Some(replaced);
+                place.replaces = Some(Box::new(replaced));
             }
         }
         self.follow_queue(index, true);
@@ -95,7 +95,7 @@ impl Session {
     /// The place that this one replaces is not needed any more.
     pub(super) fn release_replaced(&mut self, index: usize) {
         if let Some(replaced) = self.places.get_mut(index).and_then(|place| place.replaces.take()) {
-            self.releases.push_back(replaced);
+            self.releases.push_back(*replaced);
         }
     }
 
@@ -103,7 +103,7 @@ impl Session {
     pub(super) fn take_back(&mut self, n: u64, now: Time) {
         let Some(index) = self.replacing(n) else { return };
         let Some(place) = self.places.get_mut(index) else { return };
-        let Some((old, _)) = place.replaces.take() else { return };
+        let Some(old) = place.replaces.take().map(|replaced| replaced.0) else { return };
         let new = release_of(self.node, place, now);
         (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
         self.places.set_number(index, old.n);
@@ -118,7 +118,7 @@ impl Session {
     /// The index of the place that replaces the one with this number.
     pub(super) fn replacing(&self, n: u64) -> Option<usize> {
         self.reloaded?;
-        let replaces = |place: &Place| place.replaces.is_some_and(|(id, _)| id.n == n);
+        let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.0.n == n);
         self.places.iter().find(|(_, place)| replaces(place)).map(|(index, _)| index)
     }
 }

@@ -58,7 +58,7 @@ pub(super) struct Place {
     pub(super) restoring: bool,
     pub(super) linger: Linger,
     /// The place that keeps its turn until this one stands there, and until when that needs to be released.
-    pub(super) replaces: Option<(PlaceId, Time)>,
+    pub(super) replaces: Option<Box<(PlaceId, Time)>>,
 }
 
 /// Whether a permit outlives its request, because the other side may still be working on it.

@@ -177,7 +177,7 @@ impl Session {
                 self.tenants.count(claim.tenant(), claim.cost(), false);
             }
         }
-        self.releases.extend(place.replaces);
+        self.releases.extend(place.replaces.as_deref().copied());
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);
