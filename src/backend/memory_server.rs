@@ -55,7 +55,7 @@ pub struct MemoryServer {
 #[derive(Clone, Copy, Debug)]
 struct State {
     is_available: bool,
-    /// How often it became unavailable: a connection of before is of no further use.
+    /// How often it became unavailable. A connection opened before the last time is dead.
     outages: u64,
     /// How often data was lost, and since when there is data.
     losses: u64,

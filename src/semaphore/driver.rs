@@ -18,7 +18,7 @@ use crate::error::BackendError;
 /// The first and the longest pause between attempts to connect. After a loss of data, the permits of a process may be
 /// counted again later than those of another by this much.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
-/// A connection that lived for so long, and answered, was of use: a break of it is the first one.
+/// A connection that answered and lived this long was useful: its break counts as the first one.
 const USEFUL: Duration = Duration::from_secs(1);
 /// How long a connection waits for the overrides of another server.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);

@@ -1,4 +1,4 @@
-//! Who this process is to the others.
+//! The identity of this process, as other processes see it.
 
 use std::process;
 

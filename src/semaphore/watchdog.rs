@@ -19,7 +19,7 @@ const FAR: Duration = Duration::from_secs(24 * 3600);
 pub(super) async fn run(node: Arc<Node>) {
     while !node.is_finished() {
         let due = handle_due(&node).await;
-        // Never for so long that a lease is renewed late.
+        // A round yields to leases that are due, so none is renewed late.
         let due = match node.rounds.begin() {
             Some(round) => make_round(round, &node, due).await,
             None => due,

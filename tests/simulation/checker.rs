@@ -1182,7 +1182,7 @@ impl Checker {
             (_, true) => Some(0),
             (limit, _) => limit,
         };
-        // Each is judged by its own limit, and waits for those before it. Whose turn it is among tenants is not asked
+        // Each is judged by its own limit, and waits for those before it. The order among tenants is not checked
         // here; one of a tenant with a cap waits.
         let fits =
             |id: PlaceId| units + u64::from(id.cost()) <= crate::fair::room(id, limit, (0, 0));

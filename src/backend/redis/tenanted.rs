@@ -56,7 +56,7 @@ mod tests {
         advance(Duration::from_secs(5)).await;
         assert!(!sets.has("0"));
         sets.found(&key(SETS_MAX));
-        assert!(sets.has(&key(SETS_MAX)), "those of before made room");
+        assert!(sets.has(&key(SETS_MAX)), "older ones made room");
         assert_eq!(sets.0.lock().unwrap().len(), 1);
     }
 }

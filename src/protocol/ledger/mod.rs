@@ -58,7 +58,8 @@ pub struct Caller {
     /// µs since 1970 by the ledger's one clock.
     pub now: u64,
     /// Permits of this semaphore, as the caller knows it: newcomers are judged by it, and so is a waiting place whose
-    /// id has no [`Bound`]. A call that frees nothing grants no waiting place once so many are in use, whatever that place brought.
+    /// id has no [`Bound`]. A call that frees nothing grants no waiting place once so many are in use, whatever that
+    /// place brought.
     pub limit: u32,
     /// So many of them are left to class 0.
     pub headroom: u32,

@@ -19,7 +19,7 @@ const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 pub(super) const ASK_GAP: Duration = Duration::from_millis(50);
 /// Releases of unknown places that wait to be sent, at the most.
 const STRANGERS_MAX: usize = 1000;
-/// Releases that the backend refused, at the most. Of more, those with the earliest lease ends are given up.
+/// The maximum of refused releases that are kept. Beyond it, those with the earliest lease ends are dropped.
 const DEFERRED_MAX: usize = 8 * CALL_MAX;
 /// The longest pause before they are tried again.
 const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(4);

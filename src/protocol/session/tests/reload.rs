@@ -42,7 +42,7 @@ fn requests_that_wait_are_judged_by_a_new_limit_and_keep_their_turn() {
     assert_ne!(rig.id(first), before);
     assert_eq!((rig.progress(first), rig.progress(second)), (Progress::Held, Progress::Waiting));
     assert_eq!(tickets(&rig), [(old[1].0, Some(Bound { limit: 2, headroom: 0 }))]);
-    assert_eq!(rig.places().len(), 3, "nothing of before is left");
+    assert_eq!(rig.places().len(), 3, "no old place is left");
     // The same once more changes nothing.
     reload(&mut rig, 2);
     assert_eq!(rig.settle(), []);
