@@ -7,6 +7,7 @@
 
 mod crowd;
 mod held;
+mod lease_ends;
 mod process;
 mod refused;
 mod waiters;
@@ -51,6 +52,8 @@ enum Scenario {
     Released,
     /// 100,000 wait for one permit in a process that is killed.
     Waiters,
+    /// 9,900 wait, and the leases of 100 permits of a killed process end one after the other.
+    LeaseEnds,
     /// After an outage, 25 processes ask for 8,000 tenants each at once.
     Crowd,
     /// A process asks for 80,000 tenants at once, under a policy that admits in an outage.
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
             Scenario::Refused => refused::refused(&mut figures, names(200_000)),
             Scenario::Released => refused::released(&mut figures, names(50_000)),
             Scenario::Waiters => waiters::waiters(&mut figures, names(100_000)),
+            Scenario::LeaseEnds => lease_ends::lease_ends(&mut figures, names(9900)),
             Scenario::Crowd => crowd::crowd(&mut figures, names(8000)),
             Scenario::Flood => crowd::flood(&mut figures, names(80_000)),
         };

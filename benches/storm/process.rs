@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{crowd, held, refused, waiters};
+use super::{crowd, held, lease_ends, refused, waiters};
 
 /// What another process is to do.
 #[derive(Serialize, Deserialize)]
@@ -17,6 +17,7 @@ pub(crate) enum Job {
     Use(refused::Job),
     Wait(waiters::Job),
     Crowd(crowd::Job),
+    LeaseEnds(lease_ends::Job),
 }
 
 pub(crate) fn run(job: &Job) {
@@ -28,6 +29,7 @@ pub(crate) fn run(job: &Job) {
         Job::Use(job) => runtime.block_on(refused::child(job, parent)),
         Job::Wait(job) => runtime.block_on(waiters::child(job, parent)),
         Job::Crowd(job) => runtime.block_on(crowd::child(job, parent)),
+        Job::LeaseEnds(job) => runtime.block_on(lease_ends::child(job, parent)),
     }
 }
 

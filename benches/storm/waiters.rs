@@ -45,10 +45,10 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     let job = Job { url: redis.url(), waiters };
     let others = Process::start(&process::Job::Wait(job));
     let _: String = others.hear(SILENCE)?;
-    until_waiting(&semaphore, waiters).await?;
+    until_waiting(&semaphore, NAME, waiters).await?;
     let mut next = semaphore.acquire(NAME, &policy);
     assert!((&mut next).now_or_never().is_none(), "the limit is 1");
-    until_waiting(&semaphore, waiters + 1).await?;
+    until_waiting(&semaphore, NAME, waiters + 1).await?;
     // Its connections are gone with it, so that nobody hears of a permit there.
     drop(others);
     let before = semaphore.inspect(NAME).await.map_err(|error| error.to_string())?;
@@ -69,10 +69,15 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     granted.map(drop).map_err(|error| error.to_string())
 }
 
-async fn until_waiting(semaphore: &Semaphore, waiters: usize) -> Result<(), String> {
+/// Waits until so many wait.
+pub(crate) async fn until_waiting(
+    semaphore: &Semaphore,
+    name: &str,
+    waiters: usize,
+) -> Result<(), String> {
     let began = Instant::now();
     loop {
-        let seen = semaphore.inspect(NAME).await.map_err(|error| error.to_string())?;
+        let seen = semaphore.inspect(name).await.map_err(|error| error.to_string())?;
         if seen.waiting >= waiters as u64 {
             return Ok(());
         }

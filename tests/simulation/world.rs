@@ -441,7 +441,9 @@ impl<'a> World<'a> {
             }
             let entries = process.run(from, to, news_first, stops);
             if process.has_stopped {
-                self.checker.lives[number].awake_since = to;
+                // A freeze after a suspension takes nothing of the time in which that is noticed.
+                let awake_since = &mut self.checker.lives[number].awake_since;
+                *awake_since = to.max(*awake_since);
             }
             let mut granted = Vec::new();
             for (index, entry) in entries.into_iter().enumerate() {

@@ -16,7 +16,7 @@ use crate::protocol::time::Time;
 /// How far behind the earliest lease end the next renewal comes.
 const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 /// Leases that end at short intervals are asked after together: no more often than this.
-pub(super) const ASK_GAP: Duration = Duration::from_millis(50);
+pub(super) const ASK_GAP: Duration = Duration::from_millis(100);
 /// Releases of unknown places that wait to be sent, at the most.
 const STRANGERS_MAX: usize = 1000;
 /// The maximum of refused releases that are kept. Beyond it, those with the earliest lease ends are dropped.
