@@ -51,7 +51,9 @@ use crate::semaphore::{Permit, Semaphore, Visited};
 /// under another connection, such as TLS. HTTP/2 needs none of this, as its connections are read all the time.
 ///
 /// A handler whose own client has the layer can pass the [`Connection`] on, in the extensions of the request to that
-/// client: then the connection is looked at as long as that request waits, or holds its permit.
+/// client: then the connection is looked at as long as that request waits, or holds its permit. If that client's
+/// connection is upgraded, its permit is held until this one closes; so pass it on only where the handler upgrades this
+/// one, too.
 ///
 /// # Examples
 ///

@@ -60,6 +60,13 @@ impl Required {
         }
     }
 
+    /// The first rejected request, if none had it before and the layer does not say what happens then.
+    fn may_be_mistaken(&self) -> bool {
+        self.missing.is_none()
+            && self.passed.load(Ordering::Relaxed) < SUSPICIOUS
+            && !self.has_warned.swap(true, Ordering::Relaxed)
+    }
+
     /// A request lacks it, and passes because the extractor lets it.
     pub(super) fn passed(&self, layer: &str) {
         if self.missing.is_some()
@@ -92,6 +99,17 @@ impl Required {
     pub(super) fn rejected(&self, layer: &str, header: Option<&HeaderName>, status: StatusCode) {
         let (extractor, header) = (self.extractor, header.map(HeaderName::as_str));
         match self.part {
+            // All of them may lack it, because what its extractor reads is not inserted, or further in.
+            Part::Key if self.may_be_mistaken() => tracing::warn!(
+                target: "tower_semaphore",
+                layer,
+                extractor,
+                header,
+                %status,
+                "a request has no key for this layer, and none had one so far: see its `key` and `on_missing_key`; \
+                 what inserts the key must be outside the layer, and `PeerIpKey` needs the feature `axum` or `tonic` \
+                 to see the address that they insert"
+            ),
             Part::Key => tracing::debug!(
                 target: "tower_semaphore",
                 layer,

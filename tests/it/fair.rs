@@ -309,6 +309,12 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
             fair().each(2).each_by(|_: &Name, _: &Parts| 2).build(),
             "each: set by `each` and again by `each_by`",
         ),
+        (builder().key(TENANT).key(TENANT).build(), "key: set by `key` and again by `key`"),
+        (
+            builder().key(TENANT).key_async(|_: &Parts| async { Some("a") }).build(),
+            "key: set by `key` and again by `key_async`",
+        ),
+        (builder().on_missing_key(MissingKey::Shared).build(), "on_missing_key: set without a key"),
         (
             builder().on_unavailable(OnUnavailable::Local(5)).build(),
             "a local share of 5 is more than the limit of 4 permits",

@@ -314,6 +314,34 @@ async fn no_extractor_rejects_a_request_with_a_status_of_success() {
 }
 
 #[tokio::test]
+async fn the_first_request_without_a_key_is_told_of_if_none_had_one() {
+    let told = Told::new();
+    let semaphore = Semaphore::in_memory();
+    let ask = async |service: &Router, key: Option<&str>| {
+        let mut request = Request::get("/");
+        if let Some(key) = key {
+            request = request.header("x-tenant", key);
+        }
+        let request = request.body(axum::body::Body::empty()).unwrap();
+        service.clone().oneshot(request).await.unwrap().status()
+    };
+    let router = || Router::new().route("/", get(async || "served"));
+    // The address is not in the extensions.
+    let by_peer = router().layer(layer(&semaphore, PeerIpKey::new()));
+    assert_eq!(ask(&by_peer, None).await, StatusCode::BAD_REQUEST);
+    assert_eq!(ask(&by_peer, None).await, StatusCode::BAD_REQUEST);
+    let [warning] = &told.aloud()[..] else { panic!("once: {:?}", told.aloud()) };
+    assert_eq!(warning.level, Level::WARN);
+    assert!(warning.fields["extractor"].contains("PeerIpKey"), "{warning:?}");
+    assert!(warning.name.contains("feature `axum`"), "{warning:?}");
+
+    let by_tenant = router().layer(layer(&semaphore, HeaderKey::from_static("x-tenant")));
+    assert_eq!(ask(&by_tenant, Some("a")).await, StatusCode::OK);
+    assert_eq!(ask(&by_tenant, None).await, StatusCode::BAD_REQUEST);
+    assert_eq!(told.aloud().len(), 1, "others have one");
+}
+
+#[tokio::test]
 async fn a_layer_that_never_sees_a_matched_route_says_so_once() {
     let told = Told::new();
     let warnings = || told.events().iter().filter(|event| event.level == Level::WARN).count();

@@ -46,9 +46,8 @@ pub struct ConcurrencyLimitBuilder {
     fair: Fair,
     each: Once<EachSource>,
     headroom: u32,
-    key: KeySource,
-    /// The type of the extractor of the key.
-    key_extractor: &'static str,
+    /// With the type of the extractor.
+    key: Once<(KeySource, &'static str)>,
     missing_key: Option<MissingKey>,
     missing_tenant: Option<MissingKey>,
     wait_timeout: Option<Arc<WaitTimeoutOf>>,
@@ -76,8 +75,7 @@ impl ConcurrencyLimitBuilder {
             fair: Fair::default(),
             each: Once::new("each"),
             headroom: 0,
-            key: KeySource::Sync(Arc::new(GlobalKey)),
-            key_extractor: type_name::<GlobalKey>(),
+            key: Once::new("key"),
             missing_key: None,
             missing_tenant: None,
             wait_timeout: None,
@@ -123,8 +121,8 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn key(mut self, extractor: impl KeyExtractor) -> Self {
-        self.key_extractor = type_name_of_val(&extractor);
-        self.key = KeySource::Sync(Arc::new(extractor));
+        let kind = type_name_of_val(&extractor);
+        self.key.set("key", (KeySource::Sync(Arc::new(extractor)), kind));
         self
     }
 
@@ -155,11 +153,11 @@ impl ConcurrencyLimitBuilder {
         Fut: Future<Output = Option<K>> + Send + 'static,
         K: Into<Name>,
     {
-        self.key_extractor = type_name::<F>();
-        self.key = KeySource::Async(Arc::new(move |parts| {
+        let source = KeySource::Async(Arc::new(move |parts| {
             let key = extractor(parts);
             Box::pin(async move { key.await.map(Into::into) })
         }));
+        self.key.set("key_async", (source, type_name::<F>()));
         self
     }
 
@@ -405,6 +403,15 @@ impl ConcurrencyLimitBuilder {
                 "retry after: {retry_after:?} is too long; allowed: 0 to {RETRY_AFTER_MAX:?}"
             )));
         }
+        let (key, key_extractor) = match (self.key.take()?, self.missing_key) {
+            (Some(key), _) => key,
+            (None, None) => (KeySource::Sync(Arc::new(GlobalKey)), type_name::<GlobalKey>()),
+            (None, Some(_)) => {
+                return Err(ConfigError::new(
+                    "on_missing_key: set without a key that could be missing; set key, too",
+                ));
+            }
+        };
         let Some(limit) = self.limit.take()? else {
             return Err(ConfigError::new(
                 "limit: not set; allowed: a number of permits, `Limit::Unlimited`, or a closure",
@@ -446,8 +453,8 @@ impl ConcurrencyLimitBuilder {
             full_name: Name::new(&self.name),
             remembered: Remembered::default(),
             name: self.name.into(),
-            key: self.key,
-            key_required: Required::new(Part::Key, self.missing_key, self.key_extractor),
+            key,
+            key_required: Required::new(Part::Key, self.missing_key, key_extractor),
             wait_timeout: self.wait_timeout,
             client_timeout: self.client_timeout,
             limit,

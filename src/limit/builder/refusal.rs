@@ -32,8 +32,8 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// Sets the pause in `Retry-After`: whole seconds, at random between this and twice this. The default is 1 s;
-    /// at most a day.
+    /// Sets the pause in `Retry-After`: whole seconds, at least 1, at random between this and twice this. The default
+    /// is 1 s; at most a day.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
