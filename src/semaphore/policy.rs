@@ -261,7 +261,8 @@ impl PolicyBuilder {
     /// the quota of a third party, such as an LLM provider, which notices late that a client left.
     ///
     /// The default is zero, the maximum half of the lease. A lease has at least that left when a process dies, so a
-    /// crash frees no permit sooner than a request that is broken off.
+    /// crash frees no permit sooner than a request that is broken off. For the same reason a permit that cannot be
+    /// renewed is [lost](crate::Permit::lost) this long before its lease ends.
     ///
     /// # Examples
     ///

@@ -287,6 +287,7 @@ mod redis {
     use crate::support::eventually;
     use crate::support::gateway::{Client, Gateway};
     use crate::support::http::Server;
+    use crate::support::proxy::{Proxy, REQUESTS};
     use crate::support::redis::TestRedis;
 
     #[tokio::test]
@@ -434,10 +435,15 @@ mod redis {
             let upstream = Arc::clone(self);
             let open = async move |upgrade: WebSocketUpgrade, permit: Permit| {
                 upgrade.on_upgrade(async move |mut socket| {
-                    let _permit = permit; // until this task ends
                     let _call = upstream.call();
-                    while let Some(Ok(message)) = socket.recv().await {
-                        let _ = socket.send(message).await;
+                    let echo = async {
+                        while let Some(Ok(message)) = socket.recv().await {
+                            let _ = socket.send(message).await;
+                        }
+                    };
+                    tokio::select! {
+                        () = echo => {}
+                        () = permit.lost() => {}
                     }
                 })
             };
@@ -482,6 +488,41 @@ mod redis {
         assert_eq!(most_sockets(Server::start, linger).await, 10, "its handler holds it");
         let most = most_sockets(Server::start, Duration::ZERO).await;
         assert!(most > 10, "{most}");
+    }
+
+    /// It breaks its call off when it learns of that, and the other side notices later.
+    #[tokio::test]
+    async fn a_permit_that_is_lost_lingers_before_another_process_has_it() {
+        let redis = TestRedis::start();
+        let proxy = Proxy::start(redis.port()).await;
+        let (cut_off, other) = (Semaphore::redis(&proxy.url()).unwrap(), redis.semaphore());
+        let builder = Policy::builder(1).linger(LINGER).lease(Duration::from_millis(1000));
+        let policy = builder.wait_timeout(Duration::from_secs(10)).build().unwrap();
+        let permit = cut_off.acquire(NAME, &policy).await.unwrap();
+        let waits = tokio::spawn({
+            let other = other.clone();
+            async move { (other.acquire(NAME, &policy).await, Instant::now()) }
+        });
+        eventually("it waits", async || other.inspect(NAME).await.unwrap().waiting == 1).await;
+        // Later connections, too.
+        let stalled = async {
+            loop {
+                proxy.hold(REQUESTS);
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = permit.lost() => {}
+            () = stalled => {}
+        }
+        let lost = Instant::now();
+        assert!(permit.is_lost());
+        drop(permit);
+        let (granted, at) = waits.await.unwrap();
+        let _ = granted.unwrap();
+        // The clocks of a lease may differ by a millisecond at each end.
+        let lingered = at - lost + Duration::from_millis(5);
+        assert!(lingered >= LINGER, "{lingered:?}");
     }
 
     #[tokio::test]

@@ -158,6 +158,9 @@ impl Loss {
     }
 }
 
+/// How much later than it is due a process may tell a holder that its permit is lost.
+const TOLD: u64 = 10 * MS;
+
 /// A permit whose request was broken off, and which lingers.
 #[derive(Clone, Copy, Debug)]
 struct Lingering {
@@ -1034,12 +1037,21 @@ impl Checker {
         {
             return;
         }
+        let linger = self.lingers[life.slot][request.name];
+        if linger > TOLD {
+            // Its request breaks off, and the rest of the lease is for that.
+            let is_certain = self.uncapped[request.name] < at;
+            let permit = Lingering { until: at + linger - TOLD, units: request.cost(), is_certain };
+            self.lives[request.process].lingering[request.name].push_back(permit);
+            self.count("lost in time");
+        }
+        let life = &self.lives[request.process];
         let disturbed: u64 = self.disturbed[life.slot][server]
             .iter()
             .filter(|(begin, end)| *begin <= at && *end + SETTLE >= from)
             .map(|(begin, end)| S + (*end).min(at).saturating_sub((*begin).max(from)))
             .sum();
-        if disturbed < lease / 2 {
+        if disturbed < (lease - linger) / 2 {
             let text = format!(
                 "the permit of request {number} of n{} was lost, with a lease of {} ms and {} ms of disturbance",
                 request.name,

@@ -56,6 +56,11 @@ impl AcquireOptions {
         u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// At most half of the lease, as policies have it.
+    pub(super) fn linger(&self) -> Duration {
+        Duration::from_millis(u64::from(self.linger_ms)).min(self.lease / 2)
+    }
+
     pub(super) fn reuse(&self) -> Duration {
         Duration::from_millis(u64::from(self.reuse_ms))
     }

@@ -72,6 +72,8 @@ pub(super) enum Linger {
     Spared,
     /// An attempt of it was passed on or answered: another that is rejected spares it no more.
     Reached,
+    /// Its request was told that the permit is lost, in time to break off and linger; and has not left yet.
+    Lost,
     /// Its request has left; it is released this many ms after its grant.
     Until(u32),
     /// Its request has left; it is kept until then for the next request of this process.
@@ -146,7 +148,19 @@ impl State {
 impl Place {
     /// From when on its permit may not be relied on.
     pub(super) fn deadline(&self) -> Time {
+        let is_in_use = !self.has_left() && self.linger != Linger::Lost;
+        if is_in_use { self.acked + self.reliance() } else { self.lease_over() }
+    }
+
+    /// From when on the backend may have given its permit to another.
+    pub(super) fn lease_over(&self) -> Time {
         self.acked + lease_at_least(self.lease_ms())
+    }
+
+    /// For how long a request may use its permit without a renewal: its lease, less the linger, which is still to come
+    /// when the request is broken off at the end of that.
+    pub(super) fn reliance(&self) -> Duration {
+        lease_at_least(self.lease_ms()).saturating_sub(self.options.linger())
     }
 
     pub(super) fn interval(&self) -> Duration {
@@ -154,6 +168,8 @@ impl Place {
         match self.state {
             State::Waiting { .. } if self.poll_only => third.min(POLL_INTERVAL),
             State::Waiting { .. } => third.min(WAITING_RENEWAL),
+            // Two renewals may fail.
+            _ if self.options.linger_ms > 0 => (self.options.lease - self.options.linger()) / 3,
             _ => third,
         }
     }

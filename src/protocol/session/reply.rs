@@ -305,9 +305,11 @@ impl Session {
                 self.want_renewal(index);
             }
             (State::Held, PlaceStatus::Held) => {
+                let is_over = timing.now >= place.lease_over();
                 if timing.now >= place.deadline() {
                     self.expire(index, timing.now);
-                } else {
+                }
+                if !is_over {
                     self.acknowledge(index, lease_end, timing.sent);
                     self.want_renewal(index);
                 }
@@ -332,7 +334,7 @@ impl Session {
         }
     }
 
-    fn want_renewal(&mut self, index: usize) {
+    pub(super) fn want_renewal(&mut self, index: usize) {
         if let Some(at) = self.places.get(index).map(|place| place.acked + place.interval()) {
             self.want(at);
         }

@@ -131,7 +131,8 @@ impl Session {
     /// notice later (rule 8).
     pub fn handle_break_off(&mut self, index: usize) {
         let place = self.places.get_mut(index).filter(|place| place.may_linger());
-        if let Some(place) = place.filter(|place| place.linger != Linger::Spared) {
+        let spared = [Linger::Spared, Linger::Lost];
+        if let Some(place) = place.filter(|place| !spared.contains(&place.linger)) {
             place.linger = Linger::Due;
         }
     }
@@ -153,7 +154,9 @@ impl Session {
     /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
     /// to another.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
-        let due = |place: &&mut Place| place.linger == Linger::Due && place.is_in_flight();
+        let due = |place: &&mut Place| {
+            matches!(place.linger, Linger::Due | Linger::Lost) && place.is_in_flight()
+        };
         if let Some(place) = self.places.get_mut(index).filter(due) {
             let until = place.begin_to_linger(now);
             self.want(until);
@@ -241,7 +244,7 @@ impl Session {
     pub fn is_lost(&self, index: usize, now: Time) -> bool {
         self.places.get(index).is_some_and(|place| match place.state {
             State::Lost => true,
-            State::Held => now >= place.deadline(),
+            State::Held => place.linger == Linger::Lost || now >= place.deadline(),
             _ => false,
         })
     }
@@ -249,7 +252,9 @@ impl Session {
     /// As [`is_lost`](Self::is_lost), as far as that was noticed: without a look at the time.
     #[must_use]
     pub fn was_lost(&self, index: usize) -> bool {
-        self.places.get(index).is_some_and(|place| matches!(place.state, State::Lost))
+        let is_lost =
+            |place: &Place| matches!(place.state, State::Lost) || place.linger == Linger::Lost;
+        self.places.get(index).is_some_and(is_lost)
     }
 
     /// The request has waited as long as it may: for its first answer, or for a permit. It has its
@@ -296,9 +301,10 @@ impl Session {
             } else if place.may_linger() {
                 // Not released: its lease ends it, as that of a process that dies.
                 let is_taken = place.lingers_until().is_none();
+                let is_told = place.linger == Linger::Lost;
                 self.set(index, if is_taken { State::Lost } else { State::Closed });
                 if is_taken {
-                    self.events.push(Event::Lost(index));
+                    self.events.extend((!is_told).then_some(Event::Lost(index)));
                 } else {
                     self.take_out(index, now);
                 }
@@ -397,10 +403,23 @@ impl Session {
             // There is no holder to be told.
             return self.take_out(index, now);
         }
+        let is_told = self.places.get(index).is_some_and(|place| place.linger == Linger::Lost);
         self.leave_server(index, now);
         self.set(index, State::Lost);
-        self.events.push(Event::Lost(index));
+        self.events.extend((!is_told).then_some(Event::Lost(index)));
         self.admit_local(now);
+    }
+
+    /// The permit may not be relied on any more, and its lease still lasts for as long as it may linger. Its request is
+    /// told, and the place stays until that has left, and lingers then, as that of any request that is broken off.
+    pub(super) fn lose_in_time(&mut self, index: usize) {
+        if let Some(place) = self.places.get_mut(index) {
+            place.linger = Linger::Lost;
+            let over = place.deadline();
+            self.events.push(Event::Lost(index));
+            self.renew = true;
+            self.want(over);
+        }
     }
 }
 

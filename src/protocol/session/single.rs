@@ -62,10 +62,9 @@ impl Session {
                 let place = self.places.get_mut(index)?;
                 place.lease_end = done.lease_end;
                 (place.acked, place.held_at, place.granted_at) = (now, now, now);
-                let renewal = now + place.options.lease / 3;
                 self.set(index, State::Held);
                 self.seen = (done.in_use, 0);
-                self.want(renewal);
+                self.want_renewal(index);
                 Some(index)
             }
         }

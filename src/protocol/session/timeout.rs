@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::place::{State, WAITING_RENEWAL};
+use super::place::{Place, State, WAITING_RENEWAL};
 use super::reply::ASK_GAP;
 use super::{Event, IDLE, Session};
 use crate::protocol::time::Time;
@@ -192,7 +192,11 @@ impl Session {
 
     /// A held place reached its deadline, or has lingered for long enough.
     pub(super) fn expire(&mut self, index: usize, now: Time) {
-        if self.places.get(index).is_some_and(|place| place.taken) {
+        let place = self.places.get(index);
+        let in_time = |p: &Place| p.may_linger() && !p.has_left() && now < p.lease_over();
+        if place.is_some_and(in_time) {
+            self.lose_in_time(index);
+        } else if place.is_some_and(|place| place.taken) {
             self.lose(index, now);
         } else {
             self.wait_again(index, now);

@@ -11,9 +11,10 @@ use crate::protocol::session::{Event, Session, State};
 use crate::protocol::time::Time;
 
 impl Session {
-    /// Whether a permit is good for one more request: more than half of its lease is left.
+    /// Whether a permit is good for one more request: more than half of the time for which one may use it is left.
     fn is_good_for_another(place: &Place, now: Time) -> bool {
-        !place.restoring && now + place.options.lease / 2 < place.deadline()
+        let half = (place.options.lease - place.options.linger()) / 2;
+        !place.restoring && now + half < place.acked + place.reliance()
     }
 
     /// Gives a new request the permit that was used last, if one is kept for it.

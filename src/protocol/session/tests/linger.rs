@@ -161,3 +161,82 @@ fn in_an_outage_what_lingers_takes_its_part_of_the_share() {
     rig.pass(10);
     assert_eq!(rig.progress(waits), Progress::Admitted);
 }
+
+/// A permit in use whose renewals go unanswered, and the process is told at 2.6 of 3 s.
+fn lost_in_time() -> (Rig, usize) {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(LINGERS);
+    rig.settle();
+    assert_eq!(rig.progress(index), Progress::Held);
+    rig.session.take_events();
+    rig.pass(2_590);
+    let (events, now) = (rig.session.take_events(), rig.now());
+    assert!(events.is_empty() && !rig.session.is_lost(index, now), "{events:?}");
+    rig.pass(10);
+    assert_eq!(rig.session.take_events()[..], [Event::Lost(index)]);
+    (rig, index)
+}
+
+#[test]
+fn a_permit_is_lost_while_its_lease_still_lasts_for_its_linger() {
+    let (mut rig, index) = lost_in_time();
+    let now = rig.now();
+    assert!(rig.session.is_lost(index, now) && rig.session.was_lost(index));
+    rig.leave(index);
+    rig.pass(390);
+    assert!(rig.session.is_in_use(), "it lingers");
+    rig.check();
+    rig.pass(10);
+    assert!(!rig.session.is_in_use());
+    assert_eq!(rig.session.take_events()[..], [], "its request was told");
+}
+
+#[test]
+fn a_permit_that_is_lost_in_time_counts_until_its_request_has_left_and_lingered() {
+    let (mut rig, index) = lost_in_time();
+    // The backend answers again.
+    rig.live(1_000);
+    assert_eq!(rig.places().len(), 1, "it is renewed");
+    let now = rig.now();
+    assert!(rig.session.is_lost(index, now), "for good");
+    rig.session.handle_break_off(index);
+    rig.leave(index);
+    rig.live(390);
+    assert_eq!(rig.places().len(), 1, "it lingers");
+    rig.live(20);
+    assert_eq!(rig.places(), []);
+    assert_eq!(rig.session.take_events()[..], [], "told once");
+}
+
+#[test]
+fn a_permit_whose_holder_goes_on_past_the_lease_is_told_of_once() {
+    let (mut rig, index) = lost_in_time();
+    rig.pass(400);
+    assert_eq!(rig.session.take_events()[..], []);
+    let now = rig.now();
+    assert!(rig.session.is_lost(index, now));
+    rig.check();
+    rig.leave(index);
+    rig.settle();
+    assert_eq!(rig.places(), [], "and it is released, in case it still stands there");
+}
+
+#[test]
+fn an_answer_that_comes_in_the_linger_keeps_the_place_and_not_the_permit() {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(LINGERS);
+    rig.settle();
+    rig.progress(index);
+    rig.session.take_events();
+    rig.pass(1_000);
+    let renewal = rig.call().expect("a renewal");
+    let sent = rig.now();
+    let reply = rig.carry_out(&renewal);
+    rig.pass(1_800);
+    rig.session.take_events();
+    rig.reply(&renewal.op, &reply, sent);
+    let now = rig.now();
+    assert!(rig.session.is_lost(index, now), "it was told");
+    rig.live(1_500);
+    assert_eq!(rig.places().len(), 1);
+}
