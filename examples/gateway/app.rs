@@ -1,16 +1,16 @@
 //! The layers in front of the upstream, and how a reload replaces them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use tower::ServiceExt;
+use tower::{Layer, Service, ServiceExt};
 use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Name, Semaphore};
 
 use super::access_log::Journey;
@@ -26,7 +26,7 @@ const KEYS_KEPT: usize = 1024;
 /// Keys that are remembered at most, however long requests may wait.
 const KEYS_MAX: usize = 10_000;
 
-/// The layers in force. A reload does not affect requests in flight.
+/// The rules in force, and the way through them.
 pub(crate) struct Current {
     semaphore: Semaphore,
     site: Site,
@@ -37,9 +37,23 @@ struct App {
     router: Router,
     forward: Arc<Forward>,
     upstream: Upstream,
-    rules: Vec<(Rule, Arc<Lately>)>,
+    links: Vec<Arc<Link>>,
     /// The header fields that rules read.
     read: Arc<[HeaderName]>,
+}
+
+/// A rule on the way to the upstream. It outlives a reload, so that a request that waits in a rule further out is judged
+/// by the settings in force when it gets here.
+struct Link {
+    name: String,
+    in_force: RwLock<InForce>,
+    lately: Arc<Lately>,
+}
+
+/// A rule, and the layer that applies it.
+struct InForce {
+    rule: Rule,
+    layer: ConcurrencyLimitLayer,
 }
 
 impl Current {
@@ -63,7 +77,7 @@ impl Current {
 
     /// Whether any rule rejects requests while the backend is unavailable.
     pub(crate) fn needs_backend(&self) -> bool {
-        self.app().rules.iter().any(|(rule, _)| rule.needs_backend())
+        self.app().links.iter().any(|link| link.in_force().rule.needs_backend())
     }
 
     /// The header fields that rules read.
@@ -76,7 +90,8 @@ impl Current {
         router.oneshot(request).await.into_response()
     }
 
-    /// Reloads the file, for requests that arrive from now on. An invalid file changes nothing.
+    /// Reloads the file. A request is judged by the rules in force when it comes to them, and those that wait adopt the
+    /// new limits. An invalid file changes nothing.
     pub(crate) async fn reload(&self, args: &Args) -> Result<(), FileError> {
         let said = Said::read(args)?;
         let (old, new) = (&self.site, &said.site);
@@ -86,20 +101,10 @@ impl Current {
         let before = self.app();
         let app = Arc::new(said.app(&self.semaphore, Some(&before))?);
         *self.app.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&app);
-        for (rule, lately) in &before.rules {
-            if let Some((new, _)) = app.rules.iter().find(|(new, _)| new.name == rule.name) {
-                self.let_in(new, lately);
-            }
+        for link in &app.links {
+            link.let_in(&self.semaphore);
         }
         Ok(())
-    }
-
-    /// Takes the new limits to the requests that wait: each is judged by the limit that it was made with.
-    fn let_in(&self, new: &Rule, lately: &Lately) {
-        for key in lately.keys() {
-            let (name, policy) = new.now(&key);
-            self.semaphore.update_waiting(name, &policy);
-        }
     }
 
     fn app(&self) -> Arc<App> {
@@ -144,31 +149,39 @@ impl Said {
                 Arc::new(forward.map_err(|what| self.site_error("upstream", what))?)
             }
         };
+        let known = |rule: &Rule| before?.links.iter().find(|link| link.name == rule.name);
+        let built = self.rules.iter().enumerate().map(|(i, rule)| {
+            let link = known(rule);
+            let lately = link.map_or_else(Arc::default, |link| Arc::clone(&link.lately));
+            lately.is_for(rule.wait);
+            let layer = layer(semaphore, rule, &lately).map_err(|error| self.refused(i, &error))?;
+            let in_force = InForce { rule: rule.clone(), layer };
+            Ok((link, lately, in_force))
+        });
+        // All of them, before the first is in force.
+        let built = built.collect::<Result<Vec<_>, FileError>>()?;
+        let links: Vec<_> = built
+            .into_iter()
+            .map(|(link, lately, in_force)| {
+                if let Some(link) = link {
+                    *link.in_force.write().unwrap_or_else(PoisonError::into_inner) = in_force;
+                    return Arc::clone(link);
+                }
+                let name = in_force.rule.name.clone();
+                Arc::new(Link { name, in_force: RwLock::new(in_force), lately })
+            })
+            .collect();
         let mut router = Router::new().fallback({
             let forward = Arc::clone(&forward);
             move |request| async move { forward.forward(request).await }
         });
-        let mut rules = Vec::new();
         // The layer that is added last is outermost.
-        for (i, rule) in self.rules.iter().enumerate().rev() {
-            // Requests may still wait that came before the reload before.
-            let known =
-                before.and_then(|app| app.rules.iter().find(|(old, _)| old.name == rule.name));
-            let lately = known.map_or_else(Arc::default, |(_, lately)| Arc::clone(lately));
-            lately.is_for(rule.wait);
-            let layer = layer(semaphore, rule, &lately).map_err(|error| self.refused(i, &error))?;
-            router = router.layer(layer);
-            if rule.has_cost() {
-                let costs = Arc::new(rule.clone());
-                router = router.layer(middleware::from_fn(move |request, next| {
-                    let costs = Arc::clone(&costs);
-                    async move { counted(&costs, request, next).await }
-                }));
-            }
-            rules.push((rule.clone(), lately));
+        for link in links.iter().rev() {
+            let link = Arc::clone(link);
+            router = router.layer(middleware::from_fn_with_state(link, Link::pass));
         }
         let read = self.rules.iter().flat_map(Rule::fields_read).collect();
-        Ok(App { router, forward, upstream, rules, read })
+        Ok(App { router, forward, upstream, links, read })
     }
 
     fn refused(&self, rule: usize, error: &ConfigError) -> FileError {
@@ -201,12 +214,33 @@ fn layer(
     builder.limit_by(limit).skip(move |parts| !paths.is_for(parts.uri.path())).build()
 }
 
-/// Rejects a request whose cost is invalid.
-async fn counted(rule: &Rule, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
-    match rule.bad_cost(&parts) {
-        Some(what) => problem(StatusCode::BAD_REQUEST, &what),
-        None => next.run(Request::from_parts(parts, body)).await,
+impl Link {
+    fn in_force(&self) -> RwLockReadGuard<'_, InForce> {
+        self.in_force.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn pass(State(link): State<Arc<Self>>, mut request: Request, next: Next) -> Response {
+        let response = {
+            let in_force = link.in_force();
+            if in_force.rule.has_cost() {
+                let (parts, body) = request.into_parts();
+                if let Some(what) = in_force.rule.bad_cost(&parts) {
+                    return problem(StatusCode::BAD_REQUEST, &what);
+                }
+                request = Request::from_parts(parts, body);
+            }
+            // It has its place in the queue from the call on: a reload comes before that, or finds it there.
+            in_force.layer.layer(next).call(request)
+        };
+        response.await.into_response()
+    }
+
+    /// Takes the limits in force to the requests that wait here: each is judged by the limit that it was made with.
+    fn let_in(&self, semaphore: &Semaphore) {
+        for key in self.lately.keys() {
+            let (name, policy) = self.in_force().rule.now(&key);
+            semaphore.update_waiting(name, &policy);
+        }
     }
 }
 

@@ -401,12 +401,15 @@ impl Rule {
 
     /// Configures the layer, except for its limit.
     pub(crate) fn apply(&self, builder: ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder {
-        let builder = match &self.key {
+        let mut builder = match &self.key {
             Key::Global => builder,
             Key::Path => builder.key(PathKey),
             Key::PeerIp => builder.key(PeerIpKey::new()),
             Key::Header(name) => builder.key(HeaderKey::new(name.clone())),
         };
+        if !matches!(self.key, Key::Global) {
+            builder = builder.on_missing_key(self.missing_key.into());
+        }
         self.apply_tenants(builder)
             .wait_timeout(self.wait)
             .lease(self.lease)
@@ -418,7 +421,6 @@ impl Rule {
                 Hold::Body => HoldUntil::BodyEnd,
                 Hold::Head => HoldUntil::ResponseHead,
             })
-            .on_missing_key(self.missing_key.into())
             .on_unavailable(match (self.on_unavailable, self.local_limit) {
                 (Unavailable::Admit, _) => OnUnavailable::Admit,
                 (Unavailable::Local, Some(share)) => OnUnavailable::Local(share),

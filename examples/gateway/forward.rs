@@ -16,6 +16,7 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
+use tower_semaphore::Permit;
 
 use super::access_log::Journey;
 use super::connection::Activity;
@@ -32,6 +33,7 @@ use super::upload::Upload;
 use super::upstream::{Protocol, Upstream};
 
 const INVALID: &str = "the upstream sent no valid response";
+const UNASKED: &str = "the upstream switched protocols without a request for it";
 
 /// Forwards requests to the upstream.
 pub(crate) struct Forward {
@@ -73,8 +75,20 @@ struct Head {
 enum Failure {
     Connect(BoxError),
     Send(hyper::Error),
+    /// The response cannot be passed on: what the client is told, and why.
+    Response(&'static str, BoxError),
     Late(&'static str, StatusCode),
     BadPath,
+}
+
+impl Failure {
+    /// Whether the request had begun to be sent: the upstream may go on with it until it notices.
+    const fn is_broken_off(&self) -> bool {
+        match self {
+            Self::Send(_) | Self::Response(..) | Self::Late(..) => true,
+            Self::Connect(_) | Self::BadPath => false,
+        }
+    }
 }
 
 impl Forward {
@@ -99,6 +113,7 @@ impl Forward {
         Journey::note_forwarded(request.extensions());
         let protocol = self.upgrade(&request);
         let client = protocol.as_ref().map(|_| hyper::upgrade::on(&mut request));
+        let permit = request.extensions().get::<Permit>().cloned();
         // A new request without extensions: the permit among them must not outlive this request in a
         // pooled connection.
         let (parts, body) = request.into_parts();
@@ -118,12 +133,7 @@ impl Forward {
             response = self.send(head, body, upload, protocol.is_some()) => response,
             failure = late(upload.progress(), began, &self.bounds) => Err(failure),
         };
-        match response {
-            Ok(response) if !headers::is_chunked_alone(response.headers()) => {
-                let error = BoxError::from("Transfer-Encoding: not chunked alone");
-                self.outages.failed(UpstreamError::Response, Some(&*error));
-                problem(StatusCode::BAD_GATEWAY, INVALID)
-            }
+        match response.and_then(|response| checked(response, client.is_some())) {
             Ok(response) => {
                 self.outages.answered();
                 let response = response.map(|body| {
@@ -136,7 +146,15 @@ impl Forward {
                 });
                 back(response, client, protocol, &arrival, is_http2)
             }
-            Err(failure) => self.failed(failure),
+            Err(failure) => {
+                // The response says nothing of that to the layers of the rules.
+                if failure.is_broken_off()
+                    && let Some(permit) = permit
+                {
+                    permit.break_off();
+                }
+                self.failed(failure)
+            }
         }
     }
 
@@ -297,6 +315,10 @@ impl Forward {
                 self.outages.failed(UpstreamError::Response, Some(&error));
                 problem(StatusCode::BAD_GATEWAY, INVALID)
             }
+            Failure::Response(what, error) => {
+                self.outages.failed(UpstreamError::Response, Some(&*error));
+                problem(StatusCode::BAD_GATEWAY, what)
+            }
             Failure::Late(what, status) => {
                 if status == StatusCode::GATEWAY_TIMEOUT {
                     self.outages.failed(UpstreamError::Timeout, None);
@@ -306,6 +328,18 @@ impl Forward {
             Failure::BadPath => problem(StatusCode::BAD_REQUEST, "the path cannot be forwarded"),
         }
     }
+}
+
+/// Refuses a response that cannot be passed on.
+fn checked<B>(response: Response<B>, can_switch: bool) -> Result<Response<B>, Failure> {
+    if !headers::is_chunked_alone(response.headers()) {
+        let error = "Transfer-Encoding: not chunked alone";
+        return Err(Failure::Response(INVALID, error.into()));
+    }
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS && !can_switch {
+        return Err(Failure::Response(UNASKED, UNASKED.into()));
+    }
+    Ok(response)
 }
 
 /// The response for the client.
@@ -323,7 +357,7 @@ fn back(
     let mut back = Response::new(body);
     *back.status_mut() = parts.status;
     *back.headers_mut() = headers::end_to_end(parts.headers, &[]);
-    let Some(upstream) = upstream else {
+    let Some((upstream, client)) = upstream.zip(client) else {
         // It says what the upstream requires (RFC 9110, 15.5.22). HTTP/2 has no such field.
         if back.status() == StatusCode::UPGRADE_REQUIRED
             && let Some(protocol) = upgraded.filter(|_| !is_http2)
@@ -331,12 +365,6 @@ fn back(
             set_upgrade(back.headers_mut(), protocol);
         }
         return back;
-    };
-    let Some(client) = client else {
-        return problem(
-            StatusCode::BAD_GATEWAY,
-            "the upstream switched protocols without a request for it",
-        );
     };
     arrival.activity.set_tunnel(Tunnel { client, upstream });
     if let Some(protocol) = upgraded.or(protocol) {

@@ -331,6 +331,11 @@ impl Semaphore {
     /// few round trips later. Permits that are held stay held. Other processes reload by themselves;
     /// [`set_limit`](Self::set_limit) changes the limit for all of them at once.
     ///
+    /// What a place in the queue is judged by is part of its id, so each place that adopts another limit stands in the
+    /// queue a second time until the backend has answered, and its turn is never lost. Newcomers of any process are
+    /// rejected meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). Where reloads under load
+    /// must reject nobody, set it to twice the number of requests that may wait.
+    ///
     /// # Examples
     ///
     /// ```

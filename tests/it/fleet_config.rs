@@ -192,6 +192,38 @@ async fn a_reload_that_raises_a_limit_lets_waiters_in_and_cuts_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_waits_further_out_at_a_reload_finds_the_new_limit_further_in() {
+    let rules = |inner: &str| {
+        format!(
+            "[[rule]]\nname = \"outer\"\nprefix = \"/a\"\nlimit = 1\nwait = \"60s\"\n\
+             [[rule]]\nname = \"inner\"\n{inner}\nwait = \"60s\"\n"
+        )
+    };
+    let stage = Configured::start(&rules("limit = 1")).await;
+    let send = |path: &str| {
+        let (client, request) = (stage.client.clone(), http::Request::get(stage.url(path)));
+        tokio::spawn(async move { client.send(request).await.0.as_u16() })
+    };
+    let holds = send("/?ms=15000");
+    eventually("it is in flight", async || stage.upstream.seen().in_flight == 1).await;
+    let further_in = send("/a/1?ms=1");
+    stage.waiting(tower_semaphore::Name::new("inner"), 1).await;
+    let further_out = send("/a/2?ms=1");
+    stage.waiting(tower_semaphore::Name::new("outer"), 1).await;
+
+    stage.reload_rules(&rules("limit = 2")).await;
+    for request in [further_in, further_out] {
+        assert_eq!(request.await.unwrap(), 200);
+    }
+    assert!(!holds.is_finished(), "a permit was free, and they waited for another");
+    // One that came later does not wait behind it either.
+    assert_eq!(send("/?ms=1").await.unwrap(), 200);
+    assert!(!holds.is_finished(), "a permit was free, and a newcomer waited for another");
+    holds.abort();
+    eventually("nothing is left", async || stage.redis.keys() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_file_is_refused_with_its_line_and_the_old_one_stays() {
     let good = "[[rule]]\nname = \"all\"\nlimit = 1\nwait = \"0s\"\n";
     let stage = Configured::start(good).await;

@@ -33,6 +33,10 @@ impl ConcurrencyLimitBuilder {
     /// failed or was dropped before its end, the inner service returned an error, or it responded with 408 or 504.
     /// The default is zero. See [`PolicyBuilder::linger`].
     ///
+    /// A handler that gives up a call that it has begun, and responds with another status, calls
+    /// [`Permit::break_off`](crate::Permit::break_off): with 400, because the request's body broke off while it was passed
+    /// on, or with 502.
+    ///
     /// The permit of an upgraded connection lingers after its end in any case, because a WebSocket that its client closed
     /// cannot be told from one that broke. A handler that keeps the permit can [release](crate::Permit::release) it.
     ///

@@ -10,6 +10,7 @@ use super::place::{Place, Sent, State};
 use super::request::release_of;
 use super::{IDLE, Session};
 use crate::error::RejectReason;
+use crate::protocol::id::PlaceId;
 use crate::protocol::time::Time;
 
 /// What the requests up to an arrival are judged by.
@@ -69,6 +70,10 @@ impl Session {
         let replaced = release_of(self.node, place, now);
         let before = place.limit;
         self.follow_queue(index, false);
+        if !is_new_to_the_backend {
+            // One of a reload before, if the call that was to end it failed.
+            self.release_replaced(index);
+        }
         if was_waiting {
             self.count_limit(before, false);
             self.count_limit(limit, true);
@@ -77,6 +82,7 @@ impl Session {
             (place.limit, place.bound, place.options) = (limit, bound, options);
             if !is_new_to_the_backend {
                 place.replaces = Some(Box::new(replaced));
+                self.replacing += 1;
             }
         }
         self.follow_queue(index, true);
@@ -94,16 +100,25 @@ impl Session {
 
     /// The place that this one replaces is not needed any more.
     pub(super) fn release_replaced(&mut self, index: usize) {
-        if let Some(replaced) = self.places.get_mut(index).and_then(|place| place.replaces.take()) {
-            self.releases.push_back(*replaced);
+        if let Some(replaced) = self.take_replaced(index) {
+            self.releases.push_back(replaced);
         }
+    }
+
+    fn take_replaced(&mut self, index: usize) -> Option<(PlaceId, Time)> {
+        if self.replacing == 0 {
+            return None;
+        }
+        let replaced = self.places.get_mut(index)?.replaces.take()?;
+        self.replacing -= 1;
+        Some(*replaced)
     }
 
     /// A place that is being replaced has its permit: it is its request's again, under the number that it has there.
     pub(super) fn take_back(&mut self, n: u64, now: Time) {
         let Some(index) = self.replacing(n) else { return };
+        let Some((old, _)) = self.take_replaced(index) else { return };
         let Some(place) = self.places.get_mut(index) else { return };
-        let Some(old) = place.replaces.take().map(|replaced| replaced.0) else { return };
         let new = release_of(self.node, place, now);
         (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
         self.places.set_number(index, old.n);
@@ -117,7 +132,10 @@ impl Session {
 
     /// The index of the place that replaces the one with this number.
     pub(super) fn replacing(&self, n: u64) -> Option<usize> {
-        self.reloaded?;
+        // All grants come here, and only those soon after a reload look at all places.
+        if self.replacing == 0 {
+            return None;
+        }
         let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.0.n == n);
         self.places.iter().find(|(_, place)| replaces(place)).map(|(index, _)| index)
     }

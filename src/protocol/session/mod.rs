@@ -103,6 +103,8 @@ pub struct Session {
     renew: bool,
     /// The last policy that the requests which waited were to adopt.
     reloaded: Option<Reloaded>,
+    /// How many places replace another, which still keeps their turn.
+    replacing: usize,
     /// A permit may be free for a place that waits: one call is to find out.
     ask: bool,
     renewals: VecDeque<u64>,
@@ -216,6 +218,7 @@ impl Session {
             renew_at: None,
             renew: false,
             reloaded: None,
+            replacing: 0,
             ask: false,
             renewals: VecDeque::new(),
             reasserts: VecDeque::new(),

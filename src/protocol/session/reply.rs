@@ -276,14 +276,11 @@ impl Session {
             (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
             (State::Waiting { .. }, PlaceStatus::Gone) => self.renew = true,
             _ if !place.is_live() => self.release_late(id, status, timing),
-            _ => {
-                self.confirmed(id.n, status, lease_end, timing);
-                self.adopt_late(index, timing.now);
-            }
+            _ => self.confirmed(id.n, status, lease_end, timing),
         }
     }
 
-    /// A renewal found the place.
+    /// A renewal or a proof found the place.
     fn confirmed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
         let Some(index) = self.places.index(n) else { return };
         let Some(place) = self.places.get_mut(index) else { return };
@@ -321,6 +318,7 @@ impl Session {
             }
             _ => {}
         }
+        self.adopt_late(index, timing.now);
     }
 
     fn restored(&mut self, n: u64) {

@@ -171,6 +171,7 @@ impl Session {
     #[inline]
     pub(super) fn take_out(&mut self, index: usize, now: Time) {
         self.follow_queue(index, false);
+        self.release_replaced(index);
         let Some(place) = self.places.remove(index) else { return };
         self.forget_kept(&place);
         self.count(place.state, place.limit, place.options.claim, false);
@@ -180,7 +181,6 @@ impl Session {
                 self.tenants.count(claim.tenant(), claim.cost(), false);
             }
         }
-        self.releases.extend(place.replaces.as_deref().copied());
         if place.is_there() {
             self.releases.push_back(release_of(self.node, &place, now));
             self.left_at = Some(now);

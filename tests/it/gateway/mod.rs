@@ -4,6 +4,7 @@ mod config;
 mod config_secrets;
 mod connections;
 mod fields;
+mod linger;
 mod logs;
 mod paths;
 mod peers;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -98,6 +99,11 @@ impl Wire {
                 Ok(Err(_)) | Err(_) => return sent,
             }
         }
+    }
+
+    /// Closes the connection with a reset.
+    pub(crate) fn reset(self) {
+        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).unwrap();
     }
 
     /// The head that comes next, with the empty line; `None`: the connection ends before it does.

@@ -140,6 +140,8 @@ impl Rig {
         assert_eq!(self.session.in_flight, units, "in flight");
         assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
         assert_eq!(self.session.joining, count(Place::is_joining), "joining");
+        let replacing = count(|place| place.replaces.is_some());
+        assert_eq!(self.session.replacing as u64, replacing, "replacing");
         self.session.check_reuse();
         let queue = self.session.local_queue.places();
         for index in &queue {

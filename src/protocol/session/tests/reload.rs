@@ -213,3 +213,37 @@ fn a_lower_limit_ends_the_passing_on_of_permits() {
     rig.leave(first);
     assert_eq!(rig.session.kept(), 0);
 }
+
+#[test]
+fn no_old_place_is_left_where_the_call_of_a_reload_fails() {
+    for (is_carried_out, again) in [(false, None), (true, None), (false, Some(1)), (true, Some(1))]
+    {
+        let mut rig = Rig::new(3);
+        for n in 1..=3 {
+            other(&mut rig, n, 3, None);
+        }
+        let waiting = rig.request();
+        rig.settle();
+        reload(&mut rig, 2);
+        let now = rig.now();
+        let question = rig.session.poll_revocation_check().expect("it may have been revoked");
+        rig.session.handle_revocations_known(question, now);
+        let call = rig.call().expect("the new place");
+        assert!(matches!(call.op, Op::Reassert { .. }));
+        if is_carried_out {
+            rig.carry_out(&call);
+        }
+        rig.session.handle_call_error(&call.op, now);
+        if let Some(limit) = again {
+            reload(&mut rig, limit);
+            rig.settle();
+        } else {
+            // As soon as what failed is tried again, and before a lease ends.
+            rig.live(1100);
+        }
+        assert_eq!(rig.progress(waiting), Progress::Waiting);
+        let bound = Bound { limit: again.unwrap_or(2), headroom: 0 };
+        assert_eq!(rig.id(waiting).bound, Some(bound));
+        assert_eq!(rig.ledger.places().count(), 4, "carried out: {is_carried_out}, {again:?}");
+    }
+}
