@@ -19,7 +19,7 @@ use super::peer::{Origin, TrustedProxies};
 use super::problem::problem;
 use super::server::{Peer, Serve};
 use super::upload::RequestBody;
-use super::{headers, host, path};
+use super::{headers, host, path, peer};
 
 /// Handles a request up to the rules.
 pub(crate) struct Intake {
@@ -90,6 +90,10 @@ impl Target {
         }
         if let Some(refused) = headers::ambiguous(&parts.headers) {
             return Err(refused);
+        }
+        let mut forwarded = parts.headers.get_all(header::FORWARDED).iter();
+        if forwarded.any(|line| peer::has_stray_quote(line.as_bytes())) {
+            return Err((BAD, "Forwarded: a quote that is not around a whole value"));
         }
         let uri = &parts.uri;
         match uri.scheme_str() {
