@@ -7,10 +7,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
@@ -19,7 +20,7 @@ use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy};
 
 use super::site::Site;
 use super::upstream::Upstream;
-use super::{file, path};
+use super::{file, host, path};
 
 /// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
 /// Redis count together.
@@ -270,6 +271,7 @@ impl Rule {
             return Err(("limit-for", what.to_owned()));
         }
         once("limit-for", &self.limit_for)?;
+        hosts("limit-for", Some(&self.key), &self.limit_for)?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
@@ -324,6 +326,10 @@ impl Rule {
         once("each-for", &self.each_for)?;
         once("weight-for", &self.weight_for)?;
         once("class-for", &self.class_for)?;
+        let tenant = self.fair_by.as_ref();
+        hosts("each-for", tenant, &self.each_for)?;
+        hosts("weight-for", tenant, &self.weight_for)?;
+        hosts("class-for", tenant, &self.class_for)?;
         if self.headroom == 0 {
             return Ok(());
         }
@@ -490,6 +496,30 @@ fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str,
     }
     // Keys may be secrets.
     Err((field, "a key is given twice; allowed: once for each key".to_owned()))
+}
+
+/// Checks that keys are hosts as requests have them, where hosts are the keys.
+fn hosts<T>(
+    field: &'static str,
+    key: Option<&Key>,
+    said: &[(Name, T)],
+) -> Result<(), (&'static str, String)> {
+    if !matches!(key, Some(Key::Header(name)) if *name == header::HOST) {
+        return Ok(());
+    }
+    let is_host = |name: &Name| {
+        // A hash stands for a long name.
+        name.as_str().starts_with('#')
+            || percent_decode_str(name.as_str())
+                .decode_utf8()
+                .is_ok_and(|text| host::is_name(&text))
+    };
+    if said.iter().all(|(key, _)| is_host(key)) {
+        return Ok(());
+    }
+    let what = "a key is not a host as it is counted; allowed: a name in lower case, without a port and \
+                a dot at its end, or an address";
+    Err((field, what.to_owned()))
 }
 
 /// The cost in a request's header; an error is the text that is there.

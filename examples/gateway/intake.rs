@@ -82,7 +82,8 @@ struct Target {
 }
 
 impl Target {
-    /// Checks a request, and gives it its effective form: one host, in `Host`, a normal path, and one field of cookies.
+    /// Checks a request, and gives it the form that rules see: one host, in `Host` and without its port, a normal path,
+    /// and one field of cookies.
     fn of(parts: &mut Parts) -> Result<Self, Refused> {
         const BAD: StatusCode = StatusCode::BAD_REQUEST;
         if parts.method == Method::CONNECT {
@@ -118,7 +119,7 @@ impl Target {
             parts.uri = uri.ok_or((BAD, "the path cannot be forwarded"))?;
         }
         if let Some(authority) = &authority {
-            let host = HeaderValue::from_str(authority.as_str());
+            let host = HeaderValue::from_str(authority.host());
             parts
                 .headers
                 .insert(header::HOST, host.map_err(|_| (BAD, "the host cannot be forwarded"))?);
