@@ -158,16 +158,17 @@ impl Said {
             lately.is_for(rule.wait);
             let layer = layer(semaphore, rule, &lately).map_err(|error| self.refused(i, &error))?;
             router = router.layer(layer);
-            if rule.has_cost() {
-                let costs = Arc::new(rule.clone());
+            if rule.fields_read().next().is_some() {
+                let reads = Arc::new(rule.clone());
                 router = router.layer(middleware::from_fn(move |request, next| {
-                    let costs = Arc::clone(&costs);
-                    async move { counted(&costs, request, next).await }
+                    let reads = Arc::clone(&reads);
+                    async move { checked(&reads, request, next).await }
                 }));
             }
             rules.push((rule.clone(), lately));
         }
-        let read = self.rules.iter().flat_map(Rule::fields_read).collect();
+        let read = self.rules.iter().flat_map(Rule::fields_read);
+        let read = read.map(|(_, name)| name.clone()).collect();
         Ok(App { router, forward, upstream, rules, read })
     }
 
@@ -201,10 +202,10 @@ fn layer(
     builder.limit_by(limit).skip(move |parts| !paths.is_for(parts.uri.path())).build()
 }
 
-/// Rejects a request whose cost is invalid.
-async fn counted(rule: &Rule, request: Request, next: Next) -> Response {
+/// Rejects a request if a field that the rule reads cannot be used.
+async fn checked(rule: &Rule, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    match rule.bad_cost(&parts) {
+    match rule.bad_field(&parts) {
         Some(what) => problem(StatusCode::BAD_REQUEST, &what),
         None => next.run(Request::from_parts(parts, body)).await,
     }

@@ -12,7 +12,7 @@ use crate::support::gateway::Gateway;
 use crate::support::wire::{Wire, WireServer};
 
 /// What the upstream saw of a request by HTTP/2, and the status.
-async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
+pub(super) async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
     let address = gateway.url().strip_prefix("http://").unwrap();
     let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
