@@ -191,6 +191,26 @@ async fn no_spelling_of_a_host_gets_around_its_limit() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_preflight_needs_a_permit_like_any_other_request() {
+    let preflight = "OPTIONS / HTTP/1.1\r\nhost: a\r\norigin: https://b.example\r\n\
+        access-control-request-method: POST\r\naccess-control-request-headers: x-tenant\r\n\r\n";
+    let stage = Stage::start(&["--key", "header:x-tenant"]).await;
+    let mut client = stage.client().await;
+    client.send(preflight).await;
+    assert_eq!(client.status().await.0, 400);
+    assert!(client.glimpse().await.contains("missing_key"));
+
+    let stage = Stage::start(&["--key", "header:x-tenant", "--missing-key", "shared"]).await;
+    let (_first, _server, head) = stage.ask(preflight).await;
+    assert!(head.contains("\r\naccess-control-request-method: post\r\n"), "{head}");
+    let mut second = stage.client().await;
+    second.send(preflight).await;
+    assert_eq!(second.status().await.0, 429);
+    // It takes nothing from those that have a key.
+    stage.ask("GET / HTTP/1.1\r\nhost: a\r\nx-tenant: t\r\n\r\n").await;
+}
+
 #[test]
 fn a_limit_for_a_host_that_no_request_has_is_refused() {
     let refused = |args: &[&str]| {
