@@ -180,7 +180,8 @@ impl Said {
             let link = Arc::clone(link);
             router = router.layer(middleware::from_fn_with_state(link, Link::pass));
         }
-        let read = self.rules.iter().flat_map(Rule::fields_read).collect();
+        let read = self.rules.iter().flat_map(Rule::fields_read);
+        let read = read.map(|(_, name)| name.clone()).collect();
         Ok(App { router, forward, upstream, links, read })
     }
 
@@ -222,9 +223,9 @@ impl Link {
     async fn pass(State(link): State<Arc<Self>>, mut request: Request, next: Next) -> Response {
         let response = {
             let in_force = link.in_force();
-            if in_force.rule.has_cost() {
+            if in_force.rule.fields_read().next().is_some() {
                 let (parts, body) = request.into_parts();
-                if let Some(what) = in_force.rule.bad_cost(&parts) {
+                if let Some(what) = in_force.rule.bad_field(&parts) {
                     return problem(StatusCode::BAD_REQUEST, &what);
                 }
                 request = Request::from_parts(parts, body);

@@ -7,19 +7,21 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
 use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy};
 
+use super::headers::is_lookalike;
 use super::site::Site;
 use super::upstream::Upstream;
-use super::{file, path};
+use super::{file, headers, host, path};
 
 /// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
 /// Redis count together.
@@ -270,6 +272,8 @@ impl Rule {
             return Err(("limit-for", what.to_owned()));
         }
         once("limit-for", &self.limit_for)?;
+        hosts("limit-for", Some(&self.key), &self.limit_for)?;
+        self.check_spellings(&[])?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
@@ -324,6 +328,10 @@ impl Rule {
         once("each-for", &self.each_for)?;
         once("weight-for", &self.weight_for)?;
         once("class-for", &self.class_for)?;
+        let tenant = self.fair_by.as_ref();
+        hosts("each-for", tenant, &self.each_for)?;
+        hosts("weight-for", tenant, &self.weight_for)?;
+        hosts("class-for", tenant, &self.class_for)?;
         if self.headroom == 0 {
             return Ok(());
         }
@@ -363,29 +371,47 @@ impl Rule {
         (Name::new(&self.name).join(key), policy.unwrap_or_else(|_| Policy::new(permits)))
     }
 
-    pub(crate) const fn has_cost(&self) -> bool {
-        self.cost.is_some()
-    }
-
-    /// Why the cost in a request's header cannot be used, if so.
-    pub(crate) fn bad_cost(&self, parts: &Parts) -> Option<String> {
-        let header =
-            self.cost.as_ref().filter(|_| !self.shadow && self.is_for(parts.uri.path()))?;
-        let Err(said) = cost_of(&parts.headers, header) else { return None };
+    /// Why a field that decides about a request cannot be used, if so.
+    pub(crate) fn bad_field(&self, parts: &Parts) -> Option<String> {
+        if self.shadow || !self.is_for(parts.uri.path()) {
+            return None;
+        }
+        // The upstream may read another one than is counted.
+        let mut read = self.fields_read();
+        if let Some((_, name)) = read.find(|(_, name)| headers::has_several(&parts.headers, name)) {
+            return Some(format!("{name}: more than one value; allowed: one"));
+        }
+        let header = self.cost.as_ref()?;
+        let said = cost_of(&parts.headers, header).err()?;
         Some(format!(
             "{header}: {said} cannot be used; allowed: a number from 1 to {}",
             Ask::MAX_COST
         ))
     }
 
-    /// The header fields that decide the key, the tenant and the cost of a request.
-    pub(crate) fn fields_read(&self) -> impl Iterator<Item = HeaderName> {
-        let key = [Some(&self.key), self.fair_by.as_ref()].into_iter().flatten();
-        let named = key.filter_map(|key| match key {
-            Key::Header(name) => Some(name.clone()),
-            Key::Global | Key::Path | Key::PeerIp => None,
+    /// The header fields that decide the key, the tenant and the cost of a request, and where they are set.
+    pub(crate) fn fields_read(&self) -> impl Iterator<Item = (&'static str, &HeaderName)> {
+        let key = [("key", Some(&self.key)), ("fair-by", self.fair_by.as_ref())].into_iter();
+        let named = key.filter_map(|(field, key)| match key {
+            Some(Key::Header(name)) => Some((field, name)),
+            Some(Key::Global | Key::Path | Key::PeerIp) | None => None,
         });
-        named.chain(self.cost.clone())
+        named.chain(self.cost.iter().map(|name| ("cost", name)))
+    }
+
+    /// Checks that no field that is read is a spelling of another one, here or in the rules before: of each, all other
+    /// spellings are removed.
+    pub(crate) fn check_spellings(&self, before: &[Self]) -> Result<(), (&'static str, String)> {
+        let mut seen: Vec<_> = before.iter().flat_map(Self::fields_read).collect();
+        for (field, name) in self.fields_read() {
+            if let Some((_, other)) = seen.iter().find(|(_, other)| is_lookalike(name, other)) {
+                let what =
+                    format!("the header {name} is {other} to many servers; allowed: one spelling");
+                return Err((field, what));
+            }
+            seen.push((field, name));
+        }
+        Ok(())
     }
 
     /// Whether requests are rejected while the backend is unavailable.
@@ -494,13 +520,33 @@ fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str,
     Err((field, "a key is given twice; allowed: once for each key".to_owned()))
 }
 
+/// Checks that keys are hosts as requests have them, where hosts are the keys.
+fn hosts<T>(
+    field: &'static str,
+    key: Option<&Key>,
+    said: &[(Name, T)],
+) -> Result<(), (&'static str, String)> {
+    if !matches!(key, Some(Key::Header(name)) if *name == header::HOST) {
+        return Ok(());
+    }
+    let is_host = |name: &Name| {
+        // A hash stands for a long name.
+        name.as_str().starts_with('#')
+            || percent_decode_str(name.as_str())
+                .decode_utf8()
+                .is_ok_and(|text| host::is_name(&text))
+    };
+    if said.iter().all(|(key, _)| is_host(key)) {
+        return Ok(());
+    }
+    let what = "a key is not a host as it is counted; allowed: a name in lower case, without a port and \
+                a dot at its end, or an address";
+    Err((field, what.to_owned()))
+}
+
 /// The cost in a request's header; an error is the text that is there.
 fn cost_of(headers: &HeaderMap, name: &HeaderName) -> Result<u32, String> {
-    let mut values = headers.get_all(name).into_iter();
-    let Some(value) = values.next() else { return Ok(1) };
-    if values.next().is_some() {
-        return Err("more than one value".to_owned());
-    }
+    let Some(value) = headers.get(name) else { return Ok(1) };
     let text = value.to_str().map_err(|_| format!("{value:?}"))?;
     in_range(text, 1, Ask::MAX_COST).map_err(|_| format!("{text:?}"))
 }

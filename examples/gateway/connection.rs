@@ -43,6 +43,9 @@ struct State {
     /// When the first byte of the next head arrived.
     head: Option<Instant>,
     had_request: bool,
+    /// hyper has not asked for more since the last bytes came. While a request is in flight, HTTP/1 asks for more at
+    /// once, to notice a client that leaves, unless a part of the next head lies in its buffer.
+    has_rest: bool,
     responses: Vec<Weak<Shared>>,
 }
 
@@ -65,6 +68,7 @@ impl Activity {
             idle: Instant::now(),
             head: None,
             had_request: false,
+            has_rest: false,
             responses: Vec::new(),
         };
         Self {
@@ -278,6 +282,10 @@ impl Drop for Exchange {
         let mut state = self.activity.lock();
         state.in_flight -= 1;
         state.idle = Instant::now();
+        if state.in_flight == 0 && state.uploads == 0 && state.has_rest {
+            // The next head began before.
+            state.head = Some(state.idle);
+        }
         let progress = &self.progress;
         state.responses.retain(|response| {
             response.upgrade().is_some_and(|response| !response.is_of(progress))
@@ -312,10 +320,15 @@ impl<I: AsyncRead> AsyncRead for WatchedIo<I> {
     ) -> Poll<io::Result<()>> {
         let this = self.project();
         let before = buffer.filled().len();
-        ready!(this.io.poll_read(cx, buffer))?;
+        let Poll::Ready(read) = this.io.poll_read(cx, buffer) else {
+            this.activity.lock().has_rest = false;
+            return Poll::Pending;
+        };
+        read?;
         if buffer.filled().len() > before {
             this.activity.read.moved();
             let mut state = this.activity.lock();
+            state.has_rest = true;
             if state.in_flight == 0 && state.uploads == 0 && state.head.is_none() {
                 state.head = Some(Instant::now());
             }

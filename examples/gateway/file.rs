@@ -140,6 +140,8 @@ impl File {
         let mut names = HashMap::new();
         for (i, rule) in self.rules.iter().enumerate() {
             rule.check().map_err(|(field, what)| self.rule_error(i, field, &what))?;
+            let spelled = rule.check_spellings(&self.rules[..i]);
+            spelled.map_err(|(field, what)| self.rule_error(i, field, &what))?;
             // A request that takes two permits of one semaphore can wait for itself.
             if let Some(first) = names.insert(&rule.name, i) {
                 let line = self.rule_line(first, "name");

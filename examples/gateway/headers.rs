@@ -53,13 +53,12 @@ pub(crate) fn end_to_end(mut headers: HeaderMap, read: &[HeaderName]) -> HeaderM
 /// Removes fields whose names CGI, WSGI and similar interfaces take for that of a field that rules read or that proxies
 /// set: there `X_Tenant` is `X-Tenant`.
 pub(crate) fn strip_lookalikes(headers: &mut HeaderMap, read: &[HeaderName]) {
-    let is_unusual = |name: &HeaderName| {
-        name.as_str().bytes().any(|byte| !byte.is_ascii_alphanumeric() && byte != b'-')
-    };
-    let guarded = || HOP_BY_HOP.iter().chain(&END_TO_END).chain(read);
+    let standard = || HOP_BY_HOP.iter().chain(&END_TO_END);
     let lookalikes: Vec<_> = headers
         .keys()
-        .filter(|name| is_unusual(name) && guarded().any(|real| is_lookalike(name, real)))
+        .filter(|name| standard().chain(read).any(|real| is_lookalike(name, real)))
+        // A rule that reads `content_length` does not remove the length.
+        .filter(|name| !standard().any(|real| real == *name))
         .cloned()
         .collect();
     for name in lookalikes {
@@ -68,7 +67,7 @@ pub(crate) fn strip_lookalikes(headers: &mut HeaderMap, read: &[HeaderName]) {
 }
 
 /// Whether two names differ, but only in characters that are neither letters nor digits.
-fn is_lookalike(name: &HeaderName, real: &HeaderName) -> bool {
+pub(crate) fn is_lookalike(name: &HeaderName, real: &HeaderName) -> bool {
     let (one, other) = (name.as_str().as_bytes(), real.as_str().as_bytes());
     let is_same =
         |(a, b): (&u8, &u8)| a == b || !(a.is_ascii_alphanumeric() || b.is_ascii_alphanumeric());
@@ -140,11 +139,15 @@ pub(crate) fn add_via(headers: &mut HeaderMap, version: Version, name: &str) {
     }
 }
 
+/// Whether there are several fields of this name.
+pub(crate) fn has_several(headers: &HeaderMap, name: &HeaderName) -> bool {
+    headers.get_all(name).iter().nth(1).is_some()
+}
+
 /// The error for fields that two servers could interpret differently, or that cost too much to interpret.
 pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
-    let two = |name| headers.get_all(name).iter().nth(1).is_some();
     let has = |name| headers.contains_key(name);
-    if two(header::CONTENT_LENGTH) {
+    if has_several(headers, &header::CONTENT_LENGTH) {
         return Some((StatusCode::BAD_REQUEST, "more than one Content-Length"));
     }
     if has(header::CONTENT_LENGTH) && has(header::TRANSFER_ENCODING) {

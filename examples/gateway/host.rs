@@ -1,10 +1,13 @@
 //! The host of a request: `Host` and `:authority` (RFC 9112, 3.2; RFC 9113, 8.3.1).
 
+use std::fmt::Write as _;
+use std::net::Ipv6Addr;
+
 use axum::http::Version;
 use axum::http::header::{self, HeaderMap};
 use axum::http::uri::{Authority, Uri};
 
-/// The authority of a request, in lower case and without an empty port; `None` for one of HTTP/1.0 without any.
+/// The authority of a request, in its normal form; `None` for one of HTTP/1.0 without any.
 ///
 /// # Errors
 ///
@@ -41,17 +44,33 @@ pub(crate) fn authority(
     }
 }
 
-/// Without user information, not empty, and in its normal form (RFC 3986, 6.2.2.1 and 6.2.3): one host has one spelling.
+/// A host in its normal form, as rules see it: without a port, which clients can make up.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.parse().ok().and_then(checked).is_some_and(|authority| authority.host() == text)
+}
+
+/// Without user information, and in its normal form (RFC 3986, 6.2.2.1 and 6.2.3): one host has one spelling. The dot at
+/// the end of a name is left out, too.
 fn checked(authority: Authority) -> Option<Authority> {
     let text = authority.as_str();
-    let port = text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
-    let is_port = port.is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok());
-    if authority.host().is_empty() || text.contains('@') || !is_port {
+    let host = authority.host();
+    let port = match text.strip_prefix(host)? {
+        "" | ":" => None,
+        port => Some(port.strip_prefix(':').filter(|port| is_digits(port))?.parse::<u16>().ok()?),
+    };
+    let mut normal = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => format!("[{}]", address.parse::<Ipv6Addr>().ok()?),
+        None => host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase(),
+    };
+    if normal.split('.').any(str::is_empty) {
         return None;
     }
-    let is_normal = !text.ends_with(':') && !text.bytes().any(|byte| byte.is_ascii_uppercase());
-    if is_normal {
-        return Some(authority);
+    if let Some(port) = port {
+        let _ = write!(normal, ":{port}");
     }
-    text.strip_suffix(':').unwrap_or(text).to_ascii_lowercase().parse().ok()
+    if normal == text { Some(authority) } else { normal.parse().ok() }
+}
+
+fn is_digits(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -19,7 +19,7 @@ use super::peer::{Origin, TrustedProxies};
 use super::problem::problem;
 use super::server::{Peer, Serve};
 use super::upload::RequestBody;
-use super::{headers, host, path};
+use super::{headers, host, path, peer};
 
 /// Handles a request up to the rules.
 pub(crate) struct Intake {
@@ -82,7 +82,8 @@ struct Target {
 }
 
 impl Target {
-    /// Checks a request, and gives it its effective form: one host, in `Host`, a normal path, and one field of cookies.
+    /// Checks a request, and gives it the form that rules see: one host, in `Host` and without its port, a normal path,
+    /// and one field of cookies.
     fn of(parts: &mut Parts) -> Result<Self, Refused> {
         const BAD: StatusCode = StatusCode::BAD_REQUEST;
         if parts.method == Method::CONNECT {
@@ -90,6 +91,10 @@ impl Target {
         }
         if let Some(refused) = headers::ambiguous(&parts.headers) {
             return Err(refused);
+        }
+        let mut forwarded = parts.headers.get_all(header::FORWARDED).iter();
+        if forwarded.any(|line| peer::has_stray_quote(line.as_bytes())) {
+            return Err((BAD, "Forwarded: a quote that is not around a whole value"));
         }
         let uri = &parts.uri;
         match uri.scheme_str() {
@@ -114,7 +119,7 @@ impl Target {
             parts.uri = uri.ok_or((BAD, "the path cannot be forwarded"))?;
         }
         if let Some(authority) = &authority {
-            let host = HeaderValue::from_str(authority.as_str());
+            let host = HeaderValue::from_str(authority.host());
             parts
                 .headers
                 .insert(header::HOST, host.map_err(|_| (BAD, "the host cannot be forwarded"))?);

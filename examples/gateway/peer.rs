@@ -46,9 +46,8 @@ impl TrustedProxies {
         }
         let lines: Vec<_> = headers.get_all(X_FORWARDED_FOR).iter().collect();
         for line in lines.into_iter().rev() {
-            let Ok(line) = line.to_str() else { break };
-            for entry in line.rsplit(',') {
-                let Some(address) = address(entry.trim()) else { return client };
+            for entry in line.as_bytes().rsplit(|byte| *byte == b',') {
+                let Some(address) = address(entry) else { return client };
                 client = address;
                 if !self.contain(client) {
                     return client;
@@ -60,7 +59,8 @@ impl TrustedProxies {
 }
 
 /// An address, with or without a port.
-fn address(entry: &str) -> Option<IpAddr> {
+fn address(entry: &[u8]) -> Option<IpAddr> {
+    let entry = std::str::from_utf8(entry.trim_ascii()).ok()?;
     let plain = entry.trim_start_matches('[').trim_end_matches(']');
     let address = plain.parse().or_else(|_| entry.parse().map(|socket: SocketAddr| socket.ip()));
     address.ok().map(|address: IpAddr| address.to_canonical())
@@ -111,11 +111,10 @@ impl Origin {
     }
 }
 
-/// Appends an entry, and joins all into one line. A line with an open quote is removed: it would make the entry a part
-/// of its quoted string.
+/// Appends an entry, and joins all into one line.
 fn append(headers: &mut HeaderMap, name: HeaderName, entry: &str) {
     let mut list = Vec::new();
-    for value in headers.get_all(&name).iter().filter(|line| !has_open_quote(line.as_bytes())) {
+    for value in headers.get_all(&name) {
         list.extend_from_slice(value.as_bytes());
         list.extend_from_slice(b", ");
     }
@@ -125,32 +124,47 @@ fn append(headers: &mut HeaderMap, name: HeaderName, entry: &str) {
     }
 }
 
-/// Whether a quoted string in it does not end (RFC 9110, 5.6.4).
-fn has_open_quote(line: &[u8]) -> bool {
-    let (mut is_quoted, mut bytes) = (false, line.iter());
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'"' => is_quoted = !is_quoted,
-            // The next byte is quoted, too, even if it is a quote.
-            b'\\' if is_quoted => drop(bytes.next()),
-            _ => {}
+/// Whether a line of `Forwarded` has a quote that is not one of the two around a whole value (RFC 7239, 4).
+///
+/// A quote of the client's would swallow what proxies append, up to the next quote. That one then stands at the wrong
+/// place, whatever they append.
+pub(crate) fn has_stray_quote(line: &[u8]) -> bool {
+    let mut rest = line;
+    while let Some(open) = rest.iter().position(|byte| *byte == b'"') {
+        let (before, value) = (&rest[..open], &rest[open + 1..]);
+        let Some(close) = closing_quote(value).filter(|_| before.ends_with(b"=")) else {
+            return true;
+        };
+        rest = value[close + 1..].trim_ascii_start();
+        if !matches!(rest.first(), None | Some(b';' | b',')) {
+            return true;
         }
     }
-    is_quoted
+    false
+}
+
+/// Where a quoted string ends (RFC 9110, 5.6.4).
+fn closing_quote(text: &[u8]) -> Option<usize> {
+    let mut is_escaped = false;
+    text.iter().position(|byte| {
+        let ends = *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        ends
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
 
-    use axum::http::HeaderMap;
+    use axum::http::{HeaderMap, HeaderValue};
 
     use super::{TrustedProxies, X_FORWARDED_FOR};
 
     fn client(trusted: &str, peer: &str, lines: &[&str]) -> String {
         let mut headers = HeaderMap::new();
         for line in lines {
-            headers.append(X_FORWARDED_FOR, line.parse().unwrap());
+            headers.append(X_FORWARDED_FOR, HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
         let peer: IpAddr = peer.parse().unwrap();
         trusted.parse::<TrustedProxies>().unwrap().client(peer, &headers).to_string()
@@ -167,6 +181,9 @@ mod tests {
             ("10.0.0.1", &["1.1.1.1", "198.51.100.1", "192.0.2.7"], "198.51.100.1"),
             ("10.0.0.1", &["10.9.9.9, 10.8.8.8"], "10.9.9.9"),
             ("10.0.0.1", &["1.1.1.1, unknown, 10.2.3.4"], "10.2.3.4"),
+            ("10.0.0.1", &["\", 198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["ä, 198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["1.1.1.1, ä, 10.2.3.4"], "10.2.3.4"),
             ("10.0.0.1", &["198.51.100.1:4711"], "198.51.100.1"),
             ("::ffff:10.0.0.1", &["[2001:db8::1]:443"], "2001:db8::1"),
             ("fd00::1", &["::ffff:198.51.100.1"], "198.51.100.1"),

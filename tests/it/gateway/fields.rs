@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
+use super::requests::by_http2;
 use super::{Stage, echoing, seen};
 use crate::support::gateway::Gateway;
 use crate::support::wire::Wire;
@@ -47,22 +48,6 @@ async fn connection_with_thousands_of_members_is_rejected() {
     client.send(format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: {many}\r\n\r\n")).await;
     assert_eq!(client.status().await.0, 400);
     assert!(stage.upstream.is_left_alone().await);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_open_quote_in_forwarded_does_not_swallow_this_hop() {
-    let gateway = echoing(&["--limit", "9"]).await;
-    for (lines, kept) in [
-        ("forwarded: for=\"a\r\n", ""),
-        ("forwarded: for=\"a\\\"\r\n", ""),
-        ("forwarded: for=\"a\r\nforwarded: for=b\r\n", "for=b, "),
-        ("forwarded: for=\"a, b\\\"c\";by=d\r\n", "for=\"a, b\\\"c\";by=d, "),
-    ] {
-        let request = format!("GET / HTTP/1.1\r\nhost: h\r\n{lines}\r\n");
-        let (_, head) = seen(&gateway, &request).await;
-        let expected = format!("\r\nforwarded: {kept}for=127.0.0.1;host=\"h\";proto=http\r\n");
-        assert!(head.contains(&expected), "{lines}: {head}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,6 +202,97 @@ async fn a_name_that_an_upstream_may_take_for_the_key_is_removed() {
     // It is no key, either.
     let request = "GET / HTTP/1.1\r\nhost: a\r\nX_Tenant: t\r\n\r\n";
     assert_eq!(seen(&gateway, request).await.0, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_usual_name_is_removed_too_where_a_rule_reads_an_unusual_one() {
+    let stage = Stage::start(&["--key", "header:x_tenant"]).await;
+    let request = "POST / HTTP/1.1\r\nhost: a\r\nx_tenant: t\r\nX-Tenant: evil\r\nx.tenant: evil\r\n\
+        x-other: fine\r\ntransfer-encoding: chunked\r\ntrailer: x-tenant, x_tenant, x-note\r\n\r\n";
+    let (mut client, mut server, head) = stage.ask(request).await;
+    assert!(
+        head.contains("\r\nx_tenant: t\r\n") && head.contains("\r\nx-other: fine\r\n"),
+        "{head}"
+    );
+    assert!(!head.contains("evil"), "{head}");
+    client.send("0\r\nx-tenant: evil\r\nx_tenant: evil\r\nx-note: fine\r\n\r\n").await;
+    let body = server.glimpse().await;
+    assert!(body.contains("x-note: fine") && !body.contains("evil"), "{body}");
+
+    // What HTTP and proxies need stays, whatever a rule reads.
+    let gateway = echoing(&["--limit", "9", "--key", "header:x_forwarded_for"]).await;
+    let request = "GET / HTTP/1.1\r\nhost: a\r\nx_forwarded_for: evil\r\n\
+        x-forwarded-for: 192.0.2.1\r\n\r\n";
+    let (_, head) = seen(&gateway, request).await;
+    assert!(head.contains("\r\nx-forwarded-for: 192.0.2.1, 127.0.0.1\r\n"), "{head}");
+    assert!(!head.contains("evil"), "{head}");
+}
+
+#[test]
+fn two_spellings_of_one_field_are_refused() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("gateway.toml");
+    let rule = |name: &str, key: &str| {
+        format!(
+            "[[rule]]\nname = \"{name}\"\nlimit = 1\nprefix = \"/{name}\"\nkey = \"header:{key}\"\n"
+        )
+    };
+    // It could not listen there.
+    let common = "listen = \"192.0.2.1:0\"\nupstream = \"http://127.0.0.1:1\"\n";
+    std::fs::write(&file, [common, &rule("a", "x-tenant"), &rule("b", "x_tenant")].concat())
+        .unwrap();
+    let flags = ["--upstream", "http://127.0.0.1:1", "--listen", "192.0.2.1:0", "--limit", "1"];
+    let spelled = ["--key", "header:x-tenant", "--fair-by", "header:x_tenant"];
+    for (args, place) in [
+        (vec!["--config", file.to_str().unwrap()], "gateway.toml:12: key: "),
+        ([&flags[..], &spelled].concat(), "--fair-by: "),
+    ] {
+        let output = Gateway::command().args(&args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let what = "the header x_tenant is x-tenant to many servers; allowed: one spelling";
+        assert!(said.contains(&format!("{place}{what}")), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_field_that_decides_has_one_value() {
+    let decides = ["--key", "header:x-tenant", "--fair-by", "header:x-user", "--limit", "9"];
+    let missing = ["--missing-key", "bypass", "--missing-tenant", "shared", "--prefix", "/v1"];
+    let gateway = echoing(&[&decides[..], &missing].concat()).await;
+    let ask = async |path: &str, fields: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n{fields}\r\n");
+        seen(&gateway, &request).await
+    };
+    for (name, fields) in [
+        ("x-tenant", "x-tenant: mine\r\nx-tenant: banned\r\nx-user: u\r\n"),
+        ("x-tenant", "x-tenant: mine\r\nX-Tenant: mine\r\nx-user: u\r\n"),
+        ("x-user", "x-tenant: mine\r\nx-user: u\r\nx-user: v\r\n"),
+    ] {
+        let (status, body) = ask("/v1", fields).await;
+        assert_eq!(status, 400, "{fields}: {body}");
+        assert!(body.contains(&format!("{name}: more than one value")), "{body}");
+    }
+    assert_eq!(
+        ask("/v1", "x-tenant: mine\r\nx-user: u\r\nx-note: 1\r\nx-note: 2\r\n").await.0,
+        200
+    );
+    // Where no rule reads it, it may have several.
+    assert_eq!(ask("/v2", "x-tenant: mine\r\nx-tenant: other\r\n").await.0, 200);
+
+    // In another version as well.
+    let limits = ["--key", "header:x-tenant", "--cost", "header:x-units", "--limit", "9"];
+    let gateway = echoing(&limits).await;
+    for (fields, status) in [(&["x-tenant"; 2] as &[_], 400), (&["x-tenant"], 200)] {
+        let request = http::Request::get("http://a/");
+        let request = fields.iter().fold(request, |request, name| request.header(*name, "1"));
+        assert_eq!(by_http2(&gateway, request).await.0, status, "{fields:?}");
+    }
+
+    // In shadow everything passes.
+    let gateway = echoing(&["--limit", "9", "--key", "header:x-tenant", "--shadow"]).await;
+    let request = "GET / HTTP/1.1\r\nhost: a\r\nx-tenant: a\r\nx-tenant: b\r\n\r\n";
+    assert_eq!(seen(&gateway, request).await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,7 @@ use crate::support::gateway::Gateway;
 use crate::support::wire::{Wire, WireServer};
 
 /// What the upstream saw of a request by HTTP/2, and the status.
-async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
+pub(super) async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
     let address = gateway.url().strip_prefix("http://").unwrap();
     let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
@@ -135,6 +135,101 @@ async fn rules_see_the_host_that_the_upstream_gets() {
     {
         assert_eq!(by_http2(&gateway, http::Request::get(url)).await.0, status, "{url}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_spelling_of_a_host_gets_around_its_limit() {
+    let limits = ["--limit-for", "b.example=0", "--limit-for", "[2001:db8::1]=0"];
+    let gateway = echoing(&[&["--key", "header:host", "--limit", "9"], &limits[..]].concat()).await;
+    let ask =
+        async |host: &str| seen(&gateway, &format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n")).await;
+    for host in [
+        "b.example",
+        "B.EXAMPLE:",
+        "b.example:80",
+        "b.example:0080",
+        "b.example:443",
+        "b.example:8080",
+        "b.example.",
+        "B.Example.:80",
+        "[2001:db8::1]",
+        "[2001:DB8:0:0:0:0:0:1]",
+        "[2001:db8::0001]:443",
+    ] {
+        assert_eq!(ask(host).await.0, 429, "{host}");
+        let url = format!("http://{host}/");
+        let (status, _) = by_http2(&gateway, http::Request::get(&url)).await;
+        assert_eq!(status, 429, "{url}");
+    }
+    for host in [
+        "b.example:+80",
+        "b.example:-80",
+        "b.example:80a",
+        "b.example:65536",
+        "b.example..",
+        "b..example",
+        ".b.example",
+        ".",
+        ":80",
+        "[2001:db8::1",
+        "[2001:db8::1]x",
+        "[2001:db8::1]x:80",
+        "[b.example]",
+    ] {
+        assert_eq!(ask(host).await.0, 400, "{host}");
+    }
+    // The upstream gets the port, too.
+    for (host, expected) in [
+        ("A.Example.:08081", "a.example:8081"),
+        ("a.example:80", "a.example:80"),
+        ("[2001:db8:0::2]:80", "[2001:db8::2]:80"),
+    ] {
+        let (status, head) = ask(host).await;
+        assert_eq!(status, 200, "{host}");
+        assert!(head.contains(&format!("\r\nhost: {expected}\r\n")), "{host}: {head}");
+        assert!(head.contains(&format!(";host=\"{expected}\";")), "{host}: {head}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_preflight_needs_a_permit_like_any_other_request() {
+    let preflight = "OPTIONS / HTTP/1.1\r\nhost: a\r\norigin: https://b.example\r\n\
+        access-control-request-method: POST\r\naccess-control-request-headers: x-tenant\r\n\r\n";
+    let stage = Stage::start(&["--key", "header:x-tenant"]).await;
+    let mut client = stage.client().await;
+    client.send(preflight).await;
+    assert_eq!(client.status().await.0, 400);
+    assert!(client.glimpse().await.contains("missing_key"));
+
+    let stage = Stage::start(&["--key", "header:x-tenant", "--missing-key", "shared"]).await;
+    let (_first, _server, head) = stage.ask(preflight).await;
+    assert!(head.contains("\r\naccess-control-request-method: post\r\n"), "{head}");
+    let mut second = stage.client().await;
+    second.send(preflight).await;
+    assert_eq!(second.status().await.0, 429);
+    // It takes nothing from those that have a key.
+    stage.ask("GET / HTTP/1.1\r\nhost: a\r\nx-tenant: t\r\n\r\n").await;
+}
+
+#[test]
+fn a_limit_for_a_host_that_no_request_has_is_refused() {
+    let refused = |args: &[&str]| {
+        // Nor could it listen there.
+        let common =
+            ["--listen", "192.0.2.1:0", "--upstream", "http://127.0.0.1:1", "--limit", "9"];
+        let output = Gateway::command().args(common).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let key = ["--key", "header:host", "--limit-for"];
+    for host in ["b.example:80=0", "B.example=0", "b.example.=0", "[2001:DB8::1]=0", "b/c=0", "=0"]
+    {
+        let said = refused(&[&key[..], &[host]].concat());
+        assert!(said.contains("--limit-for: a key is not a host as it is counted"), "{said}");
+        assert!(!said.contains("example"), "a key may be a secret: {said}");
+    }
+    let said = refused(&["--fair-by", "header:host", "--weight-for", "b.example:80=2"]);
+    assert!(said.contains("--weight-for: a key is not a host as it is counted"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

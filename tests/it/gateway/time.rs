@@ -46,6 +46,56 @@ async fn a_head_that_does_not_end_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_half_of_a_head_behind_a_request_is_given_up() {
+    let stage = Stage::start(&["--header-timeout", "1s"]).await;
+    let half = "GET /second HTTP/1.1\r\nho";
+    let get = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+    for request in [get, post] {
+        for together in [true, false] {
+            let first = if together { format!("{request}{half}") } else { request.to_owned() };
+            let (mut client, mut server, _) = stage.ask(&first).await;
+            if !together {
+                // It arrives while the first one is in flight.
+                client.send(half).await;
+            }
+            // Its time begins with the end of the response.
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+            server.send(head).await;
+            assert_eq!(client.status().await.0, 200, "{first:?}");
+            let began = Instant::now();
+            client.rest().await;
+            let took = began.elapsed();
+            assert!((0.8..4.0).contains(&took.as_secs_f64()), "{first:?}: {took:?}");
+        }
+        // A whole one is answered, and the connection then stays.
+        let (mut client, mut server, _) = stage.ask(&format!("{request}{get}")).await;
+        for again in [true, false] {
+            let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+            server.send(head).await;
+            assert_eq!(client.status().await.0, 200);
+            if again {
+                server = stage.upstream.accept().await;
+                server.head().await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        client.send(get).await;
+        stage.upstream.accept().await.head().await;
+    }
+    // So does one whose request is rejected at once.
+    let mut client = stage.client().await;
+    client.send("GET /%zz HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let (status, head) = client.status().await;
+    assert_eq!(status, 400, "{head}");
+    client.glimpse().await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    client.send(get).await;
+    stage.upstream.accept().await.head().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upstream_that_does_not_answer_is_a_504() {
     let stage = Stage::start(&["--upstream-timeout", "500ms"]).await;
     let (mut client, server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
