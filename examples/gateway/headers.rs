@@ -33,8 +33,11 @@ static END_TO_END: [HeaderName; 13] = [
     HeaderName::from_static("x-forwarded-proto"),
 ];
 
-/// Members of `Connection` that are read. A request has no more fields than this, and one with more members is
-/// rejected.
+/// Fields of a request. For HTTP/1 hyper has the same bound. That of HTTP/2 is one of bytes, and a field that repeats
+/// another is a byte on the wire and a hundred in memory.
+const FIELDS: usize = 100;
+
+/// Members of `Connection` that are read. A request with more is rejected.
 const MEMBERS: usize = 100;
 
 /// Removes hop-by-hop fields; `read` are the fields that rules read.
@@ -147,6 +150,10 @@ pub(crate) fn has_several(headers: &HeaderMap, name: &HeaderName) -> bool {
 /// The error for fields that two servers could interpret differently, or that cost too much to interpret.
 pub(crate) fn ambiguous(headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
     let has = |name| headers.contains_key(name);
+    if headers.len() > FIELDS {
+        let what = "more than 100 header fields";
+        return Some((StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, what));
+    }
     if has_several(headers, &header::CONTENT_LENGTH) {
         return Some((StatusCode::BAD_REQUEST, "more than one Content-Length"));
     }

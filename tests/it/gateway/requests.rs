@@ -371,3 +371,19 @@ async fn a_request_that_the_upstream_did_not_look_at_is_sent_again() {
     answer_http2(&mut server, stream).await;
     assert_eq!(client.status().await.0, 200);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_http2_may_have_as_many_fields_as_one_of_http1() {
+    let stage = Stage::start(&[]).await;
+    let (_holder, _server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    // The permit is taken: one that is counted is rejected with 429.
+    for (count, expected) in [(100, 429), (101, 431), (1700, 431)] {
+        let uri = format!("{}/", stage.gateway.url());
+        let mut request = http::Request::get(uri);
+        for _ in 0..count {
+            request = request.header("x", "");
+        }
+        let (status, said) = by_http2(&stage.gateway, request).await;
+        assert_eq!(status, expected, "{count}: {said}");
+    }
+}
