@@ -136,6 +136,12 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::count")]
     max_queue: u32,
 
+    /// How many requests of all tenants together may wait for one key, in the whole fleet; with
+    /// --fair-by [default: 20000, or twice --max-queue if that is more]
+    #[arg(long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::some_count")]
+    max_waiting: Option<u32>,
+
     /// Hold a permit until the end of the response's body, or of its head
     #[arg(long, value_enum, default_value = "body")]
     hold: Hold,
@@ -308,6 +314,7 @@ impl Rule {
                 ("each-for", !self.each_for.is_empty()),
                 ("weight-for", !self.weight_for.is_empty()),
                 ("class-for", !self.class_for.is_empty()),
+                ("max-waiting", self.max_waiting.is_some()),
                 ("missing-tenant", self.missing_tenant != Missing::Reject),
             ];
             if let Some((field, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
@@ -479,6 +486,9 @@ impl Rule {
         };
         if self.fair_by.is_some() {
             builder = builder.on_missing_tenant(self.missing_tenant.into());
+        }
+        if let Some(most) = self.max_waiting {
+            builder = builder.max_waiting(most);
         }
         if let (Some(each), true) = (self.each, self.each_for.is_empty()) {
             builder = builder.each(each);

@@ -11,11 +11,14 @@ use tokio::time::Instant;
 
 use super::connection::Exchange;
 use super::progress::Progress;
+use super::room::Place;
 
 /// A response's body that can be cut off while it is not being read, which releases its permits at once.
 pub(crate) struct ResponseBody {
     shared: Arc<Shared>,
     exchange: Exchange,
+    /// Released with the request.
+    _place: Option<Place>,
 }
 
 /// A response as the watch over its connection sees it.
@@ -30,13 +33,13 @@ enum State {
 }
 
 impl ResponseBody {
-    pub(crate) fn new(body: Body, exchange: Exchange) -> Self {
+    pub(crate) fn new(body: Body, exchange: Exchange, place: Option<Place>) -> Self {
         let progress = Arc::clone(exchange.progress());
         progress.moved();
         let state = Mutex::new(State::Flows { body, reader: None });
         let shared = Arc::new(Shared { state, progress });
         exchange.responds(&shared);
-        Self { shared, exchange }
+        Self { shared, exchange, _place: place }
     }
 }
 

@@ -46,6 +46,8 @@ struct Contents {
     drain: Option<Duration>,
     #[serde(default, deserialize_with = "max_connections")]
     max_connections: Option<usize>,
+    #[serde(default, deserialize_with = "max_requests")]
+    max_requests: Option<usize>,
     #[serde(default, deserialize_with = "own_address")]
     status: Option<SocketAddr>,
     access_log: Option<PathBuf>,
@@ -118,6 +120,7 @@ impl File {
             keepalive: contents.keepalive,
             drain: contents.drain,
             max_connections: contents.max_connections,
+            max_requests: contents.max_requests,
             status: contents.status,
             access_log: contents.access_log,
             access_log_keys: contents.access_log_keys,
@@ -260,6 +263,10 @@ fn some_duration<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D:
 
 fn max_connections<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
     parsed(d, site::max_connections).map(Some)
+}
+
+fn max_requests<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
+    parsed(d, site::max_requests).map(Some)
 }
 
 fn upstream<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Upstream>, D::Error> {

@@ -17,15 +17,17 @@ use super::counts::OpenConnection;
 use super::forward::Arrival;
 use super::peer::{Origin, TrustedProxies};
 use super::problem::problem;
+use super::room::Room;
 use super::server::{Peer, Serve};
 use super::upload::RequestBody;
-use super::{headers, host, path, peer};
+use super::{headers, host, path, peer, room};
 
 /// Handles a request up to the rules.
 pub(crate) struct Intake {
     pub(crate) current: Arc<Current>,
     pub(crate) trusted: TrustedProxies,
     pub(crate) log: Option<Arc<AccessLog>>,
+    pub(crate) room: Room,
 }
 
 /// Why a request is rejected.
@@ -46,7 +48,9 @@ impl Serve for Intake {
         let body = RequestBody::new(&parts, incoming, &exchange, from.rests);
         let upload = Arc::clone(body.upload());
         let body = Body::new(body);
+        let place = self.room.take();
         let response = match target {
+            _ if place.is_none() => room::full(),
             Err((status, what)) => problem(status, what),
             Ok(target) => {
                 // `PeerIpKey` reads it.
@@ -67,7 +71,7 @@ impl Serve for Intake {
             }
         };
         exchange.answered(response.status(), response.extensions());
-        response.map(|body| ResponseBody::new(body, exchange))
+        response.map(|body| ResponseBody::new(body, exchange, place))
     }
 
     fn connected(&self) -> Option<OpenConnection> {

@@ -47,6 +47,7 @@ mod progress;
 #[cfg(feature = "metrics")]
 #[path = "../shared/prometheus.rs"]
 mod prometheus;
+mod room;
 mod server;
 mod site;
 mod status;
@@ -70,6 +71,7 @@ use self::args::Args;
 use self::connections::Connections;
 use self::intake::Intake;
 use self::lines::{Lines, Log};
+use self::room::Room;
 use self::server::Listener;
 use self::status::Status;
 
@@ -129,6 +131,7 @@ async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
         current: Arc::clone(&current),
         trusted: site.trusted_proxies.clone().unwrap_or_default(),
         log: log.clone(),
+        room: Room::new(site.max_requests),
     });
 
     let listen = site.listen();

@@ -65,6 +65,6 @@ impl Serve for Pages {
             Ok(response) => response.into_response(),
             Err(_) => problem(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
         };
-        response.map(|body| ResponseBody::new(body, exchange))
+        response.map(|body| ResponseBody::new(body, exchange, None))
     }
 }

@@ -94,6 +94,11 @@ pub(crate) struct Site {
     #[arg(long, value_name = "N", value_parser = max_connections)]
     pub(crate) max_connections: Option<usize>,
 
+    /// Requests that may be in this gateway at a time, those that wait for a permit and those at the upstream. A further
+    /// one is rejected with 503, so that N bounds the memory that requests take [default: no maximum]
+    #[arg(long, value_name = "N", value_parser = max_requests)]
+    pub(crate) max_requests: Option<usize>,
+
     /// Serve /-/healthy, /-/ready and /-/metrics on a port of loopback, or on ADDR:PORT. --admin serves
     /// them, too
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = own_address)]
@@ -148,6 +153,7 @@ impl Site {
             keepalive: self.keepalive.or(other.keepalive),
             drain: self.drain.or(other.drain),
             max_connections: self.max_connections.or(other.max_connections),
+            max_requests: self.max_requests.or(other.max_requests),
             status: self.status.or(other.status),
             access_log: self.access_log.or(other.access_log),
             access_log_keys: self.access_log_keys || other.access_log_keys,
@@ -172,6 +178,7 @@ impl Site {
             ("keepalive", self.keepalive == other.keepalive),
             ("drain", self.drain == other.drain),
             ("max-connections", self.max_connections == other.max_connections),
+            ("max-requests", self.max_requests == other.max_requests),
             ("status", self.status == other.status),
             ("access-log", self.access_log == other.access_log),
             ("access-log-keys", self.access_log_keys == other.access_log_keys),
@@ -250,6 +257,10 @@ pub(crate) fn own_address(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 pub(crate) fn max_connections(text: &str) -> Result<usize, String> {
+    in_range(text, 1, 1_000_000)
+}
+
+pub(crate) fn max_requests(text: &str) -> Result<usize, String> {
     in_range(text, 1, 1_000_000)
 }
 

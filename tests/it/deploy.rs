@@ -14,6 +14,7 @@ use crate::support::redis::{TestRedis, free_port};
 
 const COMPOSE: &str = include_str!("../../docs/deploy/compose.yaml");
 const KUBERNETES: &str = include_str!("../../docs/deploy/kubernetes.yaml");
+const GATEWAY: &str = include_str!("../../docs/gateway.md");
 const CONTAINERFILE: &str = include_str!("../../docs/deploy/Containerfile");
 
 fn strings(value: &Value) -> Vec<String> {
@@ -71,6 +72,16 @@ impl CommandLine {
     }
 }
 
+/// What docs/gateway.md says that requests and connections take, in KiB, with an eighth to spare, is within a limit in MiB.
+fn fits(line: &CommandLine, limit: u64) {
+    let (_, sum) = GATEWAY.split_once("\n    26 MiB + max-requests · 333 KiB + ").unwrap();
+    assert!(sum.starts_with("max-connections · 113 KiB\n"), "{sum}");
+    let count = |flag| line.get(flag).parse::<u64>().unwrap();
+    let most = 26 * 1024 + count("--max-requests") * 333 + count("--max-connections") * 113;
+    assert!(most * 9 / 8 <= limit * 1024, "{most} KiB of {limit} MiB");
+    assert!(count("--max-queue") < count("--max-requests"), "one tenant leaves no room");
+}
+
 fn seconds(time: &str) -> u64 {
     time.strip_suffix('s').unwrap_or(time).parse().unwrap_or_else(|_| panic!("not in s: {time}"))
 }
@@ -115,6 +126,8 @@ async fn the_compose_file_starts_gateways_that_share_their_limit() {
         let line = CommandLine::of(&strings(&gateway["command"]));
         assert!(seconds(gateway["stop_grace_period"].as_str().unwrap()) > line.seconds("--drain"));
         assert_eq!(gateway["build"]["dockerfile"], "docs/deploy/Containerfile", "{name:?}");
+        let limit = gateway["mem_limit"].as_str().unwrap().strip_suffix('m').unwrap();
+        fits(&line, limit.parse().unwrap());
         let needs = &gateway["depends_on"];
         assert_eq!(needs["redis"]["condition"], "service_healthy", "{name:?}");
         assert!(!service("redis")["healthcheck"].is_null());
@@ -179,6 +192,8 @@ async fn the_kubernetes_manifest_fits_the_gateway() {
     let (app, gateway) = (container("app"), container("gateway"));
     let line = CommandLine::of(&strings(&gateway["args"]));
 
+    let limit = gateway["resources"]["limits"]["memory"].as_str().unwrap();
+    fits(&line, limit.strip_suffix("Mi").unwrap().parse().unwrap());
     // Its environment has what its arguments name.
     let (_, named) = line.get("--redis").split_once("$(").unwrap();
     assert_eq!(gateway["env"][0]["name"], named.trim_end_matches(')'));

@@ -290,6 +290,11 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
             "\nmax-connections = 0\n",
             ":2: \"0\" cannot be used; allowed: a number from 1 to 1000000",
         ),
+        ("max-requests = 0\n", ":1: \"0\" cannot be used; allowed: a number from 1 to 1000000"),
+        (
+            "[[rule]]\nlimit = 1\nmax-waiting = 9\n",
+            ":3: max-waiting: there are no tenants; allowed: with fair",
+        ),
         ("\nidle-timeout = \"0s\"\n", ":2: \"0s\" cannot be used; allowed: 1ms or more, or none"),
         ("keepalive = \"500ms\"\n", ":1: \"500ms\" cannot be used; allowed: 1s or more, or none"),
         ("drain = 5\n", ":1: \"5\" cannot be used; allowed: a whole number with ms"),

@@ -15,7 +15,7 @@ async fn the_file_says_all_that_the_flags_say() {
     let contents = format!(
         "listen = \"127.0.0.1:0\"\nupstream = \"{}\"\nhost = \"upstream\"\n\
          trusted-proxies = \"127.0.0.1, 10.0.0.0/8\"\nheader-timeout = \"400ms\"\n\
-         upstream-timeout = \"1m\"\nidle-timeout = \"none\"\ndrain = \"1s\"\nmax-connections = 9\nstatus = {port}\n\
+         upstream-timeout = \"1m\"\nidle-timeout = \"none\"\ndrain = \"1s\"\nmax-connections = 9\nmax-requests = 9\nstatus = {port}\n\
          access-log = {log:?}\naccess-log-keys = true\n[[rule]]\nlimit = 1\nkey = \"peer-ip\"\n",
         upstream.url()
     );

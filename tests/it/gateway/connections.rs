@@ -232,3 +232,60 @@ async fn uploads_of_http2_that_wait_do_not_stop_others_of_their_connection() {
     drop(waiting);
     eventually("the connection is left", async || stage.upstream.is_left_alone().await).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_beyond_the_maximum_of_the_gateway_is_rejected_at_once() {
+    let stage = Stage::waiting("1m", &["--max-requests", "2"]).await;
+    let (mut holder, mut server, _) = stage.ask(GET).await;
+    let mut waits = stage.client().await;
+    waits.send(GET).await;
+    assert_eq!(waits.glimpse().await, "");
+    let mut client = stage.client().await;
+    client.send(GET).await;
+    let (status, head) = client.status().await;
+    assert_eq!(status, 503);
+    assert!(head.contains("\r\nretry-after: 1\r\n"), "{head}");
+    assert!(head.contains("\r\ncontent-length: 0\r\n"), "{head}");
+    let sender = by_http2(&stage.gateway).await;
+    let request = http::Request::get("http://a/").body(()).unwrap();
+    let (response, _) = sender.ready().await.unwrap().send_request(request, true).unwrap();
+    assert_eq!(response.await.unwrap().status(), 503);
+
+    // A response that is not over has its room, too.
+    server.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n").await;
+    assert_eq!(holder.status().await.0, 200);
+    let mut client = stage.client().await;
+    client.send(GET).await;
+    assert_eq!(client.status().await.0, 503);
+    server.send("ok").await;
+    holder.bytes(2).await;
+    let ok = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let mut server = stage.upstream.accept().await;
+    server.head().await;
+    server.send(ok).await;
+    assert_eq!(waits.status().await.0, 200);
+    eventually("there is room again", async || stage.is_free().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lines_of_all_tenants_together_have_a_maximum() {
+    let args = ["--fair-by", "header:x-tenant", "--max-waiting", "2"];
+    let stage = Stage::waiting("1m", &args).await;
+    let request = |tenant: &str| format!("GET / HTTP/1.1\r\nhost: a\r\nx-tenant: {tenant}\r\n\r\n");
+    let (_holder, _server, _) = stage.ask(&request("a")).await;
+    let mut waiting = Vec::new();
+    let mut rejected = 0;
+    for tenant in ["b", "c", "d", "e"] {
+        let mut client = stage.client().await;
+        client.send(request(tenant)).await;
+        tokio::select! {
+            (status, _) = client.status() => {
+                assert_eq!(status, 429);
+                rejected += 1;
+            }
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+        waiting.push(client);
+    }
+    assert_eq!(rejected, 2);
+}
