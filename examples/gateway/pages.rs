@@ -27,8 +27,8 @@ use super::upload::RequestBody;
 /// Connections to one address. Beyond that, and if none is idle, the oldest one is closed, so a probe is always answered.
 const CONNECTIONS: usize = 16;
 
-/// How long a page may take, with the request's body.
-const ANSWER: Duration = Duration::from_secs(30);
+/// How long a page may take, with the request's body: longer than the longest drain, 60 s.
+const ANSWER: Duration = Duration::from_secs(70);
 
 struct Pages(Router);
 

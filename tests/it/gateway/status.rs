@@ -151,3 +151,19 @@ fn rust_log_decides_what_is_said() {
     assert!(said("info").contains("draining"));
     assert_eq!(said("off"), "");
 }
+
+#[cfg(feature = "admin")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_drain_ends_with_its_own_answer() {
+    let port = free_port().to_string();
+    let stage = Stage::start(&["--admin", &port]).await;
+    let (_client, _server, _) = stage.ask(GET).await;
+    let drain = http::Request::post(format!("http://127.0.0.1:{port}/semaphores/gateway/drain"));
+    let drain = drain.header("x-semaphore-admin", "1").header("content-type", "application/json");
+    let body = http_body_util::Full::<bytes::Bytes>::from(r#"{"timeout_ms": 31000}"#);
+    let client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new());
+    let response = client.build_http().request(drain.body(body).unwrap()).await.unwrap();
+    let status = response.status();
+    let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+    assert_eq!((status.as_u16(), &*body), (200, &br#"{"empty":false}"#[..]));
+}
