@@ -237,11 +237,26 @@ impl Args {
     }
 }
 
-/// The error without the value, where that may contain a password or an API key.
+/// The error without what may contain a password or an API key: values of some flags, and all that is not expected.
 fn hidden(mut error: clap::Error) -> clap::Error {
     let context = |kind| error.get(kind).map_or_else(String::new, ToString::to_string);
     let (flag, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
+    if error.kind() == ErrorKind::UnknownArgument {
+        // A value without its flag, or one that begins with `-`. What is similar to it is shown.
+        let mut args = std::env::args_os().skip(1);
+        let is_short = flag.len() == 2 && flag.starts_with('-');
+        let at = args.position(|arg| {
+            let arg = arg.to_string_lossy();
+            let name = arg.split_once('=').map_or(&*arg, |(name, _)| name);
+            *arg == flag || name == flag || is_short && arg.starts_with(&flag)
+        });
+        let what = at.map_or_else(|| "not shown".to_owned(), |at| format!("number {}", at + 1));
+        error.insert(ContextKind::InvalidArg, ContextValue::String(what));
+        error.remove(ContextKind::Suggested);
+        return error;
+    }
     let may_be_secret = match flag.split(' ').next() {
+        _ if error.kind() == ErrorKind::TooManyValues => true,
         Some("--upstream") => Upstream::may_be_secret(&value),
         Some("--limit-for" | "--each-for" | "--weight-for" | "--class-for") => true,
         _ => false,

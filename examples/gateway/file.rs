@@ -209,14 +209,22 @@ fn line(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
 }
 
-/// What serde says of a value of another type, without the value: it may be a secret that lacks its quotes.
+/// What serde says of a value of another type, without the value: it may be a secret that lacks its quotes. The same
+/// for an unknown field: it may be a key that belongs into a table such as `limit-for`.
 fn without_value(message: &str) -> String {
-    let is_of_value =
-        message.starts_with("invalid type: ") || message.starts_with("invalid value: ");
-    match message.rsplit_once(", expected ") {
-        Some((_, expected)) if is_of_value => format!("invalid value; expected {expected}"),
-        _ => message.to_owned(),
+    for (begin, what) in [
+        ("invalid type: ", "invalid value"),
+        ("invalid value: ", "invalid value"),
+        ("unknown field ", "unknown field"),
+    ] {
+        if let Some(rest) = message.strip_prefix(begin) {
+            return match rest.rsplit_once(", expected ") {
+                Some((_, expected)) => format!("{what}; expected {expected}"),
+                None => what.to_owned(),
+            };
+        }
     }
+    message.to_owned()
 }
 
 // ===== values, as on the command line =====

@@ -277,11 +277,8 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
     let cases = [
         ("listen = \"here\"\n", ":1: \"here\" cannot be used; allowed: an IP address and a port"),
         ("\nupstream = \"ftp://x\"\n", ":2: \"ftp://x\" cannot be used; allowed: http://host"),
-        (
-            "[[rule]]\nlimt = 1\n",
-            ":2: unknown field `limt`, expected one of `prefix`, `key`, `limit`",
-        ),
-        ("colour = 1\n", ":1: unknown field `colour`"),
+        ("[[rule]]\nlimt = 1\n", ":2: unknown field; expected one of `prefix`, `key`, `limit`"),
+        ("colour = 1\n", ":1: unknown field; expected one of `listen`"),
         (
             "trusted-proxies = \"10.0.0.0/99\"\n",
             ":1: \"10.0.0.0/99\" cannot be used; allowed: networks and addresses",

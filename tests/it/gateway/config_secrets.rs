@@ -36,6 +36,9 @@ fn errors_of_the_file_show_no_secret() {
         (format!("{rule}weight-for = {{ \"{SECRET}\" = 99 }}\n"), 4, "weight-for"),
         (format!("{rule}class-for = {{ \"{SECRET}\" = 99 }}\n"), 4, "class-for"),
         (format!("{rule}[rule.limit-for]\n\"{SECRET}\" = \"x\"\n"), 4, "limit-for"),
+        // A key where a field belongs.
+        (format!("{rule}\"{SECRET}\" = 3\n"), 4, "unknown field"),
+        (format!("\"{SECRET}\" = 3\n{rule}"), 1, "unknown field"),
     ];
     if cfg!(feature = "admin") {
         cases.extend([
@@ -76,5 +79,28 @@ fn errors_of_the_command_line_show_no_secret() {
         let said = refused(Gateway::command().args(keyed).args(args));
         assert!(!said.contains(SECRET) && said.contains(flag), "{args:?}: {said}");
         assert!(said.contains("allowed:"), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn arguments_that_are_not_expected_are_not_shown() {
+    let (url, flag) = (format!("redis://u:{SECRET}@h/"), format!("--{SECRET}"));
+    let (short, value) = (format!("-{SECRET}"), format!("--shadow={SECRET}"));
+    let unknown = format!("--redsi={url}");
+    let mut cases = vec![
+        (vec!["--limit", "1", &url], "'number 3'"),
+        (vec![&*flag, "--limit", "1"], "'number 1'"),
+        (vec!["--limit", "1", "--redis", &flag], "'number 4'"),
+        (vec!["--limit", "1", &short], "'number 3'"),
+        (vec!["--limit", "1", &value], "--shadow"),
+        (vec!["--limit", "1", &unknown], "--redis"),
+    ];
+    if cfg!(feature = "admin") {
+        cases.push((vec!["--limit", "1", "--admin-token", &flag], "'number 4'"));
+    }
+    for (args, named) in cases {
+        let said = refused(Gateway::command().args(&args));
+        assert!(!said.contains("86753"), "{args:?}: {said}");
+        assert!(said.contains(named), "{args:?}: {said}");
     }
 }
