@@ -71,7 +71,11 @@ impl AccessLog {
             Ok(if path == Path::new("-") {
                 Box::new(io::stdout())
             } else {
-                Box::new(OpenOptions::new().create(true).append(true).open(&path)?)
+                let mut options = OpenOptions::new();
+                // A new file is for its owner: it shows who asked for what, and keys, if they are included.
+                #[cfg(unix)]
+                std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+                Box::new(options.create(true).append(true).open(&path)?)
             })
         })?;
         Ok(Self { lines, with_keys })

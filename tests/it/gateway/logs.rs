@@ -68,6 +68,34 @@ async fn the_access_log_is_opened_again_at_sighup() {
     assert_eq!(gateway.exit().await, Some(0));
 }
 
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_access_log_is_for_its_owner_unless_it_is_there_already() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let dir = TempDir::new().unwrap();
+    let (file, old) = (dir.path().join("access.log"), dir.path().join("access.log.1"));
+    let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+    let upstream = WireServer::start().await;
+    let args = ["--limit", "9", "--access-log", file.to_str().unwrap(), "--access-log-keys"];
+    let gateway = Gateway::start(&upstream.url(), &args);
+    assert_eq!(mode(), 0o600);
+    std::fs::rename(&file, &old).unwrap();
+    gateway.signal("HUP");
+    eventually("there is a file again", async || file.exists()).await;
+    assert_eq!(mode(), 0o600);
+
+    // Others may read one that was made for them.
+    std::fs::rename(&file, &old).unwrap();
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+    gateway.signal("HUP");
+    upstream.echo_heads();
+    assert_eq!(seen(&gateway, GET).await.0, 200);
+    eventually("it is logged", async || !lines(&file).is_empty()).await;
+    assert_eq!(mode(), 0o640);
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_write_does_not_end_the_access_log() {
