@@ -189,7 +189,7 @@ impl HeaderKey {
     /// ```
     /// use tower_semaphore::limit::HeaderKey;
     ///
-    /// let key = HeaderKey::new(http::header::AUTHORIZATION);
+    /// let key = HeaderKey::new(http::HeaderName::from_static("x-api-client"));
     /// ```
     #[must_use]
     pub const fn new(header: HeaderName) -> Self {
