@@ -37,8 +37,9 @@ pub(crate) struct Site {
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<Upstream>,
 
-    /// The Redis in which permits are counted; without it, they are counted in this process
-    #[arg(long, value_name = "URL")]
+    /// The Redis in which permits are counted; without it, they are counted in this process. Other users of this machine
+    /// can read the command line: a URL with a password belongs into the environment, or into the file of --config
+    #[arg(long, value_name = "URL", env = "REDIS_URL", hide_env_values = true)]
     pub(crate) redis: Option<String>,
 
     /// After Redis may have lost data: continue granting, or grant nothing for one lease

@@ -62,12 +62,17 @@ impl CommandLine {
             ("--upstream", upstream.url()),
         ]);
         let mut args = self.0.clone();
+        let mut command = Gateway::command();
         for (flag, value) in own {
+            if flag == "--redis" && !args.iter().any(|arg| arg == flag) {
+                command.env("REDIS_URL", value);
+                continue;
+            }
             let at = args.iter().position(|arg| arg == flag);
             let at = at.unwrap_or_else(|| panic!("no {flag}: {args:?}"));
             args[at + 1] = value;
         }
-        let process = Gateway::command().args(&args).spawn().unwrap();
+        let process = command.args(&args).spawn().unwrap();
         (Gateway::running(process), status)
     }
 }
@@ -194,9 +199,10 @@ async fn the_kubernetes_manifest_fits_the_gateway() {
 
     let limit = gateway["resources"]["limits"]["memory"].as_str().unwrap();
     fits(&line, limit.strip_suffix("Mi").unwrap().parse().unwrap());
-    // Its environment has what its arguments name.
-    let (_, named) = line.get("--redis").split_once("$(").unwrap();
-    assert_eq!(gateway["env"][0]["name"], named.trim_end_matches(')'));
+    // The URL of Redis has a password, and stands in the environment alone.
+    assert!(!line.0.iter().any(|arg| arg == "--redis" || arg.contains("$(")), "{:?}", line.0);
+    assert_eq!(gateway["env"][0]["name"], "REDIS_URL");
+    assert!(!gateway["env"][0]["valueFrom"]["secretKeyRef"].is_null());
     // The service is told to stop after the gateway, and both before they are killed.
     let sleep = |of: &Value| of["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap();
     let gateway_ends = sleep(gateway) + line.seconds("--drain");

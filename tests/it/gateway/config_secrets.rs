@@ -5,6 +5,8 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 use crate::support::gateway::Gateway;
+use crate::support::redis::TestRedis;
+use crate::support::wire::{Wire, WireServer};
 
 const SECRET: &str = "8675309867530986753098";
 
@@ -103,4 +105,40 @@ fn arguments_that_are_not_expected_are_not_shown() {
         assert!(!said.contains("86753"), "{args:?}: {said}");
         assert!(said.contains(named), "{args:?}: {said}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_url_of_redis_can_stand_in_the_environment_and_is_not_shown() {
+    let (redis, upstream) = (TestRedis::start(), WireServer::start().await);
+    let start = |args: &[&str]| {
+        let mut command = Gateway::command();
+        command.args(["--listen", "127.0.0.1:0", "--limit", "1", "--upstream", &upstream.url()]);
+        command.args(args).env("REDIS_URL", redis.url());
+        Gateway::running(command.spawn().unwrap())
+    };
+    let gateway = start(&[]);
+    let mut client = Wire::connect(gateway.url()).await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut server = upstream.accept().await;
+    server.head().await;
+    assert_eq!(redis.keys(), 1, "the permit is counted there");
+
+    // The command line takes precedence.
+    let other = TestRedis::start();
+    let gateway = start(&["--redis", &other.url()]);
+    let mut client = Wire::connect(gateway.url()).await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut other_server = upstream.accept().await;
+    other_server.head().await;
+    assert_eq!(other.keys(), 1, "the permit is counted there");
+
+    let mut help = Gateway::command();
+    let Output { stdout, .. } = help.arg("--help").env("REDIS_URL", SECRET).output().unwrap();
+    let help = String::from_utf8(stdout).unwrap();
+    assert!(help.contains("REDIS_URL") && !help.contains(SECRET), "{help}");
+    let mut command = Gateway::command();
+    let said = refused(
+        command.args(["--limit", "1", "--upstream", "http://127.0.0.1:1"]).env("REDIS_URL", SECRET),
+    );
+    assert!(!said.contains("86753") && said.contains("redis"), "{said}");
 }
