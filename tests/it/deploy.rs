@@ -2,6 +2,7 @@
 //! Redis, each probe is answered by it, and each period of grace is longer than what it waits for.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use http::StatusCode;
@@ -22,21 +23,24 @@ fn strings(value: &Value) -> Vec<String> {
     words.iter().map(|word| word.as_str().unwrap().to_owned()).collect()
 }
 
+/// The list of an instruction of the image.
+fn instruction(name: &str) -> Vec<String> {
+    let mut lines = CONTAINERFILE.lines().filter_map(|line| line.strip_prefix(name));
+    serde_json::from_str(lines.next().unwrap_or_else(|| panic!("no {name}")).trim()).unwrap()
+}
+
 /// A command line in the form `--flag value`.
 struct CommandLine(Vec<String>);
 
 impl CommandLine {
-    /// That of a container: what the image says, and what its user adds.
+    /// That of a container: the image's entrypoint, and the arguments in place of its own.
     fn of(args: &[String]) -> Self {
-        let (_, entrypoint) = CONTAINERFILE.split_once("\nENTRYPOINT ").unwrap();
-        let entrypoint: Vec<String> = serde_json::from_str(entrypoint.trim()).unwrap();
-        assert_eq!(entrypoint[0], "/usr/local/bin/gateway");
-        let all = entrypoint[1..].iter().chain(args);
+        assert_eq!(instruction("ENTRYPOINT"), ["/usr/local/bin/gateway"]);
         let split = |arg: &String| match arg.split_once('=') {
             Some((flag, value)) => vec![flag.to_owned(), value.to_owned()],
             None => vec![arg.clone()],
         };
-        Self(all.flat_map(split).collect())
+        Self(args.iter().flat_map(split).collect())
     }
 
     fn get(&self, flag: &str) -> &str {
@@ -238,4 +242,36 @@ async fn the_kubernetes_manifest_fits_the_gateway() {
     until_not_ready(status).await;
     let alive = format!("http://127.0.0.1:{status}{}", paths[1]);
     assert_eq!(client.get(&alive).await, StatusCode::OK, "without Redis it is alive");
+}
+
+/// What a command line of the image has unless its user says otherwise.
+#[test]
+fn the_image_listens_on_the_ports_that_it_exposes() {
+    let line = CommandLine::of(&instruction("CMD"));
+    let exposed = format!("\nEXPOSE {} {}\n", line.port("--listen"), line.port("--status"));
+    assert!(CONTAINERFILE.contains(&exposed), "{exposed}");
+}
+
+/// The same commit gives the same image, and nothing that the checkout has by chance comes into its build.
+#[test]
+fn the_image_is_built_from_what_is_committed() {
+    let (_, install) = CONTAINERFILE.split_once("\nRUN cargo install ").unwrap();
+    assert!(install.lines().next().unwrap().contains(" --locked "), "{install}");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    let ignored = read(".gitignore");
+    assert!(!ignored.lines().any(|line| line.trim_matches('/') == "Cargo.lock"), "{ignored}");
+    let lock = read("Cargo.lock");
+    let mut sources = lock.lines().filter_map(|line| line.strip_prefix("source = "));
+    let other = sources
+        .find(|source| *source != r#""registry+https://github.com/rust-lang/crates.io-index""#);
+    assert_eq!(other, None);
+    let left_out = read(".dockerignore");
+    for name in [".git", "**/target"] {
+        assert!(left_out.lines().any(|line| line == name), "{name}: {left_out}");
+    }
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--locked", "--offline", "--workspace", "--depth", "0"]);
+    let output = tree.current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
