@@ -275,3 +275,30 @@ fn the_image_is_built_from_what_is_committed() {
     let output = tree.current_dir(root).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// Where this machine has the library, a gateway with the environment of the image uses it, and understands its settings.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_image_has_an_allocator_that_gives_memory_back() {
+    use std::io::Read;
+
+    assert!(CONTAINERFILE.contains(" libjemalloc2 "), "{CONTAINERFILE}");
+    let set = CONTAINERFILE.lines().find_map(|line| line.strip_prefix("ENV ")).unwrap();
+    let set: Vec<_> = set.split(' ').map(|one| one.split_once('=').unwrap()).collect();
+    let upstream = Upstream::start().await;
+    let mut command = Gateway::command();
+    command.args(["--listen", "127.0.0.1:0", "--limit", "1", "--upstream", &upstream.url()]);
+    let mut process = command.envs(set).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = process.stderr.take().unwrap();
+    let gateway = Gateway::running(process);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", gateway.pid())).unwrap();
+    drop(gateway);
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    if said.contains("object 'libjemalloc.so.2' from LD_PRELOAD cannot be preloaded") {
+        println!("this machine has no libjemalloc.so.2");
+        return;
+    }
+    assert!(maps.contains("/libjemalloc.so.2"), "{maps}");
+    assert!(!said.contains("jemalloc"), "{said}");
+}
