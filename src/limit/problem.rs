@@ -123,12 +123,12 @@ impl Refusal {
                 format!("the request has no {} header", self.missing_header.as_ref()?)
             }
             RefusalReason::Quarantine => QUARANTINE.to_owned(),
-            RefusalReason::Paused
-            | RefusalReason::Draining
-            | RefusalReason::Revoked
-            | RefusalReason::LimitUnknown
-            | RefusalReason::Unavailable
-            | RefusalReason::LeaseLost => return None,
+            RefusalReason::Paused => format!("an operator paused {policy}"),
+            RefusalReason::Draining => format!("{policy} is being drained"),
+            RefusalReason::Revoked => format!("an operator revoked the place for {policy}"),
+            RefusalReason::LimitUnknown => format!("the limit of {policy} cannot be looked up"),
+            RefusalReason::Unavailable => format!("permits of {policy} cannot be counted"),
+            RefusalReason::LeaseLost => format!("the permit of {policy} was lost"),
         })
     }
 

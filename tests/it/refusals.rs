@@ -14,8 +14,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    BoxError, ConcurrencyLimitBuilder, HeaderKey, MissingKey, PeerIpKey, Refusal, RefusalBody,
-    RefusalReason,
+    BoxError, ConcurrencyLimitBuilder, HeaderKey, MissingKey, PathKey, PeerIpKey, Refusal,
+    RefusalBody, RefusalReason,
 };
 use tower_semaphore::{ConcurrencyLimitLayer, Name, Permit, Policy, Semaphore};
 
@@ -263,6 +263,7 @@ async fn a_semaphore_that_an_operator_stopped_does_not_blame_the_client() {
                     "type": "about:blank",
                     "title": "Service Unavailable",
                     "status": 503,
+                    "detail": "an operator paused llm-provider",
                     "reason": "paused",
                 })
             );
@@ -452,6 +453,7 @@ fn assert_unavailable(reply: &Reply) {
             "type": "about:blank",
             "title": "Service Unavailable",
             "status": 503,
+            "detail": "permits of llm-provider cannot be counted",
             "reason": "unavailable",
         })
     );
@@ -572,14 +574,17 @@ fn a_status_must_refuse() {
             &[&words[..], &["full status"]].concat(),
         );
         assert_told(
-            build(|layer| layer.on_missing_key(MissingKey::Reject(status))),
+            build(|layer| layer.key(PathKey).on_missing_key(MissingKey::Reject(status))),
             &[&words[..], &["missing key"]].concat(),
         );
     }
     for status in [400, 429, 499, 500, 599] {
         let status = StatusCode::from_u16(status).unwrap();
         assert_eq!(build(|layer| layer.full_status(status)), Ok(()));
-        assert_eq!(build(|layer| layer.on_missing_key(MissingKey::Reject(status))), Ok(()));
+        assert_eq!(
+            build(|layer| layer.key(PathKey).on_missing_key(MissingKey::Reject(status))),
+            Ok(())
+        );
     }
 }
 
