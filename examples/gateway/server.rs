@@ -235,7 +235,7 @@ async fn connection<S: Serve>(
         }
     }
     if let Some(tunnel) = activity.take_tunnel() {
-        tunnel.carry(&activity).await;
+        tunnel.carry(&activity, &connection).await;
     }
 }
 
