@@ -116,10 +116,7 @@ where
     let served = tower::service_fn(async |_: Request<Incoming>| {
         Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
     });
-    let served = layer.layer(served);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(connection.clone());
-        served.clone().oneshot(request)
-    });
+    let served = connection.layer(layer.layer(served));
+    let service = service_fn(move |request: Request<Incoming>| served.clone().oneshot(request));
     let _ = http1::Builder::new().serve_connection(TokioIo::new(io), service).await;
 }

@@ -5,7 +5,11 @@ use std::time::Duration;
 use axum::BoxError;
 use axum::http::Uri;
 use hyper::rt::{Read, Write};
+use hyper::upgrade::Upgraded;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use socket2::SockRef;
+use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use super::upstream::{Protocol, Upstream};
@@ -24,9 +28,22 @@ pub(crate) fn tcp_interval(keepalive: Duration) -> Duration {
 /// A connection, with or without TLS.
 pub(crate) type Io = Box<dyn ReadWrite>;
 
-pub(crate) trait ReadWrite: Read + Write + Send + Unpin {}
+pub(crate) trait ReadWrite: Read + Write + Send + Unpin {
+    fn socket(&self) -> &TcpStream;
+}
 
-impl<T: Read + Write + Send + Unpin> ReadWrite for T {}
+impl ReadWrite for TokioIo<TcpStream> {
+    fn socket(&self) -> &TcpStream {
+        self.inner()
+    }
+}
+
+/// Resets a connection: what was written and not sent yet is discarded. One that cannot be reset is closed.
+pub(crate) fn reset(connection: Upgraded) {
+    if let Ok(parts) = connection.downcast::<Io>() {
+        let _ = SockRef::from(parts.io.socket()).set_linger(Some(Duration::ZERO));
+    }
+}
 
 /// How to reach one upstream.
 pub(crate) struct Connector {
@@ -88,12 +105,23 @@ mod tls {
 
     use axum::BoxError;
     use axum::http::Uri;
-    use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+    use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
     use hyper_util::client::legacy::connect::{Connection, HttpConnector};
+    use hyper_util::rt::TokioIo;
     use rustls::{ClientConfig, RootCertStore};
+    use tokio::net::TcpStream;
     use tower::ServiceExt;
 
-    use super::Connected;
+    use super::{Connected, ReadWrite};
+
+    impl ReadWrite for MaybeHttpsStream<TokioIo<TcpStream>> {
+        fn socket(&self) -> &TcpStream {
+            match self {
+                Self::Http(tcp) => tcp.inner(),
+                Self::Https(tls) => tls.inner().get_ref().0.inner().inner(),
+            }
+        }
+    }
 
     /// With the system's certificates, or those of `SSL_CERT_FILE`.
     pub(super) struct Connectors {

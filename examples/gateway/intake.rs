@@ -55,7 +55,6 @@ impl Serve for Intake {
             Ok(target) => {
                 // `PeerIpKey` reads it.
                 parts.extensions.insert(SocketAddr::new(client, from.address.port()));
-                parts.extensions.insert(from.connection);
                 if let Some(entry) = exchange.entry() {
                     parts.extensions.insert(Arc::clone(entry.journey()));
                 }

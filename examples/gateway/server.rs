@@ -12,15 +12,16 @@ use axum::extract::Request;
 use axum::http::Response;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tower_semaphore::limit::{Connection, ConnectionIo};
+use tower::Layer;
+use tower_semaphore::limit::ConnectionIo;
 
 use super::body::ResponseBody;
 use super::connect::{TCP_PROBES, tcp_interval};
@@ -64,8 +65,6 @@ pub(crate) trait Serve: Send + Sync + 'static {
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) activity: Arc<Activity>,
-    /// Holds permits past the end of HTTP.
-    pub(crate) connection: Connection,
     pub(crate) rests: Rests,
 }
 
@@ -189,16 +188,18 @@ async fn connection<S: Serve>(
     // A client that leaves is noticed though its upload lies unread.
     let io =
         ConnectionIo::over_tcp(WatchedIo::new(socket, Arc::clone(&activity)), WatchedIo::get_ref);
+    let connection = io.connection();
     let peer = Peer {
         address,
         activity: Arc::clone(&activity),
-        connection: io.connection(),
         rests: Rests { streams: Arc::downgrade(&streams.0), drains: drains.clone() },
     };
-    let serve = service_fn(move |request| {
+    let serve = tower::service_fn(move |request| {
         let answer = Arc::clone(&service).serve(request, peer.clone());
         async move { Ok::<_, Infallible>(answer.await) }
     });
+    // Holds permits past the end of HTTP.
+    let serve = TowerToHyperService::new(connection.layer(serve));
 
     let mut builder = auto::Builder::new(streams.clone());
     // `Activity::watch` has the header timeout, with all others.
@@ -234,7 +235,7 @@ async fn connection<S: Serve>(
         }
     }
     if let Some(tunnel) = activity.take_tunnel() {
-        tunnel.carry(&activity).await;
+        tunnel.carry(&activity, &connection).await;
     }
 }
 

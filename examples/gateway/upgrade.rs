@@ -6,8 +6,10 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::time::Instant;
+use tower_semaphore::limit::Connection;
 
 use super::access_log::Entry;
+use super::connect::reset;
 use super::connection::Activity;
 use super::progress::until;
 
@@ -19,18 +21,31 @@ pub(crate) struct Tunnel {
 
 impl Tunnel {
     /// Copies in both directions until both ends are done, one fails, or the idle timeout passes. The
-    /// client's end holds the permits.
-    pub(crate) async fn carry(self, activity: &Arc<Activity>) {
+    /// client's end holds the permits: without them, or without the client, it ends though it is stuck.
+    pub(crate) async fn carry(self, activity: &Arc<Activity>, connection: &Connection) {
         let Ok((client, upstream)) = tokio::try_join!(self.client, self.upstream) else { return };
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
         let _logged = Logged::new(activity);
-        tokio::select! {
+        let is_cut = tokio::select! {
             end = copy_bidirectional(&mut client, &mut upstream) => {
                 if let Err(error) = end {
                     tracing::debug!(%error, "an upgraded connection broke");
                 }
+                false
             }
-            () = stands_still(activity) => tracing::info!("an upgraded connection was idle for too long"),
+            () = connection.ended() => {
+                let error = "its permit is lost, or its client is gone";
+                tracing::debug!(error, "an upgraded connection broke");
+                true
+            }
+            () = stands_still(activity) => {
+                tracing::info!("an upgraded connection was idle for too long");
+                false
+            }
+        };
+        if is_cut {
+            // An end behind what the upstream has not read would tell it too late.
+            reset(upstream.into_inner());
         }
     }
 }

@@ -3,30 +3,39 @@
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
+use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
+use super::guests::Guests;
 use super::socket::Locate;
 use crate::error::LeaseLost;
-use crate::semaphore::{Permit, Semaphore, Visited};
+use crate::semaphore::{Permit, Semaphore, Visited, Visitor};
 
 /// A server's connection that holds the permit of its upgrade request until it is dropped, and fails once the peer of a
 /// request has left.
 ///
-/// With Axum, use `limit::serve` (feature `axum`). With another server, wrap each connection, and insert its
-/// [`Connection`] into the extensions of each request on it.
+/// With Axum, use `limit::serve` (feature `axum`). With another server, wrap each connection, and wrap the service of its
+/// requests in its [`Connection`], which is a [`Layer`](tower_layer::Layer).
 ///
 /// # Upgrades
 ///
 /// The response to an upgrade (101) ends at once, so a WebSocket or tunnel does not hold its permit by the
-/// response. A connection in this wrapper holds it instead, without any code in the handler. If the permit's lease
-/// is lost and the layer aborts on loss, reads and writes fail with [`LeaseLost`], before another byte passes.
+/// response. A connection in this wrapper holds it instead, without any code in the handler, if the service answers with
+/// an upgrade in the end: where a layer further out rejects it, the permit is given back with that response.
+///
+/// If the permit's lease is lost and the layer aborts on loss, reads and writes fail with [`LeaseLost`], before another
+/// byte passes. A task that waits in one is woken, and the socket is shut down within half a second, whether the handler
+/// reads it or not. A connection that was reset gives its permit back in the same time; that the peer has closed its sending
+/// half is no end, because a tunnel may go on in the other direction. A handler that neither reads nor writes can wait for
+/// either with [`Connection::ended`].
 ///
 /// A closed connection cannot be told from a broken one, so a permit of a layer with a
 /// [linger](super::ConcurrencyLimitBuilder::linger) lingers after either.
@@ -50,45 +59,61 @@ use crate::semaphore::{Permit, Semaphore, Visited};
 /// [`new`](Self::new) looks at a [`TcpStream`] and at a `UnixStream`, [`over_tcp`](Self::over_tcp) at the socket
 /// under another connection, such as TLS. HTTP/2 needs none of this, as its connections are read all the time.
 ///
-/// A handler whose own client has the layer can pass the [`Connection`] on, in the extensions of the request to that
-/// client: then the connection is looked at as long as that request waits, or holds its permit. If that client's
-/// connection is upgraded, its permit is held until this one closes; so pass it on only where the handler upgrades this
-/// one, too.
-///
 /// # Examples
 ///
 /// ```
-/// use http::Request;
+/// use http::{Request, Response};
 /// use tokio::net::TcpStream;
+/// use tower::Layer;
 /// use tower_semaphore::limit::ConnectionIo;
+///
+/// async fn handle(_: Request<String>) -> std::io::Result<Response<String>> {
+///     Ok(Response::new("hello".to_owned()))
+/// }
 ///
 /// fn serve(stream: TcpStream) {
 ///     let io = ConnectionIo::new(stream);
-///     let connection = io.connection();
-///     let handler = move |mut request: Request<String>| {
-///         request.extensions_mut().insert(connection.clone());
-///         // ... call the service with the layer ...
-///     };
-///     // ... serve `io` with hyper ...
+///     // With the limiting layers inside.
+///     let service = io.connection().layer(tower::service_fn(handle));
+///     // ... serve `io` with hyper and `service`, by hyper-util's `TowerToHyperService` ...
 /// }
 /// ```
 pub struct ConnectionIo<I> {
     shared: Arc<Shared<I>>,
 }
 
-/// A handle on a [`ConnectionIo`], for the extensions of its requests, where
+/// A handle on a [`ConnectionIo`], in the extensions of its requests, where
 /// [`ConcurrencyLimit`](super::ConcurrencyLimit) finds it.
 ///
-/// It does not keep the connection open.
+/// It is a [`Layer`](tower_layer::Layer) for the service of that connection, and does not keep the connection open.
+///
+/// # Limited clients in a handler
+///
+/// A handler whose own client has the layer can pass the handle on, in the extensions of the request to that client, of
+/// whatever version: then the connection is looked at as long as that request waits, or holds its permit. If the upstream
+/// answers that request with an upgrade, its permit is held until the handler has answered, and if it answers with an
+/// upgrade, too, until this connection closes: as a reverse proxy needs it. A handler that upgrades connections to
+/// upstreams for itself passes no handle on for them.
 #[derive(Clone)]
 pub struct Connection {
     link: Weak<dyn Link>,
+    /// Many requests share it: it is of none.
+    is_of_many: bool,
 }
 
-/// A request that waits in a layer, or holds a permit, on a connection.
+/// A request that waits in a layer or holds a permit on a connection, or a permit that the connection holds.
 #[derive(Debug)]
 pub(super) struct Inside {
-    connection: Connection,
+    link: Weak<dyn Link>,
+    visitor: Visitor,
+}
+
+/// A request on a connection, until its response.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// Of a connection that has one request at a time.
+    link: Option<Weak<dyn Link>>,
+    is_tunnel: bool,
 }
 
 struct Shared<I> {
@@ -100,16 +125,30 @@ struct Shared<I> {
 
 /// What does not depend on the kind of the connection.
 struct Core {
-    /// The permits that it holds: one of each layer around the handler.
-    permits: Mutex<Vec<KeptPermit>>,
+    held: Mutex<Held>,
     alarm: Arc<Alarm>,
-    /// Requests that wait in a layer, or hold a permit.
-    inside: AtomicUsize,
-    /// The watchdog visits it.
-    is_visited: AtomicBool,
+    guests: Guests,
     has_peer_left: AtomicBool,
     half_close: AtomicBool,
     has_socket: bool,
+}
+
+/// The permits that a connection holds: one of each layer around the handler.
+#[derive(Default)]
+struct Held {
+    permits: Vec<KeptPermit>,
+    phase: Phase,
+}
+
+/// What a connection carries.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Phase {
+    /// No request, or none that is known of.
+    #[default]
+    Idle,
+    /// A request without a response, which may become an upgrade.
+    Request,
+    Upgraded,
 }
 
 /// A connection of any kind.
@@ -121,12 +160,21 @@ struct KeptPermit {
     permit: Permit,
     /// Reads and writes fail without it.
     abort: bool,
+    /// The connection is looked at as long as this is here.
+    _inside: Inside,
 }
 
-/// Wakes the reader. Does not hold the permits, because their records hold it.
+/// Wakes the tasks that wait for the connection. Does not hold the permits, because their records hold it.
 #[derive(Default)]
 struct Alarm {
     reader: AtomicWaker,
+    writer: AtomicWaker,
+    ended: Notify,
+}
+
+/// Whether a response makes the connection one of another protocol. `is_tunnel`: the request asks for a tunnel.
+pub(super) fn is_upgrade(status: StatusCode, is_tunnel: bool) -> bool {
+    status == StatusCode::SWITCHING_PROTOCOLS || (is_tunnel && status.is_success())
 }
 
 /// A closed connection cannot be told from a broken one: its permits linger if their layers are configured so.
@@ -162,10 +210,9 @@ impl<I: Send + 'static> ConnectionIo<I> {
 
     fn located(io: I, locate: Locate<I>) -> Self {
         let core = Core {
-            permits: Mutex::default(),
+            held: Mutex::default(),
             alarm: Arc::default(),
-            inside: AtomicUsize::new(0),
-            is_visited: AtomicBool::new(false),
+            guests: Guests::default(),
             has_peer_left: AtomicBool::new(false),
             half_close: AtomicBool::new(false),
             has_socket: locate.is_known(&io),
@@ -181,11 +228,11 @@ impl<I: Send + 'static> ConnectionIo<I> {
         self
     }
 
-    /// The handle to insert into the extensions of each request on this connection.
+    /// The layer for the service of this connection, which inserts it into the extensions of each request.
     #[must_use]
     pub fn connection(&self) -> Connection {
         let link: Weak<Shared<I>> = Arc::downgrade(&self.shared);
-        Connection { link }
+        Connection { link, is_of_many: false }
     }
 }
 
@@ -204,81 +251,223 @@ impl<I> ConnectionIo<I> {
 }
 
 impl Connection {
-    /// A request enters a layer. Until what is returned is dropped, the connection is looked at.
-    pub(super) fn enter(&self, semaphore: &Semaphore) -> Inside {
-        if let Some(link) = self.link.upgrade()
-            && link.core().enter()
-        {
-            semaphore.visit(Weak::clone(&self.link) as _);
+    /// Waits until the connection is of no more use: it was dropped, its peer has left, or, after an upgrade, a permit that
+    /// it cannot be without is lost.
+    ///
+    /// That a peer has left is seen as long as a request on the connection waits in a layer or holds a permit, or the
+    /// connection holds one; for an upgraded connection it means a reset.
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tokio::io::{AsyncWrite, AsyncWriteExt};
+    /// use tokio::sync::mpsc::Receiver;
+    /// use tower_semaphore::limit::Connection;
+    ///
+    /// /// The handler of an upgraded connection that has nothing to read.
+    /// async fn push(mut io: impl AsyncWrite + Unpin, on: Connection, mut news: Receiver<String>) {
+    ///     loop {
+    ///         tokio::select! {
+    ///             () = on.ended() => return,
+    ///             text = news.recv() => match text {
+    ///                 Some(text) if io.write_all(text.as_bytes()).await.is_ok() => {}
+    ///                 _ => return,
+    ///             },
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub async fn ended(&self) {
+        let Some(link) = self.link.upgrade() else { return };
+        let alarm = Arc::clone(&link.core().alarm);
+        drop(link);
+        loop {
+            let mut rung = pin!(alarm.ended.notified());
+            rung.as_mut().enable();
+            if self.link.upgrade().is_none_or(|link| link.core().check().is_err()) {
+                return;
+            }
+            rung.await;
         }
-        Inside { connection: self.clone() }
+    }
+
+    /// The handle for the requests of this service. `is_of_many`: the connection has several at a time.
+    pub(super) fn of_many(&self, is_of_many: bool) -> Self {
+        Self { link: Weak::clone(&self.link), is_of_many }
+    }
+
+    /// A request enters a layer. Until what is returned is dropped, the connection is looked at.
+    pub(super) fn enter(&self, semaphore: &Semaphore) -> Option<Inside> {
+        if self.is_of_many {
+            return None;
+        }
+        Some(Inside::new(&self.link, semaphore.visitor()))
+    }
+
+    /// A request arrives at the service of the connection.
+    pub(super) fn begin(&self, is_tunnel: bool) -> Exchange {
+        let link = (!self.is_of_many).then(|| Weak::clone(&self.link));
+        if let Some(link) = link.as_ref().and_then(Weak::upgrade) {
+            link.core().go_on(Phase::Request);
+        }
+        Exchange { link, is_tunnel }
+    }
+}
+
+impl Exchange {
+    pub(super) fn answered(&mut self, status: StatusCode) {
+        self.end(if is_upgrade(status, self.is_tunnel) { Phase::Upgraded } else { Phase::Idle });
+    }
+
+    fn end(&mut self, phase: Phase) {
+        if let Some(link) = self.link.take().and_then(|link| link.upgrade()) {
+            link.core().go_on(phase);
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.end(Phase::Idle);
     }
 }
 
 impl Inside {
-    /// Holds the permit until the connection is dropped. `abort`: the connection fails when the permit is lost.
-    pub(super) fn keep(&self, permit: Permit, abort: bool) {
-        let kept = KeptPermit { permit, abort };
-        let Some(link) = self.connection.link.upgrade() else { return };
+    fn new(link: &Weak<dyn Link>, visitor: Visitor) -> Self {
+        if let Some(open) = link.upgrade()
+            && open.core().guests.enter(&visitor)
+            && open.core().has_socket
+        {
+            let connection: Weak<dyn Visited> = Weak::clone(link) as _;
+            open.core().guests.seek_visitor(&connection);
+        }
+        Self { link: Weak::clone(link), visitor }
+    }
+
+    /// The connection holds the permit until it is dropped, if the request that it carries becomes its upgrade. `abort`:
+    /// it fails when the permit is lost. Returns whether it holds the permit.
+    pub(super) fn keep(&self, permit: &Permit, abort: bool) -> bool {
+        let Some(link) = self.link.upgrade() else { return false };
         let core = link.core();
+        let permit = permit.clone();
         let alarm = Waker::from(Arc::clone(&core.alarm));
-        let is_lost = abort && !kept.permit.on_lost(&alarm);
-        core.permits().push(kept);
+        let is_lost = abort && !permit.on_lost(&alarm);
+        let inside = Self::new(&self.link, self.visitor.clone());
+        let mut held = core.held();
+        if held.phase != Phase::Request {
+            return false;
+        }
+        held.permits.push(KeptPermit { permit, abort, _inside: inside });
+        drop(held);
         if is_lost {
             alarm.wake();
         }
+        true
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if let Some(link) = self.connection.link.upgrade() {
-            link.core().inside.fetch_sub(1, Ordering::SeqCst);
+        if let Some(link) = self.link.upgrade() {
+            link.core().guests.leave(&self.visitor);
         }
     }
 }
 
 impl Core {
-    fn permits(&self) -> MutexGuard<'_, Vec<KeptPermit>> {
-        self.permits.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One request more. Returns whether the watchdog has to be asked for visits.
-    fn enter(&self) -> bool {
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        self.has_socket && !self.is_visited.swap(true, Ordering::SeqCst)
-    }
-
-    /// Returns whether to go on with the visits.
-    fn is_entered(&self) -> bool {
-        if self.inside.load(Ordering::SeqCst) > 0 {
-            return true;
+    /// The connection carries something else from now on. What is no upgrade gives back what was held for it.
+    fn go_on(&self, phase: Phase) {
+        let mut held = self.held();
+        held.phase = phase;
+        let permits = (phase != Phase::Upgraded).then(|| std::mem::take(&mut held.permits));
+        drop(held);
+        drop(permits);
+        // A permit may be lost already.
+        if phase == Phase::Upgraded {
+            self.alarm.ring();
         }
-        self.is_visited.store(false, Ordering::SeqCst);
-        // A request that came meanwhile may have seen that it is visited.
-        self.inside.load(Ordering::SeqCst) > 0 && !self.is_visited.swap(true, Ordering::SeqCst)
     }
 
-    /// Fails once the peer has left.
-    fn check_peer(&self) -> io::Result<()> {
-        if !self.has_peer_left.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let what = "the peer closed the connection before its request was over";
-        Err(io::Error::new(io::ErrorKind::ConnectionAborted, what))
-    }
-
-    /// Fails, too, once a permit is lost that it cannot be without.
+    /// Fails once the peer has left, or a permit is lost that the connection cannot be without.
     fn check(&self) -> io::Result<()> {
-        self.check_peer()?;
-        let is_lost = self.permits().iter().any(|kept| kept.abort && kept.permit.is_lost());
-        if is_lost { Err(io::Error::other(LeaseLost::new())) } else { Ok(()) }
+        if self.has_peer_left.load(Ordering::Acquire) {
+            let what = "the peer has closed the connection";
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, what));
+        }
+        if self.held().is_lost() { Err(io::Error::other(LeaseLost::new())) } else { Ok(()) }
+    }
+
+    fn end_by_peer(&self) {
+        self.has_peer_left.store(true, Ordering::Release);
+        // The task that read the head serves the connection. It flushes whenever it is woken.
+        self.alarm.ring();
+        let mut held = self.held();
+        let permits = (held.phase == Phase::Upgraded).then(|| std::mem::take(&mut held.permits));
+        drop(held);
+        // Nothing passes any more, whatever the handler still does.
+        drop(permits);
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.alarm.ended.notify_waiters();
+    }
+}
+
+impl Held {
+    fn is_lost(&self) -> bool {
+        self.phase == Phase::Upgraded
+            && self.permits.iter().any(|kept| kept.abort && kept.permit.is_lost())
     }
 }
 
 impl<I> Shared<I> {
     fn lock(&self) -> MutexGuard<'_, I> {
         self.io.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: its task reads or writes just now.
+    fn try_lock(&self) -> Option<MutexGuard<'_, I>> {
+        match self.io.try_lock() {
+            Ok(io) => Some(io),
+            Err(TryLockError::Poisoned(io)) => Some(io.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl<I: Unpin> Shared<I> {
+    fn poll_write<T>(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut I>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        self.core.check()?;
+        let written = write(Pin::new(&mut *self.lock()), cx);
+        if written.is_pending() {
+            self.core.alarm.writer.register(cx.waker());
+            // What came before that woke nobody.
+            self.core.check()?;
+        }
+        written
+    }
+}
+
+impl<I: Send + 'static> Shared<I> {
+    /// Closes the socket under a handler that may neither read nor write. Returns whether that is done.
+    fn shut_down(&self) -> bool {
+        let Some(io) = self.try_lock() else { return false };
+        self.locate.shut_down(&io);
+        true
     }
 }
 
@@ -291,33 +480,51 @@ impl<I: Send + 'static> Link for Shared<I> {
 impl<I: Send + 'static> Visited for Shared<I> {
     fn visit(&self) -> bool {
         let core = &self.core;
-        if !core.is_entered() {
+        if !core.guests.are_there() {
             return false;
         }
-        let io = match self.io.try_lock() {
-            Ok(io) => io,
-            Err(TryLockError::Poisoned(io)) => io.into_inner(),
-            // It reads or writes, and notices an end by itself.
-            Err(TryLockError::WouldBlock) => return true,
+        let held = core.held();
+        let (is_upgraded, is_lost) = (held.phase == Phase::Upgraded, held.is_lost());
+        drop(held);
+        if is_lost {
+            return !self.shut_down();
+        }
+        // Else it notices an end by itself, or there is a next time.
+        let Some(io) = self.try_lock() else { return true };
+        let has_left = if is_upgraded {
+            self.locate.is_reset(&io)
+        } else {
+            self.locate.has_peer_left(&io, core.half_close.load(Ordering::Relaxed))
         };
-        let has_left = self.locate.has_peer_left(&io, core.half_close.load(Ordering::Relaxed));
         drop(io);
         if has_left {
-            core.has_peer_left.store(true, Ordering::Release);
-            // The task that read the head serves the connection. It flushes whenever it is woken.
-            core.alarm.reader.wake();
+            core.end_by_peer();
         }
         !has_left
     }
 
-    fn left_out(&self) {
-        self.core.is_visited.store(false, Ordering::SeqCst);
+    fn left_out(self: Arc<Self>) {
+        let connection: Weak<Self> = Arc::downgrade(&self);
+        let connection: Weak<dyn Visited> = connection;
+        self.core.guests.seek_visitor(&connection);
+        // The permits of a semaphore that is shut down are lost.
+        if self.core.held().is_lost() {
+            self.shut_down();
+        }
+    }
+}
+
+impl Alarm {
+    fn ring(&self) {
+        self.reader.wake();
+        self.writer.wake();
+        self.ended.notify_waiters();
     }
 }
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
-        self.reader.wake();
+        self.ring();
     }
 }
 
@@ -341,8 +548,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ConnectionIo<I> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.shared.core.check()?;
-        Pin::new(&mut *self.shared.lock()).poll_write(cx, bytes)
+        self.shared.poll_write(cx, |io, cx| io.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -350,8 +556,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ConnectionIo<I> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.shared.core.check()?;
-        Pin::new(&mut *self.shared.lock()).poll_write_vectored(cx, slices)
+        self.shared.poll_write(cx, |io, cx| io.poll_write_vectored(cx, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -359,8 +564,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ConnectionIo<I> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.shared.core.check_peer()?;
-        Pin::new(&mut *self.shared.lock()).poll_flush(cx)
+        self.shared.poll_write(cx, |io, cx| io.poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

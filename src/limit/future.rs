@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -19,7 +19,7 @@ use super::BoxError;
 use super::admission::{Verdict, Wait};
 use super::body::{Cut, ResponseBody};
 use super::budget::WaitBudget;
-use super::connection::{Connection, Inside};
+use super::connection::{Connection, Inside, is_upgrade};
 use super::grpc::Dialect;
 use super::held::HeldPermit;
 use super::refusal::{Refusal, RefusalReason};
@@ -106,18 +106,10 @@ where
         let wait = settings.begin(&parts);
         let inside = match &wait {
             Wait::Done(_) => None,
-            _ => Self::enter(&parts, &settings),
+            _ => parts.extensions.get::<Connection>().and_then(|on| on.enter(&settings.semaphore)),
         };
         let call = Some(Call { service, parts, body });
         Self { state: State::Waiting { wait, passed: None, call }, inside, settings }
-    }
-
-    /// A connection of HTTP/2 is shared with other requests, and read all the time.
-    fn enter(parts: &Parts, settings: &Settings) -> Option<Inside> {
-        if parts.version == Version::HTTP_2 {
-            return None;
-        }
-        Some(parts.extensions.get::<Connection>()?.enter(&settings.semaphore))
     }
 }
 
@@ -293,9 +285,7 @@ where
                     } else {
                         permit.for_body(&response, is_head);
                     }
-                    let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS
-                        || (is_tunnel && response.status().is_success());
-                    if is_upgraded {
+                    if is_upgrade(response.status(), is_tunnel) {
                         permit.upgraded(abort);
                     }
                     // The connection holds a clone of its own.

@@ -49,13 +49,12 @@ impl HeldPermit {
         };
     }
 
-    /// What follows on the connection is no HTTP. The connection holds the permit, if it can; `abort`: it fails when the
-    /// permit is lost. Else the handler does, if it keeps the permit.
+    /// What follows is no HTTP. The connection of the request holds the permit, if it is upgraded with this; `abort`: it
+    /// fails when the permit is lost. Else the handler does, if it keeps the permit.
     pub(super) fn upgraded(&self, abort: bool) {
         let Some(permit) = &self.permit else { return };
-        if let Some(inside) = &self.inside {
-            inside.keep(permit.clone(), abort);
-        } else if self.lingers && permit.is_shared() {
+        let is_kept = self.inside.as_ref().is_some_and(|inside| inside.keep(permit, abort));
+        if !is_kept && self.lingers && permit.is_shared() {
             // The handler drops it at the end of its socket. That the socket broke cannot be told from that it was
             // closed.
             permit.break_off();

@@ -92,12 +92,14 @@ mod connection;
 mod fair;
 mod future;
 mod grpc;
+mod guests;
 mod held;
 mod into_error;
 mod key;
 #[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
 mod labels;
 mod layer;
+mod on_connection;
 mod plan;
 mod problem;
 mod refusal;
@@ -126,6 +128,7 @@ pub use self::key::{
 #[cfg(feature = "metrics")]
 pub use self::labels::KeyLabels;
 pub use self::layer::ConcurrencyLimitLayer;
+pub use self::on_connection::{OnConnection, OnConnectionFuture};
 pub use self::plan::Plan;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};

@@ -14,13 +14,14 @@ use tokio::net::TcpStream;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::connection::{Connection, ConnectionIo};
+use super::connection::ConnectionIo;
+use super::on_connection::OnConnection;
 
 /// Serves as `axum::serve` does, with upgraded connections that hold the permit of their request until they close, and
 /// with clients that are noticed when they leave.
 ///
 /// A WebSocket is counted as long as it is open, without any code in its handler. If its permit is lost, the
-/// connection is closed, unless [`OnLost::Continue`](super::OnLost::Continue) is set.
+/// connection is closed within half a second, unless [`OnLost::Continue`](super::OnLost::Continue) is set.
 ///
 /// A client that leaves while its request waits in a layer, or holds a permit, is noticed within half a second, even
 /// over HTTP/1.1 with an upload that no handler reads yet, or with a further byte behind its request. This needs a
@@ -96,8 +97,8 @@ where
     axum::serve(listener, MakeConnectionService { service })
 }
 
-/// The service of one connection, which adds that to the extensions of its requests.
-type ConnectionService<S, A> = AddExtension<AddExtension<S, ConnectInfo<A>>, Connection>;
+/// The service of one connection.
+type ConnectionService<S, A> = OnConnection<AddExtension<S, ConnectInfo<A>>>;
 
 /// The listener of [`serve`]: wraps each connection in a [`ConnectionIo`].
 #[derive(Debug)]
@@ -147,7 +148,6 @@ where
 
     fn call(&mut self, stream: IncomingStream<'_, ConnectionListener<L>>) -> Self::Future {
         let peer = Extension(ConnectInfo(stream.remote_addr().clone()));
-        let connection = Extension(stream.io().connection());
-        ready(Ok(connection.layer(peer.layer(self.service.clone()))))
+        ready(Ok(stream.io().connection().layer(peer.layer(self.service.clone()))))
     }
 }

@@ -2,8 +2,10 @@
 
 use std::any::Any;
 use std::io;
+use std::net::Shutdown;
 
 use futures_util::FutureExt;
+use socket2::SockRef;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 #[cfg(unix)]
@@ -37,6 +39,20 @@ impl<I: 'static> Locate<I> {
         self.find(io).is_some_and(|socket| socket.has_peer_left(half_close))
     }
 
+    /// Whether the connection is broken in both directions: the peer has reset it, or does not answer.
+    ///
+    /// Neither waits nor reads.
+    pub(super) fn is_reset(&self, io: &I) -> bool {
+        self.find(io).is_some_and(|socket| socket.is_reset())
+    }
+
+    /// Closes the connection in both directions. Does not wait.
+    pub(super) fn shut_down(&self, io: &I) {
+        if let Some(socket) = self.find(io) {
+            socket.shut_down();
+        }
+    }
+
     fn find<'a>(&self, io: &'a I) -> Option<Socket<'a>> {
         if let Self::Within(socket) = self {
             return Some(Socket::Tcp(socket(io)));
@@ -60,6 +76,28 @@ impl Socket<'_> {
             if half_close { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
         let Some(Ok(ready)) = self.ready(ends) else { return false };
         ready.is_read_closed() && (!half_close || ready.is_write_closed())
+    }
+
+    fn is_reset(&self) -> bool {
+        if self.is_blocked() {
+            return false;
+        }
+        let Some(Ok(ready)) = self.ready(Interest::READABLE | Interest::WRITABLE | Interest::ERROR)
+        else {
+            return false;
+        };
+        // Without an error, both sides have closed their halves, and what the peer sent before may lie unread.
+        ready.is_error() && ready.is_read_closed() && ready.is_write_closed()
+    }
+
+    fn shut_down(&self) {
+        let socket = match self {
+            Self::Tcp(socket) => SockRef::from(*socket),
+            #[cfg(unix)]
+            Self::Unix(socket) => SockRef::from(*socket),
+        };
+        // Fails if it is closed already.
+        let _ = socket.shutdown(Shutdown::Both);
     }
 
     fn is_blocked(&self) -> bool {

@@ -43,7 +43,7 @@ mod watchdog;
 mod window;
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
@@ -55,7 +55,7 @@ pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
 use self::node::Node;
 pub use self::permit::Permit;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
-pub(crate) use self::rounds::Visited;
+pub(crate) use self::rounds::{Visited, Visitor};
 pub(crate) use self::sessions::Remembered;
 use self::tenants::TenantNumbers;
 pub use self::tenants::TenantOverride;
@@ -360,15 +360,9 @@ impl Semaphore {
         });
     }
 
-    /// Has the background tasks visit something from time to time, as long as they run.
-    pub(crate) fn visit(&self, visited: Weak<dyn Visited>) {
-        let node = &self.handle.node;
-        let Some(is_first) = node.rounds.add(visited) else { return };
-        // A semaphore without a limit has started none. Without a runtime here, nothing changes.
-        let _ = node.tasks.ensure_running(node);
-        if is_first {
-            node.sessions.timers.wake();
-        }
+    /// What visits things from time to time, as long as the background tasks run.
+    pub(crate) fn visitor(&self) -> Visitor {
+        Visitor::new(&self.handle.node)
     }
 
     /// Returns whether the backend can be asked, and how often the policy answered in its place.

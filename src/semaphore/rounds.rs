@@ -1,10 +1,12 @@
 //! The watchdog's rounds: what it visits from time to time, because nothing would wake it.
 
-use std::sync::Weak;
+use std::fmt;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::node::Node;
 use crate::sync::{Mutex, lock};
 
 /// The pause between two rounds.
@@ -17,8 +19,44 @@ pub(crate) trait Visited: Send + Sync {
     /// Called in each round, under no lock. Returns whether to come again.
     fn visit(&self) -> bool;
 
-    /// No visit comes any more, unless it is added again.
-    fn left_out(&self);
+    /// No visit of this visitor comes any more.
+    fn left_out(self: Arc<Self>);
+}
+
+/// The watchdog of a semaphore. Does not keep that.
+#[derive(Clone)]
+pub(crate) struct Visitor {
+    node: Weak<Node>,
+}
+
+impl Visitor {
+    pub(super) fn new(node: &Arc<Node>) -> Self {
+        Self { node: Arc::downgrade(node) }
+    }
+
+    /// Has it visit something in each round. Returns whether it makes any.
+    pub(crate) fn visit(&self, visited: Weak<dyn Visited>) -> bool {
+        let Some(node) = self.node.upgrade() else { return false };
+        let Some(is_first) = node.rounds.add(visited) else { return false };
+        // A semaphore without a limit has started none. Without a runtime here, nothing changes.
+        let _ = node.tasks.ensure_running(&node);
+        if is_first {
+            node.sessions.timers.wake();
+        }
+        true
+    }
+}
+
+impl PartialEq for Visitor {
+    fn eq(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.node, &other.node)
+    }
+}
+
+impl fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Visitor").finish_non_exhaustive()
+    }
 }
 
 /// What is visited in each round.
@@ -62,8 +100,6 @@ impl Rounds {
     pub(super) fn add(&self, visited: Weak<dyn Visited>) -> Option<bool> {
         let mut list = lock(&self.list);
         if list.is_over {
-            drop(list);
-            left_out([visited]);
             return None;
         }
         list.visited.push(visited);
@@ -153,21 +189,21 @@ mod tests {
             self.visits.fetch_add(1, Ordering::Relaxed) + 1 < self.stays
         }
 
-        fn left_out(&self) {
+        fn left_out(self: Arc<Self>) {
             self.left_out.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn add(semaphore: &Semaphore, guest: &Arc<Guest>) {
+    fn add(semaphore: &Semaphore, guest: &Arc<Guest>) -> bool {
         let guest: Weak<Guest> = Arc::downgrade(guest);
-        semaphore.visit(guest);
+        semaphore.visitor().visit(guest)
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_is_visited_in_each_round_until_it_wants_no_more() {
         let semaphore = Semaphore::in_memory();
         let guests: Vec<_> = (0..3 * AT_A_TIME).map(|at| Guest::new(1 + at % 3)).collect();
-        guests.iter().for_each(|guest| add(&semaphore, guest));
+        assert!(guests.iter().all(|guest| add(&semaphore, guest)));
         sleep(10 * PAUSE).await;
         for guest in guests {
             assert_eq!(guest.visits.load(Ordering::Relaxed), guest.stays);
@@ -175,7 +211,7 @@ mod tests {
         }
         // Another one comes, after rounds without any.
         let late = Guest::new(2);
-        add(&semaphore, &late);
+        assert!(add(&semaphore, &late));
         sleep(3 * PAUSE).await;
         assert_eq!(late.visits.load(Ordering::Relaxed), 2);
     }
@@ -184,10 +220,9 @@ mod tests {
     async fn those_that_are_left_out_are_told() {
         let semaphore = Semaphore::in_memory();
         let [before, after] = [Guest::new(usize::MAX), Guest::new(usize::MAX)];
-        add(&semaphore, &before);
+        assert!(add(&semaphore, &before));
         semaphore.shutdown().await;
         assert_eq!(before.left_out.load(Ordering::Relaxed), 1);
-        add(&semaphore, &after);
-        assert_eq!(after.left_out.load(Ordering::Relaxed), 1);
+        assert!(!add(&semaphore, &after));
     }
 }

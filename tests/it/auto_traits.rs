@@ -16,8 +16,8 @@ use tower_semaphore::backend::{MemoryBackend, MemoryServer};
 use tower_semaphore::limit::{
     BoxError, CachedLimit, CachedPlan, ConcurrencyLimitBuilder, Connection, ConnectionIo,
     ExtensionKey, GlobalKey, HeaderKey, HoldUntil, IntoError, IntoErrorFuture, IntoErrorLayer,
-    MissingKey, OnLost, PathKey, PeerIpKey, Plan, Refusal, RefusalBody, RefusalReason,
-    ResponseBody, ResponseFuture, ShadowCounts, WouldRefuse,
+    MissingKey, OnConnection, OnConnectionFuture, OnLost, PathKey, PeerIpKey, Plan, Refusal,
+    RefusalBody, RefusalReason, ResponseBody, ResponseFuture, ShadowCounts, WouldRefuse,
 };
 use tower_semaphore::operate::{Cursor, Holder, Inspection, Listed, Mode, Override, Page, Waiter};
 use tower_semaphore::{
@@ -138,6 +138,11 @@ fn a_connection_is_as_free_as_the_one_inside() {
     // Stands in extensions, which asks for all of this.
     is_free::<Connection>();
     is_clone::<Connection>();
+    is_free::<OnConnection<String>>();
+    is_clone::<OnConnection<String>>();
+    is_send::<OnConnection<Boxed>>();
+    is_free::<OnConnectionFuture<std::future::Ready<()>>>();
+    is_send::<OnConnectionFuture<tower::util::Oneshot<Boxed, Request<()>>>>();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufStream};
 use tokio::net::{TcpListener, TcpStream};
@@ -307,6 +308,52 @@ async fn a_limited_client_in_a_handler_notices_it_on_the_connection_that_is_pass
     assert_eq!(status(&mut live).await, 200);
 }
 
+/// As a client of tonic, or of a pool that speaks both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limited_client_in_a_handler_notices_it_whatever_version_its_own_request_has() {
+    let semaphore = Semaphore::in_memory();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).wait_timeout(LONG);
+    let client = builder.build().unwrap().layer(tower::service_fn(async |_: http::Request<()>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::default()))
+    }));
+    let handler = async move |Extension(connection): Extension<Connection>| {
+        let request = http::Request::builder().version(http::Version::HTTP_2);
+        let request = request.extension(connection).body(()).unwrap();
+        client.oneshot(request).await.unwrap().map(Body::new)
+    };
+    let server = Server::start_holding(Router::new().route("/", any(handler))).await;
+    let _permit = semaphore.acquire(NAME, &Policy::new(1)).await.unwrap();
+    let client = Shape::ByteBehind.client(&server.address.to_string()).await;
+    waiting(&semaphore, NAME, 1).await;
+    let began = Instant::now();
+    drop(client);
+    waiting(&semaphore, NAME, 0).await;
+    assert!(began.elapsed() < SOON);
+}
+
+/// The watchdog of one semaphore looks at the socket for the requests of all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_semaphore_that_shuts_down_ends_no_looks_at_the_sockets_of_another_s_requests() {
+    let [first, semaphore] = [0; 2].map(|_| Semaphore::in_memory());
+    let outer = ConcurrencyLimitLayer::builder(&first, "outer").limit(1).build().unwrap();
+    let inner = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).wait_timeout(LONG);
+    let app = Router::new()
+        .route("/before", any(async || "").layer(outer))
+        .route("/", any(async || "").layer(inner.build().unwrap()));
+    let server = Server::start_holding(app).await;
+    let _permit = semaphore.acquire(NAME, &Policy::new(1)).await.unwrap();
+    let mut client = TcpStream::connect(server.address).await.unwrap();
+    client.write_all(b"GET /before HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    assert_eq!(status(&mut client).await, 200);
+    client.write_all(&Shape::ByteBehind.begins()).await.unwrap();
+    waiting(&semaphore, NAME, 1).await;
+    first.shutdown().await;
+    let began = Instant::now();
+    drop(client);
+    waiting(&semaphore, NAME, 0).await;
+    assert!(began.elapsed() < SOON);
+}
+
 // ===== other servers and other sockets =====
 
 /// Serves one connection, with hyper alone.
@@ -318,11 +365,7 @@ async fn serve_by_hand(socket: TcpStream, layer: ConcurrencyLimitLayer, half_clo
         let length = request.into_body().collect().await?.to_bytes().len();
         Ok::<_, hyper::Error>(http::Response::new(Full::new(Bytes::from(length.to_string()))))
     });
-    let served = layer.layer(served);
-    let service = hyper::service::service_fn(move |mut request: http::Request<Incoming>| {
-        request.extensions_mut().insert(connection.clone());
-        served.clone().oneshot(request)
-    });
+    let service = TowerToHyperService::new(connection.layer(layer.layer(served)));
     let mut builder = hyper::server::conn::http1::Builder::new();
     let _ = builder.half_close(half_close).serve_connection(TokioIo::new(io), service).await;
 }

@@ -101,4 +101,6 @@ mod suspension;
 #[cfg(feature = "tls")]
 mod tls;
 mod traces;
+#[cfg(all(feature = "axum", feature = "redis"))]
+mod upgraded;
 mod your_service;

@@ -248,10 +248,9 @@ async fn a_tunnel_keeps_its_permit_as_an_upgrade_does() {
             )
         });
         let io = ConnectionIo::new(tokio::io::empty());
-        let mut request =
-            Request::builder().method(&method).uri("example.org:443").body(()).unwrap();
-        request.extensions_mut().insert(io.connection());
-        drop(layer.layer(served).oneshot(request).await.unwrap());
+        let request = Request::builder().method(&method).uri("example.org:443").body(()).unwrap();
+        let service = io.connection().layer(layer.layer(served));
+        drop(service.oneshot(request).await.unwrap());
         assert_eq!(in_use(&semaphore, "tunnels").await, 1, "{method} {status}");
         drop(io);
         sleep(Duration::from_millis(1)).await;
@@ -428,9 +427,8 @@ async fn an_upgraded_connection_lingers_after_its_end() {
         Ok::<_, Infallible>(Response::builder().status(101).body(Empty::<Bytes>::new()).unwrap())
     });
     let io = ConnectionIo::new(tokio::io::empty());
-    let mut request = Request::new(());
-    request.extensions_mut().insert(io.connection());
-    drop(layer.layer(served).oneshot(request).await.unwrap());
+    let service = io.connection().layer(layer.layer(served));
+    drop(service.oneshot(Request::new(())).await.unwrap());
     assert_eq!(in_use(&semaphore, "quota").await, 1);
     drop(io);
     assert_eq!(in_use(&semaphore, "quota").await, 1, "after the connection broke");

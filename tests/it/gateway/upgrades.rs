@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
-use tokio::net::TcpListener;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error, Message};
+use tower_semaphore::Semaphore;
 
 use super::Stage;
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway};
+use crate::support::redis::TestRedis;
+use crate::support::semaphore::in_use;
 
 const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\n\
     upgrade: toy/1\r\n\r\n";
@@ -137,4 +142,78 @@ async fn an_upgraded_connection_that_stands_still_ends() {
     assert_eq!(server.bytes(8).await, "xxxxxxxx");
     assert_eq!(client.rest().await, "");
     eventually("the permit is free", async || stage.is_free().await).await;
+}
+
+// ===== an upload that is stuck =====
+
+const NAME: &str = "tunnels";
+
+/// A tunnel whose upstream reads nothing, and whose client has sent all that fits.
+struct Stuck {
+    _redis: TestRedis,
+    semaphore: Semaphore,
+    _gateway: Gateway,
+    client: TcpStream,
+    upstream: TcpStream,
+}
+
+impl Stuck {
+    async fn start() -> Self {
+        let redis = TestRedis::start();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let redis_url = redis.url();
+        let args = ["--redis", &redis_url, "--name", NAME, "--limit", "1"];
+        let gateway = Gateway::start(&url, &args);
+        let address = gateway.url().strip_prefix("http://").unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(UPGRADE.as_bytes()).await.unwrap();
+        let (mut upstream, _) = listener.accept().await.unwrap();
+        until_the_end_of_a_head(&mut upstream).await;
+        let accepted = "HTTP/1.1 101 x\r\nconnection: upgrade\r\nupgrade: toy/1\r\n\r\n";
+        upstream.write_all(accepted.as_bytes()).await.unwrap();
+        until_the_end_of_a_head(&mut client).await;
+        let chunk = vec![b'x'; 64 * 1024];
+        let fits = async { while client.write(&chunk).await.is_ok() {} };
+        let _ = tokio::time::timeout(Duration::from_secs(1), fits).await;
+        let semaphore = redis.semaphore();
+        in_use(&semaphore, NAME, 1).await;
+        Self { _redis: redis, semaphore, _gateway: gateway, client, upstream }
+    }
+}
+
+async fn until_the_end_of_a_head(socket: &mut TcpStream) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(socket.read_u8().await.unwrap());
+    }
+}
+
+/// Waits until the other end has closed or reset the connection; reads nothing.
+async fn is_over(socket: &TcpStream) {
+    let is_over = async {
+        let either = Interest::READABLE | Interest::WRITABLE;
+        while !socket.ready(either).await.unwrap().is_read_closed() {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), is_over).await.expect("it is over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_whose_permit_is_lost_is_closed_on_both_sides_though_its_upload_is_stuck() {
+    let stuck = Stuck::start().await;
+    let id = stuck.semaphore.inspect(NAME).await.unwrap().holders[0].id;
+    assert!(stuck.semaphore.revoke(NAME, id).await.unwrap());
+    is_over(&stuck.client).await;
+    is_over(&stuck.upstream).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_whose_client_is_reset_ends_though_its_upload_is_stuck() {
+    let Stuck { _redis, semaphore, _gateway, client, upstream } = Stuck::start().await;
+    SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    in_use(&semaphore, NAME, 0).await;
+    is_over(&upstream).await;
 }
