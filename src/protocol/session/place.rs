@@ -148,8 +148,11 @@ impl State {
 impl Place {
     /// From when on its permit may not be relied on.
     pub(super) fn deadline(&self) -> Time {
-        let is_in_use = !self.has_left() && self.linger != Linger::Lost;
-        if is_in_use { self.acked + self.reliance() } else { self.lease_over() }
+        if self.options.linger_ms == 0 || self.has_left() || self.linger == Linger::Lost {
+            self.lease_over()
+        } else {
+            self.acked + self.reliance()
+        }
     }
 
     /// From when on the backend may have given its permit to another.
@@ -164,14 +167,17 @@ impl Place {
     }
 
     pub(super) fn interval(&self) -> Duration {
-        let third = self.options.lease / 3;
         match self.state {
-            State::Waiting { .. } if self.poll_only => third.min(POLL_INTERVAL),
-            State::Waiting { .. } => third.min(WAITING_RENEWAL),
-            // Two renewals may fail.
-            _ if self.options.linger_ms > 0 => (self.options.lease - self.options.linger()) / 3,
-            _ => third,
+            State::Waiting { .. } if self.poll_only => (self.options.lease / 3).min(POLL_INTERVAL),
+            State::Waiting { .. } => (self.options.lease / 3).min(WAITING_RENEWAL),
+            _ => self.held_interval(),
         }
+    }
+
+    /// Two renewals may fail.
+    pub(super) fn held_interval(&self) -> Duration {
+        let AcquireOptions { lease, linger_ms, .. } = self.options;
+        if linger_ms == 0 { lease / 3 } else { (lease - self.options.linger()) / 3 }
     }
 
     pub(super) fn lease_ms(&self) -> u64 {

@@ -332,7 +332,7 @@ impl Session {
         }
     }
 
-    pub(super) fn want_renewal(&mut self, index: usize) {
+    fn want_renewal(&mut self, index: usize) {
         if let Some(at) = self.places.get(index).map(|place| place.acked + place.interval()) {
             self.want(at);
         }

@@ -62,9 +62,10 @@ impl Session {
                 let place = self.places.get_mut(index)?;
                 place.lease_end = done.lease_end;
                 (place.acked, place.held_at, place.granted_at) = (now, now, now);
+                let renewal = now + place.held_interval();
                 self.set(index, State::Held);
                 self.seen = (done.in_use, 0);
-                self.want_renewal(index);
+                self.want(renewal);
                 Some(index)
             }
         }
