@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use tower_semaphore_protocol::RejectReason;
+
 /// A setting that cannot be used. The message names the setting, its value and what is allowed.
 ///
 /// # Examples
@@ -168,60 +170,6 @@ pub struct Rejected {
     pub ends_in: Option<Duration>,
 }
 
-/// The reason of a rejection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RejectReason {
-    /// All permits are in use, or other requests wait for one, and this request may not wait.
-    Limit,
-    /// The queue is full.
-    QueueFull,
-    /// The tenant is at its cap, and this request may not wait; or its cap is 0.
-    TenantLimit,
-    /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
-    /// may use, or the cap of its tenant.
-    CostTooHigh,
-    /// No permit came free within the wait timeout.
-    QueueTimeout,
-    /// The backend may have lost data, and grants nothing for one lease, so that permits in use are counted again first (see
-    /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
-    /// that would have been rejected without the quarantine, as far as that is known, has one of the other reasons.
-    Quarantine,
-    /// An operator [paused](crate::Semaphore::pause) the semaphore or [set](crate::Semaphore::set_limit) its limit to
-    /// 0, and this request may not wait, or waited in vain, or found the queue full.
-    Paused,
-    /// An operator drains the semaphore: see [`Semaphore::drain`](crate::Semaphore::drain).
-    Draining,
-    /// An operator revoked its place: see [`Semaphore::revoke`](crate::Semaphore::revoke).
-    Revoked,
-}
-
-impl RejectReason {
-    /// Returns the reason in snake case, as problem documents and metrics have it.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_semaphore::RejectReason;
-    ///
-    /// assert_eq!(RejectReason::QueueFull.as_str(), "queue_full");
-    /// ```
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Limit => "limit",
-            Self::QueueFull => "queue_full",
-            Self::TenantLimit => "tenant_limit",
-            Self::CostTooHigh => "cost_too_high",
-            Self::QueueTimeout => "queue_timeout",
-            Self::Quarantine => "quarantine",
-            Self::Paused => "paused",
-            Self::Draining => "draining",
-            Self::Revoked => "revoked",
-        }
-    }
-}
-
 impl Rejected {
     pub(crate) const fn new(
         reason: RejectReason,
@@ -294,6 +242,8 @@ impl fmt::Display for AcquireError {
                 RejectReason::Revoked => {
                     f.write_str("an operator revoked the place of the request")
                 }
+                // There are no others.
+                other => f.write_str(other.as_str()),
             },
             Self::Unavailable(error) => {
                 write!(f, "the semaphore's backend is unavailable: {error}")

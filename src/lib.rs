@@ -195,7 +195,6 @@ mod metrics;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod name;
-pub mod protocol;
 mod semaphore;
 mod sharded;
 mod sync;
@@ -203,11 +202,13 @@ mod sync;
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
-pub use self::protocol::PlaceId;
 pub use self::semaphore::{
     Acquire, Ask, ConnectionState, Health, Limit, OnUnavailable, Permit, Policy, PolicyBuilder,
     Semaphore,
 };
+/// The protocol, for backends of your own and for tests.
+pub use tower_semaphore_protocol as protocol;
+pub use tower_semaphore_protocol::PlaceId;
 
 /// What an operator sees of a running fleet, and sets in it.
 ///
@@ -218,7 +219,7 @@ pub use self::semaphore::{
 /// [`Page`]: operate::Page
 /// [`Override`]: operate::Override
 pub mod operate {
-    pub use crate::protocol::overrides::{Mode, Override};
+    pub use crate::protocol::{Mode, Override};
     pub use crate::semaphore::{
         Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantOverride, TenantUse, Waiter,
     };

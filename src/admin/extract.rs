@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::problem::Problem;
 use crate::name::Name;
-use crate::protocol::id::PlaceId;
+use crate::protocol::PlaceId;
 use crate::semaphore::{Ask, Cursor};
 
 /// The longest wait for a drain.

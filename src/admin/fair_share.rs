@@ -28,7 +28,7 @@ pub(super) fn fair_shares(limit: u32, tenants: &[TenantUse]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::fair_shares;
-    use crate::protocol::claim::{Claim, Tenant};
+    use crate::protocol::{Claim, Tenant};
     use crate::semaphore::TenantUse;
 
     fn shares(limit: u32, tenants: &[(u32, Option<u32>)]) -> Vec<f64> {

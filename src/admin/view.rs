@@ -11,7 +11,7 @@ use super::extract::{Listing, OfSemaphore, Target};
 use super::fair_share::fair_shares;
 use super::problem::Problem;
 use crate::name::Name;
-use crate::protocol::overrides::Override;
+use crate::protocol::Override;
 use crate::semaphore::{
     Holder, Inspection, Listed, Page, ProcessUse, TenantOverride, TenantUse, Waiter,
 };

@@ -14,10 +14,9 @@ use super::{
     PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::call::{Call, Op, Single};
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::{Caller, Done, Grant, Ledger, Reply};
-use crate::protocol::time::Time;
+use crate::protocol::{
+    Call, Caller, Done, Grant, Ledger, NodeId, Op, PlaceId, Reply, Single, Time,
+};
 use crate::sharded::{self, Guard, Sharded};
 use crate::sync::{Mutex, lock};
 

@@ -13,9 +13,7 @@ use super::{
     MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::Call;
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::time::Time;
+use crate::protocol::{Call, NodeId, PlaceId, Time};
 
 /// A stand-in for Redis in tests: it counts permits in this process, as [`MemoryBackend`] does, but is reached over
 /// connections, which a switch breaks.

@@ -4,7 +4,7 @@
 //! that use the same Redis. [`MemoryServer`] stands in for a Redis in tests: it can be made unavailable.
 //!
 //! A [`Backend`] opens [`Connection`]s, which carry [`AddressedCall`]s one way and [`Answer`]s the other, and delivers
-//! hints to a [`Mailbox`]. The [`Ledger`](crate::protocol::ledger::Ledger) defines what the calls mean.
+//! hints to a [`Mailbox`]. The [`Ledger`](crate::protocol::Ledger) defines what the calls mean.
 //!
 #![cfg_attr(feature = "redis", doc = "```")]
 #![cfg_attr(not(feature = "redis"), doc = "```ignore")]
@@ -54,10 +54,7 @@ pub use rustls;
 use tokio::time::Instant;
 
 use crate::error::BackendError;
-use crate::protocol::call::{Op, Single};
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::{Done, Hint, Reply};
-use crate::protocol::time::Time;
+use crate::protocol::{Done, Hint, NodeId, Op, PlaceId, Reply, Single, Time};
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::protocol::id::PlaceId;
-use crate::protocol::overrides::{Mode, Override};
+use crate::protocol::{Mode, Override, PlaceId};
 
 /// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,7 +95,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::{Change, Overrides};
-    use crate::protocol::id::PlaceId;
+    use crate::protocol::PlaceId;
 
     #[test]
     fn a_place_is_revoked_in_one_semaphore() {

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::name::Name;
-use crate::protocol::claim::Tenant;
-use crate::protocol::id::NodeId;
+use crate::protocol::{NodeId, Tenant};
 
 /// A message from one process to another about one semaphore. Like a hint, it may arrive late, twice or never.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,8 +137,7 @@ fn is_plain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::PeerMessage;
-    use crate::protocol::claim::Tenant;
-    use crate::protocol::id::NodeId;
+    use crate::protocol::{NodeId, Tenant};
 
     #[test]
     fn what_is_said_is_understood() {

@@ -255,7 +255,6 @@ impl Refusal {
         match error {
             AcquireError::Rejected(rejected) => {
                 refusal.reason = match rejected.reason {
-                    RejectReason::Limit => RefusalReason::Limit,
                     RejectReason::TenantLimit => RefusalReason::TenantLimit,
                     RejectReason::CostTooHigh => RefusalReason::CostTooHigh,
                     RejectReason::QueueFull => RefusalReason::QueueFull,
@@ -264,6 +263,8 @@ impl Refusal {
                     RejectReason::Paused => RefusalReason::Paused,
                     RejectReason::Draining => RefusalReason::Draining,
                     RejectReason::Revoked => RefusalReason::Revoked,
+                    // `Limit`; there are no others.
+                    _ => RefusalReason::Limit,
                 };
                 if !refusal.reason.is_full() {
                     refusal.status = StatusCode::SERVICE_UNAVAILABLE;

@@ -13,8 +13,7 @@ use super::names::{
     BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_PASSED_ON,
     TENANT_LINES,
 };
-use crate::protocol::call::Op;
-use crate::protocol::ledger::{PlaceStatus, Reply};
+use crate::protocol::{Op, PlaceStatus, Reply};
 
 /// Counts for one `Semaphore`. Those of one process add up.
 #[derive(Default)]

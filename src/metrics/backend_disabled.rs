@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::call::Op;
-use crate::protocol::ledger::Reply;
+use crate::protocol::{Op, Reply};
 
 #[derive(Debug, Default)]
 pub(crate) struct BackendMeter;

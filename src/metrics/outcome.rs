@@ -57,7 +57,6 @@ impl Outcome {
     pub(crate) const fn of_error(error: &AcquireError) -> Self {
         match error {
             AcquireError::Rejected(rejected) => match rejected.reason {
-                RejectReason::Limit => Self::Limit,
                 RejectReason::TenantLimit => Self::TenantLimit,
                 RejectReason::CostTooHigh => Self::CostTooHigh,
                 RejectReason::QueueFull => Self::QueueFull,
@@ -66,6 +65,8 @@ impl Outcome {
                 RejectReason::Paused => Self::Paused,
                 RejectReason::Draining => Self::Draining,
                 RejectReason::Revoked => Self::Revoked,
+                // `Limit`; there are no others.
+                _ => Self::Limit,
             },
             AcquireError::Unavailable(_) => Self::Unavailable,
             AcquireError::Closed => Self::Closed,

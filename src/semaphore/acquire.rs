@@ -18,7 +18,7 @@ use super::sessions::Remembered;
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::name::Name;
-use crate::protocol::claim::Claim;
+use crate::protocol::Claim;
 use crate::protocol::session::Progress;
 
 /// The future of [`Semaphore::acquire`](crate::Semaphore::acquire).

@@ -3,7 +3,7 @@
 use super::tenants::{TenantNumbers, TenantOverride};
 use crate::error::RejectReason;
 use crate::name::Name;
-use crate::protocol::claim::Claim;
+use crate::protocol::Claim;
 
 /// A request for permits: of which semaphore, how many, and for which tenant.
 ///

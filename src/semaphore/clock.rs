@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::suspension;
 use crate::backend::Backend;
-use crate::protocol::time::Time;
+use crate::protocol::Time;
 
 /// What happened so long before a process began matters to it: twice the longest lease.
 const BEFORE: Duration = Duration::from_secs(48 * 3600);

@@ -31,9 +31,9 @@ use super::shared_session::{SharedSession, call_of};
 use super::window::Window;
 use crate::backend::{AddressedCall, Answer, Connection, QueryError};
 use crate::error::BackendError;
-use crate::protocol::call::Op;
+use crate::protocol::Op;
+use crate::protocol::Time;
 use crate::protocol::session::Session;
-use crate::protocol::time::Time;
 
 /// The most unanswered writes, some of which are left to what keeps leases alive.
 const WRITES_MAX: usize = 64;

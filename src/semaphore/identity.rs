@@ -3,7 +3,7 @@
 use std::process;
 
 use crate::error::BackendError;
-use crate::protocol::id::NodeId;
+use crate::protocol::NodeId;
 use crate::sync::{Mutex, lock};
 
 /// The identity of a process, from the first use of its semaphore on.

@@ -14,10 +14,9 @@ use super::tenants::TenantOverride;
 use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
-use crate::protocol::claim::Tenant;
-use crate::protocol::overrides::Override;
+use crate::protocol::Time;
 use crate::protocol::session::Session;
-use crate::protocol::time::Time;
+use crate::protocol::{Override, Tenant};
 
 /// The most semaphores that a page lists.
 const LISTED_MAX: u32 = 1000;

@@ -11,10 +11,8 @@ use super::tallies::Tally;
 use super::tenants::{TenantNumbers, TenantOverride};
 use crate::backend::Listing;
 use crate::name::Name;
-use crate::protocol::claim::{Claim, Tenant};
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::overrides::Override;
 use crate::protocol::session::Session;
+use crate::protocol::{Claim, NodeId, Override, PlaceId, Tenant};
 
 /// The most holders and waiters that an inspection lists.
 pub(super) const INSPECTED_MAX: u32 = 1000;

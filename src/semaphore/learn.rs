@@ -11,7 +11,7 @@ use super::policy::ANSWER_TIMEOUT;
 use super::server::Reach;
 use super::shared_session::no_answer;
 use crate::error::BackendError;
-use crate::protocol::time::Time;
+use crate::protocol::Time;
 
 impl Node {
     /// Returns whether this server keeps the overrides.

@@ -9,7 +9,7 @@ use super::node::Node;
 use super::peers::{PeerAnswer, process};
 use super::tallies::Tally;
 use crate::backend::{Mailbox, PeerMessage};
-use crate::protocol::ledger::Hint;
+use crate::protocol::Hint;
 use crate::protocol::session::Session;
 
 impl Mailbox for Node {

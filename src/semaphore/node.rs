@@ -30,9 +30,9 @@ use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
 use crate::metrics::requests::Meters;
 use crate::name::Name;
-use crate::protocol::id::NodeId;
+use crate::protocol::NodeId;
+use crate::protocol::Time;
 use crate::protocol::session::{Connected, Session};
-use crate::protocol::time::Time;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
 

@@ -16,8 +16,7 @@ use crate::error::BackendError;
 #[cfg(doc)]
 use crate::error::RejectReason;
 use crate::name::Name;
-use crate::protocol::id::PlaceId;
-use crate::protocol::overrides::{Mode, Override};
+use crate::protocol::{Mode, Override, PlaceId};
 
 /// How often a drain checks whether a semaphore is empty.
 const DRAIN_POLL: Duration = Duration::from_millis(50);

@@ -5,8 +5,8 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use tokio::sync::Notify;
 
+use crate::protocol::Time;
 use crate::protocol::session::Urgency;
-use crate::protocol::time::Time;
 use crate::sync::{Mutex, lock};
 
 /// A queue with three classes: what requests wait for, renewals, and the rest.
@@ -130,8 +130,8 @@ mod tests {
     use std::time::Duration;
 
     use super::{Outbox, Purpose};
+    use crate::protocol::Time;
     use crate::protocol::session::Urgency;
-    use crate::protocol::time::Time;
 
     #[test]
     fn the_earliest_lease_end_goes_first_and_equals_keep_their_order() {

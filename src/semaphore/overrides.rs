@@ -16,8 +16,7 @@ use super::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field}
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::name::Name;
-use crate::protocol::id::PlaceId;
-use crate::protocol::overrides::Override;
+use crate::protocol::{Override, PlaceId};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 

@@ -8,8 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::tallies::Tally;
-use crate::protocol::claim::Tenant;
-use crate::protocol::id::NodeId;
+use crate::protocol::{NodeId, Tenant};
 use crate::sync::{Mutex, lock};
 
 /// How long to wait for the answers.

@@ -13,9 +13,8 @@ use super::shared_session::{SessionState, SharedSession};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
-use crate::protocol::PlaceId;
-use crate::protocol::claim::Claim;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
+use crate::protocol::{Claim, PlaceId};
 
 /// For how long permits are passed on after a reply said that no other process waits.
 const REUSE_MS: u32 = 50;

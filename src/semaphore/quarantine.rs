@@ -5,7 +5,7 @@
 
 use crate::error::QUARANTINE;
 use crate::metrics::backend::{BackendMeter, Level};
-use crate::protocol::time::Time;
+use crate::protocol::Time;
 use crate::sync::{Mutex, lock};
 
 #[derive(Default)]

@@ -14,9 +14,9 @@ use super::quarantine::ServerQuarantine;
 use crate::backend::{Connection, PeerMessage, ServerInfo, Shard};
 use crate::error::BackendError;
 use crate::metrics::backend::Level;
-use crate::protocol::id::NodeId;
+use crate::protocol::NodeId;
+use crate::protocol::Time;
 use crate::protocol::session::{Connected, Quarantine};
-use crate::protocol::time::Time;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 

@@ -14,9 +14,9 @@ use super::timers::Timer;
 use crate::backend::Counter;
 use crate::error::BackendError;
 use crate::metrics::requests::Meter;
-use crate::protocol::id::NodeId;
+use crate::protocol::NodeId;
+use crate::protocol::Time;
 use crate::protocol::session::{Event, Session, Urgency};
-use crate::protocol::time::Time;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// One process's record of one semaphore.

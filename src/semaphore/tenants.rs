@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use crate::name::Name;
-use crate::protocol::claim::Tenant;
+use crate::protocol::Tenant;
 
 /// The most tenants whose names a session remembers: those that have places here, and others while there is room.
 const NAMES_MAX: usize = 1000;
@@ -113,7 +113,7 @@ pub(super) fn tenant_of_field(field: &str) -> Option<(Name, Name)> {
 mod tests {
     use super::{NAMES_MAX, TenantNames, TenantNumbers};
     use crate::name::Name;
-    use crate::protocol::claim::Tenant;
+    use crate::protocol::Tenant;
 
     #[test]
     fn numbers_depend_on_name_and_salt_alone() {

@@ -21,10 +21,7 @@ use crate::backend::{
     Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::{AcquireError, BackendError, RejectReason};
-use crate::protocol::Call;
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::Hint;
-use crate::protocol::time::Time;
+use crate::protocol::{Call, Hint, NodeId, PlaceId, Time};
 
 /// Servers `a`, which counts `x` at first, and `b`, which counts all else.
 #[derive(Clone, Default)]

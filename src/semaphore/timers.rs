@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::sync::Notify;
 
-use crate::protocol::time::Time;
+use crate::protocol::Time;
 use crate::sync::{Mutex, lock};
 
 /// Timers, the earliest first.

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::node::Node;
 use super::rounds::Round;
 use super::sessions::SESSIONS_AT_A_TIME;
-use crate::protocol::time::Time;
+use crate::protocol::Time;
 
 /// How soon after a suspension of the machine lost permits are told.
 const LOOK: Duration = Duration::from_millis(500);

@@ -58,8 +58,6 @@ mod http;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod keys;
 mod layer;
-mod ledger;
-mod ledger_fair;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod left;
 mod linger;

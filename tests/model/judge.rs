@@ -3,9 +3,9 @@
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
-use tower_semaphore::protocol::TICKET_MIN;
-use tower_semaphore::protocol::session::{AcquireOptions, OnUnavailable, Progress};
-use tower_semaphore::protocol::{Call, Claim, Op, Session, Tenant};
+use tower_semaphore_protocol::TICKET_MIN;
+use tower_semaphore_protocol::session::{AcquireOptions, OnUnavailable, Progress};
+use tower_semaphore_protocol::{Call, Claim, Op, Session, Tenant};
 
 use super::Bug;
 use super::process::{Kept, Link, Others, Phase, Process, Slot, reuse_ticks, time};

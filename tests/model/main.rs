@@ -20,9 +20,8 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use tower_semaphore::operate::{Mode, Override};
-use tower_semaphore::protocol::session::{AcquireOptions, OnUnavailable};
-use tower_semaphore::protocol::{Claim, Tenant};
+use tower_semaphore_protocol::session::{AcquireOptions, OnUnavailable};
+use tower_semaphore_protocol::{Claim, Mode, Override, Tenant};
 
 use self::world::{Action, Rule, Seen, World};
 

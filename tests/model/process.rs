@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tower_semaphore::protocol::session::{AcquireOptions, Connected, PLACES_MAX, Quarantine};
-use tower_semaphore::protocol::{Call, Claim, Op, PlaceId, Reply, Session, Tenant, Time};
+use tower_semaphore_protocol::session::{AcquireOptions, Connected, PLACES_MAX, Quarantine};
+use tower_semaphore_protocol::{Call, Claim, Op, PlaceId, Reply, Session, Tenant, Time};
 
 use super::server::{Id, TICK_MS, id_of};
 use super::{Bug, Config};
@@ -138,7 +138,7 @@ pub(crate) struct Altered {
     /// Places that an acquire named, by their index.
     asked: Vec<u64>,
     /// Hints for places whose acquire is not answered.
-    pub(crate) hints: Vec<tower_semaphore::protocol::Hint>,
+    pub(crate) hints: Vec<tower_semaphore_protocol::Hint>,
 }
 
 pub(crate) fn time(tick: u8) -> Time {
@@ -368,7 +368,7 @@ impl Process {
                 for (id, proof) in proofs {
                     let place = |n: u64| n % PLACES_MAX as u64;
                     let first = self.altered.asked.iter().rev().find(|n| place(**n) == place(id.n));
-                    if *proof >= tower_semaphore::protocol::TICKET_MIN
+                    if *proof >= tower_semaphore_protocol::TICKET_MIN
                         && let Some(first) = first.copied()
                     {
                         self.altered.alias(id.n, first);
@@ -376,7 +376,7 @@ impl Process {
                 }
             }
             (Op::Reassert { lease_ms, proofs }, Bug::RejoinWithNewTicket) => {
-                let ticket_min = tower_semaphore::protocol::TICKET_MIN;
+                let ticket_min = tower_semaphore_protocol::TICKET_MIN;
                 if proofs.iter().all(|(_, proof)| *proof >= ticket_min) {
                     let ids = proofs.iter().map(|(id, _)| *id).collect();
                     let leaving = [].into_iter().collect();
@@ -422,7 +422,7 @@ impl Process {
 
     /// What the session is told of the answer to a call.
     pub(crate) fn incoming(&self, op: &mut Op, reply: &mut Reply, sent: u8, bug: Option<Bug>) {
-        use tower_semaphore::protocol::PlaceStatus;
+        use tower_semaphore_protocol::PlaceStatus;
         let Some(bug) = bug else { return };
         if bug == Bug::WaitersTakenForOwn && !matches!(op, Op::Release { .. }) {
             reply.waiting = 0;

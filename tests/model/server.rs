@@ -2,9 +2,9 @@
 
 use std::hash::{Hash, Hasher};
 
-use tower_semaphore::protocol::session::PLACES_MAX;
-use tower_semaphore::protocol::{Call, Grant, Ledger, NodeId, Op, PlaceId, Reply};
-use tower_semaphore::protocol::{Caller, PlaceStatus};
+use tower_semaphore_protocol::session::PLACES_MAX;
+use tower_semaphore_protocol::{Call, Grant, Ledger, NodeId, Op, PlaceId, Reply};
+use tower_semaphore_protocol::{Caller, PlaceStatus};
 
 use super::Bug;
 use super::fair::{Breach, Done, Judge, Stored as Known};

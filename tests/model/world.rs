@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use stateright::{Model, Property};
-use tower_semaphore::RejectReason;
-use tower_semaphore::protocol::session::{Event, OnUnavailable, PLACES_MAX, Progress};
-use tower_semaphore::protocol::{self, Op, PlaceId, Reply, Session, Time};
-use tower_semaphore::protocol::{PlaceStatus, TICKET_MIN};
+use tower_semaphore_protocol::session::{Event, OnUnavailable, PLACES_MAX, Progress};
+use tower_semaphore_protocol::{self as protocol, Call, Op, PlaceId, Reply, Session, Time};
+use tower_semaphore_protocol::{PlaceStatus, RejectReason, TICKET_MIN};
 
 use super::process::{Answer, Kept, Link, Others, Phase, Process, Slot, Transit, ticks, time};
 use super::server::{Id, Server, Stored, cost, id_of, process_of, server_ms};
@@ -759,7 +758,7 @@ impl World {
                 server.list();
                 if self.config.is_fair() {
                     let op = Op::Release { ids: [place].into_iter().collect() };
-                    let call = protocol::Call {
+                    let call = Call {
                         limit: 0,
                         headroom: 0,
                         for_all: true,

@@ -17,7 +17,7 @@ use tower_semaphore::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Listing, Mailbox, Names, Overrides,
     PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
-use tower_semaphore::protocol::{
+use tower_semaphore_protocol::{
     Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply, WORK_MAX,
 };
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
 use foldhash::fast::FixedState;
-use tower_semaphore::protocol::{NodeId, PlaceId};
+use tower_semaphore_protocol::{NodeId, PlaceId};
 
 use crate::backend::Step;
 use crate::plan::{AskPlan, OutagePolicy, Plan, PolicyPlan, Scenario};

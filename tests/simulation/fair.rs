@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use tower_semaphore::protocol::{Claim, LINE_MAX, PlaceId, TICKET_MIN, Tenant};
+use tower_semaphore_protocol::{Claim, LINE_MAX, PlaceId, TICKET_MIN, Tenant};
 
 /// A place, its lease end (ms), and its ticket while it waits.
 pub type Stored = (PlaceId, u64, Option<u64>);

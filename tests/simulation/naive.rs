@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tower_semaphore::protocol::{
+use tower_semaphore_protocol::{
     Caller, Claim, Grant, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN, Tenant,
 };
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use foldhash::fast::FixedState;
-use tower_semaphore::protocol::NodeId;
+use tower_semaphore_protocol::NodeId;
 
 use crate::backend::{
     Answers, Batch, Incoming, Message, Outgoing, Port, Refuses, Sent, Site, Store,

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::links::Root;
 use crate::name::Name;
-use crate::protocol::overrides::{Mode, Override};
+use crate::protocol::{Mode, Override};
 use crate::semaphore::{Ask, Health, TenantOverride, TenantUse};
 
 /// Why nothing is granted, in a quarantine.

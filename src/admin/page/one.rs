@@ -19,9 +19,7 @@ use crate::admin::plot::Plot;
 use crate::admin::problem::Problem;
 use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
-use crate::protocol::PlaceId;
-use crate::protocol::claim::Tenant;
-use crate::protocol::overrides::Mode;
+use crate::protocol::{Mode, PlaceId, Tenant};
 use crate::semaphore::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
 
 pub(in crate::admin) async fn one(

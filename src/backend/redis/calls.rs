@@ -8,9 +8,7 @@ use super::tenanted::Tenanted;
 use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
-use crate::protocol::call::Op;
-use crate::protocol::id::PlaceId;
-use crate::protocol::ledger::{PlaceStatus, Reply};
+use crate::protocol::{Op, PlaceId, PlaceStatus, Reply};
 
 /// Upper bounds for the bytes of an id, and of all else in a call.
 const ID: usize = 32;
@@ -161,7 +159,7 @@ pub(crate) fn decode_wire(
     places: usize,
     wire: &[u8],
 ) -> Option<Result<Reply, BackendError>> {
-    use crate::protocol::id::{Ids, NodeId};
+    use crate::protocol::{Ids, NodeId};
     let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
     let node = NodeId::new(1);
     let ids: Ids = (0..places as u64)
@@ -200,7 +198,7 @@ mod tests {
 
     use super::decode_wire;
     use crate::backend::redis::messages::{hints, peer_message};
-    use crate::protocol::ledger::Reply;
+    use crate::protocol::Reply;
 
     /// Something that a script answers, or nearly.
     fn item() -> impl Strategy<Value = String> {

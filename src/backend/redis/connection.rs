@@ -27,7 +27,7 @@ use crate::backend::{
     Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::id::{NodeId, PlaceId};
+use crate::protocol::{NodeId, PlaceId};
 
 /// A connection to Redis.
 pub(super) struct RedisConnection {

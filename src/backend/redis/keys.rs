@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::ConfigError;
-use crate::protocol::id::NodeId;
+use crate::protocol::NodeId;
 
 /// Longest prefix, in bytes.
 const PREFIX_MAX: usize = 40;

@@ -1,8 +1,7 @@
 //! Messages to a process: hints, changes of overrides, and peer messages.
 
 use crate::backend::PeerMessage;
-use crate::protocol::id::{Numbered, PlaceId};
-use crate::protocol::ledger::Hint;
+use crate::protocol::{Hint, Numbered, PlaceId};
 
 /// Parses hints: `<key> <n> <lease_end> ...`, with bound and claim of a place after its number.
 pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)> {

@@ -41,7 +41,7 @@ use self::sentinel::Sentinel;
 pub use self::tls::TlsSettings;
 use super::{AfterLoss, Backend, Connection, Mailbox, Shard};
 use crate::error::BackendError;
-use crate::protocol::id::NodeId;
+use crate::protocol::NodeId;
 
 /// Counts permits in Redis, for a fleet. Each semaphore is one sorted set.
 ///

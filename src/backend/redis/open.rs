@@ -18,8 +18,7 @@ use super::{Caller, RedisBackend, Servers, error, info, messages, scripts};
 use crate::backend::{AddressedCall, Answer, Connection, OVERRIDES, Shard};
 use crate::error::BackendError;
 use crate::name::Name;
-use crate::protocol::call::Op;
-use crate::protocol::id::{Ids, NodeId, PlaceId};
+use crate::protocol::{Ids, NodeId, Op, PlaceId};
 
 impl RedisBackend {
     pub(super) async fn open_to(

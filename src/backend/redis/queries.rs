@@ -8,8 +8,7 @@ use super::scripts::{self, By};
 use super::values::{listing, number, pairs, unexpected};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage};
 use crate::error::BackendError;
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::overrides::Override;
+use crate::protocol::{NodeId, Override, PlaceId};
 
 /// The command of a query, and the decoder of its reply.
 pub(super) struct QueryCommand<T> {
@@ -175,7 +174,7 @@ mod tests {
 
     use super::read_overrides;
     use crate::backend::Overrides;
-    use crate::protocol::overrides::{Mode, Override};
+    use crate::protocol::Mode;
 
     /// What is read of a hash with these fields.
     fn read(fields: &[(&[u8], &[u8])]) -> Overrides {
@@ -189,7 +188,8 @@ mod tests {
             [(b"@", b"5"), (b"x", b"2 paused"), (b"@00000000009:1 x", b"7")];
         let all = read(&good);
         assert_eq!(all.version, 5);
-        assert_eq!(all.of("x"), Override { limit: Some(2), mode: Mode::Paused });
+        let set = all.of("x");
+        assert_eq!((set.limit, set.mode), (Some(2), Mode::Paused));
         let place = ("00000000009:1".parse().unwrap(), "x".into());
         assert_eq!(all.revoked, [(place, 7)].into());
         let foreign: [(&[u8], &[u8]); 14] = [

@@ -6,9 +6,7 @@ use deadpool_redis::redis::Value;
 
 use crate::backend::Listing;
 use crate::error::BackendError;
-use crate::protocol::claim::Claim;
-use crate::protocol::id::PlaceId;
-use crate::protocol::ledger::{Grant, LINE_MAX, PlaceStatus, Reply, TICKET_MIN};
+use crate::protocol::{Claim, Grant, LINE_MAX, PlaceId, PlaceStatus, Reply, TICKET_MIN};
 
 /// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
@@ -144,9 +142,7 @@ mod tests {
     use deadpool_redis::redis::Value;
 
     use super::{Listing, listing};
-    use crate::protocol::claim::{Claim, Tenant};
-    use crate::protocol::id::PlaceId;
-    use crate::protocol::ledger::TICKET_MIN;
+    use crate::protocol::{Claim, PlaceId, TICKET_MIN, Tenant};
 
     #[test]
     fn places_of_tenants_are_listed_among_the_others() {

@@ -12,10 +12,7 @@ use crate::backend::{
     MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::call::{Op, Single};
-use crate::protocol::id::{NodeId, PlaceId};
-use crate::protocol::ledger::{Done, Reply};
-use crate::protocol::time::Time;
+use crate::protocol::{Done, NodeId, Op, PlaceId, Reply, Single, Time};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Clone)]

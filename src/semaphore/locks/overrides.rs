@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::backend::TestBackend;
 use super::{NAME, either, explore, policy, process};
 use crate::backend::Overrides;
-use crate::protocol::overrides::Override;
+use crate::protocol::Override;
 use crate::semaphore::overrides::OverrideCache;
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::semaphore::{Semaphore, driver};

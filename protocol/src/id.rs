@@ -1,0 +1,262 @@
+//! Ids of processes and of their places, and their text in Redis.
+
+use std::error::Error;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::str::FromStr;
+
+use smallvec::SmallVec;
+
+use super::bound::Bound;
+use super::claim::{Claim, read_base36};
+
+/// The id of one process's `Semaphore`: 64 random bits.
+///
+/// Its text has eleven digits in base 62.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u64);
+
+/// The id of a place: `<node>:<n>`, or `~<node>:<n>` for a node without a mailbox; followed by its [`Bound`] if it may
+/// wait, and by its [`Claim`] where tenants share the semaphore.
+///
+/// The process makes it before it sends anything, so that every operation can be repeated, and never reuses it. Its text
+/// has at most 55 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PlaceId {
+    /// The process that the place belongs to.
+    pub node: NodeId,
+    /// Whether hints could not reach the process when it made the place.
+    pub poll_only: bool,
+    /// The place's number in that process, below [`PlaceId::N_MAX`].
+    pub n: u64,
+    /// The limit that it is judged by when its turn comes; `None`: that of the caller. A place that may not wait has
+    /// none.
+    pub bound: Option<Bound>,
+    /// Its claim among tenants; `None`: it is served in order of arrival.
+    pub claim: Option<Claim>,
+}
+
+/// An id without its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Numbered {
+    /// The place's number.
+    pub n: u64,
+    /// The limit that it is judged by.
+    pub bound: Option<Bound>,
+    /// Its claim among tenants.
+    pub claim: Option<Claim>,
+}
+
+/// The places of one operation. A single place, the usual case, needs no allocation.
+pub type Ids = SmallVec<[PlaceId; 1]>;
+
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const NODE_LEN: usize = 11;
+const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Bound::LEN + Claim::LEN;
+
+impl NodeId {
+    /// Creates a node id from a number, which should be random.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The text, as backends and ids of places have it.
+    #[must_use]
+    pub fn text(self) -> [u8; NODE_LEN] {
+        let mut text = [0; NODE_LEN];
+        let mut rest = self.0;
+        for digit in text.iter_mut().rev() {
+            *digit = DIGITS[(rest % 62) as usize];
+            rest /= 62;
+        }
+        text
+    }
+}
+
+/// The text of a place's id.
+#[derive(Clone, Debug)]
+pub struct IdText {
+    text: [u8; ID_LEN],
+    len: usize,
+}
+
+impl IdText {
+    /// The text, in ASCII.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.text[..self.len]
+    }
+}
+
+impl PlaceId {
+    /// The numbers of places are below this: eleven digits in base 36.
+    pub const N_MAX: u64 = 36u64.pow(11);
+    /// None comes before it.
+    pub(crate) const FIRST: Self =
+        Self { node: NodeId(0), poll_only: false, n: 0, bound: None, claim: None };
+
+    /// The number of permits that it takes.
+    #[must_use]
+    pub fn cost(&self) -> u32 {
+        self.claim.map_or(1, Claim::cost)
+    }
+
+    /// The text, as backends have it.
+    #[must_use]
+    pub fn text(&self) -> IdText {
+        self.text_of(&self.node.text())
+    }
+
+    /// As [`text`](Self::text), where the node's is known already.
+    #[must_use]
+    pub fn text_of(&self, node: &[u8; NODE_LEN]) -> IdText {
+        let mut text = [0; ID_LEN];
+        let mut len = 0;
+        if self.poll_only {
+            text[0] = b'~';
+            len = 1;
+        }
+        text[len..len + NODE_LEN].copy_from_slice(node);
+        text[len + NODE_LEN] = b':';
+        len += NODE_LEN + 1;
+        let mut digits = [0; 11];
+        let (mut rest, mut at) = (self.n % Self::N_MAX, 11);
+        loop {
+            at -= 1;
+            digits[at] = b"0123456789abcdefghijklmnopqrstuvwxyz"[(rest % 36) as usize];
+            rest /= 36;
+            if rest == 0 {
+                break;
+            }
+        }
+        text[len..len + 11 - at].copy_from_slice(&digits[at..]);
+        len += 11 - at;
+        if let Some(bound) = self.bound {
+            // Only a claim has a class, and so a use for the headroom.
+            let width = if self.claim.is_some() { Bound::LEN } else { Bound::LIMIT_LEN };
+            text[len..len + width].copy_from_slice(&bound.text()[..width]);
+            len += width;
+        }
+        if let Some(claim) = self.claim {
+            text[len..len + Claim::LEN].copy_from_slice(&claim.text());
+            len += Claim::LEN;
+        }
+        IdText { text, len }
+    }
+
+    /// Parses an id; `None` for anything that `Display` does not write.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let (poll_only, rest) = match text.strip_prefix(b"~") {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        let (node, n) = (rest.get(..NODE_LEN)?, rest.get(NODE_LEN..)?.strip_prefix(b":")?);
+        let Numbered { n, bound, claim } = Self::parse_number(n)?;
+        let id = Self { node: NodeId::parse(node)?, poll_only, n, bound, claim };
+        // One text for each id: no leading zeros, no capitals.
+        (id.text().as_bytes() == text).then_some(id)
+    }
+
+    /// Reads what a hint says of a place of its own process: the number, and what follows it.
+    #[must_use]
+    pub fn parse_number(text: &[u8]) -> Option<Numbered> {
+        let (text, claim) = match text.iter().position(|c| *c == b'.') {
+            Some(at) => (&text[..at], Some(Claim::parse(&text[at..])?)),
+            None => (text, None),
+        };
+        let (n, bound) = match text.iter().position(|c| *c == b'-') {
+            Some(at) => (&text[..at], Some(Bound::parse(&text[at..], claim.is_some())?)),
+            None => (text, None),
+        };
+        Some(Numbered { n: Self::parse_n(n)?, bound, claim })
+    }
+
+    fn parse_n(digits: &[u8]) -> Option<u64> {
+        if digits.is_empty() { None } else { read_base36(digits) }
+    }
+}
+
+impl NodeId {
+    /// Reads a node's text.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        if text.len() != NODE_LEN {
+            return None;
+        }
+        let number = text.iter().try_fold(0u64, |n, c| {
+            let digit = DIGITS.binary_search(c).ok()? as u64;
+            n.checked_mul(62)?.checked_add(digit)
+        })?;
+        Some(Self(number))
+    }
+}
+
+// A number is used once in a process, so the rest need not be hashed.
+impl Hash for PlaceId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.node.hash(state);
+        self.n.hash(state);
+    }
+}
+
+impl PartialOrd for PlaceId {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for PlaceId {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        // As Redis orders them; numbers that no place has last.
+        self.text().as_bytes().cmp(other.text().as_bytes()).then(self.n.cmp(&other.n))
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for PlaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(self.text().as_bytes()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for PlaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for PlaceId {
+    type Err = ParsePlaceIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePlaceIdError> {
+        Self::parse(text.as_bytes())
+            .ok_or_else(|| ParsePlaceIdError { text: text.chars().take(ID_LEN).collect() })
+    }
+}
+
+/// A text that is no id of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsePlaceIdError {
+    text: String,
+}
+
+impl fmt::Display for ParsePlaceIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "place id {:?}; expected one that an inspection tells", self.text)
+    }
+}
+
+impl Error for ParsePlaceIdError {}

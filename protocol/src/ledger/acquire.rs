@@ -1,0 +1,144 @@
+//! How places come: granted, in the queue, or refused.
+
+use smallvec::SmallVec;
+
+use super::fair::next_in_line;
+use super::{Caller, Ledger, PlaceStatus, Post, Reply};
+use crate::claim::Claim;
+use crate::id::{NodeId, PlaceId};
+use crate::lines::fits_each;
+
+/// Places that are looked at for nodes to recall permits from: those with the latest lease ends.
+const RECALL_MAX: usize = 128;
+
+impl Ledger {
+    /// Takes out those that are leaving, as [`release`](Self::release) does; then grants each place a
+    /// permit, lets it join the queue, or refuses it.
+    ///
+    /// `max_queue` says how many may wait; `None`: these ids may not. An id that is there keeps its
+    /// place and its lease is renewed, so a repetition is safe.
+    pub fn acquire(
+        &mut self,
+        caller: Caller,
+        lease_ms: u64,
+        max_queue: Option<u32>,
+        leaving: &[PlaceId],
+        ids: &[PlaceId],
+        post: Post<'_>,
+    ) -> Reply {
+        for id in leaving {
+            self.take(id);
+        }
+        self.settle(caller.now);
+        let mut reply =
+            Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
+        if self.all_fit(caller, ids) {
+            for id in ids {
+                self.put(*id, reply.lease_end, None);
+                reply.statuses.push(PlaceStatus::Held);
+            }
+            self.settle(caller.now);
+        } else {
+            // Full, or so it looks: waiting places go first, and only then the newcomers.
+            let budget = self.sweep(caller.now);
+            let most = self.most(caller, !leaving.is_empty());
+            reply.granted = self.promote(caller, most, budget, post);
+            let is_first = self.waiting() == 0;
+            let others = if caller.recalls && is_first && max_queue.is_some_and(|max| max > 0) {
+                self.used_last(caller.node)
+            } else {
+                SmallVec::new()
+            };
+            let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
+            for id in ids {
+                let status = match self.places.get(id) {
+                    Some(place) => place.status(),
+                    None => self.newcomer(caller, *id, max_queue, &mut last),
+                };
+                match status {
+                    PlaceStatus::Held => self.put(*id, reply.lease_end, None),
+                    PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
+                    _ => {}
+                }
+                self.settle(caller.now);
+                reply.statuses.push(status);
+            }
+            if self.waiting() > 0 {
+                for node in others {
+                    post(node, &[]);
+                }
+            }
+        }
+        self.close(caller, caller.limit.into(), reply)
+    }
+
+    /// The other nodes with places here, those that used theirs last before the others, as far as they are looked at.
+    fn used_last(&mut self, caller: NodeId) -> SmallVec<[NodeId; 4]> {
+        let mut nodes = SmallVec::new();
+        for (.., id) in self.by_end().iter().rev().take(RECALL_MAX) {
+            if !id.poll_only && id.node != caller && !nodes.contains(&id.node) {
+                nodes.push(id.node);
+            }
+        }
+        nodes
+    }
+
+    /// What becomes of a place that is not there yet. `last`: the last ticket of the queue.
+    fn newcomer(
+        &self,
+        caller: Caller,
+        id: PlaceId,
+        max_queue: Option<u32>,
+        last: &mut u64,
+    ) -> PlaceStatus {
+        let (refused, waiting, ticket) = match (id.claim, &self.lines) {
+            (None, _) => {
+                (PlaceStatus::NoPermit, self.queue.len() as u64, caller.now.max(*last + 1))
+            }
+            (Some(claim), None) => {
+                (Self::refused(caller, claim, 0), 0, next_in_line(caller.now, None))
+            }
+            (Some(claim), Some(fair)) => {
+                let (tenant, lines) = (claim.tenant(), &fair.lines);
+                let ticket = next_in_line(caller.now, lines.last_ticket(tenant));
+                let refused = Self::refused(caller, claim, lines.units_of(tenant));
+                (refused, lines.waiting_of(tenant), ticket)
+            }
+        };
+        if refused == PlaceStatus::NeverFits {
+            return refused;
+        }
+        if waiting == 0 && refused == PlaceStatus::NoPermit && self.is_next(caller, id) {
+            return PlaceStatus::Held;
+        }
+        match max_queue {
+            None => refused,
+            Some(max) if waiting >= u64::from(max) => PlaceStatus::QueueFull,
+            // A line may be as long as there is room for others: so there is room for a tenant that has none.
+            Some(_)
+                if id.claim.is_some()
+                    && waiting + self.waiting() >= u64::from(caller.max_waiting) =>
+            {
+                PlaceStatus::QueueFull
+            }
+            Some(_) => {
+                if id.claim.is_none() {
+                    *last = ticket;
+                }
+                PlaceStatus::Waiting(ticket)
+            }
+        }
+    }
+
+    /// Why a place with a claim is refused, if it may not wait.
+    fn refused(caller: Caller, claim: Claim, units: u64) -> PlaceStatus {
+        let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
+        // Without any permits it waits for an operator.
+        let never = (room > 0 && cost > room) || claim.exceeds_each();
+        match () {
+            () if never => PlaceStatus::NeverFits,
+            () if !fits_each(units, claim) => PlaceStatus::TenantFull,
+            () => PlaceStatus::NoPermit,
+        }
+    }
+}

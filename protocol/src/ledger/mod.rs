@@ -1,0 +1,425 @@
+//! The protocol as a pure state machine: no I/O, no clock, no randomness.
+//!
+//! A [`Ledger`] is one semaphore. Operations go in, with the time as an argument; a [`Reply`] comes
+//! out, and hints for other nodes go through a closure. [`MemoryBackend`] is this ledger behind a
+//! lock, and the scripts in `lua/` are this ledger in the words of Redis: generated histories hold
+//! the two against each other, reply by reply.
+//!
+//! # The one idea
+//!
+//! *A place has one lease, from joining to leaving, whether it waits or holds.* A place that waits
+//! has a ticket besides; taking the ticket away **is** the grant. Nothing else is stored: no
+//! counter that could drift, nothing to initialise, nothing left when the last place is gone.
+//!
+//! Every operation that changes anything ends in the same way: sweep what has expired, then
+//! promote, so that no permit is idle while anyone waits. While anyone waits nobody barges: a
+//! newcomer joins the queue or is refused.
+//!
+//! # Tenants
+//!
+//! A place whose id carries a [`Claim`](super::Claim) stands in the line of its tenant, and what the tenant
+//! has in use says which line is next: see [`Lines`]. Places without a claim are one line more,
+//! with its tickets as they are. Where no place has a claim, nothing of this is there.
+//!
+//! [`MemoryBackend`]: https://docs.rs/tower-semaphore/latest/tower_semaphore/backend/struct.MemoryBackend.html
+
+mod acquire;
+mod fair;
+mod promote;
+mod reply;
+mod single;
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{Hash, Hasher};
+
+pub use self::fair::LINE_MAX;
+use self::fair::{FairPlaces, ticket_of};
+pub use self::reply::{Done, Grant, Hint, PlaceStatus, Reply};
+use super::bound::Bound;
+use super::claim::{Claim, Tenant};
+use super::id::{NodeId, PlaceId};
+use foldhash::fast::RandomState;
+
+/// Scores from here on are tickets (µs since 1970, about 10¹⁵); those below are lease ends (ms,
+/// about 10¹²).
+pub const TICKET_MIN: u64 = 100_000_000_000_000;
+
+/// The bound on the work of one operation. A place that is swept costs as much as it takes of permits, and
+/// so does a head of the queue that is granted; one that is passed over costs 1, and a hint to another node
+/// [`HINT_WORK`] more. The places that the operation names are not counted.
+pub const WORK_MAX: usize = 500;
+
+/// The cost of one hint to another node, out of [`WORK_MAX`].
+pub const HINT_WORK: usize = 4;
+
+/// What every operation brings along: who asks, when, and under which limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Caller {
+    /// µs since 1970 by the ledger's one clock.
+    pub now: u64,
+    /// Permits of this semaphore, as the caller knows it: newcomers are judged by it, and so is a waiting place whose
+    /// id has no [`Bound`]. A call that frees nothing grants no waiting place once so many are in use, whatever that
+    /// place brought.
+    pub limit: u32,
+    /// So many of them are left to class 0.
+    pub headroom: u32,
+    /// The limit counts for all places, whatever they brought: an operator set it, or it withholds grants.
+    pub for_all: bool,
+    /// A place with a claim joins its line only while this one and all lines together are shorter than this.
+    pub max_waiting: u32,
+    /// The calling node.
+    pub node: NodeId,
+    /// Newcomers that have to wait recall permits that other nodes keep.
+    pub recalls: bool,
+}
+
+impl Caller {
+    const fn bound(self) -> Bound {
+        Bound { limit: self.limit, headroom: self.headroom }
+    }
+
+    /// How many permits may be in use once a newcomer of this class is granted.
+    const fn room(self, class: u8) -> u64 {
+        self.bound().room(class)
+    }
+
+    /// The same for a place that waits.
+    fn room_of(self, id: PlaceId) -> u64 {
+        let own = id.bound.unwrap_or_else(|| self.bound());
+        let bound = if self.for_all { Bound { limit: self.limit, ..own } } else { own };
+        bound.room(id.claim.map_or(0, Claim::class))
+    }
+}
+
+/// Delivers hints to a node, or, without grants, the word that a place waits; `false` says that nobody listens there,
+/// so the node is gone.
+pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
+
+/// One semaphore: its places, held and waiting.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    places: HashMap<PlaceId, Place, RandomState>,
+    /// The places without a claim that wait.
+    queue: BTreeSet<(u64, PlaceId)>,
+    /// The places with one; `None`: there are none.
+    lines: Option<Box<FairPlaces>>,
+    /// The places by lease end, those with a claim behind the others. Kept only from the first place that
+    /// waits until the last is gone: a semaphore that is never full does not pay for it.
+    by_end: Option<BTreeSet<(bool, u64, PlaceId)>>,
+    /// No lease ends before this, ms: until then there is nothing to sweep.
+    quiet_until: u64,
+    work_max: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Place {
+    lease_end: u64,
+    ticket: Option<u64>,
+}
+
+impl Place {
+    fn status(self) -> PlaceStatus {
+        self.ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting)
+    }
+}
+
+impl Ledger {
+    /// A semaphore that nobody has.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_work_max(WORK_MAX)
+    }
+
+    /// As [`new`](Self::new), with another bound than [`WORK_MAX`], at least 1. For tests: a small bound
+    /// is reached by short histories.
+    #[must_use]
+    pub fn with_work_max(work_max: usize) -> Self {
+        Self {
+            places: HashMap::default(),
+            queue: BTreeSet::new(),
+            lines: None,
+            by_end: None,
+            quiet_until: 0,
+            work_max: work_max.max(1),
+        }
+    }
+
+    /// Whether no place is left: then there is no key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// How many permits are in use, those of dead places among them until they are swept.
+    #[must_use]
+    pub fn in_use(&self) -> u64 {
+        let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.units());
+        self.held_in_order() + in_lines
+    }
+
+    /// How many places hold that have no claim.
+    fn held_in_order(&self) -> u64 {
+        let in_lines = self.lines.as_ref().map_or(0, |fair| fair.count);
+        (self.places.len() - self.queue.len() - in_lines) as u64
+    }
+
+    /// How many places wait, dead ones among them until they are swept.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.waiting());
+        self.queue.len() as u64 + in_lines
+    }
+
+    /// The places and what they have: id, lease end (ms), ticket while it waits. In no order.
+    pub fn places(&self) -> impl Iterator<Item = (PlaceId, u64, Option<u64>)> + '_ {
+        self.places.iter().map(|(id, place)| (*id, place.lease_end, place.ticket))
+    }
+
+    /// The turns of the tenants that wait, as a score each; infinite where a tenant's own cap stops it. In no
+    /// order.
+    pub fn turns(&self) -> impl Iterator<Item = (Tenant, f64)> + '_ {
+        self.lines.iter().flat_map(|fair| fair.lines.turns())
+    }
+
+    /// Permits in use by a tenant.
+    #[must_use]
+    pub fn in_use_by(&self, tenant: Tenant) -> u64 {
+        self.lines.as_ref().map_or(0, |fair| fair.lines.units_of(tenant))
+    }
+
+    /// Takes places out, waiting or held, and hands what that frees to the head of the queue.
+    ///
+    /// An id that is not there is passed over, so a repetition is safe. With no ids it sweeps and
+    /// promotes: that is the call to make after a reply with [`more`](Reply::more).
+    #[inline]
+    pub fn release(&mut self, caller: Caller, ids: &[PlaceId], post: Post<'_>) -> Reply {
+        for id in ids {
+            self.take(id);
+        }
+        if self.queue.is_empty() && self.lines.is_none() {
+            return Reply::default();
+        }
+        self.settle(caller.now);
+        self.hand_on(caller, post)
+    }
+
+    /// Grants what is free, if anyone waits.
+    fn hand_on(&mut self, caller: Caller, post: Post<'_>) -> Reply {
+        if self.waiting() == 0 {
+            return Reply::default();
+        }
+        let budget = self.sweep(caller.now);
+        let most = self.most(caller, true);
+        let granted = self.promote(caller, most, budget, post);
+        Reply { granted, more: self.stopped_early(caller, most), ..Reply::default() }
+    }
+
+    /// Takes a place out, waiting or held, on an operator's word; or only looks. Says when its lease
+    /// ends, or would have, ms. The operator does not know the limit: what that frees is granted when
+    /// someone asks who does.
+    pub fn revoke(&mut self, id: PlaceId, take: bool, now: u64) -> Option<u64> {
+        let lease_end = self.places.get(&id)?.lease_end;
+        if take {
+            self.take(&id);
+            self.settle(now);
+        }
+        Some(lease_end)
+    }
+
+    /// Renews the leases of places, waiting or held.
+    pub fn renew(
+        &mut self,
+        caller: Caller,
+        lease_ms: u64,
+        ids: &[PlaceId],
+        post: Post<'_>,
+    ) -> Reply {
+        let mut reply =
+            Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
+        // First the dead, then the leases: a place that ended is not brought back by asking late.
+        let budget = self.sweep(caller.now);
+        for id in ids {
+            let status = match self.places.get(id).copied() {
+                None => PlaceStatus::Gone,
+                Some(place) => {
+                    self.put(*id, reply.lease_end, place.ticket);
+                    place.status()
+                }
+            };
+            reply.statuses.push(status);
+        }
+        self.settle(caller.now);
+        reply.granted = self.promote(caller, caller.limit.into(), budget, post);
+        self.close(caller, caller.limit.into(), reply)
+    }
+
+    /// A renewal with proof, for places that a renewal found gone.
+    ///
+    /// The score that a place had last is the proof: a lease end that has not come yet shows that
+    /// the ledger lost a permit which is in flight, so it is counted again, even past the limit; a
+    /// ticket gives a place that waited its old turn, under a new id.
+    pub fn reassert(
+        &mut self,
+        caller: Caller,
+        lease_ms: u64,
+        proofs: &[(PlaceId, u64)],
+        post: Post<'_>,
+    ) -> Reply {
+        let now_ms = caller.now / 1000;
+        let mut reply = Reply { lease_end: now_ms.saturating_add(lease_ms), ..Reply::default() };
+        let budget = self.sweep(caller.now);
+        // As the script does, look at all of them before any is written.
+        let known: Vec<_> = proofs.iter().map(|(id, _)| self.places.get(id).copied()).collect();
+        for ((id, proof), place) in proofs.iter().zip(known) {
+            let status = match place {
+                Some(place) => place.status(),
+                None if *proof >= TICKET_MIN => PlaceStatus::Waiting(ticket_of(*id, *proof)),
+                None if *proof > now_ms => PlaceStatus::Held,
+                None => PlaceStatus::Gone,
+            };
+            match status {
+                PlaceStatus::Held => self.put(*id, reply.lease_end, None),
+                PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
+                _ => {}
+            }
+            reply.statuses.push(status);
+        }
+        self.settle(caller.now);
+        reply.granted = self.promote(caller, caller.limit.into(), budget, post);
+        self.close(caller, caller.limit.into(), reply)
+    }
+
+    /// Lists the places of `node`, among those `most` with the earliest lease ends that run still.
+    #[must_use]
+    pub fn audit(&self, now: u64, node: NodeId, most: usize) -> Vec<PlaceId> {
+        let mut places: Vec<_> =
+            self.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
+        places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
+        let own = places.into_iter().take(most).map(|(id, ..)| id);
+        own.filter(|id| id.node == node).collect()
+    }
+
+    fn close(&mut self, caller: Caller, most: u64, mut reply: Reply) -> Reply {
+        reply.in_use = self.in_use();
+        reply.waiting = self.waiting();
+        if reply.waiting > 0 {
+            reply.more = self.stopped_early(caller, most);
+            reply.earliest = if reply.more { 0 } else { self.earliest() };
+        }
+        reply
+    }
+
+    fn earliest(&mut self) -> u64 {
+        if self.places.is_empty() {
+            return u64::MAX;
+        }
+        let has_lines = self.lines.is_some();
+        let index = self.by_end();
+        let first = index.first().map_or(u64::MAX, |(_, end, _)| *end);
+        if !has_lines {
+            return first;
+        }
+        let behind = index.range((true, 0, PlaceId::FIRST)..).next();
+        first.min(behind.map_or(u64::MAX, |(_, end, _)| *end))
+    }
+
+    fn by_end(&mut self) -> &BTreeSet<(bool, u64, PlaceId)> {
+        self.by_end.get_or_insert_with(|| {
+            let entry =
+                |(id, place): (&PlaceId, &Place)| (id.claim.is_some(), place.lease_end, *id);
+            self.places.iter().map(entry).collect()
+        })
+    }
+
+    fn put(&mut self, id: PlaceId, lease_end: u64, ticket: Option<u64>) {
+        self.quiet_until = self.quiet_until.min(lease_end);
+        let before = self.places.insert(id, Place { lease_end, ticket });
+        match id.claim {
+            Some(claim) => self.fair().put(id, claim, before, ticket),
+            None => {
+                if let Some(ticket) = ticket {
+                    self.queue.insert((ticket, id));
+                }
+            }
+        }
+        if let Some(index) = &mut self.by_end
+            && before.is_none_or(|before| before.lease_end != lease_end)
+        {
+            let is_fair = id.claim.is_some();
+            if let Some(before) = before {
+                index.remove(&(is_fair, before.lease_end, id));
+            }
+            index.insert((is_fair, lease_end, id));
+        }
+    }
+
+    fn take(&mut self, id: &PlaceId) {
+        let Some(place) = self.places.remove(id) else {
+            // The caller of Redis does not learn which were there: their tenants are settled anyway.
+            if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim) {
+                fair.touched.push(claim.tenant());
+            }
+            return;
+        };
+        match id.claim {
+            Some(claim) => self.fair().take(*id, claim, place),
+            None => {
+                if let Some(ticket) = place.ticket {
+                    self.queue.remove(&(ticket, *id));
+                }
+            }
+        }
+        if let Some(index) = &mut self.by_end {
+            index.remove(&(id.claim.is_some(), place.lease_end, *id));
+            if index.is_empty() {
+                self.by_end = None;
+            }
+        }
+    }
+
+    fn fair(&mut self) -> &mut FairPlaces {
+        self.lines.get_or_insert_with(|| Box::new(FairPlaces::new()))
+    }
+
+    /// Puts the turns of the tenants right that were touched.
+    #[inline]
+    fn settle(&mut self, now: u64) {
+        if self.lines.is_some() {
+            self.settle_lines(now);
+        }
+    }
+
+    fn settle_lines(&mut self, now: u64) {
+        let Some(fair) = &mut self.lines else { return };
+        for tenant in std::mem::take(&mut fair.touched) {
+            fair.settle(tenant, now);
+        }
+        if fair.count == 0 {
+            self.lines = None;
+        }
+    }
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+// A ledger is its places: what is derived from them takes no part in comparing two.
+
+impl PartialEq for Ledger {
+    fn eq(&self, other: &Self) -> bool {
+        self.places == other.places
+    }
+}
+
+impl Eq for Ledger {}
+
+impl Hash for Ledger {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut places: Vec<_> = self.places.iter().collect();
+        places.sort_unstable_by_key(|(id, _)| **id);
+        places.hash(state);
+    }
+}

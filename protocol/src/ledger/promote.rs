@@ -1,0 +1,251 @@
+//! Takes out what has expired, and grants free permits to the place whose turn it is.
+
+use std::collections::BTreeMap;
+
+use super::{Caller, Grant, HINT_WORK, Ledger, Post};
+use crate::claim::{Claim, Tenant};
+use crate::id::{NodeId, PlaceId};
+use crate::lines::{fits_each, turn};
+
+/// Whose turn it is.
+enum Next {
+    /// The head of the places without a claim.
+    InOrder(u64, PlaceId),
+    /// The head of a tenant's line.
+    Of(Tenant, PlaceId, Claim),
+}
+
+impl Ledger {
+    /// Whether the newcomers can all be granted at once, with nothing to sweep: nobody waits who could be
+    /// served, and no cap stands in the way.
+    pub(super) fn all_fit(&self, caller: Caller, ids: &[PlaceId]) -> bool {
+        if !self.queue.is_empty() {
+            return false;
+        }
+        let Some(fair) = &self.lines else {
+            if ids.iter().all(|id| id.claim.is_none()) {
+                return self.in_use() + ids.len() as u64 <= u64::from(caller.limit);
+            }
+            return self.fit_in_lines(caller, ids);
+        };
+        fair.lines.nobody_in_turn() && self.fit_in_lines(caller, ids)
+    }
+
+    fn fit_in_lines(&self, caller: Caller, ids: &[PlaceId]) -> bool {
+        let mut in_use = self.in_use();
+        // What each tenant asks for in this call.
+        let mut asked: BTreeMap<Tenant, u64> = BTreeMap::new();
+        for id in ids {
+            let Some(claim) = id.claim else {
+                in_use += 1;
+                continue;
+            };
+            in_use += u64::from(claim.cost());
+            let tenant = claim.tenant();
+            if self.lines.as_ref().is_some_and(|fair| fair.lines.waiting_of(tenant) > 0) {
+                return false;
+            }
+            let before = asked.entry(tenant).or_default();
+            if !fits_each(self.in_use_by(tenant) + *before, claim) {
+                return false;
+            }
+            *before += u64::from(claim.cost());
+        }
+        // The strictest of their classes counts for all of them.
+        let is_first = |id: &PlaceId| id.claim.is_none_or(|claim| claim.class() == 0);
+        in_use <= caller.room(u8::from(!ids.iter().all(is_first)))
+    }
+
+    /// Whether a newcomer that nobody of its own line precedes would be served before all that wait, and can
+    /// be.
+    pub(super) fn is_next(&self, caller: Caller, id: PlaceId) -> bool {
+        let (cost, class) = id.claim.map_or((1, 0), |claim| (claim.cost(), claim.class()));
+        if self.in_use() + u64::from(cost) > caller.room(class) {
+            return false;
+        }
+        let Some((turn_of_first, first)) = self.next() else { return true };
+        // Of equal turns that of the places without a claim comes first, then the lower number.
+        match (id.claim, first) {
+            (None, _) => self.turn_in_order(caller.now) <= turn_of_first,
+            (Some(claim), first) => {
+                let units = self.in_use_by(claim.tenant());
+                let own = turn(class, units, claim.weight(), caller.now);
+                own < turn_of_first
+                    || own == turn_of_first
+                        && matches!(first, Next::Of(tenant, ..) if claim.tenant() < tenant)
+            }
+        }
+    }
+
+    /// The turn of the places without a claim, the head of which came at `since` (µs).
+    fn turn_in_order(&self, since: u64) -> f64 {
+        turn(0, self.held_in_order(), 1, since)
+    }
+
+    fn next(&self) -> Option<(f64, Next)> {
+        let in_order = self.queue.first();
+        let in_order =
+            in_order.map(|(ticket, id)| (self.turn_in_order(*ticket), Next::InOrder(*ticket, *id)));
+        let Some(fair) = &self.lines else { return in_order };
+        let in_line = fair.lines.next().and_then(|(turn, tenant)| {
+            let id = fair.lines.head(tenant)?;
+            Some((turn, Next::Of(tenant, id, id.claim?)))
+        });
+        match (in_order, in_line) {
+            (Some(a), Some(b)) => Some(if a.0 <= b.0 { a } else { b }),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Takes out places whose lease has ended, the longest dead first, up to the bound on work. Returns
+    /// what is left of that: if anything is, no dead place is left.
+    pub(super) fn sweep(&mut self, now: u64) -> usize {
+        let now_ms = now / 1000;
+        let work_max = self.work_max;
+        if now_ms < self.quiet_until {
+            return work_max;
+        }
+        let (mut dead, has_lines) = (Vec::new(), self.lines.is_some());
+        let mut budget = work_max;
+        for is_fair in [false, true] {
+            let ended = self.by_end().range((is_fair, 0, PlaceId::FIRST)..);
+            let ended = ended.take_while(|(fair, end, _)| *fair == is_fair && *end <= now_ms);
+            for (.., id) in ended {
+                if budget == 0 {
+                    break;
+                }
+                budget = budget.saturating_sub(id.cost() as usize);
+                dead.push(*id);
+            }
+            if !has_lines {
+                break;
+            }
+        }
+        for id in &dead {
+            self.take(id);
+        }
+        self.settle(now);
+        self.quiet_until = self.earliest();
+        budget
+    }
+
+    /// Up to how many permits in use a call grants. One that frees permits looks past the limit of its caller, if that is
+    /// reached all the same: the head may know a higher one.
+    pub(super) fn most(&self, caller: Caller, frees: bool) -> u64 {
+        let limit = u64::from(caller.limit);
+        let looks_past = frees && !caller.for_all && self.in_use() >= limit;
+        if looks_past { u64::MAX } else { limit }
+    }
+
+    /// While permits are free, grants the head whose turn it is. Stops when the budget is spent; a last hint
+    /// may cost more than is left of it.
+    pub(super) fn promote(
+        &mut self,
+        caller: Caller,
+        most: u64,
+        mut budget: usize,
+        post: Post<'_>,
+    ) -> Vec<Grant> {
+        let mut own = Vec::new();
+        let mut absent = Vec::new();
+        loop {
+            let mut mail: Vec<(NodeId, Vec<Grant>)> = Vec::new();
+            while budget > 0
+                && let Some(id) = self.grant_next(caller, most, &mut budget)
+            {
+                let Some(lease_end) = self.places.get(&id).map(|place| place.lease_end) else {
+                    continue;
+                };
+                let grant = Grant { id, lease_end };
+                if id.node == caller.node {
+                    own.push(grant);
+                } else if !id.poll_only {
+                    if absent.contains(&id.node) {
+                        self.take(&id);
+                        self.settle(caller.now);
+                        continue;
+                    }
+                    match mail.iter_mut().find(|(node, _)| *node == id.node) {
+                        Some((_, grants)) => grants.push(grant),
+                        None => {
+                            mail.push((id.node, vec![grant]));
+                            budget = budget.saturating_sub(HINT_WORK);
+                        }
+                    }
+                }
+            }
+            let heard = absent.len();
+            for (node, grants) in mail {
+                if !post(node, &grants) {
+                    absent.push(node);
+                    for grant in grants {
+                        self.take(&grant.id);
+                    }
+                }
+            }
+            self.settle(caller.now);
+            if absent.len() == heard {
+                return own;
+            }
+        }
+    }
+
+    /// Grants the head whose turn it is, if it can be served. A head that cannot ever be, because the limit was
+    /// lowered since it came, stops its line; one that can later is waited for.
+    fn grant_next(&mut self, caller: Caller, most: u64, budget: &mut usize) -> Option<PlaceId> {
+        while *budget > 0 {
+            let in_use = self.in_use();
+            // While no permit is free, nobody need know who is next: that saves Redis two commands.
+            if in_use >= most {
+                return None;
+            }
+            match self.next()?.1 {
+                Next::InOrder(ticket, id) => {
+                    // Those behind it wait for it, whatever their limit: the order is that of joining.
+                    if in_use >= caller.room_of(id) {
+                        return None;
+                    }
+                    *budget -= 1;
+                    self.queue.remove(&(ticket, id));
+                    self.places.get_mut(&id)?.ticket = None;
+                    return Some(id);
+                }
+                Next::Of(tenant, id, claim) => {
+                    let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
+                    if room == 0 || (cost <= room && in_use + cost > room) {
+                        return None;
+                    }
+                    let fair = self.lines.as_mut()?;
+                    if cost > room {
+                        *budget -= 1;
+                        fair.lines.stop(tenant);
+                        continue;
+                    }
+                    *budget = budget.saturating_sub(claim.cost() as usize);
+                    let ticket = self.places.get_mut(&id)?.ticket.take()?;
+                    fair.lines.leave(tenant, ticket, id);
+                    fair.lines.hold(tenant, claim.cost());
+                    fair.settle(tenant, caller.now);
+                    return Some(id);
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether promotion stopped at the bound on work.
+    pub(super) fn stopped_early(&self, caller: Caller, most: u64) -> bool {
+        let in_use = self.in_use();
+        if in_use >= most {
+            return false;
+        }
+        match self.next() {
+            None => false,
+            Some((_, Next::InOrder(_, id))) => in_use < caller.room_of(id),
+            Some((_, Next::Of(_, id, claim))) => {
+                let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
+                room > 0 && (cost > room || in_use + cost <= room)
+            }
+        }
+    }
+}

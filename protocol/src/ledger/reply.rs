@@ -1,0 +1,88 @@
+//! Replies of a ledger.
+
+use smallvec::SmallVec;
+
+#[cfg(doc)]
+use super::Ledger;
+use crate::bound::Bound;
+use crate::claim::Claim;
+use crate::id::PlaceId;
+
+/// The status of one place in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlaceStatus {
+    /// It is not there, or no longer.
+    Gone,
+    /// It holds a permit.
+    Held,
+    /// It waits, and this is its ticket.
+    Waiting(u64),
+    /// It was rejected: no permit is free, and it may not wait.
+    NoPermit,
+    /// It was rejected: the queue is full, in all or in its tenant's line.
+    QueueFull,
+    /// It was rejected: its tenant has reached its limit, and it may not wait.
+    TenantFull,
+    /// It was rejected: it asks for more permits than it can ever get.
+    NeverFits,
+}
+
+/// A place that was promoted, with the lease end that it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// The place.
+    pub id: PlaceId,
+    /// The end of its lease, ms by the ledger's clock.
+    pub lease_end: u64,
+}
+
+/// A grant, as a message to the process of the place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hint {
+    /// The place's number.
+    pub n: u64,
+    /// The limit that it is judged by.
+    pub bound: Option<Bound>,
+    /// Its claim.
+    pub claim: Option<Claim>,
+    /// The end of the lease that it keeps, ms by the ledger's clock.
+    pub lease_end: u64,
+}
+
+impl From<Grant> for Hint {
+    fn from(Grant { id, lease_end }: Grant) -> Self {
+        Self { n: id.n, bound: id.bound, claim: id.claim, lease_end }
+    }
+}
+
+/// The reply to a [`Single`](crate::Single): as a [`Reply`], which has nothing else to say then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Done {
+    /// The lease end that was set, in ms; 0 after a release.
+    pub lease_end: u64,
+    /// How many permits are in use; 0 after a release.
+    pub in_use: u64,
+}
+
+/// The reply to an operation. A release only reports its grants. Redis omits the counts while permits are free.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Reply {
+    /// The lease end that the operation set, in ms; 0 if it sets none.
+    pub lease_end: u64,
+    /// The earliest lease end of all places, in ms, while any place waits; otherwise, or if `more`, 0. A call just after
+    /// it replaces a dead holder without delay.
+    pub earliest: u64,
+    /// How many permits are in use, after the operation.
+    pub in_use: u64,
+    /// How many places wait, after the operation.
+    pub waiting: u64,
+    /// One for each id of the operation, in order; as of *before* the grants below, except for `acquire`.
+    pub statuses: SmallVec<[PlaceStatus; 1]>,
+    /// The places of the calling node that this operation granted. Other nodes get hints.
+    pub granted: Vec<Grant>,
+    /// The places of the calling node that an audit found.
+    pub found: Vec<PlaceId>,
+    /// The bound on work was reached while permits were free and places waited: call again. A
+    /// [`release`](Ledger::release) of no ids is enough.
+    pub more: bool,
+}

@@ -1,0 +1,34 @@
+//! The protocol, sans-IO: how a backend counts permits, and what a process may rely on.
+//!
+//! Two state machines make every decision. The [`Ledger`] is one semaphore as the backend counts it; the scripts in `lua/`
+//! are the same ledger in Redis. The [`Session`] is one process's half: its requests, the replies to them, and the leases
+//! that it may still rely on. Both are plain data: time and messages are arguments; calls, events and the next deadline
+//! are results. This crate has no clock, lock, waker, task or socket, so the model and the simulation of
+//! [`tower-semaphore`](https://docs.rs/tower-semaphore) explore the code that ships.
+//!
+//! The README describes it. Use this crate to write a backend of your own; `tower_semaphore::protocol` is the
+//! same. Unstable: it may change in any release before 1.0.
+
+mod bound;
+mod call;
+mod claim;
+mod id;
+mod ledger;
+mod lines;
+mod overrides;
+mod reject;
+pub mod session;
+mod time;
+
+pub use self::bound::Bound;
+pub use self::call::{Call, Op, Single};
+pub use self::claim::{Claim, Tenant};
+pub use self::id::{IdText, Ids, NodeId, Numbered, ParsePlaceIdError, PlaceId};
+pub use self::ledger::{
+    Caller, Done, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
+    WORK_MAX,
+};
+pub use self::overrides::{Mode, Override};
+pub use self::reject::RejectReason;
+pub use self::session::Session;
+pub use self::time::Time;

@@ -1,0 +1,55 @@
+//! Why a request gets no permit.
+
+/// The reason of a rejection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// All permits are in use, or other requests wait for one, and this request may not wait.
+    Limit,
+    /// The queue is full.
+    QueueFull,
+    /// The tenant is at its cap, and this request may not wait; or its cap is 0.
+    TenantLimit,
+    /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
+    /// may use, or the cap of its tenant.
+    CostTooHigh,
+    /// No permit came free within the wait timeout.
+    QueueTimeout,
+    /// The backend may have lost data, and grants nothing for one lease, so that permits in use are counted again first (see
+    /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
+    /// that would have been rejected without the quarantine, as far as that is known, has one of the other reasons.
+    Quarantine,
+    /// An operator paused the semaphore or set its limit to
+    /// 0, and this request may not wait, or waited in vain, or found the queue full.
+    Paused,
+    /// An operator drains the semaphore.
+    Draining,
+    /// An operator revoked its place.
+    Revoked,
+}
+
+impl RejectReason {
+    /// Returns the reason in snake case, as problem documents and metrics have it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore_protocol::RejectReason;
+    ///
+    /// assert_eq!(RejectReason::QueueFull.as_str(), "queue_full");
+    /// ```
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::QueueFull => "queue_full",
+            Self::TenantLimit => "tenant_limit",
+            Self::CostTooHigh => "cost_too_high",
+            Self::QueueTimeout => "queue_timeout",
+            Self::Quarantine => "quarantine",
+            Self::Paused => "paused",
+            Self::Draining => "draining",
+            Self::Revoked => "revoked",
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Requests that wait adopt a policy that was reloaded.
+//!
+//! The id of a place says what it is judged by, so a place that waits returns under a new id with its old ticket, as one
+//! does that the backend lost. The old place keeps the turn until the new one stands there.
+
+use std::collections::BTreeSet;
+
+use super::options::AcquireOptions;
+use super::place::{Place, Sent, State};
+use super::request::release_of;
+use super::{IDLE, Session};
+use crate::id::PlaceId;
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+/// What the requests up to an arrival are judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Reloaded {
+    limit: u32,
+    headroom: u32,
+    arrival: u64,
+}
+
+impl Session {
+    /// Requests that wait are judged by another limit and headroom from here on, and keep their turn. One whose call is on
+    /// its way adopts them once that is answered.
+    pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
+        let before = self.limit_in_force();
+        self.limit = limit;
+        let limit_now = self.limit_in_force();
+        if limit_now != before {
+            self.limit_changed(limit_now < before, now);
+        }
+        self.reloaded = Some(Reloaded { limit, headroom, arrival: self.places.last_arrival() });
+        // Those that are about to return under ids that were never sent.
+        let unsent: BTreeSet<u64> = self.revocation_checks.iter().map(|check| check.new).collect();
+        for index in self.indexes() {
+            self.adopt(index, |n| unsent.contains(&n), now);
+        }
+        self.admit_local(now);
+        self.want(now + IDLE);
+    }
+
+    /// The place at `index` was answered: it adopts what was reloaded meanwhile, and the one that it replaces leaves.
+    pub(super) fn adopt_late(&mut self, index: usize, now: Time) {
+        self.release_replaced(index);
+        if self.reloaded.is_some() {
+            self.adopt(index, |_| false, now);
+        }
+    }
+
+    fn adopt(&mut self, index: usize, is_unsent: impl Fn(u64) -> bool, now: Time) {
+        let Some(Reloaded { limit, headroom, arrival }) = self.reloaded else { return };
+        let Some(place) = self.places.get(index) else { return };
+        if !place.state.is_without_permit() || place.has_left() || place.arrival > arrival {
+            return;
+        }
+        let options = AcquireOptions { headroom, ..place.options };
+        let bound = place.bound.and_then(|_| options.bound(limit));
+        if bound == place.bound {
+            return;
+        }
+        let (n, was_waiting) = (place.n, place.is_waiting());
+        let is_new_to_the_backend = match place.state {
+            State::Joining { sent, .. } if sent != Sent::No => return,
+            State::Joining { .. } => true,
+            _ if place.restoring && !is_unsent(n) => return,
+            _ => place.restoring,
+        };
+        let replaced = release_of(self.node, place, now);
+        let before = place.limit;
+        self.follow_queue(index, false);
+        if !is_new_to_the_backend {
+            // One of a reload before, if the call that was to end it failed.
+            self.release_replaced(index);
+        }
+        if was_waiting {
+            self.count_limit(before, false);
+            self.count_limit(limit, true);
+        }
+        if let Some(place) = self.places.get_mut(index) {
+            (place.limit, place.bound, place.options) = (limit, bound, options);
+            if !is_new_to_the_backend {
+                place.replaces = Some(Box::new(replaced));
+                self.replacing += 1;
+            }
+        }
+        self.follow_queue(index, true);
+        if self.places.get(index).is_some_and(|place| limit == 0 || self.never_fits(place)) {
+            let reason = if limit == 0 { RejectReason::Limit } else { RejectReason::CostTooHigh };
+            self.leave_server(index, now);
+            return self.refuse(index, reason, self.seen);
+        }
+        if !is_new_to_the_backend {
+            self.left_queue(n);
+            // An operator may have revoked it, and the word of that be on its way.
+            self.gone(n, now);
+        }
+    }
+
+    /// The place that this one replaces is not needed any more.
+    pub(super) fn release_replaced(&mut self, index: usize) {
+        if let Some(replaced) = self.take_replaced(index) {
+            self.releases.push_back(replaced);
+        }
+    }
+
+    fn take_replaced(&mut self, index: usize) -> Option<(PlaceId, Time)> {
+        if self.replacing == 0 {
+            return None;
+        }
+        let replaced = self.places.get_mut(index)?.replaces.take()?;
+        self.replacing -= 1;
+        Some(*replaced)
+    }
+
+    /// A place that is being replaced has its permit: it is its request's again, under the number that it has there.
+    pub(super) fn take_back(&mut self, n: u64, now: Time) {
+        let Some(index) = self.replacing(n) else { return };
+        let Some((old, _)) = self.take_replaced(index) else { return };
+        let Some(place) = self.places.get_mut(index) else { return };
+        let new = release_of(self.node, place, now);
+        (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
+        self.places.set_number(index, old.n);
+        let checks = self.revocation_checks.len();
+        self.revocation_checks.retain(|check| check.new != new.0.n);
+        if self.revocation_checks.len() == checks {
+            // It may stand there.
+            self.releases.push_back(new);
+        }
+    }
+
+    /// The index of the place that replaces the one with this number.
+    pub(super) fn replacing(&self, n: u64) -> Option<usize> {
+        // All grants come here, and only those soon after a reload look at all places.
+        if self.replacing == 0 {
+            return None;
+        }
+        let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.0.n == n);
+        self.places.iter().find(|(_, place)| replaces(place)).map(|(index, _)| index)
+    }
+}

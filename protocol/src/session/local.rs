@@ -1,0 +1,153 @@
+//! The process's own share of a semaphore, given out in an outage.
+
+use smallvec::SmallVec;
+
+use super::Session;
+use super::options::OnUnavailable;
+use super::place::{Place, Places};
+use crate::claim::{Claim, Tenant};
+use crate::lines::Lines;
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+/// The places that wait for a share, in lines as the ledger has them: first come, first served within a tenant,
+/// and among tenants by what each has in use of this process's permits. Requests of no tenant are one line. Places are
+/// identified by their index: that of a request stays the same, whatever number it has.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct LocalQueue {
+    lines: Lines<usize>,
+    /// Tenants whose turn is to be looked at.
+    touched: SmallVec<[Tenant; 2]>,
+}
+
+impl LocalQueue {
+    pub(super) const fn new() -> Self {
+        Self { lines: Lines::new(), touched: SmallVec::new_const() }
+    }
+
+    pub(super) fn join(&mut self, index: usize, place: &Place) {
+        let tenant = place.claim().tenant();
+        self.lines.join(tenant, place.arrival, index);
+        self.touched.push(tenant);
+    }
+
+    /// A place that waits for a share, or may, leaves.
+    pub(super) fn leave(&mut self, index: usize, place: &Place) {
+        let tenant = place.claim().tenant();
+        self.lines.leave(tenant, place.arrival, index);
+        if !self.lines.is_empty() {
+            self.touched.push(tenant);
+        }
+    }
+
+    /// A place came to be in flight, or is not any more.
+    pub(super) fn count(&mut self, claim: Claim, is_in: bool) {
+        let tenant = claim.tenant();
+        match is_in {
+            true => self.lines.hold(tenant, claim.cost()),
+            false => self.lines.free(tenant, claim.cost()),
+        }
+        self.touched.push(tenant);
+    }
+
+    /// How many wait in the line of this claim's tenant.
+    pub(super) fn waiting_of(&self, claim: Claim) -> u64 {
+        self.lines.waiting_of(claim.tenant())
+    }
+
+    fn settle(&mut self, places: &Places, now: Time) {
+        let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
+        let claim_of = |index| places.get(index).map_or_else(Claim::nobodys, Place::claim);
+        for tenant in std::mem::take(&mut self.touched) {
+            self.lines.settle(tenant, now, claim_of);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn places(&self) -> Vec<usize> {
+        self.lines.places().collect()
+    }
+
+    #[cfg(test)]
+    pub(super) const fn units(&self) -> u64 {
+        self.lines.units()
+    }
+
+    /// The place whose turn it is.
+    fn next(&self) -> Option<usize> {
+        let (_, tenant) = self.lines.next()?;
+        self.lines.head(tenant)
+    }
+}
+
+impl Session {
+    /// While shares of the process's own are free, gives them to those that wait for one, by their turns.
+    pub(super) fn admit_local(&mut self, now: Time) {
+        if !self.outage {
+            return;
+        }
+        loop {
+            self.local_queue.settle(&self.places, now);
+            let Some(index) = self.local_queue.next() else { return };
+            let Some(place) = self.places.get(index) else { return };
+            if self.exceeds_share(place) {
+                self.fail(index, now);
+            } else if self.has_share(place) {
+                // It leaves the queue.
+                self.admit(index, now);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Whether the policy lets this request pass too.
+    pub(super) fn has_share(&self, place: &Place) -> bool {
+        let share = self.share_of(place.options.on_unavailable);
+        let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
+        let is_capped =
+            is_local && place.options.claim.is_some_and(|claim| self.tenants.exceeds_each(claim));
+        !is_capped && self.in_flight.saturating_add(u64::from(place.cost())) <= share
+    }
+
+    /// Whether it asks for more than its process's share ever is. Without any share it waits for an operator.
+    pub(super) fn exceeds_share(&self, place: &Place) -> bool {
+        let share = self.share_of(place.options.on_unavailable);
+        share > 0 && u64::from(place.cost()) > share
+    }
+
+    /// How many permits may be in flight by this policy.
+    fn share_of(&self, on_unavailable: OnUnavailable) -> u64 {
+        let set = self.overrides.in_place();
+        match on_unavailable {
+            OnUnavailable::Refuse => 0,
+            OnUnavailable::Admit if set == Some(0) => 0,
+            OnUnavailable::Admit => u64::MAX,
+            OnUnavailable::Local(share) => u64::from(set.map_or(share, |limit| share.min(limit))),
+        }
+    }
+
+    /// Why a place may not wait for a share of the process's own, with so many of its line before it, if so. One
+    /// that stood in the queue before the outage may.
+    pub(super) fn refused_locally(&self, place: &Place, before: u64) -> Option<RejectReason> {
+        match place.options.max_queue {
+            _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
+            _ if place.queued => None,
+            None if self.local_queue.lines.is_stopped(place.claim().tenant()) => {
+                Some(RejectReason::TenantLimit)
+            }
+            None => Some(RejectReason::Limit),
+            Some(max) => (before >= u64::from(max)).then_some(RejectReason::QueueFull),
+        }
+    }
+
+    /// What is in flight counts from here on, and nobody waits yet.
+    pub(super) fn open_local_queue(&mut self) {
+        self.local_queue = LocalQueue::new();
+        for (_, place) in self.places.iter() {
+            if place.is_in_flight() {
+                self.local_queue.count(place.claim(), true);
+            }
+        }
+    }
+}

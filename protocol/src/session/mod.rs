@@ -1,0 +1,349 @@
+//! One process's half of a semaphore: the places that wait or hold, with local deadlines.
+//!
+//! A pure state machine like the [`Ledger`](super::ledger::Ledger), and the other half of the protocol: the rules by
+//! which a process trusts replies and hints. Requests, replies, hints, connections and time are passed to `handle_*`.
+//! After each of these, the driver takes calls ([`Session::poll_call`]), events ([`Session::take_events`]) and the next
+//! deadline ([`Session::poll_timeout`]).
+//!
+//! The rules are in `../README.md`; comments name them by their numbers.
+
+mod adopt;
+mod connection;
+mod local;
+mod options;
+mod outage;
+mod overrides;
+mod place;
+mod reply;
+mod request;
+mod reuse;
+mod single;
+mod tenants;
+#[cfg(test)]
+mod tests;
+mod timeout;
+mod transmit;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use self::adopt::Reloaded;
+pub use self::connection::{Connected, Quarantine};
+use self::local::LocalQueue;
+pub use self::options::{AcquireOptions, OnUnavailable};
+use self::overrides::RevocationCheck;
+pub use self::place::PLACES_MAX;
+use self::place::{Places, State};
+pub use self::request::FurtherIn;
+use self::reuse::Reuse;
+use self::tenants::Tenants;
+pub use self::transmit::Urgency;
+use super::claim::{Claim, Tenant};
+use super::id::{NodeId, PlaceId};
+use super::time::Time;
+use crate::overrides::Override;
+use crate::reject::RejectReason;
+
+/// How long the record of an unused semaphore is kept, so that a failover finds it: see rule 6.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// This process's half of one semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Session {
+    node: NodeId,
+    places: Places,
+    /// How many permits are in flight, and how many of the places wait and have no answer yet.
+    in_flight: u64,
+    waiting: u64,
+    joining: u64,
+    /// Places in flight by policy.
+    admitted: u64,
+    /// Those that have a claim.
+    tenants: Tenants,
+    /// The limits of the places that wait, and how many have each.
+    waiting_limits: BTreeMap<u32, u64>,
+    /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
+    /// on the server.
+    limit: u32,
+    headroom: u32,
+    lease: Duration,
+    longest_lease: Duration,
+    /// Where permits are passed on.
+    reuse: Option<Box<Reuse>>,
+    /// What an operator set in place of the policy.
+    overrides: Override,
+
+    // The connection.
+    /// Hints do not arrive.
+    poll_only: bool,
+    /// The backend cannot be asked.
+    outage: bool,
+    quarantine: Quarantine,
+    /// In an outage: the places that wait for a share of the process's own.
+    local_queue: LocalQueue,
+    /// After data may have been lost: joins wait until it is known what became of the places, over as
+    /// many connections as that takes.
+    resync: bool,
+
+    // What is to be sent.
+    joins: VecDeque<u64>,
+    /// Each with the time from which it is gone by itself.
+    releases: VecDeque<(PlaceId, Time)>,
+    /// Those that were sent and not answered yet, in the order in which they were sent.
+    releasing: VecDeque<(PlaceId, Time)>,
+    /// Those that the backend refused, about in the order in which their leases end: to be tried again after a while.
+    deferred: VecDeque<(PlaceId, Time)>,
+    /// Refused releases and audits, and refused renewals, are not tried again before these.
+    release_at: Option<Time>,
+    /// How long the next pause before that is, if more than the first.
+    release_pause: Option<Duration>,
+    renew_at: Option<Time>,
+    renew: bool,
+    /// The last policy that the requests which waited were to adopt.
+    reloaded: Option<Reloaded>,
+    /// How many places replace another, which still keeps their turn.
+    replacing: usize,
+    /// A permit may be free for a place that waits: one call is to find out.
+    ask: bool,
+    renewals: VecDeque<u64>,
+    reasserts: VecDeque<u64>,
+    /// Renewals and reassertions that are on their way.
+    renewing: usize,
+    /// The server stopped promoting at its bound: it is to be called again.
+    more: bool,
+    /// After data may have been lost: what stands there of this process is to be asked, or is asked.
+    audit: bool,
+    auditing: bool,
+    /// Places that are gone: lost by the backend, or revoked?
+    revocation_checks: Vec<RevocationCheck>,
+    /// That is still to be asked; and the number of the next question.
+    ask_revocations: bool,
+    question: u64,
+
+    // Time.
+    timeout: Option<Time>,
+    /// When a place left last.
+    left_at: Option<Time>,
+    /// When to ask just after the earliest lease end of the semaphore, if anyone waits; and when that was done last.
+    ask_at: Option<Time>,
+    asked_at: Option<Time>,
+    /// In use and waiting in the whole semaphore, when last heard of.
+    seen: (u64, u64),
+    events: SmallVec<[Event; 2]>,
+}
+
+/// An event for a request or for the metrics. Places are identified by their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Its request can go on: see [`Session::handle_poll`].
+    Progress(usize),
+    /// The policy admitted it, because the backend was unavailable.
+    Admitted(usize),
+    /// The policy rejected it, because the backend was unavailable or refused the call.
+    Failed(usize),
+    /// It was rejected because the process's share is used up.
+    Refused(usize),
+    /// The lease of a permit in use was lost.
+    Lost(usize),
+    /// Its release was answered: see [`Session::released`].
+    Released(usize),
+}
+
+/// The progress of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Progress {
+    /// It awaits its first answer.
+    Joining,
+    /// It waits for a permit.
+    Waiting,
+    /// It has a permit.
+    Held,
+    /// The policy admitted it.
+    Admitted,
+    /// It was rejected.
+    Refused {
+        /// Why.
+        reason: RejectReason,
+        /// Permits in use.
+        in_use: u64,
+        /// Places that wait.
+        waiting: u64,
+        /// The limit that an operator set, if any.
+        limit: Option<u32>,
+        /// Whether the tenant's own cap was in the way, as far as that is known here: by the ledger's word, or
+        /// because permits of this process alone reach it.
+        is_tenant_full: bool,
+        /// How much longer the quarantine lasts, if that is why.
+        ends_in: Option<Duration>,
+    },
+    /// The backend was unavailable.
+    Failed,
+    /// The semaphore was shut down.
+    Closed,
+}
+
+impl Session {
+    /// A session without places. Its ids are numbered from `serial` on, which must not be less than
+    /// the [`serial`](Self::serial) of any session that this process had for this semaphore before.
+    #[must_use]
+    pub fn new(node: NodeId, serial: u64, connected: Connected, is_outage: bool) -> Self {
+        Self {
+            node,
+            places: Places::starting_at(serial),
+            in_flight: 0,
+            waiting: 0,
+            joining: 0,
+            admitted: 0,
+            tenants: Tenants::default(),
+            waiting_limits: BTreeMap::new(),
+            limit: 0,
+            headroom: 0,
+            lease: Duration::ZERO,
+            longest_lease: Duration::ZERO,
+            reuse: None,
+            overrides: Override::default(),
+            poll_only: connected.poll_only,
+            outage: is_outage,
+            quarantine: connected.quarantine,
+            local_queue: LocalQueue::new(),
+            resync: false,
+            joins: VecDeque::new(),
+            releases: VecDeque::new(),
+            releasing: VecDeque::new(),
+            deferred: VecDeque::new(),
+            release_at: None,
+            release_pause: None,
+            renew_at: None,
+            renew: false,
+            reloaded: None,
+            replacing: 0,
+            ask: false,
+            renewals: VecDeque::new(),
+            reasserts: VecDeque::new(),
+            renewing: 0,
+            more: false,
+            audit: false,
+            auditing: false,
+            revocation_checks: Vec::new(),
+            ask_revocations: false,
+            question: 0,
+            timeout: None,
+            left_at: None,
+            ask_at: None,
+            asked_at: None,
+            seen: (0, 0),
+            events: SmallVec::new(),
+        }
+    }
+
+    /// The indexes of all places are below this.
+    #[must_use]
+    pub const fn index_bound(&self) -> usize {
+        self.places.bound()
+    }
+
+    /// The number of the next place: see [`new`](Self::new).
+    #[must_use]
+    pub const fn serial(&self) -> u64 {
+        self.places.serial()
+    }
+
+    /// All events, the oldest first.
+    pub fn take_events(&mut self) -> SmallVec<[Event; 2]> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Of how many tenants requests of this process wait.
+    #[must_use]
+    pub fn lines(&self) -> usize {
+        self.tenants.lines()
+    }
+
+    /// How many grants passed an older request of another tenant of this process, since the last call.
+    pub const fn take_overtakes(&mut self) -> u64 {
+        self.tenants.take_overtakes()
+    }
+
+    /// Whether a tenant has a place here that waits or is in flight.
+    #[must_use]
+    pub fn has_tenant(&self, tenant: Tenant) -> bool {
+        self.tenants.has(tenant)
+    }
+
+    fn indexes(&self) -> Vec<usize> {
+        self.places.iter().map(|(index, _)| index).collect()
+    }
+
+    /// Changes the state of a place, and what is counted of it.
+    #[inline]
+    fn set(&mut self, index: usize, state: State) {
+        let Some(place) = self.places.get_mut(index) else { return };
+        let before = std::mem::replace(&mut place.state, state);
+        if matches!(state, State::Waiting { .. }) {
+            place.queued = true;
+        }
+        let (limit, claim) = (place.limit, place.options.claim);
+        if self.reuse.is_some() && before.is_without_permit() != state.is_without_permit() {
+            self.follow_queue(index, state.is_without_permit());
+        }
+        if let Some(claim) = claim {
+            self.follow_tenant(index, claim, before, state);
+        }
+        self.count(before, limit, claim, false);
+        self.count(state, limit, claim, true);
+    }
+
+    /// Notes what a tenant has, as a place comes from one state to another.
+    #[inline(never)]
+    fn follow_tenant(&mut self, index: usize, claim: Claim, before: State, state: State) {
+        let in_flight = |state| matches!(state, State::Held | State::Admitted { .. });
+        if in_flight(before) != in_flight(state) {
+            self.tenants.count(claim.tenant(), claim.cost(), in_flight(state));
+        }
+        match (before, state) {
+            (State::Waiting { .. }, State::Waiting { .. }) => {}
+            (_, State::Waiting { .. }) => self.tenants.join(index, claim.tenant()),
+            (State::Waiting { .. }, _) => {
+                self.tenants.leave(index, matches!(state, State::Held));
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts a place of this limit and claim in or out, where places in such a state are counted.
+    #[inline]
+    fn count(&mut self, state: State, limit: u32, claim: Option<Claim>, is_in: bool) {
+        let (count, by) = match state {
+            State::Held | State::Admitted { .. } => {
+                if self.outage {
+                    self.local_queue.count(claim.unwrap_or_else(Claim::nobodys), is_in);
+                }
+                if matches!(state, State::Admitted { .. }) {
+                    self.admitted = if is_in { self.admitted + 1 } else { self.admitted - 1 };
+                }
+                (&mut self.in_flight, claim.map_or(1, |claim| u64::from(claim.cost())))
+            }
+            State::Waiting { .. } => {
+                self.count_limit(limit, is_in);
+                (&mut self.waiting, 1)
+            }
+            State::Joining { .. } => (&mut self.joining, 1),
+            _ => return,
+        };
+        *count = if is_in { *count + by } else { *count - by };
+    }
+
+    #[inline(never)]
+    fn count_limit(&mut self, limit: u32, is_in: bool) {
+        let count = self.waiting_limits.entry(limit).or_default();
+        if is_in {
+            *count += 1;
+        } else if *count > 1 {
+            *count -= 1;
+        } else {
+            self.waiting_limits.remove(&limit);
+        }
+    }
+}

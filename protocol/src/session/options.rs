@@ -1,0 +1,67 @@
+//! The options of a request, and its policy for outages.
+
+use std::time::Duration;
+
+use crate::bound::Bound;
+use crate::claim::Claim;
+
+/// What happens to requests while the backend is unavailable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnUnavailable {
+    /// Rejects them, so the limit holds. The default.
+    #[default]
+    Refuse,
+    /// Admits them, however many are in flight: there is no limit until the backend is back. While an operator has
+    /// paused the semaphore or set its limit to 0, they are rejected.
+    Admit,
+    /// Grants this many permits in each process, and requests wait for them as usual. Permits that the process already
+    /// holds count. Set it to the limit divided by the number of processes to keep the limit in the fleet, provided
+    /// that no process held more than its share when the outage began; the excess is in flight until it is released. A
+    /// limit that an operator set is never exceeded; 0 or a pause admits nothing.
+    Local(u32),
+}
+
+/// The options of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AcquireOptions {
+    /// The lease.
+    pub lease: Duration,
+    /// The longest queue, or line of its tenant; `None`: this place may not wait.
+    pub max_queue: Option<u32>,
+    /// How many places may wait in the lines of all tenants.
+    pub max_waiting: u32,
+    /// What happens to it while the backend is unavailable.
+    pub on_unavailable: OnUnavailable,
+    /// The permits that are reserved for requests of class 0.
+    pub headroom: u32,
+    /// Its claim, where tenants share the semaphore.
+    pub claim: Option<Claim>,
+    /// How long its permit stays taken if the request is broken off, in ms.
+    pub linger_ms: u32,
+    /// For how long, in ms, its permit may go to other requests of this process after a reply said that no other
+    /// process waits; 0: each permit is given back.
+    pub reuse_ms: u32,
+}
+
+impl AcquireOptions {
+    /// What the id of a place says of the limit that its request knows.
+    pub(super) fn bound(&self, limit: u32) -> Option<Bound> {
+        // Without a claim it is of class 0.
+        let headroom = if self.claim.is_some() { self.headroom } else { 0 };
+        self.max_queue.map(|_| Bound { limit, headroom })
+    }
+
+    pub(super) fn lease_ms(&self) -> u64 {
+        u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// At most half of the lease, as policies have it.
+    pub(super) fn linger(&self) -> Duration {
+        Duration::from_millis(u64::from(self.linger_ms)).min(self.lease / 2)
+    }
+
+    pub(super) fn reuse(&self) -> Duration {
+        Duration::from_millis(u64::from(self.reuse_ms))
+    }
+}

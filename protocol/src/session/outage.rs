@@ -1,0 +1,178 @@
+//! The backend cannot be asked: the policy answers in its place.
+
+use std::collections::BTreeMap;
+
+use super::options::OnUnavailable;
+use super::place::{Sent, WAITING_RENEWAL};
+use super::{Event, Session, State};
+use crate::claim::Tenant;
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+impl Session {
+    /// The backend cannot be asked. For a request without a place the policy answers; one in the queue
+    /// goes on waiting, unless the policy lets it pass. A caller that waits for an acknowledgement is
+    /// told.
+    pub fn handle_unreachable(&mut self, now: Time) {
+        self.outage = true;
+        self.end_reuse(now);
+        self.take_calls_back();
+        let mut places: Vec<_> =
+            self.places.iter().map(|(index, place)| (place.arrival, index)).collect();
+        places.sort_unstable();
+        self.open_local_queue();
+        for (_, index) in &places {
+            let Some(place) = self.places.get(*index) else { continue };
+            match place.state {
+                State::Joining { .. } | State::Waiting { .. } => self.meet_outage(*index, now),
+                State::Releasing => {
+                    self.set(*index, State::Released { acknowledged: false });
+                    self.events.push(Event::Released(*index));
+                }
+                _ => {}
+            }
+        }
+        self.admit_local(now);
+        // A place that was on its way and finds no share may have no queue to wait in, or too long a
+        // one: the newest are refused.
+        let mut kept: BTreeMap<Tenant, u64> = BTreeMap::new();
+        for (_, index) in places {
+            let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
+                continue;
+            };
+            let before = kept.entry(place.claim().tenant()).or_default();
+            if self.exceeds_share(place) {
+                self.fail(index, now);
+                continue;
+            }
+            match self.refused_locally(place, *before) {
+                None => {
+                    *before += 1;
+                    self.places.get_mut(index).into_iter().for_each(|place| place.queued = true);
+                }
+                Some(reason) => {
+                    let before = *before;
+                    self.refuse_by_policy(index, reason, before, now);
+                }
+            }
+        }
+        self.admit_local(now);
+    }
+
+    /// What an outage means for a place that has no permit.
+    pub(super) fn meet_outage(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        match place.options.on_unavailable {
+            OnUnavailable::Local(_) => self.local_queue.join(index, place),
+            OnUnavailable::Refuse | OnUnavailable::Admit => self.wait_or_fall_back(index, now),
+        }
+    }
+
+    /// The backend cannot be asked for this place. One that stood in the queue goes on waiting, if the policy
+    /// has nothing better.
+    pub(super) fn wait_or_fall_back(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        if place.queued && place.options.on_unavailable == OnUnavailable::Refuse {
+            self.wait_on(index, now);
+        } else {
+            self.fall_back(index, now);
+        }
+    }
+
+    /// A request that stood in the queue goes on waiting, though its place has to be asked for again: with
+    /// its next renewal.
+    fn wait_on(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get_mut(index).filter(|place| place.is_joining()) else {
+            return;
+        };
+        place.acked = now;
+        self.set(index, State::Waiting { ticket: None });
+        self.want(now + WAITING_RENEWAL);
+    }
+
+    /// Whether the backend was last said to be out of reach.
+    #[must_use]
+    pub const fn is_outage(&self) -> bool {
+        self.outage
+    }
+
+    /// A request comes in an outage.
+    pub(super) fn join_in_outage(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        if !matches!(place.options.on_unavailable, OnUnavailable::Local(_)) {
+            return self.fall_back(index, now);
+        }
+        self.local_queue.join(index, place);
+        self.admit_local(now);
+        let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
+            return;
+        };
+        if self.exceeds_share(place) {
+            return self.fail(index, now);
+        }
+        let before = self.local_queue.waiting_of(place.claim()).saturating_sub(1);
+        match self.refused_locally(place, before) {
+            Some(reason) => self.refuse_by_policy(index, reason, before, now),
+            None => self.places.get_mut(index).into_iter().for_each(|place| place.queued = true),
+        }
+    }
+
+    /// The backend cannot be asked for this place, and the place does not wait for it any longer.
+    pub(super) fn fall_back(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        if !place.is_joining() && !place.is_waiting() {
+            return;
+        }
+        let (policy, may_wait) = (place.options.on_unavailable, place.options.max_queue.is_some());
+        if self.has_share(place) {
+            self.admit(index, now);
+        } else if matches!(policy, OnUnavailable::Local(_))
+            && !may_wait
+            && !self.exceeds_share(place)
+        {
+            self.refuse_by_policy(index, RejectReason::Limit, 0, now);
+        } else {
+            self.fail(index, now);
+        }
+    }
+
+    /// The policy cannot let the request pass.
+    pub(super) fn fail(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        self.set(index, State::Failed);
+        self.events.push(Event::Failed(index));
+    }
+
+    /// In flight without the backend: under a new id, because the old one may stand there as waiting.
+    pub(super) fn admit(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        let n = self.places.renumber(index);
+        let poll_only = self.poll_only;
+        if let Some(place) = self.places.get_mut(index) {
+            place.poll_only = poll_only;
+            place.held_at = now;
+            place.granted_at = now;
+            place.acked = now;
+        }
+        self.hear_of_admission();
+        self.set(index, State::Admitted { announced: Sent::No });
+        self.events.push(Event::Admitted(index));
+        if !self.outage {
+            // Only this call failed, or went unanswered: the backend can be told at once.
+            self.reasserts.push_back(n);
+        }
+        self.want(now + WAITING_RENEWAL);
+    }
+
+    pub(super) fn refuse_by_policy(
+        &mut self,
+        index: usize,
+        reason: RejectReason,
+        waiting: u64,
+        now: Time,
+    ) {
+        self.leave_server(index, now);
+        self.set(index, State::Refused { reason, in_use: self.in_flight, waiting });
+        self.events.push(Event::Refused(index));
+    }
+}

@@ -1,0 +1,193 @@
+//! What operators do to a semaphore while it is used.
+
+use std::time::Duration;
+
+use super::place::{Place, Sent};
+use super::{Session, State};
+use crate::id::PlaceId;
+use crate::overrides::Override;
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+/// A place that is gone, and whether it was revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RevocationCheck {
+    /// The number that it had, and the one that it has now.
+    pub(super) old: u64,
+    pub(super) new: u64,
+    /// The first question whose answer counts.
+    question: u64,
+}
+
+impl Session {
+    /// An operator set something else. If there are more permits now, the waiters ask for them at once:
+    /// only their process knows how many its policy allows.
+    pub fn handle_override(&mut self, overrides: Override, now: Time) {
+        let before = self.limit_in_force();
+        self.overrides = overrides;
+        let limit = self.limit_in_force();
+        self.ask |= limit > before && self.waiting > 0;
+        if limit != before {
+            self.limit_changed(limit < before, now);
+        }
+        // What can never be served any more would hold up its line.
+        for index in self.indexes() {
+            let Some(place) = self.places.get(index) else { continue };
+            if (place.is_joining() || place.is_waiting()) && self.never_fits(place) {
+                if place.has_left() {
+                    self.take_out(index, now);
+                    continue;
+                }
+                self.leave_server(index, now);
+                self.refuse(index, RejectReason::CostTooHigh, self.seen);
+            }
+        }
+        self.admit_local(now);
+    }
+
+    /// Whether a place asks for more permits than it could ever have, under the limit that will count once the
+    /// semaphore is not paused.
+    pub(super) fn never_fits(&self, place: &Place) -> bool {
+        let Some(claim) = place.options.claim else { return false };
+        let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
+        let headroom = if claim.class() == 0 { 0 } else { place.options.headroom };
+        let room = limit.saturating_sub(headroom);
+        (room > 0 && claim.cost() > room) || claim.exceeds_each()
+    }
+
+    /// The limit that goes along with every call.
+    #[must_use]
+    pub fn limit_in_force(&self) -> u32 {
+        self.limit_for(self.limit)
+    }
+
+    /// The limit in force for requests that know this one.
+    pub(super) fn limit_for(&self, limit: u32) -> u32 {
+        self.overrides.in_place().unwrap_or(limit)
+    }
+
+    /// The limit that the last request brought, whatever operators set; `None`: none has come, because a hint made
+    /// this session.
+    #[must_use]
+    pub fn policy_limit(&self) -> Option<u32> {
+        (self.limit > 0).then_some(self.limit)
+    }
+
+    /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
+    /// ask for what that freed: only their process knows the limit.
+    pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {
+        self.ask |= self.waiting > 0;
+        if id.node != self.node {
+            return;
+        }
+        let renamed = self.revocation_checks.iter().find(|check| check.old == id.n);
+        let n = renamed.map_or(id.n, |check| check.new);
+        let index = self.places.index(n).or_else(|| self.replacing(n));
+        let Some(index) = index else { return };
+        let Some(place) = self.places.get(index) else { return };
+        if place.has_left() {
+            // There is no holder to be told.
+            self.take_out(index, now);
+        } else if place.is_in_flight() && place.taken {
+            self.lose(index, now);
+        } else if place.is_live() || place.is_joining() {
+            self.leave_server(index, now);
+            self.refuse(index, RejectReason::Revoked, self.seen);
+            self.admit_local(now);
+        }
+    }
+
+    /// A renewal found a place gone. Before it is shown its proof, it must be known that it was not
+    /// revoked; and that from an answer to a question that is asked from here on, because a revocation
+    /// is recorded first and carried out then.
+    pub(super) fn gone(&mut self, n: u64, now: Time) {
+        let Some(index) = self.places.index(n) else { return };
+        let Some(place) = self.places.get(index).filter(|place| !place.restoring) else { return };
+        let mut new = n;
+        if place.is_waiting() {
+            // Back under a new id: what still names the old one must not reach this stay.
+            new = self.places.renumber(index);
+            // A replica that is promoted may still have the old one.
+            self.left_at = Some(now);
+            let poll_only = self.poll_only;
+            if let Some(place) = self.places.get_mut(index) {
+                place.poll_only = poll_only;
+            }
+        }
+        self.places.find(new).into_iter().for_each(|place| place.restoring = true);
+        self.revocation_checks.push(RevocationCheck { old: n, new, question: self.question });
+        self.ask_revocations = true;
+    }
+
+    /// Whether it is to be asked which places were revoked: gives the number of that question, once. What
+    /// was read is followed by [`handle_revocations_known`](Self::handle_revocations_known).
+    pub const fn poll_revocation_check(&mut self) -> Option<u64> {
+        if !std::mem::replace(&mut self.ask_revocations, false) {
+            return None;
+        }
+        self.question += 1;
+        Some(self.question - 1)
+    }
+
+    /// The revocations are known, from the answer to this question: the other places that were gone when
+    /// it was asked were lost by the backend. Those that were found gone since wait for the answer to the
+    /// next one.
+    pub fn handle_revocations_known(&mut self, question: u64, now: Time) {
+        let is_known = |check: &RevocationCheck| check.question <= question;
+        let (known, unknown) = std::mem::take(&mut self.revocation_checks)
+            .into_iter()
+            .partition::<Vec<_>, _>(is_known);
+        self.revocation_checks = unknown;
+        for RevocationCheck { new: n, .. } in known {
+            let Some(index) = self.places.index(n) else { continue };
+            let Some(place) = self.places.get_mut(index) else { continue };
+            match place.state {
+                State::Held => {
+                    self.reasserts.push_back(n);
+                    self.data_was_lost(now);
+                }
+                State::Waiting { ticket: Some(_) } => self.reasserts.push_back(n),
+                State::Waiting { ticket: None } => {
+                    place.restoring = false;
+                    self.set(index, State::Joining { sent: Sent::No, hint: None });
+                    self.joins.push_back(n);
+                }
+                _ => {}
+            }
+        }
+        self.end_resync();
+    }
+
+    /// For how long a place has had its permit; `None`: it has none.
+    #[must_use]
+    pub fn held_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
+        let place = self.places.get(self.places.index(id.n)?)?;
+        place.is_in_flight().then(|| now.since(place.held_at))
+    }
+
+    /// For how long a place has been waiting; `None`: it does not.
+    #[must_use]
+    pub fn waiting_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
+        let place = self.places.get(self.places.index(id.n)?)?;
+        place.is_waiting().then(|| now.since(place.held_at))
+    }
+
+    /// Places of tenants that wait, and for how long, ms; at most `most`.
+    #[must_use]
+    pub fn waiting_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
+        let is_fair = |place: &Place| place.is_waiting() && place.options.claim.is_some();
+        let waiting = self.places.iter().filter(|(_, place)| is_fair(place)).take(most);
+        waiting.map(|(_, place)| (place.n, ms(now.since(place.held_at)))).collect()
+    }
+
+    /// Places that have a permit, and for how long, ms; at most `most`.
+    #[must_use]
+    pub fn held_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
+        let held = self.places.iter().filter(|(_, place)| place.is_in_flight()).take(most);
+        held.map(|(_, place)| (place.n, ms(now.since(place.held_at)))).collect()
+    }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,484 @@
+//! What comes in: replies to calls, and hints.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::place::{Linger, Place, WAITING_RENEWAL};
+use super::transmit::CALL_MAX;
+use super::{Event, IDLE, Session, State};
+use crate::call::Op;
+use crate::id::PlaceId;
+use crate::ledger::{Hint, PlaceStatus, Reply};
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+/// How far behind the earliest lease end the next renewal comes.
+const AFTER_LEASE_END: Duration = Duration::from_millis(2);
+/// Leases that end at short intervals are asked after together: no more often than this.
+pub(super) const ASK_GAP: Duration = Duration::from_millis(100);
+/// Releases of unknown places that wait to be sent, at the most.
+const STRANGERS_MAX: usize = 1000;
+/// The maximum of refused releases that are kept. Beyond it, those with the earliest lease ends are dropped.
+const DEFERRED_MAX: usize = 8 * CALL_MAX;
+/// The longest pause before they are tried again.
+const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(4);
+/// How soon a place is asked about again whose answer contradicts what is known of it.
+const CHECK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long what was refused is not tried again: as long as one place with this lease would wait.
+fn refusal_pause(lease: Duration) -> Duration {
+    let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
+    third.min(WAITING_RENEWAL)
+}
+
+/// When a reply was asked for, and when it came.
+#[derive(Clone, Copy)]
+struct Timing {
+    sent: Time,
+    now: Time,
+    /// Calls that were sent later may have been carried out before this one.
+    late: bool,
+}
+
+impl Timing {
+    /// Whether a lease that the reply gives the place still runs.
+    fn is_good(self, place: &Place) -> bool {
+        self.now < self.sent + place.deadline().since(place.acked)
+    }
+}
+
+impl Session {
+    /// A reply came for a call that was sent at `sent`. `late`: calls that were sent after it may have
+    /// been carried out before it.
+    pub fn handle_reply(&mut self, op: &Op, reply: &Reply, late: bool, sent: Time, now: Time) {
+        let timing = Timing { sent, now, late };
+        self.arrived(op);
+        self.hear_who_waits(op, reply, late, (sent, now));
+        // A reply in short says nothing of it.
+        if (reply.in_use, reply.waiting) != (0, 0) {
+            self.seen = (reply.in_use, reply.waiting);
+        }
+        match op {
+            Op::Acquire { leaving, ids, .. } => {
+                self.left(leaving);
+                for (id, status) in ids.iter().zip(&reply.statuses) {
+                    self.joined(*id, *status, reply, timing);
+                }
+            }
+            Op::Renew { ids, .. } => {
+                for (id, status) in ids.iter().zip(&reply.statuses) {
+                    self.renewed(id.n, *status, reply.lease_end, timing);
+                }
+            }
+            Op::Reassert { proofs, .. } => {
+                for ((id, _), status) in proofs.iter().zip(&reply.statuses) {
+                    self.reasserted(*id, *status, reply.lease_end, timing);
+                }
+            }
+            Op::Release { ids } => self.left(ids),
+            Op::Audit { .. } => self.audited(&reply.found, now),
+        }
+        for grant in &reply.granted {
+            self.promoted(grant.id, grant.lease_end, now);
+        }
+        self.more |= reply.more;
+        self.end_of_refusals(op, now);
+        if reply.earliest > 0 {
+            let server_now = reply.lease_end.saturating_sub(op.lease_ms());
+            let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
+            let at = now + left + AFTER_LEASE_END;
+            let at = self.asked_at.map_or(at, |asked_at| at.max(asked_at + ASK_GAP));
+            self.ask_at = Some(at);
+            if self.waiting > 0 {
+                self.want(at);
+            }
+        }
+        self.end_resync();
+        self.want_end(now);
+    }
+
+    /// The backend refused this call, and did nothing of it; the connection is good.
+    pub fn handle_call_refused(&mut self, op: &Op, now: Time) {
+        let (ids, proofs): (&[PlaceId], &[(PlaceId, u64)]) = match op {
+            Op::Acquire { ids, .. } => (ids, &[]),
+            Op::Reassert { proofs, .. } => (&[], proofs),
+            Op::Release { .. } | Op::Renew { .. } | Op::Audit { .. } => (&[], &[]),
+        };
+        // What is not there needs no release.
+        for id in ids.iter().chain(proofs.iter().map(|(id, _)| id)) {
+            if let Some(place) = self.places.find(id.n)
+                && let State::Joining { sent, .. } | State::Admitted { announced: sent } =
+                    &mut place.state
+            {
+                sent.take_back();
+            }
+        }
+        self.handle_call_error(op, now);
+    }
+
+    /// This call failed, and may or may not have been carried out; the connection is good.
+    pub fn handle_call_error(&mut self, op: &Op, now: Time) {
+        self.arrived(op);
+        match op {
+            Op::Acquire { leaving, ids, .. } => {
+                self.stayed(leaving, now);
+                let places = ids.iter().filter_map(|id| self.places.index(id.n));
+                let mut places: SmallVec<[(u64, usize); 4]> = places
+                    .filter_map(|index| Some((self.places.get(index)?.arrival, index)))
+                    .collect();
+                places.sort_unstable();
+                for (_, index) in places {
+                    let place = self.places.get(index);
+                    if place.is_some_and(Place::has_left) {
+                        self.take_out(index, now);
+                    } else if place.is_some_and(Place::is_joining) {
+                        self.wait_or_fall_back(index, now);
+                    }
+                }
+            }
+            Op::Release { ids } => self.stayed(ids, now),
+            Op::Renew { lease_ms, ids } => self.not_renewed(ids.iter(), *lease_ms, now),
+            Op::Reassert { lease_ms, proofs } => {
+                for (id, _) in proofs {
+                    self.restored(id.n);
+                }
+                self.not_renewed(proofs.iter().map(|(id, _)| id), *lease_ms, now);
+            }
+            Op::Audit { .. } => {
+                // As long as it looks for what left not long ago.
+                self.audit = self.left_at.is_some();
+                self.release_at = self.put_off(self.release_at, self.lease, now);
+            }
+        }
+        self.end_resync();
+        self.want_end(now);
+    }
+
+    /// A hint: a place of this process was granted.
+    pub fn handle_hint(&mut self, hint: Hint, now: Time) {
+        let Hint { n, bound, claim, lease_end } = hint;
+        self.left_queue(n);
+        let id = PlaceId { node: self.node, poll_only: false, n, bound, claim };
+        self.promoted(id, lease_end, now);
+    }
+
+    /// A call is on its way no more.
+    pub(super) fn arrived(&mut self, op: &Op) {
+        match op {
+            Op::Renew { .. } | Op::Reassert { .. } => {
+                self.renewing = self.renewing.saturating_sub(1);
+            }
+            Op::Audit { .. } => self.auditing = false,
+            Op::Acquire { .. } | Op::Release { .. } => {}
+        }
+    }
+
+    /// What stands there after data may have been lost. A place that was released, and acknowledged,
+    /// stands there again if the server that is asked now had not heard of that: nobody would renew it,
+    /// and its permit would be idle for a lease. No number is used twice, so what is not known is gone.
+    fn audited(&mut self, found: &[PlaceId], now: Time) {
+        for id in found {
+            let place = self.places.find(id.n);
+            let is_known =
+                place.is_some_and(|p| p.is_there() || matches!(p.state, State::Releasing));
+            if !is_known && !self.releasing.iter().any(|(releasing, _)| releasing == id) {
+                self.release_stranger(*id, now);
+            }
+        }
+    }
+
+    /// A late reply shows a place that the session has left: its release may have been carried out
+    /// before that.
+    fn release_late(&mut self, id: PlaceId, status: PlaceStatus, timing: Timing) {
+        if timing.late && matches!(status, PlaceStatus::Held | PlaceStatus::Waiting(_)) {
+            self.release_stranger(id, timing.now);
+        }
+    }
+
+    /// Releases a place that is unknown here.
+    fn release_stranger(&mut self, id: PlaceId, now: Time) {
+        // Hints come from whatever may publish: a flood of them is not to fill the memory.
+        if self.releases.len() >= STRANGERS_MAX + self.places.len() {
+            return;
+        }
+        self.releases.push_back((id, now + self.longest_lease.max(IDLE)));
+        self.want(now + IDLE);
+    }
+
+    fn joined(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
+        let Some(index) = self.places.index(id.n) else {
+            return self.release_late(id, status, timing);
+        };
+        if self.places.get(index).is_some_and(|place| place.linger == Linger::Spare) {
+            return self.spare_joined(index, status, (reply.lease_end, timing.sent), timing.now);
+        }
+        let hint = match self.places.get(index) {
+            Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
+            Some(place) if place.is_live() => return,
+            _ => return self.release_late(id, status, timing),
+        };
+        let seen = (reply.in_use, reply.waiting);
+        match status {
+            PlaceStatus::Held => {
+                self.acknowledge(index, reply.lease_end, timing.sent);
+                self.grant(index, timing.now);
+            }
+            PlaceStatus::Waiting(ticket) => {
+                self.acknowledge(index, reply.lease_end, timing.sent);
+                self.set(index, State::Waiting { ticket: Some(ticket) });
+                self.events.push(Event::Progress(index));
+                if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
+                    self.grant(index, timing.now);
+                } else {
+                    self.want_renewal(index);
+                    if let Some(end) = self.quarantined_until().filter(|end| timing.now < *end) {
+                        self.want(end);
+                    }
+                }
+                self.adopt_late(index, timing.now);
+            }
+            PlaceStatus::NoPermit => {
+                let index = self.last_in_turn(index);
+                let reason = self.blame(index, RejectReason::Limit, seen.0, timing.sent);
+                self.refuse(index, reason, seen);
+            }
+            PlaceStatus::QueueFull => {
+                let index = self.last_in_turn(index);
+                let reason = self.blame(index, RejectReason::QueueFull, seen.0, timing.sent);
+                self.refuse(index, reason, seen);
+            }
+            PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),
+            PlaceStatus::NeverFits => self.refuse(index, RejectReason::CostTooHigh, seen),
+            PlaceStatus::Gone => {}
+        }
+    }
+
+    fn renewed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        let Some(place) = self.places.find(n) else { return };
+        match (place.state, status) {
+            (State::Held, PlaceStatus::Gone) if place.granted_at > timing.sent => {
+                place.check = true;
+                self.renew = true;
+            }
+            (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => self.gone(n, timing.now),
+            _ => self.confirmed(n, status, lease_end, timing),
+        }
+    }
+
+    fn reasserted(&mut self, id: PlaceId, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        self.restored(id.n);
+        let Some(index) = self.places.index(id.n) else {
+            return self.release_late(id, status, timing);
+        };
+        let Some(place) = self.places.get(index) else { return };
+        match (place.state, status) {
+            (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
+            (State::Waiting { .. }, PlaceStatus::Gone) => self.renew = true,
+            _ if !place.is_live() => self.release_late(id, status, timing),
+            _ => self.confirmed(id.n, status, lease_end, timing),
+        }
+    }
+
+    /// A renewal or a proof found the place.
+    fn confirmed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        let Some(index) = self.places.index(n) else { return };
+        let Some(place) = self.places.get_mut(index) else { return };
+        match (place.state, status) {
+            (State::Waiting { .. }, PlaceStatus::Held) => {
+                self.acknowledge(index, lease_end, timing.sent);
+                self.grant(index, timing.now);
+            }
+            // A permit in flight by policy is counted from here on. If the reply is too old to be
+            // believed, it is asked for again: nothing takes the permit from the request.
+            (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
+                self.acknowledge(index, lease_end, timing.sent);
+                self.set(index, State::Held);
+                self.want_renewal(index);
+            }
+            (State::Waiting { .. }, PlaceStatus::Waiting(ticket)) => {
+                self.acknowledge(index, lease_end, timing.sent);
+                self.set(index, State::Waiting { ticket: Some(ticket) });
+                self.want_renewal(index);
+            }
+            (State::Held, PlaceStatus::Held) => {
+                let is_over = timing.now >= place.lease_over();
+                if timing.now >= place.deadline() {
+                    self.expire(index, timing.now);
+                }
+                if !is_over {
+                    self.acknowledge(index, lease_end, timing.sent);
+                    self.want_renewal(index);
+                }
+            }
+            (State::Held, PlaceStatus::Waiting(_)) => {
+                // Asked again soon, but not at once: that could go on as long as the lease.
+                place.check = true;
+                self.want(timing.now + CHECK_AGAIN);
+            }
+            _ => {}
+        }
+        self.adopt_late(index, timing.now);
+    }
+
+    fn restored(&mut self, n: u64) {
+        self.places.find(n).into_iter().for_each(|place| place.restoring = false);
+    }
+
+    fn acknowledge(&mut self, index: usize, lease_end: u64, sent: Time) {
+        if let Some(place) = self.places.get_mut(index) {
+            place.lease_end = lease_end;
+            place.acked = sent;
+        }
+    }
+
+    fn want_renewal(&mut self, index: usize) {
+        if let Some(at) = self.places.get(index).map(|place| place.acked + place.interval()) {
+            self.want(at);
+        }
+    }
+
+    fn promoted(&mut self, id: PlaceId, lease_end: u64, now: Time) {
+        self.take_back(id.n, now);
+        let Some(index) = self.places.index(id.n) else {
+            return self.release_stranger(id, now);
+        };
+        let Some(place) = self.places.get_mut(index) else { return };
+        match &mut place.state {
+            State::Joining { hint, .. } => *hint = Some(lease_end),
+            State::Waiting { .. } if lease_end >= place.lease_end => self.grant(index, now),
+            _ => {}
+        }
+    }
+
+    /// The place has a permit; if that is news too old to believe, it asks first.
+    fn grant(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get_mut(index) else { return };
+        if now >= place.deadline() {
+            if place.is_waiting() {
+                self.renew = true;
+            } else {
+                self.wait_again(index, now);
+            }
+            return;
+        }
+        let index = self.first_in_turn(index);
+        if self.outage
+            && let Some(place) = self.places.get(index).filter(|place| place.waits_locally())
+        {
+            self.local_queue.leave(index, place);
+        }
+        let Some(place) = self.places.get_mut(index) else { return };
+        place.held_at = now;
+        place.granted_at = now;
+        self.set(index, State::Held);
+        self.events.push(Event::Progress(index));
+        self.want_renewal(index);
+    }
+
+    /// Releases were carried out.
+    fn left(&mut self, ids: &[PlaceId]) {
+        // Replies come in the order of the calls.
+        match ids.len() {
+            1 => drop(self.releasing.pop_front()),
+            count => drop(self.releasing.drain(..count.min(self.releasing.len()))),
+        }
+        for id in ids {
+            self.release_answered(id.n, true);
+        }
+    }
+
+    /// Releases were refused.
+    fn stayed(&mut self, ids: &[PlaceId], now: Time) {
+        if ids.is_empty() {
+            return;
+        }
+        let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
+        let is_older = |(_, until): &(PlaceId, Time)| {
+            self.deferred.front().is_some_and(|(_, first)| until <= first)
+        };
+        let (older, newer): (Vec<_>, Vec<_>) = refused.partition(is_older);
+        older.into_iter().rev().for_each(|release| self.deferred.push_front(release));
+        self.deferred.extend(newer);
+        let surplus = self.deferred.len().saturating_sub(DEFERRED_MAX);
+        let dropped: SmallVec<[(PlaceId, Time); 4]> = self.deferred.drain(..surplus).collect();
+        dropped.into_iter().for_each(|(id, _)| self.left_queue(id.n));
+        if self.release_at.is_none() {
+            let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.lease));
+            self.release_at = Some(now + pause);
+            self.want(now + pause);
+        }
+        for id in ids {
+            self.release_answered(id.n, false);
+        }
+    }
+
+    /// The backend carries calls out. Releases that it refused before are tried again as soon as they are after a first
+    /// refusal; once one of them is carried out, all at once.
+    fn end_of_refusals(&mut self, op: &Op, now: Time) {
+        if self.deferred.is_empty() || matches!(op, Op::Audit { .. }) {
+            return;
+        }
+        let is_release = match op {
+            Op::Release { ids } => !ids.is_empty(),
+            Op::Acquire { leaving, .. } => !leaving.is_empty(),
+            _ => false,
+        };
+        if is_release {
+            self.releases.extend(self.deferred.drain(..));
+            (self.release_at, self.release_pause) = (None, None);
+        } else if let Some(at) = self.release_at {
+            let at = at.min(now + refusal_pause(self.lease));
+            (self.release_at, self.release_pause) = (Some(at), None);
+            self.want(at);
+        }
+    }
+
+    /// Has some of the releases that were refused sent: as many as go in one call. The others follow once that is
+    /// carried out.
+    pub(super) fn try_deferred(&mut self) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.lease));
+        self.release_pause = Some((2 * pause).min(RELEASE_PAUSE_MAX));
+        let mut permits = 0;
+        while permits < CALL_MAX
+            && let Some(release) = self.deferred.pop_front()
+        {
+            permits += release.0.cost() as usize;
+            self.releases.push_back(release);
+        }
+    }
+
+    /// The renewals or proofs of these places were refused.
+    fn not_renewed<'a>(
+        &mut self,
+        ids: impl Iterator<Item = &'a PlaceId>,
+        lease_ms: u64,
+        now: Time,
+    ) {
+        for id in ids {
+            self.places.find(id.n).into_iter().for_each(|place| place.refused = true);
+        }
+        self.renew_at = self.put_off(self.renew_at, Duration::from_millis(lease_ms), now);
+    }
+
+    /// The backend refused a call. Whatever else is due, or refused meanwhile, it is asked again only as often as one
+    /// place with this lease would ask. Returns when; `before`: when it was to be, if it waits already.
+    fn put_off(&mut self, before: Option<Time>, lease: Duration, now: Time) -> Option<Time> {
+        let at = now + refusal_pause(lease);
+        // Where leases differ, in time for the shortest.
+        let at = before.map_or(at, |before| before.min(at));
+        self.want(at);
+        Some(at)
+    }
+
+    fn release_answered(&mut self, n: u64, acknowledged: bool) {
+        let Some(index) = self.places.index(n) else { return };
+        if self.places.get(index).is_some_and(|place| matches!(place.state, State::Releasing)) {
+            self.set(index, State::Released { acknowledged });
+            self.events.push(Event::Released(index));
+        }
+    }
+}

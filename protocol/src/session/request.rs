@@ -1,0 +1,429 @@
+//! What requests do: they come, wait, are answered, and leave.
+
+use std::time::Duration;
+
+use super::local::LocalQueue;
+use super::options::{AcquireOptions, OnUnavailable};
+use super::place::{Linger, PLACES_MAX, Place, Sent, State};
+use super::{Event, IDLE, Progress, Session};
+use crate::id::{NodeId, PlaceId};
+use crate::overrides::Mode;
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+/// What becomes of a request in the layers further in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FurtherIn {
+    /// One of them rejected an attempt.
+    Rejected,
+    /// One of them passed an attempt on, or something answered it.
+    Passed,
+    /// It goes on, whatever became of its attempts so far: another may go where there are no layers.
+    GoesOn,
+}
+
+impl Session {
+    /// A request comes. Gives the index of its place, until [`handle_leave`](Self::handle_leave);
+    /// `None` if the process has [`PLACES_MAX`] places in the semaphore.
+    pub fn handle_request(
+        &mut self,
+        limit: u32,
+        options: AcquireOptions,
+        now: Time,
+    ) -> Option<usize> {
+        if self.places.len() >= PLACES_MAX {
+            return None;
+        }
+        self.limit = limit;
+        self.headroom = options.headroom;
+        if let Some(index) = self.take_kept(limit, &options, now) {
+            return Some(index);
+        }
+        self.lease = options.lease;
+        let is_clean = self.places.is_empty() && !self.has_releases();
+        let before = if is_clean { Duration::ZERO } else { self.longest_lease };
+        self.longest_lease = before.max(options.lease);
+        let poll_only = self.poll_only;
+        let arrival = self.places.next_arrival();
+        let index = self.places.insert(|n| Place {
+            n,
+            poll_only,
+            limit,
+            bound: options.bound(limit),
+            options,
+            state: State::Joining { sent: Sent::No, hint: None },
+            lease_end: 0,
+            acked: now,
+            held_at: now,
+            taken: false,
+            queued: false,
+            check: false,
+            refused: false,
+            restoring: false,
+            linger: Linger::No,
+            replaces: None,
+            granted_at: now,
+            arrival,
+        });
+        self.joining += 1;
+        self.follow_queue(index, true);
+        let n = self.places.get(index).map_or(0, |place| place.n);
+        self.want(now + IDLE);
+        if self.overrides.mode == Mode::Draining {
+            self.refuse(index, RejectReason::Draining, self.seen);
+        } else if options.claim.is_some()
+            && self.places.get(index).is_some_and(|place| self.never_fits(place))
+        {
+            self.refuse(index, RejectReason::CostTooHigh, self.seen);
+        } else if self.outage {
+            self.join_in_outage(index, now);
+        } else {
+            self.joins.push_back(n);
+        }
+        Some(index)
+    }
+
+    /// How far the request at `index` has come. If it is not done, a [`Event::Progress`] says when to
+    /// look again.
+    pub fn handle_poll(&mut self, index: usize, now: Time) -> Progress {
+        let Some(place) = self.places.get_mut(index) else { return Progress::Closed };
+        match place.state {
+            State::Joining { .. } => {
+                let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
+                if place.queued || (self.outage && local) {
+                    Progress::Waiting
+                } else {
+                    Progress::Joining
+                }
+            }
+            State::Waiting { .. } => Progress::Waiting,
+            State::Held if now < place.deadline() || place.taken => {
+                place.taken = true;
+                Progress::Held
+            }
+            // Granted, but the request comes for it too late: ask first.
+            State::Held => {
+                self.wait_again(index, now);
+                self.handle_poll(index, now)
+            }
+            State::Admitted { .. } => {
+                place.taken = true;
+                Progress::Admitted
+            }
+            State::Refused { reason, in_use, waiting } => {
+                let limit = self.overrides.in_place();
+                let by_itself =
+                    matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
+                        && place.options.claim.is_some_and(|c| self.tenants.exceeds_each(c));
+                let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
+                let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
+                let ends_in = end.map(|end| end.since(now));
+                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in }
+            }
+            State::Failed => Progress::Failed,
+            State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
+                Progress::Closed
+            }
+        }
+    }
+
+    /// The request at `index` was broken off: its permit lingers once the request leaves, because the other side may
+    /// notice later (rule 8).
+    pub fn handle_break_off(&mut self, index: usize) {
+        let place = self.places.get_mut(index).filter(|place| place.may_linger());
+        let spared = [Linger::Spared, Linger::Lost];
+        if let Some(place) = place.filter(|place| !spared.contains(&place.linger)) {
+            place.linger = Linger::Due;
+        }
+    }
+
+    /// Records what became further in of the request at `index`. Its permit does not linger if a rejection there is
+    /// what ends the request, and no attempt was passed on.
+    pub fn handle_further_in(&mut self, index: usize, event: FurtherIn) {
+        let Some(place) = self.places.get_mut(index).filter(|place| place.may_linger()) else {
+            return;
+        };
+        place.linger = match (place.linger, event) {
+            (Linger::No, FurtherIn::Rejected) => Linger::Spared,
+            (Linger::No | Linger::Spared, FurtherIn::Passed) => Linger::Reached,
+            (Linger::Spared, FurtherIn::GoesOn) => Linger::No,
+            (linger, _) => linger,
+        };
+    }
+
+    /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
+    /// to another.
+    pub fn handle_leave(&mut self, index: usize, now: Time) {
+        let due = |place: &&mut Place| {
+            matches!(place.linger, Linger::Due | Linger::Lost) && place.is_in_flight()
+        };
+        if let Some(place) = self.places.get_mut(index).filter(due) {
+            let until = place.begin_to_linger(now);
+            self.want(until);
+        } else if self.may_pass_on(index, now) {
+            self.pass_on(index, now);
+        } else {
+            self.take_out(index, now);
+        }
+    }
+
+    /// Takes a place out that no request has.
+    #[inline]
+    pub(super) fn take_out(&mut self, index: usize, now: Time) {
+        self.follow_queue(index, false);
+        self.release_replaced(index);
+        let Some(place) = self.places.remove(index) else { return };
+        self.forget_kept(&place);
+        self.count(place.state, place.limit, place.options.claim, false);
+        if let Some(claim) = place.options.claim {
+            self.tenants.leave(index, false);
+            if place.is_in_flight() {
+                self.tenants.count(claim.tenant(), claim.cost(), false);
+            }
+        }
+        if place.is_there() {
+            self.releases.push_back(release_of(self.node, &place, now));
+            self.left_at = Some(now);
+        } else if matches!(place.state, State::Joining { .. }) {
+            self.forget_join(place.n);
+        } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
+            self.left_at = Some(now);
+        }
+        if self.outage && place.waits_locally() {
+            self.local_queue.leave(index, &place);
+        }
+        self.admit_local(now);
+        self.want(now + IDLE);
+        self.want_end(now);
+    }
+
+    /// Releases the permit at `index` for a caller that waits for the acknowledgement. `false`: there
+    /// is none to wait for.
+    pub fn handle_release(&mut self, index: usize, now: Time) -> bool {
+        let Some(place) = self.places.get(index).filter(|place| place.is_in_flight()) else {
+            return false;
+        };
+        let is_there = place.is_there();
+        if is_there {
+            self.releases.push_back(release_of(self.node, place, now));
+            self.set(index, State::Releasing);
+        } else {
+            self.set(index, State::Released { acknowledged: true });
+        }
+        self.admit_local(now);
+        is_there
+    }
+
+    /// Whether the release at `index` was acknowledged; `None`: it is not answered yet.
+    #[must_use]
+    pub fn released(&self, index: usize) -> Option<bool> {
+        let Some(place) = self.places.get(index) else { return Some(true) };
+        match place.state {
+            State::Releasing => None,
+            State::Released { acknowledged } => Some(acknowledged),
+            _ => Some(true),
+        }
+    }
+
+    /// The id of the place at `index`. A place gets another one where the old one must not be used
+    /// again.
+    #[must_use]
+    pub fn place(&self, index: usize) -> Option<PlaceId> {
+        Some(self.places.get(index)?.id(self.node))
+    }
+
+    /// Whether the request has its permit, lost or not.
+    #[must_use]
+    pub fn is_held(&self, index: usize) -> bool {
+        let place = self.places.get(index);
+        place.is_some_and(|place| place.is_in_flight() || matches!(place.state, State::Lost))
+    }
+
+    /// Whether the permit is lost.
+    #[must_use]
+    pub fn is_lost(&self, index: usize, now: Time) -> bool {
+        self.places.get(index).is_some_and(|place| match place.state {
+            State::Lost => true,
+            State::Held => place.linger == Linger::Lost || now >= place.deadline(),
+            _ => false,
+        })
+    }
+
+    /// As [`is_lost`](Self::is_lost), as far as that was noticed: without a look at the time.
+    #[must_use]
+    pub fn was_lost(&self, index: usize) -> bool {
+        let is_lost =
+            |place: &Place| matches!(place.state, State::Lost) || place.linger == Linger::Lost;
+        self.places.get(index).is_some_and(is_lost)
+    }
+
+    /// The request has waited as long as it may: for its first answer, or for a permit. It has its
+    /// final answer after this (rule 7).
+    pub fn handle_wait_timeout(&mut self, index: usize, now: Time) {
+        let Some(place) = self.places.get(index) else { return };
+        let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
+        match place.state {
+            State::Joining { .. } | State::Waiting { .. } if self.outage && local => {
+                let waiting = self.local_queue.waiting_of(place.claim());
+                self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
+            }
+            State::Waiting { .. } if !self.outage => self.wait_in_vain(index, now),
+            State::Joining { .. } if !self.outage && place.queued => self.wait_in_vain(index, now),
+            State::Joining { .. } | State::Waiting { .. } => self.fall_back(index, now),
+            _ => {}
+        }
+        self.admit_local(now);
+    }
+
+    /// As [`handle_wait_timeout`](Self::handle_wait_timeout), where the backend answers, and has not come to this
+    /// request yet: its call is not sent, or stands behind others of this process. That is no outage, so no policy
+    /// admits it.
+    pub fn handle_answer_timeout(&mut self, index: usize, now: Time) {
+        let place = self.places.get(index).filter(|place| place.is_joining() && !place.queued);
+        let Some(place) = place.filter(|_| !self.outage) else {
+            return self.handle_wait_timeout(index, now);
+        };
+        if place.options.max_queue.is_some() {
+            self.leave_server(index, now);
+            self.refuse(index, RejectReason::QueueTimeout, self.seen);
+        } else {
+            self.fail(index, now);
+        }
+    }
+
+    /// Releases every place: permits are lost to their holders, requests are told that it is over.
+    pub fn handle_close(&mut self, now: Time) {
+        self.local_queue = LocalQueue::new();
+        for index in self.indexes() {
+            let Some(place) = self.places.get(index) else { continue };
+            if place.is_for_the_next() {
+                self.take_out(index, now);
+            } else if place.may_linger() {
+                // Not released: its lease ends it, as that of a process that dies.
+                let is_taken = place.lingers_until().is_none();
+                let is_told = place.linger == Linger::Lost;
+                self.set(index, if is_taken { State::Lost } else { State::Closed });
+                if is_taken {
+                    self.events.extend((!is_told).then_some(Event::Lost(index)));
+                } else {
+                    self.take_out(index, now);
+                }
+            } else if place.is_in_flight() && place.taken {
+                self.lose(index, now);
+            } else if place.is_live() || place.is_joining() {
+                self.leave_server(index, now);
+                self.set(index, State::Closed);
+                self.events.push(Event::Progress(index));
+            }
+        }
+    }
+
+    /// Answers the requests that have no permit: they are told that it is over.
+    pub fn handle_stop_waiting(&mut self, now: Time) {
+        for index in self.indexes() {
+            let Some(place) = self.places.get_mut(index).filter(|place| !place.taken) else {
+                continue;
+            };
+            if place.is_joining() || place.is_waiting() {
+                self.leave_server(index, now);
+                self.set(index, State::Closed);
+                self.events.push(Event::Progress(index));
+            } else {
+                // One that was granted and comes for it too late may not wait again.
+                place.options.max_queue = None;
+            }
+        }
+    }
+
+    /// The place is not wanted on the server any more. The state that it gets now must say so too.
+    pub(super) fn leave_server(&mut self, index: usize, now: Time) {
+        self.release_replaced(index);
+        let Some(place) = self.places.get(index) else { return };
+        let n = place.n;
+        if place.is_there() {
+            self.releases.push_back(release_of(self.node, place, now));
+            self.left_at = Some(now);
+        } else if place.is_joining() {
+            self.forget_join(n);
+        }
+        if let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) {
+            self.local_queue.leave(index, place);
+        }
+    }
+
+    /// Takes a place that was never sent out of what is to be sent.
+    pub(super) fn forget_join(&mut self, n: u64) {
+        if self.joins.back() == Some(&n) {
+            self.joins.pop_back();
+        } else if self.joins.front() == Some(&n) {
+            self.joins.pop_front();
+        } else {
+            // Passed over when its turn comes; but never more of them than of others.
+            let places = &mut self.places;
+            if self.joins.len() > 2 * places.len() + 16 {
+                self.joins.retain(|n| places.find(*n).is_some_and(|place| place.is_joining()));
+            }
+        }
+    }
+
+    /// The request has waited as long as it may for a permit of the server.
+    fn wait_in_vain(&mut self, index: usize, now: Time) {
+        self.leave_server(index, now);
+        let reason = self.blame(index, RejectReason::QueueTimeout, self.seen.0, now);
+        self.refuse(index, reason, self.seen);
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        index: usize,
+        reason: RejectReason,
+        (in_use, waiting): (u64, u64),
+    ) {
+        self.set(index, State::Refused { reason, in_use, waiting });
+        self.events.push(Event::Progress(index));
+    }
+
+    /// The permit comes too late for a request that has not taken it yet: the request waits again, and
+    /// asks first. One that may not wait has had no answer in time.
+    pub(super) fn wait_again(&mut self, index: usize, now: Time) {
+        self.set(index, State::Waiting { ticket: None });
+        self.places.get_mut(index).into_iter().for_each(|place| place.restoring = false);
+        if self.places.get(index).is_some_and(|place| place.options.max_queue.is_none()) {
+            self.fall_back(index, now);
+        } else if self.outage {
+            self.meet_outage(index, now);
+        } else {
+            self.renew = true;
+        }
+        self.admit_local(now);
+    }
+
+    pub(super) fn lose(&mut self, index: usize, now: Time) {
+        if self.places.get(index).is_some_and(Place::has_left) {
+            // There is no holder to be told.
+            return self.take_out(index, now);
+        }
+        let is_told = self.places.get(index).is_some_and(|place| place.linger == Linger::Lost);
+        self.leave_server(index, now);
+        self.set(index, State::Lost);
+        self.events.extend((!is_told).then_some(Event::Lost(index)));
+        self.admit_local(now);
+    }
+
+    /// The permit may not be relied on any more, and its lease still lasts for as long as it may linger. Its request is
+    /// told, and the place stays until that has left, and lingers then, as that of any request that is broken off.
+    pub(super) fn lose_in_time(&mut self, index: usize) {
+        if let Some(place) = self.places.get_mut(index) {
+            place.linger = Linger::Lost;
+            let over = place.deadline();
+            self.events.push(Event::Lost(index));
+            self.renew = true;
+            self.want(over);
+        }
+    }
+}
+
+/// What releases a place, and from when on that is not needed any more.
+pub(super) fn release_of(node: NodeId, place: &Place, now: Time) -> (PlaceId, Time) {
+    (place.id(node), now + place.options.lease)
+}

@@ -1,0 +1,227 @@
+//! What time brings: deadlines, renewals, and the end of a session that is unused.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::place::{Place, State, WAITING_RENEWAL};
+use super::reply::ASK_GAP;
+use super::{Event, IDLE, Session};
+use crate::time::Time;
+
+impl Session {
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called; `None`: nothing is left to be
+    /// looked after.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Time> {
+        self.timeout
+    }
+
+    /// Time has passed: a permit that reached its deadline is lost, what is due is renewed, what is
+    /// over is forgotten.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.timeout = None;
+        self.release_at = self.release_at.filter(|at| now < *at);
+        if self.renew_at.is_some_and(|at| now >= at) {
+            self.renew_at = None;
+            self.renew = true;
+        }
+        [self.release_at, self.renew_at].into_iter().flatten().for_each(|at| self.want(at));
+        self.drop_expired_releases(now);
+        if self.release_at.is_none() && self.releases.is_empty() && self.releasing.is_empty() {
+            self.try_deferred();
+        }
+        if let Some((_, until)) = self.releases.front().or_else(|| self.deferred.front()) {
+            self.want(*until + self.lease);
+        }
+        for index in self.look_at_places(now) {
+            self.expire(index, now);
+        }
+        self.release_idle(now);
+        let idle_until = self.idle_until(now);
+        if now < idle_until {
+            self.want(idle_until);
+        } else {
+            self.left_at = None;
+        }
+        match self.quarantined_until() {
+            Some(end) if now < end => self.want(end),
+            // No script runs by itself: a call of a process whose places wait starts the grants.
+            Some(_) => {
+                self.quarantine.lost_at = None;
+                self.ask |= self.waiting > 0;
+            }
+            None => {}
+        }
+        match self.ask_at {
+            Some(at) if self.waiting > 0 && now < at => self.want(at),
+            Some(_) => {
+                self.ask |= self.waiting > 0;
+                self.ask_at = None;
+            }
+            None => {}
+        }
+        if self.timeout.is_none() && !self.is_idle() {
+            self.want(now + IDLE);
+        }
+    }
+
+    /// Has renewed what is due. Gives the places that reached their deadline, or have lingered long enough.
+    fn look_at_places(&mut self, now: Time) -> SmallVec<[usize; 4]> {
+        let mut expired = SmallVec::new();
+        let (mut next, mut renew): (Option<Time>, bool) = (None, false);
+        let is_put_off = self.renew_at.is_some();
+        let mut want = |at: Time| next = Some(next.map_or(at, |next| next.min(at)));
+        for (index, place) in self.places.iter() {
+            match place.lingers_until() {
+                Some(until) if now >= until => {
+                    expired.push(index);
+                    continue;
+                }
+                Some(until) => want(until),
+                None => {}
+            }
+            match place.state {
+                State::Held if now >= place.deadline() => {
+                    expired.push(index);
+                    continue;
+                }
+                State::Held => want(place.deadline()),
+                State::Waiting { .. } => {}
+                // Tried again and again, until it is counted.
+                State::Admitted { .. } if is_put_off && place.refused => continue,
+                State::Admitted { .. } => {
+                    if now >= place.acked + WAITING_RENEWAL {
+                        renew = true;
+                        want(now + WAITING_RENEWAL);
+                    } else {
+                        want(place.acked + WAITING_RENEWAL);
+                    }
+                    continue;
+                }
+                _ => {
+                    want(now + IDLE);
+                    continue;
+                }
+            }
+            if is_put_off && place.refused {
+                continue;
+            }
+            let due = place.acked + place.interval();
+            if now >= due || place.check {
+                renew = true;
+                want(now + place.interval());
+            } else {
+                want(due);
+            }
+        }
+        // Sent once the renewals that are on their way are answered.
+        self.renew |= renew;
+        if let Some(next) = next {
+            self.want(next);
+        }
+        expired
+    }
+
+    /// Whether nothing is here, nor on its way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.places.is_empty() && !self.is_busy()
+    }
+
+    /// Whether the session can be dropped: it is idle, and a failover that has not heard of its last
+    /// releases would not find it any more (rule 6).
+    #[must_use]
+    pub fn is_over(&self, now: Time) -> bool {
+        let is_due = self.timeout.is_none_or(|timeout| timeout <= now);
+        is_due && self.is_idle() && now >= self.idle_until(now)
+    }
+
+    /// Whether a request waits or has a permit, but for one that was lost or given back.
+    #[must_use]
+    pub const fn is_in_use(&self) -> bool {
+        self.in_flight + self.waiting + self.joining > 0
+    }
+
+    /// Whether the backend may have a place of this session, or something is to be sent.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.is_in_use()
+            || self.has_releases()
+            || self.renewing > 0
+            || self.auditing
+            // In an outage nothing is asked, and the record is not kept for it.
+            || (self.audit && !self.outage)
+    }
+
+    /// Whether a place that was given up may stand on the server.
+    pub(super) fn has_releases(&self) -> bool {
+        !self.releases.is_empty() || !self.releasing.is_empty() || !self.deferred.is_empty()
+    }
+
+    /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between
+    /// up, puts off what is to be done after `horizon` to that, and forgets what decides nothing, so
+    /// that sessions with the same future are equal. `reuse`: for how long permits are passed on, at the most.
+    #[doc(hidden)]
+    pub fn coarsen(&mut self, grain: Duration, reuse: Duration, now: Time, horizon: Time) {
+        let round = |at: Time| {
+            let grains = at.elapsed_since_epoch().as_nanos().div_ceil(grain.as_nanos());
+            let at = Time::ZERO + grain * u32::try_from(grains).unwrap_or(u32::MAX);
+            at.min(horizon)
+        };
+        self.timeout = self.timeout.map(round);
+        self.ask_at = self.ask_at.map(round);
+        self.asked_at = self.asked_at.filter(|at| now < *at + ASK_GAP).map(round);
+        self.release_at = self.release_at.map(round).filter(|at| now < *at);
+        self.renew_at = self.renew_at.map(round).filter(|at| now < *at);
+        if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon && now >= left_at + reuse) {
+            self.left_at = Some(Time::ZERO + horizon.since(Time::ZERO + IDLE));
+        }
+        self.seen = (0, 0);
+        let is_renewing = self.renewing > 0;
+        for place in self.places.iter_mut() {
+            if place.is_joining() {
+                place.acked = Time::ZERO;
+            }
+            if place.is_joining() || !is_renewing {
+                (place.held_at, place.granted_at) = (Time::ZERO, Time::ZERO);
+            }
+        }
+        self.coarsen_reuse(reuse, now);
+    }
+
+    /// A held place reached its deadline, or has lingered for long enough.
+    pub(super) fn expire(&mut self, index: usize, now: Time) {
+        let place = self.places.get(index);
+        let in_time = |p: &Place| p.may_linger() && !p.has_left() && now < p.lease_over();
+        if place.is_some_and(in_time) {
+            self.lose_in_time(index);
+        } else if place.is_some_and(|place| place.taken) {
+            self.lose(index, now);
+        } else {
+            self.wait_again(index, now);
+            self.events.push(Event::Progress(index));
+            self.want(now + WAITING_RENEWAL);
+        }
+    }
+
+    /// If nothing is left, the session ends at its time, and not when something was due.
+    pub(super) fn want_end(&mut self, now: Time) {
+        if self.is_idle() {
+            self.want(self.idle_until(now));
+        }
+    }
+
+    /// Until when the session is kept though it is unused; in an outage for as long as what was
+    /// released just before it can be of any harm.
+    pub(super) fn idle_until(&self, now: Time) -> Time {
+        let kept = if self.outage { self.longest_lease.max(IDLE) } else { IDLE };
+        self.left_at.map_or(now, |left_at| left_at + kept)
+    }
+
+    pub(super) fn want(&mut self, at: Time) {
+        if self.timeout.is_none_or(|timeout| at < timeout) {
+            self.timeout = Some(at);
+        }
+    }
+}
