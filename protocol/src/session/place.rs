@@ -157,13 +157,13 @@ impl Place {
 
     /// From when on the backend may have given its permit to another.
     pub(super) fn lease_over(&self) -> Time {
-        self.acked + lease_at_least(self.lease_ms())
+        self.acked + lease_at_least(self.options.lease)
     }
 
     /// For how long a request may use its permit without a renewal: its lease, less the linger, which is still to come
     /// when the request is broken off at the end of that.
     pub(super) fn reliance(&self) -> Duration {
-        lease_at_least(self.lease_ms()).saturating_sub(self.options.linger())
+        lease_at_least(self.options.lease).saturating_sub(self.options.linger())
     }
 
     pub(super) fn interval(&self) -> Duration {
@@ -446,8 +446,10 @@ impl Places {
 }
 
 /// How long a lease lasts at least from when it was asked for.
-pub(super) const fn lease_at_least(lease_ms: u64) -> Duration {
-    Duration::from_millis(lease_ms).saturating_sub(LEASE_GRAIN)
+pub(super) const fn lease_at_least(lease: Duration) -> Duration {
+    // It was asked for in whole ms.
+    let below_ms = Duration::from_nanos(lease.subsec_nanos() as u64 % 1_000_000);
+    lease.saturating_sub(below_ms).saturating_sub(LEASE_GRAIN)
 }
 
 /// Where the place that got this number was in the table then.
