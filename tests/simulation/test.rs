@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Instant;
 
-use simulation::plan::{FaultPlan, Kind, Plan, Planted, Scenario};
+use simulation::plan::{FaultPlan, Kind, OutagePolicy, Plan, Planted, Scenario};
 use simulation::world::{Outcome, run};
 
 /// How many runs the test of all rules makes.
@@ -138,8 +138,13 @@ fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
     (1..160).find_map(|seed| {
         scenarios.iter().copied().find_map(|scenario| {
             let mut plan = Plan { planted: Some(planted), ..Plan::new(scenario, seed) };
-            if planted == Planted::WorksUnbounded {
-                all_in_one_that_crashes(&mut plan);
+            let arranged: Option<fn(&mut Plan)> = match planted {
+                Planted::WorksUnbounded => Some(all_in_one_that_crashes),
+                Planted::ForgetsSuspension => Some(suspended_and_then_cut_off),
+                _ => None,
+            };
+            if let Some(arrange) = arranged {
+                arrange(&mut plan);
                 let bounded = run(&Plan { planted: None, ..plan.clone() }, false, &|| {});
                 assert_eq!(bounded.violations, []);
             }
@@ -148,6 +153,30 @@ fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
             is_found.then_some((scenario, seed, outcome))
         })
     })
+}
+
+/// A process that holds permits is suspended for longer than they last, and hears from no server when it resumes; the
+/// requests of the others wait for them.
+fn suspended_and_then_cut_off(plan: &mut Plan) {
+    plan.faults = Vec::new();
+    for policy in plan.policies.iter_mut().flatten() {
+        (policy.lease, policy.linger, policy.limit, policy.headroom) = (1500, 0, 1, 0);
+        policy.outage = OutagePolicy::Refuse;
+    }
+    for (number, request) in plan.requests.iter_mut().enumerate() {
+        request.process = usize::from(number >= plan.names);
+        request.name = number % plan.names;
+        request.at = if request.process == 0 { 100 } else { 500 };
+        (request.wait, request.hold) = (8000, if request.process == 0 { 2900 } else { 50 });
+        (request.ask, request.bound, request.leaves) = (None, None, None);
+    }
+    let fault =
+        |kind, at, lasts, server| FaultPlan { at, lasts, kind, process: 0, server, what: 1 };
+    plan.faults.push(fault(Kind::Suspend, 500, 1600, 0));
+    for server in 0..plan.servers {
+        plan.faults.push(fault(Kind::Blackhole, 500, 2500, server));
+        plan.faults.push(fault(Kind::ConnectFails, 2000, 1000, server));
+    }
 }
 
 /// Nearly all requests are those of one process, wait for the one permit, and die together.
