@@ -93,7 +93,7 @@ impl PlaceId {
     /// The numbers of places are below this: eleven digits in base 36.
     pub const N_MAX: u64 = 36u64.pow(11);
     /// None comes before it.
-    pub(crate) const FIRST: Self =
+    pub const FIRST: Self =
         Self { node: NodeId(0), poll_only: false, n: 0, bound: None, claim: None };
 
     /// The number of permits that it takes.
