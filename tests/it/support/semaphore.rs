@@ -5,9 +5,10 @@ use tower_semaphore::{ConnectionState, Policy, Semaphore};
 use super::eventually;
 use super::redis::TestRedis;
 
-/// So that there is a connection.
+/// So that there is a connection, on which nothing is unanswered.
 pub(crate) async fn warm(semaphore: &Semaphore) {
-    drop(semaphore.acquire("warm", &Policy::new(1)).await.unwrap());
+    let permit = semaphore.acquire("warm", &Policy::new(1)).await.unwrap();
+    permit.release().await.unwrap();
 }
 
 pub(crate) async fn down(semaphore: &Semaphore) {
