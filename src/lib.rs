@@ -237,6 +237,11 @@ pub mod __fuzz {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Runs the examples of the page on settings.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/choosing.md")]
+struct Choosing;
+
 /// Runs the examples of the page on stacks.
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../docs/stacks.md")]
