@@ -257,7 +257,7 @@ fn a_release_hands_over_to_the_head_of_the_queue() {
     desk.release(&[id(B, 1)]);
     desk.release(&[id(C, 1)]);
     let order: Vec<_> = desk.posted.iter().map(|(_, grants)| grants[0].id).collect();
-    // In the order in which they joined, whoever releases.
+    // In the order in which they joined, whichever place is released.
     assert_eq!(order, [id(B, 1), id(C, 1), id(B, 2)]);
 }
 
@@ -923,7 +923,7 @@ proptest! {
             tickets.sort_unstable();
             tickets.dedup();
             prop_assert_eq!(tickets.len(), count);
-            // Whoever was promoted elsewhere was told, with the lease end that stands in the ledger.
+            // Each place that was promoted elsewhere was told, with the lease end in the ledger.
             for (to, grants) in &desk.posted {
                 for grant in grants {
                     prop_assert_eq!(grant.id.node, *to);
@@ -938,7 +938,7 @@ proptest! {
             }
         }
 
-        // Whoever is left leaves, or dies: nothing stays.
+        // The places that are left leave or die: nothing stays.
         let all: Vec<_> = places(&desk.ledger).into_keys().collect();
         let (leaving, dying) = all.split_at(all.len() / 2);
         if !leaving.is_empty() {

@@ -279,7 +279,7 @@ fn all_lines_together_are_bounded_and_a_long_one_leaves_room_for_the_others() {
         status != PlaceStatus::QueueFull
     };
     let join = |desk: &mut Desk, tenant| (0..20).filter(|_| waits(desk, tenant, 100)).count();
-    // Half, half of the rest, and so on: whoever comes finds room, until there are as many tenants.
+    // Half, half of the rest, and so on: each newcomer finds room, until there are as many tenants.
     let lines: Vec<_> = (2..10).map(|tenant| join(&mut desk, tenant)).collect();
     assert_eq!(lines, [6, 3, 2, 1, 0, 0, 0, 0]);
     assert!(!waits(&mut desk, 2, 100));

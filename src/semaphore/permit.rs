@@ -269,7 +269,7 @@ impl Permit {
     /// in flight, a permit that is free at once lets in one request too many.
     ///
     /// The layer calls this for requests that were broken off, and for the permit of an upgraded connection, such as a
-    /// WebSocket, whoever keeps it.
+    /// WebSocket, whatever keeps it.
     ///
     /// A lingering permit is renewed like any other. A process that dies or
     /// [shuts down](crate::Semaphore::shutdown) leaves it to its lease. [`release`](Self::release) ignores the

@@ -188,7 +188,7 @@ async fn a_source_that_hangs_costs_one_request_its_timeout_and_the_others_nothin
     }
     assert_eq!((began.elapsed().as_millis(), plans.calls()), (500, 1));
 
-    // Something is known: whoever asks waits, the others go by it.
+    // Something is known: the request that asks waits, the others use it.
     plans.set(Mood::Knows(100));
     advance(Duration::from_secs(1)).await;
     assert_eq!(ask(&layer, "a").await.status(), StatusCode::OK);

@@ -123,7 +123,7 @@ fn now<F: Future>(future: F) -> F::Output {
     future.now_or_never().expect("done at once")
 }
 
-/// Opened step by step; whoever waits for a step is polled by hand.
+/// Opened step by step; a future that waits for a step is polled by hand.
 #[derive(Clone, Default)]
 struct Gate(Arc<AtomicUsize>);
 

@@ -1,4 +1,4 @@
-//! One suite for every backend: what a semaphore promises, whoever counts.
+//! One suite for every backend: what a semaphore promises, whatever counts the permits.
 //!
 //! Each test gets a fleet: several semaphores, as of several processes, on one backend.
 
@@ -627,7 +627,7 @@ async fn a_waiter_under_a_lower_limit_is_not_granted_past_it(fleet: &impl Fleet)
         }
         let mut waits = one.acquire("x", &policy(8));
         assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err(), "all are in use");
-        // Under a higher limit the permits that these releases free would be for whoever waits.
+        // Under a higher limit the permits that these releases free would go to the places that wait.
         for in_use in [9, 8] {
             held.pop().unwrap().release().await.unwrap();
             full(releases.try_acquire("x", &policy(10)).await);

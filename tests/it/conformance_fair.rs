@@ -1,4 +1,4 @@
-//! What a semaphore promises to tenants, whoever counts.
+//! What a semaphore promises to tenants, whatever counts the permits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -343,7 +343,7 @@ async fn a_headroom_counts_for_those_that_brought_it_alone(fleet: &impl Fleet) {
         held.pop().unwrap().release().await.unwrap();
         let permit = tokio::time::timeout(Duration::from_millis(1500), waits).await;
         drop(permit.expect("within a second and a round trip").unwrap().unwrap());
-        // And the other way: what brought a headroom keeps to it, whoever frees the permits.
+        // And the other way: what brought a headroom keeps to it, whatever frees the permits.
         let waits = queued(&one, by("f").class(1), &with).await;
         for _ in 0..2 {
             drop(other.try_acquire(by("g").class(1), &without).await);

@@ -68,7 +68,7 @@ impl Stage {
         ConcurrencyLimitLayer::builder(&self.server, NAME).limit(1).wait_timeout(Duration::ZERO)
     }
 
-    /// The same, and whoever comes waits as long as it takes.
+    /// The same, and a request waits as long as it takes.
     fn patient(&self) -> ConcurrencyLimitLayer {
         self.layer().wait_timeout(LONG).build().unwrap()
     }

@@ -468,7 +468,7 @@ async fn those_who_wait_are_served_in_their_order() {
     let bench = Bench::new();
     let (mut service, mut handle) = spawn(&bench.layer(1));
     let mut waiting: VecDeque<_> = (0..5).map(|_| ask(&mut service)).collect();
-    // Whoever is polled first is not the first for that.
+    // The request that is polled first is not the first because of that.
     for future in waiting.iter_mut().rev() {
         let _ = future.poll();
     }

@@ -1,7 +1,7 @@
 //! All integration tests, as one binary.
 
 #![allow(clippy::mem_forget, reason = "a process that dies gives nothing back")]
-#![allow(clippy::print_stdout, reason = "figures, for whoever runs with --nocapture")]
+#![allow(clippy::print_stdout, reason = "figures, seen with --nocapture")]
 #![allow(clippy::async_yields_async, reason = "a task is made now and awaited later")]
 
 #[cfg(all(feature = "admin", feature = "redis"))]

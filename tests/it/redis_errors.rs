@@ -428,7 +428,7 @@ async fn a_server_that_cannot_save_is_not_asked_until_it_can() {
     let given_back = semaphore.acquire("given-back", &policy(1, 20_000)).await.unwrap();
     let short = semaphore.acquire("short", &policy(1, 600)).await.unwrap();
     let admin = Admin::new(&redis);
-    // The file cannot be put where a directory is, whoever the server runs as.
+    // The file cannot be put where a directory is, whatever user the server runs as.
     let dir: Vec<String> = admin.run(&["CONFIG", "GET", "dir"]);
     let in_the_way = std::path::Path::new(&dir[1]).join("dump.rdb");
     std::fs::create_dir(&in_the_way).unwrap();

@@ -13,13 +13,13 @@
 //!   More than the limit may come only after Redis lost its data: from the loss until one lease and
 //!   [`TAIL`] after Redis is there again, and [`WAKE`] after a gateway wakes that slept while Sentinel
 //!   made another server the master. By then every holder was counted again or had lost its
-//!   lease; so whoever comes later and finds the cap passed is one too many. Never more than once
+//!   lease; so a request that comes later and finds the cap passed is one too many. Never more than once
 //!   the limit for each loss, and once for what was there before.
 //! * **order**: of two requests for one key, the later comes to the upstream first, or comes to it at
 //!   all while the earlier waits in vain. Compared are those sent [`GAP`] and more apart; where more than one
 //!   permit is there, two that are granted at once may overtake each other by [`GAP`] on their way.
 //!   The earlier must be clean: no fault of its gateway, link or Redis from its sending to its turn,
-//!   nor in the [`SETTLE`] before. (Whoever loses its subscription can be passed over; a wipe forgets the queue;
+//!   nor in the [`SETTLE`] before. (A process that loses its subscription can be passed over; a wipe forgets the queue;
 //!   a frozen Redis takes its sockets in any order.) `SCRIPT FLUSH` is no excuse, nor are faults that befall other gateways.
 //!   Where gateways pass permits on, they may pass a request by for [`REUSE`], so that those compared are sent as much
 //!   further apart.

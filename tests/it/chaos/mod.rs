@@ -248,7 +248,7 @@ async fn on_several(shape: Shape) {
 }
 
 /// Found by seed 21: while the client takes nothing, nobody asks the body for frames, and so nobody
-/// tells it that the lease is lost; the upstream works on, beside whoever got the permit next.
+/// tells it that the lease is lost; the upstream works on, beside the request that got the permit next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_nobody_reads_is_cut_when_its_lease_is_lost() {
     let recorder = Arc::new(Recorder::new(Rules::default()));

@@ -187,7 +187,7 @@ impl Servers {
         self.settle();
     }
 
-    /// Waits until all is as it should be, whoever is the master of what.
+    /// Waits until all is as it should be, whichever server is the master of what.
     fn settle(&self) {
         match self {
             Self::One(_) => {}

@@ -266,7 +266,7 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
 /// Scripts that cannot be had by one replacement.
 fn without_order(name: &str, text: &str) -> String {
     match name {
-        // First come, first served, whoever it is.
+        // First come, first served, whatever the tenant.
         "fair/promote" | "fair/settle" | "fair/acquire" => text
             .replace("* 4503599627370496 + now)", "* 0 + 4503599627370496 + now)")
             .replace("(start + now) * factor", "(4503599627370496 + now) * factor"),

@@ -16,7 +16,7 @@ use super::{Stage, seen};
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway, Upstream};
 use crate::support::redis::free_port;
-use crate::support::wire::{Wire, WireServer};
+use crate::support::wire::WireServer;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
@@ -384,7 +384,7 @@ async fn metrics_tell_of_the_gateway_itself() {
     assert!(has("gateway_log_lines_dropped_total{log=\"access\"} 0").await, "{}", text().await);
     assert!(has("gateway_client_connections 0").await, "{}", text().await);
 
-    let mut open = Wire::connect(gateway.url()).await;
+    let mut open = crate::support::wire::Wire::connect(gateway.url()).await;
     open.send(GET).await;
     assert_eq!(open.status().await.0, 502);
     assert!(has("gateway_upstream_errors_total{reason=\"connect\"} 1").await, "{}", text().await);

@@ -1,4 +1,4 @@
-//! What was told to whoever traces, on this thread.
+//! Captures `tracing` events and spans of the current thread.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -49,7 +49,7 @@ impl Told {
         self.shared.events.lock().unwrap().clone()
     }
 
-    /// Events that are seen by whoever looks at `INFO` and above.
+    /// Events at `INFO` and above.
     pub(crate) fn aloud(&self) -> Vec<Item> {
         self.events().into_iter().filter(|event| event.level <= Level::INFO).collect()
     }
