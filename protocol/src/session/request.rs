@@ -131,8 +131,8 @@ impl Session {
     /// notice later (rule 8).
     pub fn handle_break_off(&mut self, index: usize) {
         let place = self.places.get_mut(index).filter(|place| place.may_linger());
-        let spared = [Linger::Spared, Linger::Lost];
-        if let Some(place) = place.filter(|place| !spared.contains(&place.linger)) {
+        let goes_on = |place: &&mut Place| !matches!(place.linger, Linger::Spared | Linger::Lost);
+        if let Some(place) = place.filter(goes_on) {
             place.linger = Linger::Due;
         }
     }
@@ -301,10 +301,9 @@ impl Session {
             } else if place.may_linger() {
                 // Not released: its lease ends it, as that of a process that dies.
                 let is_taken = place.lingers_until().is_none();
-                let is_told = place.linger == Linger::Lost;
                 self.set(index, if is_taken { State::Lost } else { State::Closed });
                 if is_taken {
-                    self.events.extend((!is_told).then_some(Event::Lost(index)));
+                    self.tell_lost(index);
                 } else {
                     self.take_out(index, now);
                 }
@@ -403,20 +402,26 @@ impl Session {
             // There is no holder to be told.
             return self.take_out(index, now);
         }
-        let is_told = self.places.get(index).is_some_and(|place| place.linger == Linger::Lost);
         self.leave_server(index, now);
         self.set(index, State::Lost);
-        self.events.extend((!is_told).then_some(Event::Lost(index)));
+        self.tell_lost(index);
         self.admit_local(now);
+    }
+
+    /// Tells the holder that its permit is lost, unless it was told in time.
+    fn tell_lost(&mut self, index: usize) {
+        if self.places.get(index).is_some_and(|place| place.linger != Linger::Lost) {
+            self.events.push(Event::Lost(index));
+        }
     }
 
     /// The permit may not be relied on any more, and its lease still lasts for as long as it may linger. Its request is
     /// told, and the place stays until that has left, and lingers then, as that of any request that is broken off.
     pub(super) fn lose_in_time(&mut self, index: usize) {
+        self.tell_lost(index);
         if let Some(place) = self.places.get_mut(index) {
             place.linger = Linger::Lost;
             let over = place.deadline();
-            self.events.push(Event::Lost(index));
             self.renew = true;
             self.want(over);
         }
