@@ -220,15 +220,11 @@ impl Link {
         self.in_force.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn pass(State(link): State<Arc<Self>>, mut request: Request, next: Next) -> Response {
+    async fn pass(State(link): State<Arc<Self>>, request: Request, next: Next) -> Response {
         let response = {
             let in_force = link.in_force();
-            if in_force.rule.fields_read().next().is_some() {
-                let (parts, body) = request.into_parts();
-                if let Some(what) = in_force.rule.bad_field(&parts) {
-                    return problem(StatusCode::BAD_REQUEST, &what);
-                }
-                request = Request::from_parts(parts, body);
+            if let Some(what) = in_force.rule.bad_field(&request) {
+                return problem(StatusCode::BAD_REQUEST, &what);
             }
             // It has its place in the queue from the call on: a reload comes before that, or finds it there.
             in_force.layer.layer(next).call(request)

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Request, StatusCode, header};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
@@ -394,17 +393,19 @@ impl Rule {
     }
 
     /// Why a field that decides about a request cannot be used, if so.
-    pub(crate) fn bad_field(&self, parts: &Parts) -> Option<String> {
-        if self.shadow || !self.is_for(parts.uri.path()) {
+    pub(crate) fn bad_field<B>(&self, request: &Request<B>) -> Option<String> {
+        if self.shadow || !self.is_for(request.uri().path()) {
             return None;
         }
         // The upstream may read another one than is counted.
         let mut read = self.fields_read();
-        if let Some((_, name)) = read.find(|(_, name)| headers::has_several(&parts.headers, name)) {
+        if let Some((_, name)) =
+            read.find(|(_, name)| headers::has_several(request.headers(), name))
+        {
             return Some(format!("{name}: more than one value; allowed: one"));
         }
         let header = self.cost.as_ref()?;
-        let said = cost_of(&parts.headers, header).err()?;
+        let said = cost_of(request.headers(), header).err()?;
         Some(format!(
             "{header}: {said} cannot be used; allowed: a number from 1 to {}",
             Ask::MAX_COST
