@@ -6,7 +6,7 @@
 //! are results. This crate has no clock, lock, waker, task or socket, so the model and the simulation of
 //! [`tower-semaphore`](https://docs.rs/tower-semaphore) explore the code that ships.
 //!
-//! The README describes it. Use this crate to write a backend of your own; `tower_semaphore::protocol` is the
+//! The README describes the protocol. Use this crate to write a backend of your own; `tower_semaphore::protocol` is the
 //! same. Unstable: it may change in any release before 1.0.
 
 mod bound;

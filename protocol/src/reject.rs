@@ -19,8 +19,8 @@ pub enum RejectReason {
     /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
     /// that would have been rejected without the quarantine, as far as that is known, has one of the other reasons.
     Quarantine,
-    /// An operator paused the semaphore or set its limit to
-    /// 0, and this request may not wait, or waited in vain, or found the queue full.
+    /// An operator paused the semaphore or set its limit to 0, and this request may not wait, or waited in vain, or
+    /// found the queue full.
     Paused,
     /// An operator drains the semaphore.
     Draining,
