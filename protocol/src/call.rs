@@ -21,26 +21,6 @@ pub struct Call {
     pub op: Op,
 }
 
-/// A call for one place without a claim, where the ledger can carry it out without looking at any other place: a permit
-/// is free and nobody waits. It leaves the ledger as the [`Call`] of the same place would.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Single {
-    /// Grants the place a permit.
-    Acquire {
-        /// The place.
-        id: PlaceId,
-        /// The limit of the semaphore, as in a [`Call`].
-        limit: u32,
-        /// Length of the lease, ms.
-        lease_ms: u64,
-    },
-    /// Removes the place.
-    Release {
-        /// The place.
-        id: PlaceId,
-    },
-}
-
 /// An operation of the [`Ledger`](super::ledger::Ledger). Each is answered by a
 /// [`Reply`](super::ledger::Reply).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

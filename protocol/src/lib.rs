@@ -21,11 +21,11 @@ pub mod session;
 mod time;
 
 pub use self::bound::Bound;
-pub use self::call::{Call, Op, Single};
+pub use self::call::{Call, Op};
 pub use self::claim::{Claim, Tenant};
 pub use self::id::{IdText, Ids, NodeId, Numbered, ParsePlaceIdError, PlaceId};
 pub use self::ledger::{
-    Caller, Done, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
+    Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
     WORK_MAX,
 };
 pub use self::overrides::{Mode, Override};

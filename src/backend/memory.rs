@@ -14,9 +14,7 @@ use super::{
     PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{
-    Call, Caller, Done, Grant, Ledger, NodeId, Op, PlaceId, Reply, Single, Time,
-};
+use crate::protocol::{Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, Reply, Time};
 use crate::sharded::{self, Guard, Sharded};
 use crate::sync::{Mutex, lock};
 
@@ -191,6 +189,9 @@ impl Counter for Counted {
         };
         // A process may call as soon as it gets its hint, so the lock is released first.
         drop(ledger);
+        if hints.is_empty() {
+            return reply;
+        }
         for (mailbox, grants) in hints {
             if grants.is_empty() {
                 mailbox.recall(&self.key);
@@ -200,10 +201,6 @@ impl Counter for Counted {
             }
         }
         reply
-    }
-
-    fn try_single(&self, single: Single, now: Time) -> Option<Done> {
-        lock(&self.ledger).try_single(single, self.at(now))
     }
 }
 

@@ -54,7 +54,7 @@ pub use rustls;
 use tokio::time::Instant;
 
 use crate::error::BackendError;
-use crate::protocol::{Done, Hint, NodeId, Op, PlaceId, Reply, Single, Time};
+use crate::protocol::{Hint, NodeId, Op, PlaceId, Reply, Time};
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
@@ -224,11 +224,6 @@ pub trait Counter: Send + Sync + 'static {
     /// Carries out a call as of `now`, which is a moment ago at most. Hints for other processes are delivered before
     /// it returns.
     fn call(&self, node: NodeId, call: &crate::protocol::Call, now: Time) -> Reply;
-
-    /// Carries out a call for one place, if that takes no look at others; `None`: nothing was done, and the call is
-    /// made by [`call`](Self::call). It may always return `None`. Delivers nothing and takes no lock of a process, so
-    /// it can be called under one.
-    fn try_single(&self, single: Single, now: Time) -> Option<Done>;
 }
 
 /// Operations that belong to no place.

@@ -4,7 +4,6 @@
 //! wait for it.
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Waker;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -309,17 +308,8 @@ impl Node {
             drop(state);
             return woken.wake();
         }
-        let mut granted = None;
         match shared.counter() {
-            Some(counter) => match state.try_single(counter, now) {
-                // As mostly. It had no events, or there would have been no single call.
-                Some(waker) if self.is_settled(&state, now) => {
-                    drop(state);
-                    return waker.into_iter().for_each(Waker::wake);
-                }
-                Some(waker) => granted = waker,
-                None => state = self.call_embedded(counter, shared, state, now),
-            },
+            Some(counter) => state = self.call_embedded(counter, shared, state, now),
             None => self.post(shared, &mut state, now),
         }
         let woken = state.take_events(shared.name(), error, &self.counts);
@@ -350,12 +340,6 @@ impl Node {
             self.wake_tasks();
         }
         woken.wake();
-        granted.into_iter().for_each(Waker::wake);
-    }
-
-    /// Returns whether nothing is to be done about a session before its timer goes off.
-    fn is_settled(&self, state: &SessionState, now: Time) -> bool {
-        state.due_before_timer().is_none() && !state.session.is_over(now) && !self.is_closed()
     }
 
     /// Queues a session for the driver, if it has something to send.

@@ -306,19 +306,6 @@ impl SessionState {
         error.unwrap_or_else(no_answer)
     }
 
-    /// Makes the call of the session, if it concerns one place and takes no look at others. `None`: nothing was done.
-    /// Else there is nothing more to send, and the task is to be woken whose request can go on.
-    #[inline]
-    pub(super) fn try_single(&mut self, counter: &dyn Counter, now: Time) -> Option<Option<Waker>> {
-        if self.is_busy || self.is_retired || self.lines > 0 {
-            return None;
-        }
-        let single = self.session.poll_single(now)?;
-        let done = counter.try_single(single, now)?;
-        let granted = self.session.handle_single(&single, done, now);
-        Some(granted.and_then(|index| self.requests.get_mut(index)?.waker.take()))
-    }
-
     /// Takes the events of the session. Failures get `error`, or else the reason why the server is down.
     pub(super) fn take_events(
         &mut self,
@@ -326,7 +313,7 @@ impl SessionState {
         error: Option<&BackendError>,
         counts: &Counts,
     ) -> Woken {
-        let (events, mut woken) = (self.session.take_events(), Woken::default());
+        let mut woken = Woken::default();
         let lines = self.session.lines();
         if lines != self.lines {
             counts.meter.lines(self.lines, lines);
@@ -336,9 +323,10 @@ impl SessionState {
         if passed_on > 0 {
             counts.meter.passed_on(passed_on);
         }
-        if events.is_empty() {
+        if !self.session.has_events() {
             return woken;
         }
+        let events = self.session.take_events();
         let down = if error.is_none() { self.server.down() } else { None };
         let error = error.or(down.as_ref());
         let overtakes = self.session.take_overtakes();

@@ -27,14 +27,13 @@ mod acquire;
 mod fair;
 mod promote;
 mod reply;
-mod single;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, ticket_of};
-pub use self::reply::{Done, Grant, Hint, PlaceStatus, Reply};
+pub use self::reply::{Grant, Hint, PlaceStatus, Reply};
 use super::bound::Bound;
 use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};

@@ -55,15 +55,6 @@ impl From<Grant> for Hint {
     }
 }
 
-/// The reply to a [`Single`](crate::Single): as a [`Reply`], which has nothing else to say then.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Done {
-    /// The lease end that was set, in ms; 0 after a release.
-    pub lease_end: u64,
-    /// How many permits are in use; 0 after a release.
-    pub in_use: u64,
-}
-
 /// The reply to an operation. A release only reports its grants. Redis omits the counts while permits are free.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reply {

@@ -113,9 +113,16 @@ impl Session {
         }
     }
 
+    #[inline]
     pub(super) fn end_resync(&mut self) {
-        if self.resync
-            && self.renewing == 0
+        if self.resync {
+            self.end_resync_if_done();
+        }
+    }
+
+    #[inline(never)]
+    fn end_resync_if_done(&mut self) {
+        if self.renewing == 0
             && !self.renew
             && self.renewals.is_empty()
             && self.reasserts.is_empty()

@@ -17,7 +17,6 @@ mod place;
 mod reply;
 mod request;
 mod reuse;
-mod single;
 mod tenants;
 #[cfg(test)]
 mod tests;
@@ -250,7 +249,15 @@ impl Session {
         self.places.serial()
     }
 
+    /// Whether there are events.
+    #[must_use]
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// All events, the oldest first.
+    #[inline]
     pub fn take_events(&mut self) -> SmallVec<[Event; 2]> {
         std::mem::take(&mut self.events)
     }

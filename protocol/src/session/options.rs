@@ -52,6 +52,12 @@ impl AcquireOptions {
         self.max_queue.map(|_| Bound { limit, headroom })
     }
 
+    /// Whether one acquire can carry places of both: a call has one lease, one limit of the queue, and so on.
+    pub(super) fn may_share_a_call(&self, other: &Self) -> bool {
+        let common = |options: &Self| Self { claim: None, linger_ms: 0, reuse_ms: 0, ..*options };
+        common(self) == common(other)
+    }
+
     pub(super) fn lease_ms(&self) -> u64 {
         u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
     }

@@ -147,6 +147,7 @@ impl State {
 
 impl Place {
     /// From when on its permit may not be relied on.
+    #[inline]
     pub(super) fn deadline(&self) -> Time {
         if self.options.linger_ms == 0 || self.has_left() || self.linger == Linger::Lost {
             self.lease_over()

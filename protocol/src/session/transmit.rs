@@ -72,6 +72,7 @@ impl Session {
     }
 
     /// What most looks find: each call is followed by one.
+    #[inline]
     fn has_nothing_to_send(&self) -> bool {
         self.releases.is_empty()
             && self.joins.is_empty()
@@ -97,21 +98,26 @@ impl Session {
     /// The next call to send, until there is none for now. In this order: releases, so that a process
     /// always reads its own; renewals; newcomers. Where nothing stands between them, newcomers take the
     /// last releases along in their call.
+    #[inline]
     pub fn poll_call(&mut self, now: Time) -> Option<Call> {
+        if self.has_nothing_to_send() {
+            self.end_resync();
+            return None;
+        }
         self.poll(CALL_MAX, true, now)
     }
 
     /// As [`poll_call`](Self::poll_call), but for calls that renew leases: [`poll_keep_alive`](Self::poll_keep_alive)
     /// has those. For at most so many places.
     pub fn poll_serving(&mut self, most: usize, now: Time) -> Option<Call> {
-        self.poll(most.clamp(1, CALL_MAX), false, now)
-    }
-
-    fn poll(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
         if self.has_nothing_to_send() {
             self.end_resync();
             return None;
         }
+        self.poll(most.clamp(1, CALL_MAX), false, now)
+    }
+
+    fn poll(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
         if self.is_kept_for_nobody() {
             self.release_kept(now);
         }
@@ -155,14 +161,22 @@ impl Session {
             && self.renewals.is_empty()
         {
             // The places that were to be renewed before are gone, and the others are still to be.
-            return self.poll(most, renews, now);
+            return self.poll_again(most, renews, now);
         } else {
             // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
             let waited = self.resync;
             self.end_resync();
-            return if waited && !self.resync { self.poll(most, renews, now) } else { None };
+            return if waited && !self.resync { self.poll_again(most, renews, now) } else { None };
         };
         Some(self.call_of(op, head, now))
+    }
+
+    fn poll_again(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
+        if self.has_nothing_to_send() {
+            self.end_resync();
+            return None;
+        }
+        self.poll(most, renews, now)
     }
 
     /// The next call that renews leases, ahead of all else that is to be sent; `None`: there is none for now. For at
@@ -190,8 +204,9 @@ impl Session {
         Some(self.call_of(op, head, now))
     }
 
+    #[inline]
     fn begin_to_renew(&mut self, now: Time) {
-        if self.renewing == 0 && self.renewals.is_empty() {
+        if (self.renew || self.ask) && self.renewing == 0 && self.renewals.is_empty() {
             if self.renew {
                 self.begin_renewals(now);
             }
@@ -242,11 +257,6 @@ impl Session {
             Some(end) if now < end => Some(0),
             _ => self.overrides.in_place(),
         }
-    }
-
-    /// The limit of a call whose requests know this one.
-    pub(super) fn limit_of_call(&self, limit: u32, now: Time) -> u32 {
-        self.limit_for_all(now).unwrap_or(limit)
     }
 
     /// A place whose lease has ended is gone by itself; one lease later, because a call that was under
@@ -385,19 +395,27 @@ impl Session {
     /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
     /// there is room for beside those that leave. What else the call says of them goes into `head`.
     fn next_acquire(&mut self, leaving: Ids, most: usize, head: &mut CallHead) -> Op {
-        let (node, mut ids, mut common) = (self.node, Ids::new(), None);
+        let (node, mut ids) = (self.node, Ids::new());
+        let mut common: Option<(u32, AcquireOptions)> = None;
         let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
-        while permits < most && self.skip_to_join() {
-            let Some(n) = self.joins.front().copied() else { break };
-            let Some(place) = self.places.find(n) else { break };
-            let asked = (
-                place.limit,
-                AcquireOptions { claim: None, linger_ms: 0, reuse_ms: 0, ..place.options },
-            );
+        while permits < most
+            && let Some(n) = self.joins.front().copied()
+        {
+            let place = match self.places.find(n) {
+                Some(place) if place.is_joining() => place,
+                // It is no newcomer any more.
+                _ => {
+                    self.joins.pop_front();
+                    continue;
+                }
+            };
             match &common {
-                None => common = Some(asked),
-                Some(common) if *common != asked => break,
-                Some(_) => {}
+                None => common = Some((place.limit, place.options)),
+                Some((limit, options)) => {
+                    if *limit != place.limit || !options.may_share_a_call(&place.options) {
+                        break;
+                    }
+                }
             }
             if let State::Joining { sent, .. } = &mut place.state {
                 sent.send();

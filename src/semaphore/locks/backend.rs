@@ -12,7 +12,7 @@ use crate::backend::{
     MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{Done, NodeId, Op, PlaceId, Reply, Single, Time};
+use crate::protocol::{NodeId, Op, PlaceId, Reply, Time};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Clone)]
@@ -135,16 +135,6 @@ struct TestCounter {
 impl Counter for TestCounter {
     fn call(&self, node: NodeId, call: &crate::protocol::Call, now: Time) -> Reply {
         self.backend.checked(node, call, || self.counter.call(node, call, now))
-    }
-
-    fn try_single(&self, single: Single, now: Time) -> Option<Done> {
-        let done = self.counter.try_single(single, now)?;
-        let mut seen = self.backend.seen();
-        match single {
-            Single::Acquire { id, .. } => seen.acquire(id),
-            Single::Release { .. } => {}
-        }
-        Some(done)
     }
 }
 

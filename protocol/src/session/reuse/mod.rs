@@ -362,7 +362,13 @@ impl Session {
 
     /// Takes the places that are to be renewed for the sake of the reply: a permit, if one is in use, and the first place
     /// that waits.
+    #[inline]
     pub(super) fn take_question(&mut self) -> Option<(u64, Option<u64>)> {
+        if self.reuse.is_none() { None } else { self.take_question_of_reuse() }
+    }
+
+    #[inline(never)]
+    fn take_question_of_reuse(&mut self) -> Option<(u64, Option<u64>)> {
         let reuse = self.reuse.as_mut()?;
         let permit = reuse.ask.take()?;
         let waits = |n: &u64| {

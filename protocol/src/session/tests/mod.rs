@@ -14,7 +14,6 @@ mod renewals;
 mod replies;
 mod reuse;
 mod sending;
-mod single;
 mod tenants;
 mod waiting;
 
