@@ -187,6 +187,7 @@
 
 #[cfg(feature = "admin")]
 pub mod admin;
+mod ask;
 pub mod backend;
 mod error;
 pub mod limit;
@@ -195,17 +196,21 @@ mod metrics;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod name;
+mod node;
+mod policy;
 mod semaphore;
 mod sharded;
 mod sync;
+mod tasks;
+mod tenants;
 
+pub use self::ask::Ask;
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
-pub use self::semaphore::{
-    Acquire, Ask, ConnectionState, Health, Limit, OnUnavailable, Permit, Policy, PolicyBuilder,
-    Semaphore,
-};
+pub use self::node::health::{ConnectionState, Health};
+pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
+pub use self::semaphore::{Acquire, Permit, Semaphore};
 /// The protocol, for backends of your own and for tests.
 pub use tower_semaphore_protocol as protocol;
 pub use tower_semaphore_protocol::PlaceId;
@@ -221,8 +226,9 @@ pub use tower_semaphore_protocol::PlaceId;
 pub mod operate {
     pub use crate::protocol::{Mode, Override};
     pub use crate::semaphore::{
-        Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantOverride, TenantUse, Waiter,
+        Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter,
     };
+    pub use crate::tenants::TenantOverride;
 }
 
 /// For `fuzz/`. Not part of the API.

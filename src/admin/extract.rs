@@ -14,9 +14,10 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 
 use super::problem::Problem;
+use crate::ask::Ask;
 use crate::name::Name;
 use crate::protocol::PlaceId;
-use crate::semaphore::{Ask, Cursor};
+use crate::semaphore::Cursor;
 
 /// The longest wait for a drain.
 const DRAIN_MAX_MS: u64 = 60_000;

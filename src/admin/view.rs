@@ -12,9 +12,8 @@ use super::fair_share::fair_shares;
 use super::problem::Problem;
 use crate::name::Name;
 use crate::protocol::Override;
-use crate::semaphore::{
-    Holder, Inspection, Listed, Page, ProcessUse, TenantOverride, TenantUse, Waiter,
-};
+use crate::semaphore::{Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
+use crate::tenants::TenantOverride;
 
 type Answer<T> = Result<Json<T>, Problem>;
 

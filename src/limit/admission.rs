@@ -18,10 +18,12 @@ use super::refusal::{Refusal, RefusalReason};
 use super::required::Required;
 use super::settings::{KeySource, LimitSource, Settings};
 use super::shadow;
+use crate::ask::Ask;
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::outcome::Outcome;
 use crate::name::Name;
-use crate::semaphore::{Acquire, AcquireRequest, Ask, Limit, Permit, Policy};
+use crate::policy::{Limit, Policy};
+use crate::semaphore::{Acquire, AcquireRequest, Permit};
 
 /// What a request waits for.
 #[allow(clippy::large_enum_variant, reason = "in place: the usual case allocates nothing")]

@@ -17,7 +17,7 @@ use super::BoxError;
 use super::plan::Plan;
 use crate::error::{BackendError, ConfigError, Seconds};
 use crate::name::Name;
-use crate::semaphore::Limit;
+use crate::policy::Limit;
 
 /// Most keys in a cache.
 const CAPACITY_MAX: usize = 10_000_000;

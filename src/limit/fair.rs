@@ -8,9 +8,10 @@ use super::cached::{CachedPlan, Found, LookUp};
 use super::key::KeyExtractor;
 use super::plan::Plan;
 use super::required::Required;
+use crate::ask::Ask;
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
-use crate::semaphore::{Ask, Limit};
+use crate::policy::Limit;
 
 pub(super) type Weigh = dyn Fn(&Name, &Parts) -> u32 + Send + Sync;
 pub(super) type Classify = dyn Fn(&Name, &Parts) -> u8 + Send + Sync;

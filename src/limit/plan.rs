@@ -1,8 +1,8 @@
 //! What a tenant may have, and how its turns count.
 
 #[cfg(doc)]
-use crate::semaphore::Ask;
-use crate::semaphore::Limit;
+use crate::ask::Ask;
+use crate::policy::Limit;
 
 /// The plan of a tenant: the cap, the weight, the class and the cost of its requests, in one answer.
 ///

@@ -101,7 +101,7 @@ pub(crate) mod requests;
 #[cfg(feature = "metrics")]
 pub use self::names::*;
 #[cfg(feature = "metrics")]
-use crate::semaphore::Policy;
+use crate::policy::Policy;
 
 /// Registers the series of a policy at zero, with the recorder that is installed now, for use before its first request.
 ///

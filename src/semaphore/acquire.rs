@@ -9,15 +9,15 @@ use tokio::task::coop;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Semaphore;
-use super::ask::Ask;
 use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::{PlaceHandle, PlaceOf};
-use super::policy::{ANSWER_TIMEOUT, Limit, Policy};
-use super::sessions::Remembered;
+use crate::ask::Ask;
 use crate::error::{AcquireError, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::name::Name;
+use crate::node::sessions::Remembered;
+use crate::policy::{ANSWER_TIMEOUT, Limit, Policy};
 use crate::protocol::Claim;
 use crate::protocol::session::Progress;
 

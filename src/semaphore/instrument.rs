@@ -6,11 +6,11 @@ use tokio::time::Instant;
 use tracing::field::{Empty, display};
 use tracing::{Span, debug, debug_span};
 
-use super::policy::{Limit, OnUnavailable, Policy};
 use crate::error::AcquireError;
 use crate::metrics::outcome::Outcome;
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
+use crate::policy::{Limit, OnUnavailable, Policy};
 use crate::protocol::PlaceId;
 
 /// One request for a permit. If this is dropped before it has an outcome, the request was canceled.

@@ -1,46 +1,14 @@
 //! Semaphores and permits, without HTTP.
 
 mod acquire;
-mod ask;
-mod clock;
-mod close;
-mod driver;
-mod exchange;
-mod health;
-mod identity;
-mod inspect;
-mod inspection;
 mod instrument;
-mod learn;
 #[cfg(all(test, shuttle))]
 mod locks;
-mod mailbox;
-mod node;
 mod operate;
-mod operate_tenants;
-mod outbox;
-mod overrides;
-mod parts;
-mod peers;
 mod permit;
 mod place_handle;
-mod policy;
-mod quarantine;
-mod refresh;
-mod rounds;
-mod server;
-mod servers;
-mod sessions;
-mod shared_session;
-mod suspension;
-mod tallies;
-mod tasks;
-mod tenants;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
-mod timers;
-mod watchdog;
-mod window;
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,17 +16,9 @@ use std::time::Duration;
 
 pub use self::acquire::Acquire;
 pub(crate) use self::acquire::Request as AcquireRequest;
-pub use self::ask::Ask;
-pub use self::health::{ConnectionState, Health};
-pub use self::inspect::{Cursor, Listed, Page};
-pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
-use self::node::Node;
+pub use self::operate::{Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
 pub use self::permit::Permit;
-pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
-pub(crate) use self::rounds::{Visited, Visitor};
-pub(crate) use self::sessions::Remembered;
-use self::tenants::TenantNumbers;
-pub use self::tenants::TenantOverride;
+use crate::ask::Ask;
 #[cfg(feature = "redis")]
 use crate::backend::RedisBackend;
 use crate::backend::{Backend, MemoryBackend};
@@ -67,6 +27,13 @@ use crate::error::AcquireError;
 use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
+use crate::node::Node;
+use crate::node::health::Health;
+#[cfg(doc)]
+use crate::policy::PolicyBuilder;
+use crate::policy::{Limit, Policy};
+use crate::tasks::rounds::Visitor;
+use crate::tenants::TenantNumbers;
 
 /// How long a shutdown waits for the last releases.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);

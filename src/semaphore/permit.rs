@@ -10,8 +10,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::place_handle::PlaceHandle;
-use super::policy::ANSWER_TIMEOUT;
 use crate::error::BackendError;
+use crate::policy::ANSWER_TIMEOUT;
 use crate::protocol::session::FurtherIn;
 
 /// A permit of a [`Semaphore`](crate::Semaphore), held until it and all of its clones are dropped.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::node::Node;
-use super::policy::Policy;
-use super::sessions::Remembered;
-use super::shared_session::{SessionState, SharedSession};
 use crate::error::{AcquireError, BackendError};
 use crate::metrics::requests::{Hold, Meter};
 use crate::name::Name;
+use crate::node::Node;
+use crate::node::sessions::Remembered;
+use crate::node::shared_session::{SessionState, SharedSession};
+use crate::policy::Policy;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
 use crate::protocol::{Claim, PlaceId};
 

@@ -14,13 +14,14 @@ use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::identity::Identity;
-use super::{OnUnavailable, Permit, Policy, PolicyBuilder, Semaphore};
+use super::{Permit, Semaphore};
 use crate::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
     Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::{AcquireError, BackendError, RejectReason};
+use crate::node::identity::Identity;
+use crate::policy::{OnUnavailable, Policy, PolicyBuilder};
 use crate::protocol::{Call, Hint, NodeId, PlaceId, Time};
 
 /// Servers `a`, which counts `x` at first, and `b`, which counts all else.

@@ -7,9 +7,12 @@ use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
 use super::links::Root;
+use crate::ask::Ask;
 use crate::name::Name;
+use crate::node::health::Health;
 use crate::protocol::{Mode, Override};
-use crate::semaphore::{Ask, Health, TenantOverride, TenantUse};
+use crate::semaphore::TenantUse;
+use crate::tenants::TenantOverride;
 
 /// Why nothing is granted, in a quarantine.
 pub(super) fn quarantine(health: &Health) -> Markup {

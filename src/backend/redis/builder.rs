@@ -18,7 +18,7 @@ use super::url::{self, Url};
 use super::{RedisBackend, Servers};
 use crate::backend::AfterLoss;
 use crate::error::ConfigError;
-use crate::semaphore::Policy;
+use crate::policy::Policy;
 
 /// Builds a [`RedisBackend`]. See [`RedisBackend::builder`] for an example.
 #[derive(Clone)]

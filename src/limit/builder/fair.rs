@@ -6,6 +6,8 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::ConcurrencyLimitBuilder;
+#[cfg(doc)]
+use crate::ask::Ask;
 use crate::limit::cached::CachedPlan;
 use crate::limit::fair::{EachSource, TenantSource};
 use crate::limit::key::{KeyExtractor, MissingKey};
@@ -13,9 +15,7 @@ use crate::limit::key::{KeyExtractor, MissingKey};
 use crate::limit::labels::KeyLabels;
 use crate::limit::required::{Part, Required};
 use crate::name::Name;
-#[cfg(doc)]
-use crate::semaphore::Ask;
-use crate::semaphore::Limit;
+use crate::policy::Limit;
 
 /// # Tenants that share one quota
 ///

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::ConcurrencyLimitBuilder;
 use crate::limit::settings::{HoldUntil, OnLost};
-use crate::semaphore::OnUnavailable;
+use crate::policy::OnUnavailable;
 #[cfg(doc)]
-use crate::semaphore::PolicyBuilder;
+use crate::policy::PolicyBuilder;
 
 /// # Holding
 impl ConcurrencyLimitBuilder {

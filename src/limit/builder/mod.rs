@@ -28,7 +28,9 @@ use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip,
 use super::shadow::Shadow;
 use crate::error::ConfigError;
 use crate::name::Name;
-use crate::semaphore::{Limit, Policy, PolicyBuilder, Remembered, Semaphore};
+use crate::node::sessions::Remembered;
+use crate::policy::{Limit, Policy, PolicyBuilder};
+use crate::semaphore::Semaphore;
 
 /// Longest name of a layer, in bytes.
 const NAME_MAX: usize = 40;

@@ -9,7 +9,7 @@ use super::ConcurrencyLimitBuilder;
 use crate::limit::client_timeout::ClientTimeout;
 use crate::name::Name;
 #[cfg(doc)]
-use crate::semaphore::{Policy, PolicyBuilder};
+use crate::policy::{Policy, PolicyBuilder};
 
 /// # Waiting
 impl ConcurrencyLimitBuilder {

@@ -20,7 +20,6 @@ mod sessions;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -30,9 +29,10 @@ use shuttle::{Config, MaxSteps, Runner};
 use tokio::runtime::Builder;
 
 use self::backend::TestBackend;
-use super::node::Node;
-use super::tenants::TenantNumbers;
-use super::{Handle, Policy, Semaphore, watchdog};
+use super::Semaphore;
+use crate::node::Node;
+use crate::policy::Policy;
+use crate::tasks::watchdog;
 
 const NAME: &str = "x";
 
@@ -86,8 +86,7 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
 
 /// A process of its own, whose tasks the scenario runs.
 fn process(backend: &TestBackend) -> Semaphore {
-    let node = Node::new(Arc::new(backend.clone()));
-    Semaphore { handle: Arc::new(Handle { node }), tenants: TenantNumbers::salted(b"") }
+    Semaphore::new(backend.clone())
 }
 
 fn policy(permits: u32) -> Policy {

@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use super::backend::TestBackend;
 use super::{NAME, either, explore, policy, process};
 use crate::backend::Overrides;
+use crate::node::overrides::OverrideCache;
 use crate::protocol::Override;
-use crate::semaphore::overrides::OverrideCache;
+use crate::semaphore::Semaphore;
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
-use crate::semaphore::{Semaphore, driver};
+use crate::tasks::driver;
 
 /// A server that keeps overrides, which only have a version here.
 struct Keeper {

@@ -9,7 +9,7 @@ use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread::spawn;
 
 use super::{either, explore};
-use crate::semaphore::parts::Parts;
+use crate::tasks::driver::subtasks::Parts;
 
 const PARTS: usize = 2;
 /// How often each part is woken.

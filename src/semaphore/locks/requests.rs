@@ -10,7 +10,8 @@ use super::{
     NAME, advance, assert_nothing_left, either, explore, handle_due, policy, poll_once, process,
 };
 use crate::error::{AcquireError, RejectReason};
-use crate::semaphore::{Acquire, Permit, Semaphore, driver, watchdog};
+use crate::semaphore::{Acquire, Permit, Semaphore};
+use crate::tasks::{driver, watchdog};
 
 /// A permit of a semaphore that has one free.
 fn permit(process: &Semaphore, permits: u32) -> Permit {

@@ -9,7 +9,8 @@ use shuttle::thread::{JoinHandle, spawn};
 
 use super::backend::TestBackend;
 use super::{NAME, advance, assert_nothing_left, either, explore, handle_due, process};
-use crate::semaphore::{Policy, Semaphore};
+use crate::policy::Policy;
+use crate::semaphore::Semaphore;
 
 fn policy() -> Policy {
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(10)).reuse(true).build();

@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use super::backend::TestBackend;
 use super::{NAME, advance, assert_nothing_left, explore, handle_due, policy, process};
-use crate::semaphore::exchange::{Collected, collect_of};
-use crate::semaphore::node::{Node, Server};
-use crate::semaphore::outbox::Purpose;
+use crate::node::server::Reach;
+use crate::node::server::outbox::Purpose;
+use crate::node::sessions::Remembered;
+use crate::node::{Node, Server};
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
-use crate::semaphore::server::Reach;
-use crate::semaphore::sessions::Remembered;
+use crate::tasks::driver::exchange::{Collected, collect_of};
 
 /// After so long an unused session is retired.
 const UNUSED: Duration = Duration::from_secs(6);

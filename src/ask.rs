@@ -1,0 +1,263 @@
+//! A request for permits.
+
+use crate::error::RejectReason;
+use crate::name::Name;
+use crate::protocol::Claim;
+use crate::tenants::{TenantNumbers, TenantOverride};
+
+/// A request for permits: of which semaphore, how many, and for which tenant.
+///
+/// Where all requests are alike, the name of a semaphore is enough: everything that converts into a [`Name`] converts
+/// into an `Ask`. With a tenant, a permit that comes free goes to the tenant with the fewest in use by weight, and
+/// within a tenant to the request that came first.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::{Ask, Policy, Semaphore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let semaphore = Semaphore::in_memory();
+/// let policy = Policy::new(10);
+///
+/// let permit = semaphore.acquire(Ask::of("openai").by("acme").weight(2).each(4), &policy).await?;
+/// assert_eq!(permit.cost(), 1);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Ask {
+    name: Name,
+    tenant: Option<Name>,
+    terms: Terms,
+    /// A cost was set, even if it is 1.
+    is_shared: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Terms {
+    weight: u32,
+    cost: u32,
+    class: u8,
+    each: Option<u32>,
+}
+
+/// The terms of a request that sets none.
+const USUAL: Terms = Terms { weight: 1, cost: 1, class: 0, each: None };
+
+impl Ask {
+    /// The maximum weight of a tenant.
+    pub const MAX_WEIGHT: u32 = Claim::WEIGHT_MAX;
+    /// The maximum number of permits that a request may take.
+    pub const MAX_COST: u32 = Claim::COST_MAX;
+    /// The highest class.
+    pub const MAX_CLASS: u8 = Claim::CLASS_MAX;
+
+    /// Asks for one permit of the semaphore `name`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Ask, Name};
+    ///
+    /// let ask = Ask::of("openai");
+    /// assert_eq!(ask.name(), &Name::new("openai"));
+    /// assert_eq!(ask.tenant(), None);
+    /// ```
+    pub fn of(name: impl Into<Name>) -> Self {
+        Self { name: name.into(), tenant: None, terms: USUAL, is_shared: false }
+    }
+
+    /// Sets the tenant of the request.
+    ///
+    /// Requests that set a [cost](Self::cost) and no tenant count as one tenant together. Requests that set nothing but a
+    /// name wait in a queue of their own, in the order of their arrival.
+    ///
+    /// Fairness is only as good as the identity: take it from authentication, not from what a client may choose.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// let ask = Ask::of("openai").by("acme");
+    /// # let _ = ask;
+    /// ```
+    #[must_use]
+    pub fn by(mut self, tenant: impl Into<Name>) -> Self {
+        self.tenant = Some(tenant.into());
+        self
+    }
+
+    /// Sets the weight of the tenant, by which its permits in use are divided when tenants are compared: a tenant with
+    /// weight 2 gets twice as many as one with weight 1.
+    ///
+    /// The default is 1, the maximum [`MAX_WEIGHT`](Self::MAX_WEIGHT). Other values count as the nearest of these.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// let ask = Ask::of("openai").by("acme").weight(2);
+    /// # let _ = ask;
+    /// ```
+    #[must_use]
+    pub const fn weight(mut self, weight: u32) -> Self {
+        self.terms.weight = weight;
+        self
+    }
+
+    /// Sets how many permits the request takes, all at once or not at all.
+    ///
+    /// The default is 1; 0 counts as 1. A request for more than [`MAX_COST`](Self::MAX_COST), or for more than it could
+    /// ever get, is rejected at once. When it is the turn of a request for many permits, permits stay free until there
+    /// are enough.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// // A large model counts as four small ones.
+    /// let ask = Ask::of("gpu").cost(4);
+    /// # let _ = ask;
+    /// ```
+    #[must_use]
+    pub const fn cost(mut self, permits: u32) -> Self {
+        self.terms.cost = permits;
+        self.is_shared = true;
+        self
+    }
+
+    /// Sets the class of the request, from 0 to [`MAX_CLASS`](Self::MAX_CLASS); a higher one counts as that. No request
+    /// of a higher class is served as long as a tenant of a lower class waits and may be served.
+    ///
+    /// The default is 0. Within a tenant the order is that of arrival, whatever the classes. See
+    /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom) for permits that are reserved for class 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// // Behind every interactive request, which are of class 0.
+    /// let ask = Ask::of("openai").by("nightly").class(1);
+    /// # let _ = ask;
+    /// ```
+    #[must_use]
+    pub const fn class(mut self, class: u8) -> Self {
+        self.terms.class = class;
+        self
+    }
+
+    /// Sets the cap of the tenant: how many permits it may have in use. With 0 its requests are rejected.
+    ///
+    /// The default is no cap but the limit. A tenant at its cap delays no other. An operator's
+    /// [override](crate::Semaphore::set_tenant_limit) replaces this.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Ask;
+    ///
+    /// let ask = Ask::of("openai").by("acme").each(4);
+    /// # let _ = ask;
+    /// ```
+    #[must_use]
+    pub const fn each(mut self, permits: u32) -> Self {
+        self.terms.each = Some(permits);
+        self
+    }
+
+    /// Returns the name of the semaphore.
+    #[must_use]
+    pub const fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Returns the tenant, if the request has one.
+    #[must_use]
+    pub const fn tenant(&self) -> Option<&Name> {
+        self.tenant.as_ref()
+    }
+
+    /// Returns how many permits it asks for.
+    pub(crate) const fn permits(&self) -> u32 {
+        self.terms.cost
+    }
+
+    /// Returns the cap of its tenant, given the override of that tenant.
+    pub(crate) fn cap(&self, set: TenantOverride) -> Option<u32> {
+        set.limit.or(self.terms.each)
+    }
+
+    /// Returns whether it is compared with others by more than its time.
+    pub(crate) fn is_fair(&self) -> bool {
+        self.is_shared || self.tenant.is_some() || self.terms != USUAL
+    }
+}
+
+impl<T: Into<Name>> From<T> for Ask {
+    fn from(name: T) -> Self {
+        Self::of(name)
+    }
+}
+
+impl Ask {
+    /// Returns the claim of this request, given the override of its tenant.
+    ///
+    /// # Errors
+    ///
+    /// If it can never be met.
+    pub(crate) fn claim(
+        &self,
+        numbers: &TenantNumbers,
+        set: TenantOverride,
+    ) -> Result<Claim, RejectReason> {
+        let (Terms { weight, cost, class, .. }, each) = (self.terms, self.cap(set));
+        if each == Some(0) {
+            return Err(RejectReason::TenantLimit);
+        }
+        if cost > Self::MAX_COST {
+            return Err(RejectReason::CostTooHigh);
+        }
+        Ok(Claim::new(numbers.of(self.tenant.as_ref()))
+            .with_weight(set.weight.unwrap_or(weight))
+            .with_cost(cost)
+            .with_class(class)
+            .with_each(each))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ask;
+    use crate::error::RejectReason;
+    use crate::name::Name;
+    use crate::tenants::{TenantNumbers, TenantOverride};
+
+    #[test]
+    fn a_name_alone_makes_no_claim() {
+        assert!(!Ask::from("x").is_fair());
+        assert!(!Ask::of(Name::new("x").part("y")).is_fair());
+        assert!(!Ask::of("x").weight(1).is_fair());
+        assert!(Ask::of("x").cost(1).is_fair() && Ask::of("x").by("a").is_fair());
+        let big = Ask::of("x").cost(3);
+        assert!(big.is_fair());
+        let claim = big.claim(&TenantNumbers::salted(b""), TenantOverride::default()).unwrap();
+        assert_eq!((claim.cost(), claim.weight(), claim.each()), (3, 1, None));
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_said() {
+        let numbers = TenantNumbers::salted(b"");
+        let claim = |ask: Ask, set| ask.claim(&numbers, set);
+        let none = TenantOverride::default();
+        assert_eq!(claim(Ask::of("x").by("a").each(0), none), Err(RejectReason::TenantLimit));
+        assert_eq!(claim(Ask::of("x").by("a").cost(65), none), Err(RejectReason::CostTooHigh));
+        let set = TenantOverride { limit: Some(3), weight: Some(7) };
+        let claim = claim(Ask::of("x").by("a").each(0), set).unwrap();
+        assert_eq!((claim.each(), claim.weight()), (Some(3), 7));
+    }
+}

@@ -1,0 +1,179 @@
+//! The state of the connection to the backend, and counts of what was answered in its place.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::tallies::Tallies;
+use crate::error::BackendError;
+use crate::metrics::backend::BackendMeter;
+use crate::metrics::requests::Meter;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
+
+/// The health of a [`Semaphore`](crate::Semaphore), as [`health`](crate::Semaphore::health) returns it. The counts
+/// are those of this process since its start.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Health {
+    /// Whether the backend can be asked. Of several servers, the worst state.
+    pub connection: ConnectionState,
+    /// Requests that passed by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
+    /// [`OnUnavailable::Local`](crate::OnUnavailable::Local).
+    pub admitted_by_policy: u64,
+    /// Requests that were refused because the backend could not be asked. Includes those of a layer in shadow,
+    /// which pass all the same.
+    pub refused_by_policy: u64,
+    /// Permits that were lost to their holders.
+    pub lost: u64,
+    /// How often the connection to the backend was lost.
+    pub disconnects: u64,
+    /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
+    /// seconds; in an outage of the backend, up to two leases longer.
+    pub semaphores: usize,
+    /// Until when nothing is granted because the backend may have lost data (see `AfterLoss::Quarantine`), as far as that
+    /// concerns semaphores that this process uses; `None` if no such quarantine is on. Of several servers, the last end.
+    pub quarantined_until: Option<Instant>,
+    /// A warning for the operator of the backend, such as an eviction policy that loses semaphores.
+    pub warning: Option<String>,
+}
+
+/// Whether the backend can be asked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ConnectionState {
+    /// The backend is in this process.
+    Embedded,
+    /// No connection was needed yet, or one is being opened.
+    Connecting,
+    /// A connection is open.
+    Up,
+    /// The backend cannot be reached, and the policy answers in its place.
+    Down {
+        /// The error of the last attempt.
+        error: BackendError,
+        /// When the outage began.
+        since: Instant,
+    },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    admitted: AtomicU64,
+    refused: AtomicU64,
+    lost: AtomicU64,
+    disconnects: AtomicU64,
+    /// Lost permits that neither a log line nor a metric shows yet, and the meters that count them.
+    uncounted: AtomicU64,
+    losers: Mutex<Vec<Meter>>,
+    loss_log: Mutex<LossLog>,
+    has_unlogged: AtomicBool,
+    /// A server may be in quarantine.
+    has_quarantine: AtomicBool,
+    /// When a refused call was logged last.
+    refusal_logged: Mutex<Option<Instant>>,
+    /// Rejected requests and lost permits of each semaphore.
+    pub(crate) tallies: Tallies,
+    pub(crate) meter: BackendMeter,
+}
+
+/// The state of the log of lost permits.
+#[derive(Debug, Default)]
+struct LossLog {
+    unlogged: u64,
+    last: Option<Instant>,
+}
+
+/// How often lost permits are logged.
+const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a refused call is logged.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+impl Counts {
+    pub(crate) fn admitted(&self) {
+        self.admitted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lost(&self, meter: Option<Meter>) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+        lock(&self.losers).extend(meter);
+        self.uncounted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn quarantine_began(&self) {
+        self.has_quarantine.store(true, Ordering::Release);
+    }
+
+    /// Returns whether a server may be in quarantine. Call [`quarantine_began`](Self::quarantine_began) if one still is.
+    pub(crate) fn take_quarantine(&self) -> bool {
+        self.has_quarantine.load(Ordering::Acquire)
+            && self.has_quarantine.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn disconnected(&self) {
+        self.disconnects.fetch_add(1, Ordering::Relaxed);
+        self.meter.disconnected();
+    }
+
+    /// Logs and counts the permits that were lost since the last time, at most once a second unless `all` is set.
+    /// Returns when there is more to log. Must not be called under a lock.
+    pub(crate) fn log_lost(&self, all: bool) -> Option<Instant> {
+        if self.uncounted.load(Ordering::Relaxed) == 0 && !self.has_unlogged.load(Ordering::Relaxed)
+        {
+            return None;
+        }
+        let new = self.uncounted.swap(0, Ordering::Relaxed);
+        let losers = std::mem::take(&mut *lock(&self.losers));
+        losers.iter().for_each(Meter::lost);
+        let now = Instant::now();
+        let mut log = lock(&self.loss_log);
+        log.unlogged += new;
+        let again = log.last.map(|last| last + LOSS_LOG_INTERVAL).filter(|at| !all && now < *at);
+        self.has_unlogged.store(again.is_some() && log.unlogged > 0, Ordering::Relaxed);
+        if again.is_some() {
+            return again.filter(|_| log.unlogged > 0);
+        }
+        let permits = std::mem::take(&mut log.unlogged);
+        log.last = Some(now);
+        drop(log);
+        if permits > 0 {
+            tracing::warn!(target: "tower_semaphore", permits, "permits were lost to their holders");
+        }
+        None
+    }
+
+    /// Logs, at most once a minute, that the backend refused a call though it is reachable.
+    pub(crate) fn log_refused_call(&self, semaphore: &str, error: &BackendError) {
+        let now = Instant::now();
+        let mut logged = lock(&self.refusal_logged);
+        if logged.is_some_and(|at| now < at + REFUSAL_LOG_INTERVAL) {
+            return;
+        }
+        *logged = Some(now);
+        drop(logged);
+        tracing::warn!(target: "tower_semaphore", semaphore, %error, "the backend refused a call");
+    }
+
+    pub(crate) fn health(
+        &self,
+        connection: ConnectionState,
+        semaphores: usize,
+        quarantined_until: Option<Instant>,
+        warning: Option<String>,
+    ) -> Health {
+        Health {
+            connection,
+            admitted_by_policy: self.admitted.load(Ordering::Relaxed),
+            refused_by_policy: self.refused.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+            disconnects: self.disconnects.load(Ordering::Relaxed),
+            semaphores,
+            quarantined_until,
+            warning,
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What a process receives unasked: hints, overrides, and messages of other processes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Node;
+use super::peers::{PeerAnswer, process};
+use super::tallies::Tally;
+use crate::backend::{Mailbox, PeerMessage};
+use crate::protocol::Hint;
+use crate::protocol::session::Session;
+
+impl Mailbox for Node {
+    fn hint(&self, name: &str, hint: Hint) {
+        // A hint for a name that is not in use here releases the place. Every client that may publish can send one,
+        // so the number of sessions that hints create is limited.
+        if self.sessions.get(name).is_some() || self.sessions.may_be_made_by_hint(Instant::now()) {
+            self.with_session(name, self.now(), |state, time| {
+                state.session.handle_hint(hint, time)
+            });
+        }
+    }
+
+    fn recall(&self, name: &str) {
+        if let Some(shared) = self.sessions.get(name) {
+            self.act(&shared, self.now(), Session::handle_recall);
+        }
+    }
+
+    fn overridden(&self) {
+        if self.embedded().is_some() {
+            self.learn_now();
+        } else {
+            self.overrides.want();
+            self.ask_keeper();
+        }
+    }
+
+    fn message(&self, name: &str, message: PeerMessage) {
+        match message {
+            PeerMessage::AskHeld { by } => {
+                let now = self.now();
+                let held = self
+                    .read_session(name, |session| session.held_since(now, PeerMessage::HELD_MAX));
+                if let Some((names, waiting)) = self.tenants_of(name, now) {
+                    let tenants = PeerMessage::Tenants { by: self.id(), names, waiting };
+                    self.send_message(name, by, tenants);
+                }
+                let limit = self.read_session(name, Session::policy_limit).flatten();
+                let kept = self.read_session(name, Session::kept).unwrap_or_default() as u64;
+                let Tally { refused, lost, .. } = self.counts.tallies.of(name);
+                let counted = PeerMessage::Counted { by: self.id(), limit, refused, lost, kept };
+                self.send_message(name, by, counted);
+                let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
+                self.send_message(name, by, PeerMessage::Held { by: self.id(), process, held });
+            }
+            PeerMessage::Held { by, process, held } => {
+                let held = held.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
+                let answer = PeerAnswer { process, held: held.collect(), ..PeerAnswer::default() };
+                self.questions.answered(name, by, &answer);
+            }
+            PeerMessage::Tenants { by, names, waiting } => {
+                let waiting = waiting.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
+                self.questions.told_of_tenants(name, by, &names, &waiting.collect());
+            }
+            PeerMessage::Counted { by, limit, refused, lost, kept } => {
+                let tally = Tally { refused, lost, limit: None };
+                self.questions.told_of_limit(name, by, limit, tally, kept);
+            }
+        }
+    }
+}

@@ -1,0 +1,536 @@
+//! One process's part of all semaphores: how its sessions, servers and overrides work together.
+//!
+//! Every change of a session ends in [`Node::finish`]: act, then post what is to be sent, then wake the tasks that
+//! wait for it.
+
+mod clock;
+mod close;
+pub(crate) mod health;
+pub(crate) mod identity;
+mod mailbox;
+pub(crate) mod overrides;
+pub(crate) mod peers;
+pub(crate) mod server;
+pub(crate) mod sessions;
+pub(crate) mod shared_session;
+mod suspension;
+pub(crate) mod tallies;
+mod timers;
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout};
+
+use self::clock::Clock;
+use self::health::{ConnectionState, Counts, Health};
+use self::identity::Identity;
+use self::overrides::OverrideCache;
+use self::peers::Questions;
+use self::server::Reach;
+use self::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
+use self::sessions::{Remembered, SESSIONS_AT_A_TIME, Sessions};
+use self::shared_session::{Queued, SessionState, SharedSession, no_answer};
+use crate::backend::{
+    Backend, Counter, Embedded, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
+};
+use crate::error::BackendError;
+use crate::metrics::backend::BackendMeter;
+use crate::metrics::requests::Meters;
+use crate::name::Name;
+use crate::policy::ANSWER_TIMEOUT;
+use crate::protocol::NodeId;
+use crate::protocol::Time;
+use crate::protocol::session::{Connected, Session};
+use crate::sync::MutexGuard;
+use crate::sync::atomic::AtomicBool;
+use crate::tasks::Tasks;
+use crate::tasks::rounds::Rounds;
+
+/// The most redirects that a query follows.
+const REDIRECTS_MAX: usize = 5;
+
+/// A server, with sessions on it.
+pub(crate) type Server = server::Server<Arc<SharedSession>>;
+
+/// One process's `Semaphore`.
+pub(crate) struct Node {
+    /// Made with the first use: see [`Identity`].
+    pub(crate) identity: OnceLock<Identity>,
+    this: Weak<Self>,
+    backend: Arc<dyn Backend>,
+    pub(crate) clock: Clock,
+    pub(crate) sessions: Sessions,
+    pub(crate) servers: Servers<Arc<SharedSession>>,
+    pub(crate) overrides: OverrideCache,
+    pub(crate) questions: Questions,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) meters: Meters,
+    pub(crate) tasks: Tasks,
+    pub(crate) rounds: Rounds,
+    pub(crate) closed: AtomicBool,
+    /// No request may wait.
+    pub(crate) is_queue_closed: AtomicBool,
+}
+
+impl Node {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+        BackendMeter::register(backend.embedded().is_some());
+        let counts = Arc::<Counts>::default();
+        let clock = Clock::new(Arc::clone(&backend));
+        let node = Arc::new_cyclic(|this| Self {
+            identity: OnceLock::new(),
+            this: Weak::clone(this),
+            clock: clock.clone(),
+            sessions: Sessions::new(),
+            servers: Servers::new(clock, Arc::clone(&counts), backend.quarantine()),
+            overrides: OverrideCache::new(backend.key(OVERRIDES)),
+            questions: Questions::default(),
+            counts,
+            meters: Meters::default(),
+            tasks: Tasks::default(),
+            rounds: Rounds::default(),
+            closed: AtomicBool::new(false),
+            is_queue_closed: AtomicBool::new(false),
+            backend,
+        });
+        if node.embedded().is_some() {
+            // Nobody else can have the permits of this process.
+            node.identity();
+            node.learn_now();
+        } else if cfg!(all(test, shuttle)) {
+            // Not where a thread may be suspended in the midst of it.
+            node.identity();
+        }
+        node
+    }
+
+    pub(crate) fn id(&self) -> NodeId {
+        self.identity().id
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        self.identity.get_or_init(|| {
+            let identity = Identity::new(self.backend.seed());
+            let this = Weak::clone(&self.this);
+            self.backend.attach(identity.id, this);
+            identity
+        })
+    }
+
+    /// Checks that this process may use the semaphore.
+    ///
+    /// # Errors
+    ///
+    /// If it is a fork of one that has used it.
+    pub(crate) fn check_identity(&self) -> Result<(), BackendError> {
+        if self.embedded().is_some() { Ok(()) } else { self.identity().check() }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(crate) fn embedded(&self) -> Option<&dyn Embedded> {
+        self.backend.embedded()
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        if self.embedded().is_some() {
+            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None, None);
+        }
+        let servers = self.servers.all();
+        let states = servers.iter().map(|server| server.health());
+        let worst = states.max_by_key(|state| match state {
+            ConnectionState::Embedded | ConnectionState::Up => 0,
+            ConnectionState::Connecting => 1,
+            ConnectionState::Down { .. } => 2,
+        });
+        let warning = servers.iter().find_map(|server| server.warning());
+        let worst = worst.unwrap_or(ConnectionState::Connecting);
+        let quarantined_until = servers.iter().filter_map(|one| one.quarantined_until()).max();
+        self.counts.health(worst, self.sessions.len(), quarantined_until, warning)
+    }
+
+    /// Ends the quarantines of servers that are over. Returns when the next one will be.
+    pub(crate) fn end_quarantines(&self) -> Option<Instant> {
+        if !self.counts.take_quarantine() {
+            return None;
+        }
+        let (now, servers) = (self.now(), self.servers.all());
+        let next = servers.iter().filter_map(|server| server.end_quarantine(now)).min()?;
+        self.counts.quarantine_began();
+        Some(self.clock.instant(next))
+    }
+
+    /// Returns between half of a pause and all of it, so that the processes of a fleet do not reconnect in step.
+    pub(crate) fn jittered(&self, pause: Duration) -> Duration {
+        pause.mul_f64(0.5 + 0.5 * self.identity().random())
+    }
+
+    // ===== sessions =====
+
+    /// Acts on the session of a name, and creates it if there is none.
+    pub(crate) fn with_session<T>(
+        &self,
+        name: &str,
+        now: Time,
+        mut act: impl FnMut(&mut SessionState, Time) -> T,
+    ) -> (Arc<SharedSession>, T) {
+        loop {
+            let shared = self.session(name);
+            if let Some(result) = self.act_unless_retired(&shared, now, &mut act) {
+                return (shared, result);
+            }
+        }
+    }
+
+    /// As [`with_session`](Self::with_session), where the caller remembers the session of the name that it asks for.
+    #[inline]
+    pub(crate) fn with_remembered<T>(
+        &self,
+        remembered: &Remembered,
+        name: &Name,
+        now: Time,
+        mut act: impl FnMut(&mut SessionState, Time) -> T,
+    ) -> (Arc<SharedSession>, T) {
+        if let Some(shared) = remembered.get()
+            && let Some(result) = self.act_unless_retired(&shared, now, &mut act)
+        {
+            return (shared, result);
+        }
+        let (shared, result) = self.with_session(name.as_str(), now, act);
+        remembered.set(&shared);
+        (shared, result)
+    }
+
+    /// Acts on a session that is in the registry; `None`: it is not any more.
+    #[inline]
+    fn act_unless_retired<T>(
+        &self,
+        shared: &Arc<SharedSession>,
+        now: Time,
+        act: impl FnOnce(&mut SessionState, Time) -> T,
+    ) -> Option<T> {
+        let mut state = shared.lock();
+        if state.is_retired {
+            return None;
+        }
+        let result = act(&mut state, now);
+        self.finish(shared, state, now, None);
+        Some(result)
+    }
+
+    fn session(&self, name: &str) -> Arc<SharedSession> {
+        if let Some(shared) = self.sessions.get(name) {
+            return shared;
+        }
+        let name: Arc<str> = name.into();
+        let key = self.backend.key(&name);
+        let counter = self.embedded().map(|embedded| embedded.counter(&key, self.clock.epoch()));
+        let server = self.servers.attach(&self.backend.shard(&key), 1);
+        let made = self.sessions.insert(&name, |serial| {
+            // Read under the lock of the registry: a later change of the server's state finds this session.
+            let mut session =
+                Session::new(self.id(), serial, server.conditions(), server.is_down());
+            session.handle_override(self.overrides.of(&name), Time::ZERO);
+            SharedSession::new(Arc::clone(&name), key, counter, session, Arc::clone(&server))
+        });
+        match made {
+            Ok(shared) => {
+                // Perhaps the server's sessions were sent elsewhere meanwhile.
+                if self.backend.shard(shared.key()) != *server.shard() {
+                    self.rehome(&shared, false);
+                }
+                shared
+            }
+            Err(shared) => {
+                self.servers.detach(&server);
+                shared
+            }
+        }
+    }
+
+    /// Reads the session of a name, if there is one.
+    pub(crate) fn read_session<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&Session) -> T,
+    ) -> Option<T> {
+        let shared = self.sessions.get(name)?;
+        let state = shared.lock();
+        Some(read(&state.session))
+    }
+
+    /// Returns the current time.
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Tells a session of a new connection of its server.
+    pub(crate) fn announce(&self, shared: &Arc<SharedSession>, connected: Connected) {
+        let now = self.now();
+        let mut state = shared.lock();
+        // That the server has the data it had before means nothing to a session that came since.
+        let same_data = connected.same_data && !std::mem::take(&mut state.is_new_here);
+        state.session.handle_connected(Connected { same_data, ..connected }, now);
+        self.finish(shared, state, now, None);
+    }
+
+    /// Acts on a session, then posts, then wakes. `now` must not be in the future.
+    pub(crate) fn act<T>(
+        &self,
+        shared: &Arc<SharedSession>,
+        now: Time,
+        act: impl FnOnce(&mut Session, Time) -> T,
+    ) -> T {
+        let mut state = shared.lock();
+        let result = act(&mut state.session, now);
+        self.finish(shared, state, now, None);
+        result
+    }
+
+    /// As [`act`](Self::act), for what a server answered, with its error if there is one. Does nothing if the session
+    /// has moved to another server since.
+    pub(crate) fn act_in(
+        &self,
+        (shared, stay): &(Arc<SharedSession>, u64),
+        now: Time,
+        error: Option<&BackendError>,
+        act: impl FnOnce(&mut Session, Time),
+    ) {
+        let mut state = shared.lock();
+        if state.stay == *stay {
+            act(&mut state.session, now);
+            self.finish(shared, state, now, error);
+        }
+    }
+
+    /// Posts what a session has to send, and wakes the tasks that its events concern.
+    pub(crate) fn finish<'a>(
+        &self,
+        shared: &'a Arc<SharedSession>,
+        mut state: MutexGuard<'a, SessionState>,
+        now: Time,
+        error: Option<&BackendError>,
+    ) {
+        if state.is_retired {
+            // No task renews it any more.
+            let woken = state.take_events(shared.name(), error, &self.counts);
+            drop(state);
+            return woken.wake();
+        }
+        match shared.counter() {
+            Some(counter) => state = self.call_embedded(counter, shared, state, now),
+            None => self.post(shared, &mut state, now),
+        }
+        let woken = state.take_events(shared.name(), error, &self.counts);
+        let timeout = state.due_before_timer();
+        let is_over = state.session.is_over(now);
+        let mut replaced = None;
+        if let Some(due) = timeout.filter(|_| !is_over) {
+            let timers = &self.sessions.timers;
+            let timer = timers.push(Arc::clone(shared), due);
+            replaced = state.set_timer(timer, due).and_then(|timer| timers.remove(timer));
+        }
+        let quarantine =
+            state.session.quarantined_until().map(|until| (Arc::clone(&state.server), until));
+        // The tasks end with the last busy session.
+        let may_end = self.is_closed() && !state.session.is_busy();
+        drop(state);
+        drop(replaced);
+        if is_over {
+            self.retire(shared, now);
+        }
+        if let Some((server, until)) = quarantine
+            && server.note_quarantine(until, now)
+        {
+            // The watchdog sees its end.
+            self.sessions.timers.wake();
+        }
+        if may_end {
+            self.wake_tasks();
+        }
+        woken.wake();
+    }
+
+    /// Queues a session for the driver, if it has something to send.
+    fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Time) {
+        if let Some(question) = state.session.poll_revocation_check() {
+            self.overrides.check_revocations(shared, question);
+            self.ask_keeper();
+        }
+        // In an outage nothing is sent; the session asks for the rest when it is over.
+        if state.server.is_down() || state.held_until.is_some_and(|until| now < until) {
+            return;
+        }
+        state.enqueue(shared);
+    }
+
+    /// Carries out the calls of a session, where the backend answers at once. One thread at a time does this for each
+    /// session, so that its calls keep their order.
+    fn call_embedded<'a>(
+        &self,
+        counter: &dyn Counter,
+        shared: &'a Arc<SharedSession>,
+        mut state: MutexGuard<'a, SessionState>,
+        now: Time,
+    ) -> MutexGuard<'a, SessionState> {
+        // The thread that carries out calls takes these too.
+        if state.is_busy {
+            return state;
+        }
+        loop {
+            if let Some(question) = state.session.poll_revocation_check() {
+                state.is_busy = true;
+                drop(state);
+                self.learn_now();
+                state = shared.lock();
+                // Another thread may have read them without having told this session yet.
+                for id in self.overrides.revoked_of(shared.name()) {
+                    state.session.handle_revoked(id, now);
+                }
+                state.session.handle_revocations_known(question, now);
+            } else if let Some(call) = state.session.poll_call(now) {
+                state.is_busy = true;
+                drop(state);
+                let reply = counter.call(self.id(), &call, now);
+                self.counts.meter.replied(&call.op, &reply);
+                state = shared.lock();
+                state.session.handle_reply(&call.op, &reply, false, now, now);
+            } else {
+                break;
+            }
+        }
+        state.is_busy = false;
+        state
+    }
+
+    /// Removes an unused session.
+    fn retire(&self, shared: &Arc<SharedSession>, now: Time) {
+        if let Some(server) = self.sessions.retire(shared, now) {
+            if let Some(limit) = shared.lock().session.policy_limit() {
+                self.counts.tallies.retired(shared.name(), limit);
+            }
+            self.servers.detach(&server);
+        }
+    }
+
+    // ===== servers =====
+
+    /// Moves each semaphore of this server to the one that counts it now.
+    pub(crate) async fn rehome_all(&self, server: &Arc<Server>) {
+        // In an outage nothing changes, and there may be a hundred thousand sessions.
+        if self.backend.routing().is_some_and(|routing| server.is_routed_by(routing)) {
+            return;
+        }
+        for (count, shared) in self.sessions.on(server).into_iter().enumerate() {
+            self.rehome(&shared, false);
+            if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
+                yield_now().await;
+            }
+        }
+    }
+
+    /// Moves a session to the server that counts it now, and asks for everything again there.
+    pub(crate) fn rehome(&self, shared: &Arc<SharedSession>, was_redirected: bool) {
+        let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
+        let now = self.now();
+        let mut state = shared.lock();
+        if state.is_retired || (Arc::ptr_eq(&state.server, &server) && !was_redirected) {
+            drop(state);
+            self.servers.detach(&server);
+            return;
+        }
+        let old = std::mem::replace(&mut state.server, Arc::clone(&server));
+        state.stay += 1;
+        state.queued = Queued::default();
+        state.is_new_here = !server.is_up();
+        let before = state.moved_at.replace(now);
+        if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {
+            state.held_until = Some(now + REDIRECT_PAUSE);
+            self.sessions.timers.push(Arc::clone(shared), now + REDIRECT_PAUSE);
+        }
+        // Read after the move: a later change of the server's state finds this session.
+        if server.is_up() {
+            state.session.handle_connected(server.conditions(), now);
+        } else if server.is_down() {
+            state.session.handle_unreachable(now);
+        }
+        self.finish(shared, state, now, None);
+        self.servers.detach(&old);
+    }
+
+    /// Sends a message to another process, by the server that counts the semaphore of `name`.
+    pub(crate) fn send_message(&self, name: &str, to: NodeId, message: PeerMessage) {
+        let key = self.backend.key(name);
+        if let Some(embedded) = self.embedded() {
+            let _ = embedded.send_message(&key, to, &message).now_or_never();
+        } else {
+            let server = self.servers.attach(&self.backend.shard(&key), 0);
+            server.send_message((key, to, message));
+        }
+    }
+
+    /// Asks a server a question that belongs to no place: the server of `shard`, or the one that counts the semaphore
+    /// of `key`.
+    ///
+    /// # Errors
+    ///
+    /// If there is no answer within a second, or the server refuses.
+    pub(crate) async fn query<T>(
+        &self,
+        shard: Option<&Shard>,
+        key: &str,
+        query: impl Fn(&dyn Queries) -> Query<T>,
+    ) -> Result<T, BackendError> {
+        let mut asked: Option<Arc<Server>> = None;
+        let answer = async {
+            if let Some(embedded) = self.embedded() {
+                return query(embedded).await;
+            }
+            for _ in 0..REDIRECTS_MAX {
+                let shard = shard.cloned().unwrap_or_else(|| self.backend.shard(key));
+                let server = asked.insert(self.servers.attach(&shard, 0));
+                match server.reach().await {
+                    Reach::Up(connection) => match query(&*connection).await {
+                        Err(QueryError::Moved) => {}
+                        answer => return answer,
+                    },
+                    Reach::Down(error) => return Err(QueryError::Failed(error)),
+                    Reach::Ended => {}
+                }
+            }
+            Err(QueryError::Failed(no_answer()))
+        };
+        let answer = timeout(ANSWER_TIMEOUT, answer).await;
+        // Nothing else may be sent over that connection that would show what is wrong with it.
+        let is_answered = answer.as_ref().is_ok_and(|answer| {
+            answer.as_ref().err().and_then(QueryError::of_connection).is_none()
+        });
+        if let Some(server) = asked.filter(|_| !is_answered) {
+            server.doubt();
+        }
+        match answer {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(QueryError::Failed(error))) => Err(error),
+            Ok(Err(QueryError::Moved)) | Err(_) => Err(no_answer()),
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A session keeps its server, and what stands in a server's outbox is kept by that.
+        self.servers.all().iter().for_each(|server| drop(server.outbox.clear()));
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let id = self.identity.get().map(|identity| identity.id);
+        f.debug_struct("Node").field("id", &id).finish_non_exhaustive()
+    }
+}

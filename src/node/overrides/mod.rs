@@ -1,0 +1,260 @@
+//! The overrides that operators set, as this process knows them.
+//!
+//! One server keeps them. They are read when a connection to that server opens, when a message announces a change, and
+//! each second while this process uses any semaphore.
+
+mod learn;
+pub(crate) mod refresh;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use tokio::time::Instant;
+
+use crate::backend::Overrides;
+use crate::error::BackendError;
+use crate::name::Name;
+use crate::node::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
+use crate::node::shared_session::SharedSession;
+use crate::protocol::{Override, PlaceId};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, lock};
+use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
+
+/// The known overrides, and the questions for newer ones.
+pub(crate) struct OverrideCache {
+    /// The key that keeps them.
+    key: Arc<str>,
+    state: Mutex<State>,
+    /// A tenant has an override. As mostly none has, a request of a tenant needs no lock.
+    has_tenants: AtomicBool,
+    answered: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    overrides: Overrides,
+    /// A question was answered.
+    was_read: bool,
+    /// A question is to be asked.
+    wanted: bool,
+    /// A question is unanswered. The next one waits for it.
+    asking: bool,
+    /// The number of the last question, and of the last one that was answered.
+    asked: u64,
+    answered: u64,
+    /// The number of the last question whose answer the sessions have applied; and its error.
+    told: u64,
+    error: Option<BackendError>,
+    /// When another server was named as the one that keeps them.
+    moved_at: Option<Instant>,
+    /// The next question is not asked earlier than this.
+    not_before: Option<Instant>,
+    /// The last question failed, which is logged once.
+    failed: bool,
+    /// Sessions that wait for the answer to a later question: places of theirs are gone, and may have been revoked.
+    checking: Vec<Check>,
+}
+
+/// A session that waits for an answer, and the number that the session gave its question.
+pub(crate) type Check = (Arc<SharedSession>, u64);
+
+/// The changes in an answer.
+#[derive(Default)]
+pub(crate) struct News {
+    /// The names whose override changed.
+    pub(crate) names: BTreeSet<Arc<str>>,
+    /// Places that were revoked, and the names of their semaphores.
+    pub(crate) revoked: Vec<(PlaceId, Arc<str>)>,
+}
+
+impl OverrideCache {
+    pub(crate) fn new(key: Arc<str>) -> Self {
+        Self {
+            key,
+            state: Mutex::default(),
+            has_tenants: AtomicBool::new(false),
+            answered: Notify::new(),
+        }
+    }
+
+    pub(crate) const fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    /// Returns the known override of a name.
+    pub(crate) fn of(&self, name: &str) -> Override {
+        lock(&self.state).overrides.of(name)
+    }
+
+    /// Returns the known override of a tenant.
+    pub(crate) fn of_tenant(&self, name: &Name, tenant: &Name) -> TenantOverride {
+        if !self.has_tenants.load(Ordering::Acquire) {
+            return TenantOverride::default();
+        }
+        let state = lock(&self.state);
+        let set = |field: String| state.overrides.of(&field).limit;
+        TenantOverride {
+            limit: set(limit_field(name, tenant)),
+            weight: set(weight_field(name, tenant)),
+        }
+    }
+
+    /// Returns the known overrides of all tenants, by semaphore and tenant.
+    pub(crate) fn of_tenants(&self) -> Vec<(Name, Name, TenantOverride)> {
+        let fields: Vec<_> = lock(&self.state).overrides.names.keys().cloned().collect();
+        let mut of: Vec<_> = fields.iter().filter_map(|field| tenant_of_field(field)).collect();
+        of.sort_by(|a, b| (a.0.as_str(), a.1.as_str()).cmp(&(b.0.as_str(), b.1.as_str())));
+        of.dedup();
+        let set = |(name, tenant): (Name, Name)| {
+            let set = self.of_tenant(&name, &tenant);
+            (name, tenant, set)
+        };
+        of.into_iter().map(set).collect()
+    }
+
+    /// Returns all known overrides of names.
+    pub(crate) fn all(&self) -> Vec<(Arc<str>, Override)> {
+        let state = lock(&self.state);
+        let all = state.overrides.names.iter();
+        all.map(|(name, set)| (Arc::clone(name), *set)).collect()
+    }
+
+    /// Returns the places of a name that are known to be revoked.
+    pub(crate) fn revoked_of(&self, name: &str) -> Vec<PlaceId> {
+        let state = lock(&self.state);
+        let revoked = state.overrides.revoked.keys().filter(|(_, of)| **of == *name);
+        revoked.map(|(id, _)| *id).collect()
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        lock(&self.state).overrides.version
+    }
+
+    pub(crate) fn was_read(&self) -> bool {
+        lock(&self.state).was_read
+    }
+
+    pub(crate) fn want(&self) {
+        lock(&self.state).wanted = true;
+    }
+
+    /// Wants an answer, for a caller that waits. Returns the number of its question.
+    pub(crate) fn want_answer(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.wanted = true;
+        state.asked + 1
+    }
+
+    /// Returns the outcome of a question, or of a later one.
+    pub(crate) fn outcome(&self, question: u64) -> Option<Result<(), BackendError>> {
+        let state = lock(&self.state);
+        (state.told >= question).then(|| state.error.clone().map_or(Ok(()), Err))
+    }
+
+    /// Is ready when the next answer has been applied.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.answered.notified()
+    }
+
+    /// Wants an answer, for a session that found places gone.
+    pub(crate) fn check_revocations(&self, shared: &Arc<SharedSession>, question: u64) {
+        let mut state = lock(&self.state);
+        state.wanted = true;
+        state.checking.push((Arc::clone(shared), question));
+    }
+
+    /// Returns when to ask, if a question is wanted and none is unanswered.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let state = lock(&self.state);
+        (state.wanted && !state.asking).then(|| state.not_before.map_or(now, |at| at.max(now)))
+    }
+
+    /// Begins a question. Returns its number, and the sessions that wait for its answer.
+    pub(crate) fn begin(&self) -> (u64, Vec<Check>) {
+        let mut state = lock(&self.state);
+        state.wanted = false;
+        state.not_before = None;
+        state.asking = true;
+        state.asked += 1;
+        (state.asked, std::mem::take(&mut state.checking))
+    }
+
+    /// Ends a question without an answer: its sessions wait for the next one.
+    pub(crate) fn ended(&self, question: u64, checking: Vec<Check>) {
+        let mut state = lock(&self.state);
+        state.asking &= question < state.asked;
+        state.wanted |= !checking.is_empty();
+        state.checking.extend(checking);
+    }
+
+    /// Ends a question because another server keeps the overrides. That one is asked at once or, if servers redirect
+    /// to each other, after a pause.
+    pub(crate) fn moved(&self, question: u64, checking: Vec<Check>, now: Instant) {
+        let mut state = lock(&self.state);
+        let before = state.moved_at.replace(now);
+        state.asking &= question < state.asked;
+        state.wanted = true;
+        state.not_before =
+            before.filter(|at| now <= *at + REDIRECT_LOOP).map(|_| now + REDIRECT_PAUSE);
+        state.checking.extend(checking);
+    }
+
+    /// Takes the sessions that wait, in an outage of the server that keeps the overrides: they go by what is known.
+    pub(crate) fn take_checking(&self) -> Vec<Check> {
+        std::mem::take(&mut lock(&self.state).checking)
+    }
+
+    /// Takes in the answer to a question, unless a later one was answered before. Returns the changes, for the sessions
+    /// to apply; [`told`](Self::told) comes after that.
+    pub(crate) fn answered(
+        &self,
+        question: u64,
+        answer: Result<Option<Overrides>, BackendError>,
+    ) -> News {
+        let mut state = lock(&self.state);
+        // While the overrides move to another server, two questions can be unanswered.
+        if question <= state.answered {
+            return News::default();
+        }
+        state.asking &= question < state.asked;
+        state.was_read = true;
+        state.answered = question;
+        state.error = answer.as_ref().err().cloned();
+        let (mut news, mut failed) = (News::default(), None);
+        match answer {
+            Ok(None) => state.failed = false,
+            Ok(Some(new)) => {
+                let has_tenants = new.names.keys().any(|name| name.contains('@'));
+                self.has_tenants.store(has_tenants, Ordering::Release);
+                let old = std::mem::replace(&mut state.overrides, new);
+                let new = &state.overrides;
+                let names = old.names.keys().chain(new.names.keys());
+                news.names.extend(names.filter(|name| old.of(name) != new.of(name)).cloned());
+                let revoked =
+                    new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
+                news.revoked.extend(revoked.map(|(place, _)| place.clone()));
+                news.revoked.sort_unstable();
+                state.failed = false;
+            }
+            Err(error) => {
+                failed = Some(error).filter(|_| !std::mem::replace(&mut state.failed, true))
+            }
+        }
+        drop(state);
+        if let Some(error) = failed {
+            tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");
+        }
+        news
+    }
+
+    /// Notes that the sessions have applied the answer to this question, and wakes its callers.
+    pub(crate) fn told(&self, question: u64) {
+        let mut state = lock(&self.state);
+        state.told = state.told.max(question);
+        drop(state);
+        self.answered.notify_waiters();
+    }
+}

@@ -1,0 +1,194 @@
+//! Questions of processes to each other: what they are called, and how long they have held their permits.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::Node;
+use super::tallies::Tally;
+use crate::backend::PeerMessage;
+use crate::protocol::{NodeId, Tenant, Time};
+use crate::sync::{Mutex, lock};
+
+/// How long to wait for the answers.
+const ANSWERS_TIMEOUT: Duration = Duration::from_millis(200);
+/// The most processes that are asked at a time.
+const ASKED_MAX: usize = 64;
+/// The most characters of its host name that a process sends.
+const HOST_MAX: usize = 64;
+
+/// The questions that are open.
+#[derive(Default)]
+pub(crate) struct Questions {
+    open: Mutex<Vec<Arc<Question>>>,
+}
+
+struct Question {
+    name: Arc<str>,
+    answers: Mutex<HashMap<NodeId, PeerAnswer>>,
+    missing: Mutex<HashSet<NodeId>>,
+    answered: Notify,
+}
+
+/// What a process answered.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerAnswer {
+    pub(crate) process: Arc<str>,
+    /// How long its places have held their permits, by number.
+    pub(crate) held: HashMap<u64, Duration>,
+    /// How long its waiting places of tenants have waited, by number.
+    pub(crate) waiting: HashMap<u64, Duration>,
+    /// The names of tenants that it knows.
+    pub(crate) tenants: Vec<(Tenant, Arc<str>)>,
+    /// The limit of its policy, and its counts.
+    pub(crate) limit: Option<u32>,
+    pub(crate) tally: Option<Tally>,
+    /// How many permits it keeps.
+    pub(crate) kept: u64,
+}
+
+impl Questions {
+    /// Asks processes about a name, by `send`. Returns their answers in time.
+    pub(crate) async fn ask(
+        &self,
+        name: &str,
+        processes: BTreeSet<NodeId>,
+        send: impl Fn(NodeId),
+    ) -> HashMap<NodeId, PeerAnswer> {
+        if processes.is_empty() {
+            return HashMap::new();
+        }
+        let asked: BTreeSet<NodeId> = processes.into_iter().take(ASKED_MAX).collect();
+        let question = Arc::new(Question {
+            name: name.into(),
+            answers: Mutex::default(),
+            missing: Mutex::new(asked.iter().copied().collect()),
+            answered: Notify::new(),
+        });
+        lock(&self.open).push(Arc::clone(&question));
+        let _closed = Closes(self, &question);
+        asked.into_iter().for_each(send);
+        let _ = timeout(ANSWERS_TIMEOUT, question.answered.notified()).await;
+        std::mem::take(&mut *lock(&question.answers))
+    }
+
+    /// Takes the answer of a process.
+    pub(crate) fn answered(&self, name: &str, by: NodeId, answer: &PeerAnswer) {
+        for question in &*lock(&self.open) {
+            if *question.name == *name {
+                question.answered_by(by, answer.clone());
+            }
+        }
+    }
+
+    /// Takes the tenants that a process sends ahead of its answer.
+    pub(crate) fn told_of_tenants(
+        &self,
+        name: &str,
+        by: NodeId,
+        tenants: &[(Tenant, Arc<str>)],
+        waiting: &HashMap<u64, Duration>,
+    ) {
+        for question in &*lock(&self.open) {
+            if *question.name == *name && lock(&question.missing).contains(&by) {
+                let mut answers = lock(&question.answers);
+                let answer = answers.entry(by).or_default();
+                answer.tenants = tenants.to_vec();
+                answer.waiting.clone_from(waiting);
+            }
+        }
+    }
+
+    /// Takes the limit and the counts that a process sends ahead of its answer.
+    pub(crate) fn told_of_limit(
+        &self,
+        name: &str,
+        by: NodeId,
+        limit: Option<u32>,
+        tally: Tally,
+        kept: u64,
+    ) {
+        for question in &*lock(&self.open) {
+            if *question.name == *name && lock(&question.missing).contains(&by) {
+                let mut answers = lock(&question.answers);
+                let answer = answers.entry(by).or_default();
+                (answer.limit, answer.tally, answer.kept) = (limit, Some(tally), kept);
+            }
+        }
+    }
+}
+
+impl Question {
+    fn answered_by(&self, by: NodeId, answer: PeerAnswer) {
+        let mut missing = lock(&self.missing);
+        if missing.remove(&by) {
+            let mut answers = lock(&self.answers);
+            let known = answers.entry(by).or_default();
+            (known.process, known.held) = (answer.process, answer.held);
+            drop(answers);
+            if missing.is_empty() {
+                self.answered.notify_one();
+            }
+        }
+    }
+}
+
+/// Closes a question when it is dropped.
+struct Closes<'a>(&'a Questions, &'a Arc<Question>);
+
+impl Drop for Closes<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.open).retain(|open| !Arc::ptr_eq(open, self.1));
+    }
+}
+
+impl Node {
+    /// Returns what this process knows of the tenants of a semaphore: their names, and which of its places wait and
+    /// for how long. `None` if it knows nothing.
+    #[expect(clippy::type_complexity, reason = "as they stand in a message")]
+    pub(crate) fn tenants_of(
+        &self,
+        name: &str,
+        now: Time,
+    ) -> Option<(Vec<(Tenant, Arc<str>)>, Vec<(u64, u64)>)> {
+        const MOST: usize = PeerMessage::TENANTS_MAX;
+        let shared = self.sessions.get(name)?;
+        let state = shared.lock();
+        let names = state.tenants.all().take(MOST);
+        let names: Vec<_> = names.map(|(tenant, name)| (tenant, Arc::clone(name))).collect();
+        let waiting = state.session.waiting_since(now, MOST);
+        (!names.is_empty() || !waiting.is_empty()).then_some((names, waiting))
+    }
+}
+
+/// Returns the name of this process: its host, if that is known, and its process id.
+pub(crate) fn process() -> &'static Arc<str> {
+    static PROCESS: OnceLock<Arc<str>> = OnceLock::new();
+    PROCESS.get_or_init(|| {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+        let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+        named(host.trim(), std::process::id())
+    })
+}
+
+fn named(host: &str, id: u32) -> Arc<str> {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let host: String = host.chars().map(plain).take(HOST_MAX).collect();
+    format!("{}:{id}", if host.is_empty() { "unknown" } else { &host }).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn a_process_has_a_name_that_can_stand_in_a_message() {
+        assert_eq!(&*named("api-7.example", 12), "api-7.example:12");
+        assert_eq!(&*named("a b\n<é>", 1), "a_b____:1");
+        assert_eq!(&*named("", 1), "unknown:1");
+        assert_eq!(named(&"x".repeat(1000), 1).len(), 66);
+    }
+}

@@ -1,0 +1,69 @@
+//! The quarantine of one server, as operators see it.
+//!
+//! Each session keeps its own, which lasts for its lease. That of a server lasts until the last of them is over: so there
+//! is one log line at its beginning and one at its end, however many sessions there are.
+
+use crate::error::QUARANTINE;
+use crate::metrics::backend::{BackendMeter, Level};
+use crate::protocol::Time;
+use crate::sync::{Mutex, lock};
+
+#[derive(Default)]
+pub(crate) struct ServerQuarantine {
+    state: Mutex<Option<State>>,
+}
+
+struct State {
+    began: Time,
+    until: Time,
+    /// Raised under no lock, so a moment later.
+    level: Option<Level>,
+}
+
+impl ServerQuarantine {
+    /// Returns until when it lasts, if it is on.
+    pub(crate) fn until(&self, now: Time) -> Option<Time> {
+        lock(&self.state).as_ref().map(|state| state.until).filter(|until| now < *until)
+    }
+
+    /// Notes that a session is in quarantine until then. Returns whether that of the server begins. Must not be called
+    /// under a lock.
+    pub(crate) fn note(&self, until: Time, now: Time, meter: &BackendMeter) -> bool {
+        if now >= until {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        if let Some(state) = &mut *state {
+            state.until = state.until.max(until);
+            return false;
+        }
+        *state = Some(State { began: now, until, level: None });
+        drop(state);
+        let level = Some(meter.quarantined());
+        // Dropped behind the lock: gauges change with it.
+        let _spare = match &mut *lock(&self.state) {
+            Some(state) => std::mem::replace(&mut state.level, level),
+            None => level,
+        };
+        let for_ms = millis(until, now);
+        tracing::warn!(target: "tower_semaphore", for_ms, "{QUARANTINE}");
+        true
+    }
+
+    /// Ends it if it is over. Otherwise returns when it will be, if it is on. Must not be called under a lock.
+    pub(crate) fn end(&self, now: Time) -> Option<Time> {
+        let mut state = lock(&self.state);
+        if let Some(until) = state.as_ref().map(|state| state.until).filter(|until| now < *until) {
+            return Some(until);
+        }
+        let State { began, level: _level, .. } = state.take()?;
+        drop(state);
+        let after_ms = millis(now, began);
+        tracing::info!(target: "tower_semaphore", after_ms, "the quarantine is over; permits are granted again");
+        None
+    }
+}
+
+fn millis(later: Time, earlier: Time) -> u64 {
+    u64::try_from(later.since(earlier).as_millis()).unwrap_or(u64::MAX)
+}

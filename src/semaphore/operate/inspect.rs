@@ -1,0 +1,342 @@
+//! Reading the state of semaphores: which there are, and which requests hold or wait for their permits.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+
+use futures_util::future::join_all;
+
+use super::Semaphore;
+use super::inspection::{INSPECTED_MAX, Inspection};
+use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
+use crate::error::{BackendError, ConfigError};
+use crate::name::Name;
+use crate::node::Node;
+use crate::protocol::Override;
+use crate::protocol::session::Session;
+use crate::tenants::TenantOverride;
+
+/// The most semaphores that a page lists.
+const LISTED_MAX: u32 = 1000;
+/// How many pieces of the backend's keys without a semaphore one call reads.
+const PIECES_MAX: u32 = 100;
+
+impl Node {
+    /// Returns the limit that is set for a semaphore, or that of its policy in this process.
+    pub(super) fn limit_in_force(&self, name: &str) -> Option<u32> {
+        let set = self.overrides.of(name).in_place();
+        set.or_else(|| self.read_session(name, Session::policy_limit).flatten())
+    }
+
+    /// Returns the holders and waiters of a semaphore.
+    pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
+        let key = self.backend().key(name);
+        self.query(None, &key, |server| server.inspect(&key, most)).await
+    }
+}
+
+impl Semaphore {
+    /// Returns the holders and waiters of `name`, up to a thousand in all.
+    ///
+    /// # Errors
+    ///
+    /// If the backend gave no answer within a second.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// let seen = semaphore.inspect("openai").await?;
+    /// assert_eq!((seen.in_use, seen.waiting, seen.limit), (1, 0, Some(10)));
+    /// for holder in seen.holders {
+    ///     println!("{} of {:?} for {:?}", holder.id, holder.process, holder.held);
+    /// }
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
+        let (name, node) = (name.into(), self.running_node()?);
+        let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
+        Ok(Inspection::new(name.as_str(), listing, node, &self.tenants, &HashMap::new()))
+    }
+
+    /// As [`inspect`](Self::inspect), and asks the other processes for what only they know: what they are called, how long
+    /// they have held their permits, and the limits of their policies.
+    ///
+    /// Asks up to 64 processes and waits up to 200 ms for their answers. Of a process that is gone, that stands still, or
+    /// that may not subscribe in Redis, the result says no more than that of `inspect`.
+    ///
+    /// # Errors
+    ///
+    /// If the backend gave no answer within a second.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// for process in semaphore.inspect_fleet("openai").await?.processes {
+    ///     println!("{:?}: {} in use, limit {:?}", process.process, process.in_use, process.limit);
+    /// }
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
+        let (name, node) = (name.into(), self.running_node()?);
+        let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
+        let others = listing.places.iter().map(|(place, ..)| place);
+        let others = others.filter(|place| place.node != node.id() && !place.poll_only);
+        let others = others.map(|place| place.node).collect();
+        let name = name.as_str();
+        let ask = |to| node.send_message(name, to, PeerMessage::AskHeld { by: node.id() });
+        let answers = node.questions.ask(name, others, ask).await;
+        Ok(Inspection::new(name, listing, node, &self.tenants, &answers))
+    }
+
+    /// Lists about `most` semaphores of which permits are held or waited for. [`Cursor::default`] is the beginning, and
+    /// [`Page::next`] the start of the next page.
+    ///
+    /// A semaphore that exists from the first page to the last is listed at least once, and perhaps twice; one that comes
+    /// or goes meanwhile may be missing. Redis iterates over all of its keys for this, a piece at a time: if it has many
+    /// other keys, a page can be empty and not be the last. The masters of a cluster are read one after the other. One
+    /// that cannot be asked is skipped and reported in [`Page::away`]; while slots move or masters change, names can be
+    /// missed.
+    ///
+    /// # Errors
+    ///
+    /// If `most` is not from 1 to 1000, or the backend cannot be asked or does not allow it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::operate::Cursor;
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// let mut from = Some(Cursor::default());
+    /// while let Some(cursor) = from {
+    ///     let page = semaphore.list(cursor, 100).await?;
+    ///     for listed in page.semaphores {
+    ///         println!("{}: {} in use, {} waiting", listed.name, listed.in_use, listed.waiting);
+    ///     }
+    ///     from = page.next;
+    /// }
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    pub async fn list(&self, from: Cursor, most: u32) -> Result<Page, BackendError> {
+        if !(1..=LISTED_MAX).contains(&most) {
+            return Err(BackendError::call(format!(
+                "most: {most} semaphores at a time cannot be listed; allowed: 1 to {LISTED_MAX}"
+            )));
+        }
+        let node = self.running_node()?;
+        if from == Cursor::default() {
+            // The overrides are shown beside the names; and this reads the map of a cluster.
+            node.catch_up().await?;
+        }
+        let servers = node.backend().shards();
+        let key = node.backend().key(ALL_NAMES);
+        let (mut found, mut away, mut next) = (Vec::new(), Vec::new(), from);
+        for _ in 0..PIECES_MAX {
+            let Some(server) = servers.get(next.server) else { break };
+            let names = node.query(Some(server), &key, |server| server.list(&key, next.at, most));
+            let then = match names.await {
+                Ok(Names { names, next }) => {
+                    found.extend(names.iter().filter_map(|name| Name::from_stored(name)));
+                    next
+                }
+                Err(error) if servers.len() == 1 => return Err(error),
+                Err(error) => {
+                    away.push(error);
+                    0
+                }
+            };
+            next = if then == 0 {
+                Cursor { server: next.server + 1, at: 0 }
+            } else {
+                Cursor { at: then, ..next }
+            };
+            if !found.is_empty() {
+                break;
+            }
+        }
+        // Together, so that they go out in one write.
+        let seen = join_all(found.iter().map(|name| node.inspect(name.as_str(), 1))).await;
+        let mut semaphores = Vec::with_capacity(found.len());
+        for (name, seen) in found.into_iter().zip(seen) {
+            let Listing { in_use, waiting, .. } = seen?;
+            let set = node.overrides.of(name.as_str());
+            // Leaves out what is gone meanwhile.
+            if in_use > 0 || waiting > 0 {
+                let limit = node.limit_in_force(name.as_str());
+                semaphores.push(Listed { name, in_use, waiting, limit, set });
+            }
+        }
+        let next = (next.server < servers.len()).then_some(next);
+        Ok(Page { semaphores, away, next })
+    }
+
+    /// Returns the overrides of all tenants, by semaphore and name; at most 1000.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_tenant_limit("openai", "acme", 5).await?;
+    /// for (name, tenant, set) in semaphore.tenant_overrides().await? {
+    ///     println!("{name} of {tenant}: cap {:?}, weight {:?}", set.limit, set.weight);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn tenant_overrides(
+        &self,
+    ) -> Result<Vec<(Name, Name, TenantOverride)>, BackendError> {
+        let node = self.running_node()?;
+        node.catch_up().await?;
+        Ok(node.overrides.of_tenants())
+    }
+
+    /// Returns the overrides of all semaphores by name, in use or not; at most 1000.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    /// let set = semaphore.overrides().await?;
+    /// assert_eq!((set[0].0.as_str(), set[0].1.limit), ("openai", Some(2)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn overrides(&self) -> Result<Vec<(Name, Override)>, BackendError> {
+        let node = self.running_node()?;
+        node.catch_up().await?;
+        let mut all = node.overrides.all();
+        all.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        Ok(all
+            .into_iter()
+            .filter_map(|(name, set)| Some((Name::from_stored(&name)?, set)))
+            .collect())
+    }
+}
+
+/// The start of a page of [`Semaphore::list`]. Its text, two numbers with a dash, can stand in a URL.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::operate::Cursor;
+///
+/// let cursor: Cursor = "0-17".parse()?;
+/// assert_eq!(cursor.to_string(), "0-17");
+/// # Ok::<_, tower_semaphore::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Cursor {
+    /// The index of the server.
+    server: usize,
+    /// The cursor of that server.
+    at: u64,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.server, self.at)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let read = || {
+            let (server, at) = text.split_once('-')?;
+            Some(Self { server: server.parse().ok()?, at: at.parse().ok()? })
+        };
+        read().ok_or_else(|| {
+            ConfigError::new(format!(
+                "cursor: {text:?}; expected the `next` of a page, such as \"0-17\""
+            ))
+        })
+    }
+}
+
+/// A page of semaphores, as [`Semaphore::list`] returns it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Page {
+    /// The semaphores, in no order.
+    pub semaphores: Vec<Listed>,
+    /// The errors of cluster nodes that could not be asked. Their semaphores are missing here.
+    pub away: Vec<BackendError>,
+    /// The start of the next page; `None` on the last one.
+    pub next: Option<Cursor>,
+}
+
+/// A semaphore in a [`Page`], of which permits are held or waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its name.
+    pub name: Name,
+    /// How many permits are in use; those of dead processes count until they are swept.
+    pub in_use: u64,
+    /// How many requests wait; those of dead processes count until they are swept.
+    pub waiting: u64,
+    /// The limit that an operator set, or that of the policy in this process. `None` if nothing is set and this
+    /// process has not used the semaphore for some seconds; [`Semaphore::inspect_fleet`] asks the others.
+    pub limit: Option<u32>,
+    /// The override, as this process knows it: at most a second old.
+    pub set: Override,
+}

@@ -1,0 +1,195 @@
+//! The task that keeps a connection to one server, and tells its sessions when it opens and when it is lost.
+
+pub(crate) mod exchange;
+pub(crate) mod subtasks;
+mod window;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Either, select};
+use tokio::time::{Instant, sleep, timeout};
+
+use self::exchange::{Broken, unanswered};
+use crate::backend::{Connection, QueryError};
+use crate::error::BackendError;
+use crate::node::overrides::refresh::{self, Refresh};
+use crate::node::sessions::SESSIONS_AT_A_TIME;
+use crate::node::shared_session::Queued;
+use crate::node::{Node, Server};
+
+/// The first and the longest pause between attempts to connect. After a loss of data, the permits of a process may be
+/// counted again later than those of another by this much.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
+/// A connection that answered and lived this long was useful: its break counts as the first one.
+const USEFUL: Duration = Duration::from_secs(1);
+/// How long a connection waits for the overrides of another server.
+const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// Keeps a connection to one server and sends over it, until the node is closed and empty, or the server has left the
+/// backend.
+pub(crate) async fn run(node: Arc<Node>, server: Arc<Server>) {
+    let mut backoff = BACKOFF.0;
+    loop {
+        let connected = match node.check_identity() {
+            Ok(()) => node.backend().connect(server.shard()).await,
+            Err(error) => Err(error),
+        };
+        let used = match connected {
+            Ok(Some(connection)) => use_up(&node, &server, &connection).await.map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let is_away = !matches!(used, Ok(Some(_)));
+        match used {
+            Ok(Some(Used::Finished)) => break,
+            Ok(Some(Used::Lost { opened, broken })) => {
+                server.disconnected(&broken.error);
+                if broken.answered > 0 && opened.elapsed() > USEFUL {
+                    backoff = BACKOFF.0;
+                    // One break is no outage yet, and needs no pause unless it repeats. If the server is too busy to
+                    // answer, the fleet must not come back in step.
+                    if !broken.was_given_up {
+                        continue;
+                    }
+                }
+            }
+            Ok(None) => {
+                node.rehome_all(&server).await;
+                // If it kept the overrides, another server does now.
+                refresh::want(&node);
+                if node.servers.end(&server) {
+                    break;
+                }
+            }
+            Err(error) => {
+                node.rehome_all(&server).await;
+                unreachable(&node, &server, &error).await;
+            }
+        }
+        let was_closed = node.is_closed();
+        if is_away && was_closed && node.give_up(&server) {
+            break;
+        }
+        tokio::select! {
+            biased;
+            () = closed(&node, &server), if !was_closed => {}
+            () = sleep(node.jittered(backoff)) => {}
+        }
+        backoff = (backoff * 2).min(BACKOFF.1);
+    }
+    // The other tasks may have nothing left to do either.
+    if node.is_finished() {
+        node.wake_tasks();
+    }
+}
+
+/// How the use of a connection ended.
+enum Used {
+    /// Nothing is left to do.
+    Finished,
+    Lost {
+        opened: Instant,
+        broken: Broken,
+    },
+}
+
+/// Uses a connection until it breaks or nothing is left to do.
+///
+/// # Errors
+///
+/// If it breaks before anything else is sent over it than the question for the overrides.
+async fn use_up(
+    node: &Node,
+    server: &Arc<Server>,
+    connection: &Arc<dyn Connection>,
+) -> Result<Used, BackendError> {
+    let mut closed = connection.drive();
+    read_overrides(node, server, connection, &mut closed).await?;
+    let opened = Instant::now();
+    // Its socket is read meanwhile.
+    let announced = pin!(announce(node, server, connection));
+    if let Either::Right(((), announced)) = select(announced, &mut closed).await {
+        announced.await;
+        let broken = Broken { error: exchange::closed(), was_given_up: false, answered: 0 };
+        return Ok(Used::Lost { opened, broken });
+    }
+    Ok(match exchange::run(node, server, connection, closed).await {
+        Ok(()) => Used::Finished,
+        Err(broken) => Used::Lost { opened, broken },
+    })
+}
+
+/// Reads the overrides before anything is sent over a connection.
+async fn read_overrides(
+    node: &Node,
+    server: &Server,
+    connection: &Arc<dyn Connection>,
+    closed: &mut BoxFuture<'_, ()>,
+) -> Result<(), BackendError> {
+    if node.keeps_overrides(server) {
+        let mut refresh = Refresh::begin(node, connection);
+        let (answer, is_closed) = match select(&mut refresh.answer, closed).await {
+            Either::Left((answer, _)) => (answer, false),
+            // It fails at once, unless it was there before.
+            Either::Right(((), answer)) => (answer.await, true),
+        };
+        let broken = match &answer {
+            Ok(answer) => answer.as_ref().err().and_then(QueryError::of_connection).cloned(),
+            Err(_) => Some(unanswered(node.backend().response_timeout())),
+        };
+        let broken = broken.or_else(|| is_closed.then(exchange::closed));
+        refresh.end(node, answer);
+        if let Some(error) = broken {
+            return Err(error);
+        }
+    } else if !node.overrides.was_read() && !node.is_closed() {
+        // The server that keeps them may be unreachable.
+        let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
+    }
+    Ok(())
+}
+
+/// Tells all sessions of the server of its new connection.
+async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connection>) {
+    let connected = server.connected(connection);
+    for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
+        node.announce(&shared, connected);
+        if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Notes that no connection can be opened, and tells the sessions once: their policies answer from then on.
+async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
+    if server.unreachable(error) {
+        for shared in server.outbox.clear() {
+            let mut state = shared.lock();
+            // A session that moved meanwhile is in the outbox of its new server.
+            if Arc::ptr_eq(&state.server, server) {
+                state.queued = Queued::default();
+            }
+        }
+        for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
+            node.act(&shared, node.now(), |session, now| {
+                if !session.is_outage() {
+                    session.handle_unreachable(now);
+                }
+            });
+            if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+    if node.keeps_overrides(server) {
+        refresh::settle(node, node.overrides.take_checking());
+    }
+}
+
+async fn closed(node: &Node, server: &Server) {
+    while !node.is_closed() {
+        server.outbox.came().await;
+    }
+}

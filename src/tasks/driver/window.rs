@@ -1,0 +1,241 @@
+//! How much may be unanswered on a connection.
+//!
+//! What a place costs the server depends on its tenants, its queue, and on the other processes that call the same
+//! server, so no fixed number of places bounds the time of an answer. The window is bounded in time instead, as the
+//! congestion window of TCP is: it grows while answers come soon, and is halved when one takes long. The processes of
+//! a fleet therefore share a server without knowing of each other, and a renewal finds little work in front of it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::node::server::outbox::Purpose;
+
+/// The size of a new window, and the bounds of any, in the unit of [`Cost`](super::exchange): a place, where a call
+/// without its places counts as eight.
+const FIRST: usize = 256;
+const LEAST: usize = 64;
+const MOST: usize = 32_768;
+/// What may go out in one write in any case, and the part of the window beyond that.
+const WRITE: usize = 256;
+const WRITES: usize = 4;
+/// The part of the response timeout by which an answer may be later than the fastest one, and the longest round trip
+/// that is taken for that of the network, as a part of it.
+const SLOW: u32 = 10;
+const ROUND_TRIP: u32 = 2;
+/// Renewals are not waited for: for them alone, the window grows only while answers are this many times sooner than
+/// slow ones.
+const SOON: u32 = 8;
+/// How often the fastest round trip is believed to have become longer, by a quarter and a millisecond: the network may
+/// have, and a crowd that stays for hours must not be taken for the network.
+const AGES: Duration = Duration::from_secs(10);
+
+/// The congestion window of a connection.
+#[derive(Debug)]
+pub(crate) struct Window {
+    size: usize,
+    /// Up to here it doubles with each round trip; beyond, it grows by [`LEAST`].
+    threshold: usize,
+    /// What growth by less than one place is left.
+    rest: usize,
+    response_timeout: Duration,
+    round_trip: Duration,
+    aged_at: Instant,
+    /// When it was halved last. Answers to what was sent before belong to the window before that.
+    halved_at: Instant,
+    /// When something waited for room last: a request, or a renewal.
+    full_at: Option<Instant>,
+    renewals_full_at: Option<Instant>,
+}
+
+impl Window {
+    pub(crate) fn new(response_timeout: Duration, now: Instant) -> Self {
+        Self {
+            size: FIRST,
+            threshold: MOST,
+            rest: 0,
+            response_timeout,
+            round_trip: response_timeout / ROUND_TRIP,
+            aged_at: now,
+            halved_at: now,
+            full_at: None,
+            renewals_full_at: None,
+        }
+    }
+
+    /// Returns how much more may be sent for this purpose. Renewals have half of the window, and requests the other half
+    /// and what renewals leave of theirs.
+    pub(crate) fn room(&self, purpose: Purpose, of_all: usize, of_this: usize) -> usize {
+        let half = (self.size / 2).saturating_sub(of_this);
+        let room = match purpose {
+            Purpose::KeepAlive => half,
+            Purpose::Serve => half.max(self.size.saturating_sub(of_all)),
+        };
+        room.min(WRITE.max(self.size / WRITES))
+    }
+
+    /// Notes that something waits for room.
+    pub(crate) const fn is_full(&mut self, purpose: Purpose, now: Instant) {
+        match purpose {
+            Purpose::KeepAlive => self.renewals_full_at = Some(now),
+            Purpose::Serve => self.full_at = Some(now),
+        }
+    }
+
+    /// Learns from an answer to what was `sent` and cost this much.
+    pub(crate) fn answered(&mut self, cost: usize, sent: Instant, now: Instant) {
+        let took = now - sent;
+        if now >= self.aged_at + AGES {
+            self.aged_at = now;
+            self.round_trip += self.round_trip / 4 + Duration::from_millis(1);
+            self.round_trip = self.round_trip.min(self.response_timeout / ROUND_TRIP);
+        }
+        self.round_trip = self.round_trip.min(took);
+        let slow = self.response_timeout / SLOW;
+        if took > self.round_trip + slow {
+            if sent >= self.halved_at {
+                self.size = (self.size / 2).max(LEAST);
+                (self.threshold, self.rest, self.halved_at) = (self.size, 0, now);
+            }
+        } else if self.full_at.is_some_and(|at| at >= sent)
+            || self.renewals_full_at.is_some_and(|at| at >= sent)
+                && took < self.round_trip + slow / SOON
+        {
+            self.grow(cost);
+        }
+    }
+
+    fn grow(&mut self, cost: usize) {
+        if self.size < self.threshold {
+            self.size += cost;
+        } else {
+            self.rest += cost * LEAST;
+            self.size += self.rest / self.size;
+            self.rest %= self.size;
+        }
+        self.size = self.size.min(MOST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(500);
+
+    /// A server that works on one thing at a time, each place for this long, and a round trip of 1 ms.
+    struct Rig {
+        window: Window,
+        now: Instant,
+        place: Duration,
+        purpose: Purpose,
+    }
+
+    impl Rig {
+        fn new(place_us: u64) -> Self {
+            let now = Instant::now();
+            let place = Duration::from_micros(place_us);
+            Self { window: Window::new(TIMEOUT, now), now, place, purpose: Purpose::Serve }
+        }
+
+        /// Fills the window and has it answered; returns how long the last answer took.
+        fn round(&mut self) -> Duration {
+            let (sent, mut cost, mut writes) = (self.now, 0, Vec::new());
+            loop {
+                let room = self.window.room(self.purpose, cost, cost);
+                if room == 0 {
+                    break;
+                }
+                cost += room;
+                writes.push(room);
+            }
+            self.window.is_full(self.purpose, sent);
+            self.now += Duration::from_millis(1);
+            for write in writes {
+                self.now += self.place * u32::try_from(write).unwrap();
+                self.window.answered(write, sent, self.now);
+            }
+            self.now - sent
+        }
+    }
+
+    #[test]
+    fn a_window_fills_a_fast_server_and_spares_a_slow_one() {
+        for place_us in [1, 10, 100, 500] {
+            let mut rig = Rig::new(place_us);
+            let rounds: Vec<_> = (0..200).map(|_| rig.round()).collect();
+            let late = &rounds[20..];
+            let longest = *late.iter().max().unwrap();
+            let (slow, step) = (TIMEOUT / SLOW, rig.place * 256);
+            assert!(longest < slow * 3 + step, "{place_us} us: {longest:?}");
+            let least = rig.place * u32::try_from(MOST).unwrap();
+            let mean = late.iter().sum::<Duration>() / u32::try_from(late.len()).unwrap();
+            assert!(mean > least.min(slow / 2), "{place_us} us: {mean:?}");
+        }
+    }
+
+    #[test]
+    fn a_window_that_is_not_filled_does_not_grow() {
+        let mut rig = Rig::new(1);
+        for _ in 0..1000 {
+            let sent = rig.now;
+            rig.now += Duration::from_millis(1);
+            rig.window.answered(9, sent, rig.now);
+        }
+        assert_eq!(rig.window.size, FIRST);
+    }
+
+    #[test]
+    fn one_late_window_halves_it_once() {
+        let mut rig = Rig::new(1);
+        for _ in 0..10 {
+            rig.round();
+        }
+        let (size, sent) = (rig.window.size, rig.now);
+        rig.now += TIMEOUT;
+        for _ in 0..10 {
+            rig.window.answered(64, sent, rig.now);
+        }
+        assert_eq!(rig.window.size, size / 2);
+        for _ in 0..20 {
+            let sent = rig.now;
+            rig.now += TIMEOUT;
+            rig.window.answered(64, sent, rig.now);
+        }
+        assert_eq!(rig.window.size, LEAST);
+    }
+
+    #[test]
+    fn a_far_server_is_not_taken_for_a_slow_one() {
+        let mut rig = Rig::new(1);
+        for _ in 0..20 {
+            let sent = rig.now;
+            rig.window.is_full(Purpose::Serve, sent);
+            rig.now += Duration::from_millis(200);
+            rig.window.answered(rig.window.size, sent, rig.now);
+        }
+        assert_eq!(rig.window.size, MOST);
+    }
+
+    #[test]
+    fn each_purpose_has_half_of_the_window() {
+        let window = Window::new(TIMEOUT, Instant::now());
+        assert_eq!(window.room(Purpose::KeepAlive, 0, 0), FIRST / 2);
+        assert_eq!(window.room(Purpose::KeepAlive, FIRST, FIRST / 2), 0);
+        assert_eq!(window.room(Purpose::Serve, 0, 0), FIRST);
+        assert_eq!(window.room(Purpose::Serve, FIRST, 0), FIRST / 2);
+        assert_eq!(window.room(Purpose::Serve, FIRST, FIRST / 2), 0);
+        assert_eq!(window.room(Purpose::Serve, FIRST - 10, FIRST - 10), 10);
+    }
+
+    #[test]
+    fn renewals_leave_a_server_time_for_requests() {
+        for place_us in [1, 10, 100] {
+            let mut rig = Rig { purpose: Purpose::KeepAlive, ..Rig::new(place_us) };
+            let longest = (0..200).map(|_| rig.round()).max().unwrap();
+            let first = rig.place * u32::try_from(FIRST / 2).unwrap();
+            let bound = Duration::from_millis(2) + 3 * TIMEOUT / SLOW / SOON + first;
+            assert!(longest < bound, "{place_us} us: {longest:?}");
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The background tasks of a process, from the first use of its semaphores to their end.
+//!
+//! Each Tokio runtime that uses a semaphore runs one supervisor. One of the supervisors leads: it starts the
+//! watchdog and a driver for each server, and waits for them. The others stand by. When the runtime of the leader
+//! is shut down, or stands still, another supervisor takes over, so permits in use outlive every runtime but the
+//! last.
+
+pub(crate) mod driver;
+pub(crate) mod rounds;
+pub(crate) mod watchdog;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Counter;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::runtime::{self, Handle};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use crate::error::BackendError;
+use crate::node::Node;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
+
+/// How long after a panic, or the end of a runtime, the tasks are started again: those that ran before may be in
+/// the midst of their last step.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
+/// How often the leader shows that its runtime is driven, while others stand by.
+const BEAT: Duration = Duration::from_millis(500);
+/// How long those wait for a beat before one of them takes the lead away.
+const STALL: Duration = Duration::from_secs(2);
+/// How long a shutdown waits for tasks that it has aborted. In a runtime that is not driven they never end.
+const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Numbers what [`STARTED`] remembers, so that no two nodes share a number.
+static GENERATIONS: Counter = Counter::new(0);
+
+thread_local! {
+    /// The runtime in which this thread saw a supervisor last, with the generation of its tasks: most requests
+    /// find it here and take no lock.
+    static STARTED: Cell<Option<(u64, runtime::Id)>> = const { Cell::new(None) };
+}
+
+/// The tasks of one node.
+pub(crate) struct Tasks {
+    supervisors: Mutex<Vec<Supervisor>>,
+    /// Changes with each supervisor that ends.
+    generation: AtomicU64,
+    lead: Mutex<LeadState>,
+    /// No supervisor leads.
+    vacant: Notify,
+    /// There is one supervisor more.
+    joined: Notify,
+}
+
+/// The supervisor that leads.
+#[derive(Default)]
+struct LeadState {
+    leader: Option<runtime::Id>,
+    /// The leader's tasks are ended, and its connections given up: nobody else takes the lead yet.
+    is_ending: bool,
+    /// How often the lead was taken: what a leader of before does changes nothing.
+    term: u64,
+    beats: u64,
+    /// The watchdog and the drivers.
+    tasks: Vec<AbortHandle>,
+}
+
+struct Supervisor {
+    runtime: runtime::Id,
+    /// `None` until it is spawned, and once a shutdown waits for it.
+    task: Option<JoinHandle<()>>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self {
+            supervisors: Mutex::default(),
+            generation: AtomicU64::new(next_generation()),
+            lead: Mutex::default(),
+            vacant: Notify::new(),
+            joined: Notify::new(),
+        }
+    }
+}
+
+impl Tasks {
+    /// Starts a supervisor in the current runtime, unless it has one.
+    ///
+    /// # Errors
+    ///
+    /// If there is no Tokio runtime, neither here nor one that used this node before; or if this process is a fork of one
+    /// that did.
+    pub(crate) fn ensure_running(&self, node: &Arc<Node>) -> Result<(), BackendError> {
+        if cfg!(all(test, shuttle)) {
+            // The scenario runs the tasks.
+            return Ok(());
+        }
+        let generation = self.generation.load(Ordering::Acquire);
+        let Ok(runtime) = Handle::try_current() else {
+            if lock(&self.supervisors).is_empty() {
+                let what = "a semaphore needs a Tokio runtime; there is none here";
+                return Err(BackendError::call(what));
+            }
+            return Ok(());
+        };
+        let here = (generation, runtime.id());
+        if STARTED.get() != Some(here) {
+            node.check_identity()?;
+            self.start_in(&runtime, node);
+            STARTED.set(Some(here));
+        }
+        Ok(())
+    }
+
+    fn start_in(&self, runtime: &Handle, node: &Arc<Node>) {
+        let id = runtime.id();
+        let mut supervisors = lock(&self.supervisors);
+        if supervisors.iter().any(|supervisor| supervisor.runtime == id) {
+            return;
+        }
+        supervisors.push(Supervisor { runtime: id, task: None });
+        drop(supervisors);
+        self.joined.notify_waiters();
+        node.counts.meter.begin(node.embedded().is_some());
+        // Not under the lock: a runtime that is being shut down drops the task at once.
+        let task = runtime.spawn(supervise(Registered { node: Arc::clone(node), runtime: id }));
+        let mut supervisors = lock(&self.supervisors);
+        if let Some(started) = supervisors.iter_mut().find(|started| started.runtime == id) {
+            started.task = Some(task);
+        }
+    }
+
+    /// The task of a runtime has ended. Returns whether it was the last one.
+    fn ended_in(&self, runtime: runtime::Id) -> bool {
+        let mut supervisors = lock(&self.supervisors);
+        let ended = supervisors.iter().position(|supervisor| supervisor.runtime == runtime);
+        let ended = ended.map(|at| supervisors.swap_remove(at));
+        let is_last = supervisors.is_empty();
+        drop(supervisors);
+        drop(ended);
+        self.generation.store(next_generation(), Ordering::Release);
+        is_last
+    }
+
+    /// Waits for the tasks, and aborts them if that takes too long: what is left then ends with its lease.
+    pub(crate) async fn join(&self, node: &Node, patience: Duration) {
+        let leader = lock(&self.lead).leader;
+        // With nothing left to do, the leader may be gone by now.
+        let may_lead =
+            |runtime| leader.map_or_else(|| !node.is_finished(), |leader| leader == runtime);
+        let (mut leading, mut others) = (Vec::new(), Vec::new());
+        for supervisor in lock(&self.supervisors).iter_mut() {
+            let tasks = if may_lead(supervisor.runtime) { &mut leading } else { &mut others };
+            tasks.extend(supervisor.task.take());
+        }
+        // They have nothing to do, and their runtimes may not be driven.
+        others.iter().for_each(JoinHandle::abort);
+        let aborts: Vec<_> = leading.iter().map(JoinHandle::abort_handle).collect();
+        let mut leading = join_all(leading);
+        if timeout(patience, &mut leading).await.is_err() {
+            aborts.iter().for_each(AbortHandle::abort);
+            let _ = timeout(ABORT_TIMEOUT, leading).await;
+        }
+        let _ = timeout(ABORT_TIMEOUT, join_all(others)).await;
+    }
+}
+
+fn next_generation() -> u64 {
+    GENERATIONS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Leads once nobody else does. Returns when the node is closed and empty.
+async fn supervise(registered: Registered) {
+    let Registered { node, runtime } = &registered;
+    let mut seen = None;
+    while !node.is_finished() {
+        let vacant = node.tasks.vacant.notified();
+        if let Some(lead) = Lead::take(node, *runtime) {
+            if seen.take().is_some() {
+                tracing::info!(
+                    target: "tower_semaphore",
+                    "the runtime of the background tasks was shut down or stood still; they go on in another"
+                );
+                sleep(RESTART_PAUSE).await;
+            }
+            match lead.run().await {
+                Ok(()) => return,
+                // Permits in use must not depend on a next request.
+                Err(error) if error.is_panic() => tracing::error!(
+                    target: "tower_semaphore",
+                    "a background task panicked; all are started again"
+                ),
+                Err(_) => {}
+            }
+            drop(lead);
+            sleep(RESTART_PAUSE).await;
+            continue;
+        }
+        let (term, beats) = node.tasks.beat_of_leader();
+        if seen.replace((term, beats)) == Some((term, beats)) {
+            node.tasks.depose(node, term);
+        } else {
+            let _ = timeout(STALL, vacant).await;
+        }
+    }
+}
+
+impl Tasks {
+    /// What changes while the leader's runtime is driven.
+    fn beat_of_leader(&self) -> (u64, u64) {
+        let lead = lock(&self.lead);
+        (lead.term, lead.beats)
+    }
+
+    /// Shows that the leader's runtime is driven, if others stand by.
+    async fn beat(&self) {
+        let joined = self.joined.notified();
+        if lock(&self.supervisors).len() < 2 {
+            joined.await;
+        }
+        sleep(BEAT).await;
+        lock(&self.lead).beats += 1;
+    }
+
+    /// Takes the lead away from a runtime that stands still. Its tasks do nothing more, whenever it is driven again.
+    fn depose(&self, node: &Node, term: u64) {
+        let Some((leader, tasks)) = lock(&self.lead).begin_end(term) else { return };
+        let supervisors = lock(&self.supervisors);
+        let of_leader = supervisors.iter().filter(|supervisor| supervisor.runtime == leader);
+        for task in of_leader.filter_map(|supervisor| supervisor.task.as_ref()) {
+            task.abort();
+        }
+        drop(supervisors);
+        tasks.iter().for_each(AbortHandle::abort);
+        self.vacate(node);
+    }
+
+    /// Lets another supervisor lead, as soon as nothing is left of a lead that ends.
+    fn vacate(&self, node: &Node) {
+        node.servers.abandon();
+        let mut lead = lock(&self.lead);
+        (lead.leader, lead.is_ending) = (None, false);
+        drop(lead);
+        self.vacant.notify_waiters();
+    }
+}
+
+impl LeadState {
+    /// Returns whether this is the term of the one who leads.
+    const fn is_on(&self, term: u64) -> bool {
+        self.leader.is_some() && !self.is_ending && self.term == term
+    }
+
+    /// Begins to end a lead. Returns its runtime and its tasks, unless it has ended or is ending.
+    fn begin_end(&mut self, term: u64) -> Option<(runtime::Id, Vec<AbortHandle>)> {
+        let leader = self.leader.filter(|_| self.is_on(term))?;
+        self.is_ending = true;
+        Some((leader, std::mem::take(&mut self.tasks)))
+    }
+}
+
+/// The lead. The next supervisor has it once this is dropped.
+struct Lead<'a> {
+    node: &'a Arc<Node>,
+    term: u64,
+}
+
+impl<'a> Lead<'a> {
+    fn take(node: &'a Arc<Node>, runtime: runtime::Id) -> Option<Self> {
+        let mut lead = lock(&node.tasks.lead);
+        if lead.leader.is_some() {
+            return None;
+        }
+        lead.leader = Some(runtime);
+        lead.term += 1;
+        Some(Self { node, term: lead.term })
+    }
+
+    /// Starts the tasks of a node, and waits until they end by themselves.
+    ///
+    /// # Errors
+    ///
+    /// As soon as one panics. The others are ended.
+    async fn run(&self) -> Result<(), JoinError> {
+        let node = self.node;
+        let mut tasks = JoinSet::new();
+        self.note(tasks.spawn(watchdog::run(Arc::clone(node))));
+        loop {
+            if node.embedded().is_none() {
+                while let Some(server) = node.servers.next_undriven() {
+                    self.note(tasks.spawn(driver::run(Arc::clone(node), server)));
+                }
+            }
+            tokio::select! {
+                biased;
+                ended = tasks.join_next() => match ended {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => return Err(error),
+                    None => return Ok(()),
+                },
+                () = node.servers.came() => {}
+                () = node.tasks.beat() => {}
+            }
+        }
+    }
+
+    /// A task is to end with the lead.
+    fn note(&self, task: AbortHandle) {
+        let mut lead = lock(&self.node.tasks.lead);
+        if !lead.is_on(self.term) {
+            return task.abort();
+        }
+        lead.tasks.retain(|task| !task.is_finished());
+        lead.tasks.push(task);
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        let tasks = &self.node.tasks;
+        let ended = lock(&tasks.lead).begin_end(self.term);
+        // Else it was taken away.
+        if ended.is_some() {
+            tasks.vacate(self.node);
+        }
+    }
+}
+
+/// The supervisor of a runtime, until it ends: by itself, or because that runtime is shut down.
+struct Registered {
+    node: Arc<Node>,
+    runtime: runtime::Id,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let node = &self.node;
+        if !node.tasks.ended_in(self.runtime) {
+            return;
+        }
+        if node.is_closed() {
+            // Nobody looks after what is left: it ends with its lease.
+            node.abandon(|_| true);
+        } else if node.sessions.are_in_use() {
+            tracing::warn!(
+                target: "tower_semaphore",
+                "the last Tokio runtime of this semaphore was shut down before the semaphore was; \
+                 its permits end with their leases unless another runtime uses it before"
+            );
+        }
+    }
+}

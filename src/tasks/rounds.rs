@@ -1,0 +1,228 @@
+//! The watchdog's rounds: what it visits from time to time, because nothing would wake it.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::node::Node;
+use crate::sync::{Mutex, lock};
+
+/// The pause between two rounds.
+const PAUSE: Duration = Duration::from_millis(250);
+/// So many are visited before leases that are due and other tasks have their turn.
+const AT_A_TIME: usize = 500;
+
+/// What the watchdog visits.
+pub(crate) trait Visited: Send + Sync {
+    /// Called in each round, under no lock. Returns whether to come again.
+    fn visit(&self) -> bool;
+
+    /// No visit of this visitor comes any more.
+    fn left_out(self: Arc<Self>);
+}
+
+/// The watchdog of a semaphore. Does not keep that.
+#[derive(Clone)]
+pub(crate) struct Visitor {
+    node: Weak<Node>,
+}
+
+impl Visitor {
+    pub(crate) fn new(node: &Arc<Node>) -> Self {
+        Self { node: Arc::downgrade(node) }
+    }
+
+    /// Has it visit something in each round. Returns whether it makes any.
+    pub(crate) fn visit(&self, visited: Weak<dyn Visited>) -> bool {
+        let Some(node) = self.node.upgrade() else { return false };
+        let Some(is_first) = node.rounds.add(visited) else { return false };
+        // A semaphore without a limit has started none. Without a runtime here, nothing changes.
+        let _ = node.tasks.ensure_running(&node);
+        if is_first {
+            node.sessions.timers.wake();
+        }
+        true
+    }
+}
+
+impl PartialEq for Visitor {
+    fn eq(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.node, &other.node)
+    }
+}
+
+impl fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Visitor").finish_non_exhaustive()
+    }
+}
+
+/// What is visited in each round.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    list: Mutex<List>,
+}
+
+#[derive(Default)]
+struct List {
+    visited: Vec<Weak<dyn Visited>>,
+    next: Option<Instant>,
+    is_over: bool,
+}
+
+/// A round. Whatever interrupts it, those that were to be visited again are.
+pub(crate) struct Round<'a> {
+    rounds: &'a Rounds,
+    visited: Vec<Weak<dyn Visited>>,
+    at: usize,
+}
+
+impl Round<'_> {
+    /// Visits the next ones. Returns whether there are more: other tasks, and leases that are due, have their turn first.
+    pub(crate) fn go_on(&mut self) -> bool {
+        for _ in 0..AT_A_TIME {
+            let Some(visited) = self.visited.get(self.at) else { return false };
+            if visited.upgrade().is_some_and(|visited| visited.visit()) {
+                self.at += 1;
+            } else {
+                self.visited.swap_remove(self.at);
+            }
+        }
+        self.at < self.visited.len()
+    }
+}
+
+impl Rounds {
+    /// Adds something to the next rounds. Returns whether it is the first, of which the watchdog does not know; `None` if
+    /// there are no more rounds.
+    pub(crate) fn add(&self, visited: Weak<dyn Visited>) -> Option<bool> {
+        let mut list = lock(&self.list);
+        if list.is_over {
+            return None;
+        }
+        list.visited.push(visited);
+        let is_first = list.next.is_none();
+        if is_first {
+            list.next = Some(Instant::now() + PAUSE);
+        }
+        Some(is_first)
+    }
+
+    /// Begins a round, if it is time.
+    pub(crate) fn begin(&self) -> Option<Round<'_>> {
+        let mut list = lock(&self.list);
+        list.next.filter(|next| *next <= Instant::now())?;
+        list.next = None;
+        Some(Round { rounds: self, visited: std::mem::take(&mut list.visited), at: 0 })
+    }
+
+    /// Returns when the next round is to begin.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        lock(&self.list).next
+    }
+
+    /// There are no more rounds.
+    pub(crate) fn end(&self) {
+        let mut list = lock(&self.list);
+        list.is_over = true;
+        let visited = std::mem::take(&mut list.visited);
+        drop(list);
+        left_out(visited);
+    }
+}
+
+impl Drop for Rounds {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut visited = std::mem::take(&mut self.visited);
+        let mut list = lock(&self.rounds.list);
+        if list.is_over {
+            drop(list);
+            return left_out(visited);
+        }
+        visited.append(&mut list.visited);
+        if visited.capacity() > 4 * visited.len() + 64 {
+            visited.shrink_to(2 * visited.len());
+        }
+        list.next = (!visited.is_empty()).then(|| Instant::now() + PAUSE);
+        list.visited = visited;
+    }
+}
+
+/// Must not be called under the lock.
+fn left_out(visited: impl IntoIterator<Item = Weak<dyn Visited>>) {
+    visited.into_iter().filter_map(|visited| visited.upgrade()).for_each(|it| it.left_out());
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Weak};
+
+    use tokio::time::sleep;
+
+    use super::{AT_A_TIME, PAUSE, Visited};
+    use crate::semaphore::Semaphore;
+
+    /// Stays for so many visits.
+    struct Guest {
+        stays: usize,
+        visits: AtomicUsize,
+        left_out: AtomicUsize,
+    }
+
+    impl Guest {
+        fn new(stays: usize) -> Arc<Self> {
+            Arc::new(Self { stays, visits: AtomicUsize::new(0), left_out: AtomicUsize::new(0) })
+        }
+    }
+
+    impl Visited for Guest {
+        fn visit(&self) -> bool {
+            self.visits.fetch_add(1, Ordering::Relaxed) + 1 < self.stays
+        }
+
+        fn left_out(self: Arc<Self>) {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn add(semaphore: &Semaphore, guest: &Arc<Guest>) -> bool {
+        let guest: Weak<Guest> = Arc::downgrade(guest);
+        semaphore.visitor().visit(guest)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_is_visited_in_each_round_until_it_wants_no_more() {
+        let semaphore = Semaphore::in_memory();
+        let guests: Vec<_> = (0..3 * AT_A_TIME).map(|at| Guest::new(1 + at % 3)).collect();
+        assert!(guests.iter().all(|guest| add(&semaphore, guest)));
+        sleep(10 * PAUSE).await;
+        for guest in guests {
+            assert_eq!(guest.visits.load(Ordering::Relaxed), guest.stays);
+            assert_eq!(guest.left_out.load(Ordering::Relaxed), 0);
+        }
+        // Another one comes, after rounds without any.
+        let late = Guest::new(2);
+        assert!(add(&semaphore, &late));
+        sleep(3 * PAUSE).await;
+        assert_eq!(late.visits.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_are_left_out_are_told() {
+        let semaphore = Semaphore::in_memory();
+        let [before, after] = [Guest::new(usize::MAX), Guest::new(usize::MAX)];
+        assert!(add(&semaphore, &before));
+        semaphore.shutdown().await;
+        assert_eq!(before.left_out.load(Ordering::Relaxed), 1);
+        assert!(!add(&semaphore, &after));
+    }
+}

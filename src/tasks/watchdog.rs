@@ -1,0 +1,68 @@
+//! The task that acts on time: it renews leases that are due, tells when one is lost, and makes its rounds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::rounds::Round;
+use crate::node::Node;
+use crate::node::sessions::SESSIONS_AT_A_TIME;
+use crate::protocol::Time;
+
+/// How soon after a suspension of the machine lost permits are told.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long to sleep when nothing is due.
+const FAR: Duration = Duration::from_secs(24 * 3600);
+
+/// Handles each session when it is due, until the node is closed and empty.
+pub(crate) async fn run(node: Arc<Node>) {
+    while !node.is_finished() {
+        let due = handle_due(&node).await;
+        // A round yields to leases that are due, so none is renewed late.
+        let due = match node.rounds.begin() {
+            Some(round) => make_round(round, &node, due).await,
+            None => due,
+        };
+        let (due, rounds) = (due.map(|due| node.clock.instant(due)), node.rounds.next());
+        let due = [due, rounds, node.counts.log_lost(false), node.end_quarantines()];
+        let due = due.into_iter().flatten().min();
+        let next = due.map_or(FAR, |due| due.saturating_duration_since(Instant::now()));
+        // The timers of Tokio stand still while the machine is suspended.
+        let next = if due.is_some() && node.embedded().is_none() { next.min(LOOK) } else { next };
+        tokio::select! {
+            biased;
+            () = node.sessions.timers.came() => {}
+            () = sleep(next) => {}
+        }
+    }
+    node.rounds.end();
+}
+
+async fn make_round(mut round: Round<'_>, node: &Node, mut due: Option<Time>) -> Option<Time> {
+    while round.go_on() {
+        tokio::task::yield_now().await;
+        due = handle_due(node).await;
+    }
+    due
+}
+
+/// Handles all sessions that are due. Returns when the next one is.
+pub(crate) async fn handle_due(node: &Node) -> Option<Time> {
+    loop {
+        for _ in 0..SESSIONS_AT_A_TIME {
+            let now = node.clock.now();
+            let (timer, shared) = match node.sessions.timers.due(now) {
+                Ok(due) => due,
+                Err(next) => return next,
+            };
+            let mut state = shared.lock();
+            state.timer_went_off(timer);
+            if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {
+                state.session.handle_timeout(now);
+            }
+            node.finish(&shared, state, now, None);
+        }
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,149 @@
+//! Tenants by name and number, and their overrides.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::name::Name;
+use crate::protocol::Tenant;
+
+/// The most tenants whose names a session remembers: those that have places here, and others while there is room.
+const NAMES_MAX: usize = 1000;
+
+/// Stands in for the name of a tenant, as in a layer for requests without one.
+const NOBODY: &str = "!";
+
+/// Numbers tenants: alike in all processes that have the same salt.
+#[derive(Clone)]
+pub(crate) struct TenantNumbers {
+    salted: Arc<Sha256>,
+}
+
+impl TenantNumbers {
+    pub(crate) fn salted(salt: &[u8]) -> Self {
+        let mut hash = Sha256::new();
+        // With its length, so that salt and name cannot be confused.
+        hash.update((salt.len() as u64).to_le_bytes());
+        hash.update(salt);
+        Self { salted: Arc::new(hash) }
+    }
+
+    /// Returns the number of a tenant, or of the requests without one.
+    pub(crate) fn of(&self, tenant: Option<&Name>) -> Tenant {
+        let mut hash = Sha256::clone(&self.salted);
+        hash.update(tenant.map_or(NOBODY, Name::as_str));
+        let digest: [u8; 32] = hash.finalize().into();
+        let first = digest.first_chunk::<8>().copied().unwrap_or_default();
+        Tenant::of_hash(u64::from_le_bytes(first))
+    }
+}
+
+/// The salt is a secret.
+impl fmt::Debug for TenantNumbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantNumbers").finish_non_exhaustive()
+    }
+}
+
+/// The names of the tenants of a semaphore that this process has seen.
+#[derive(Debug, Default)]
+pub(crate) struct TenantNames {
+    names: BTreeMap<Tenant, Arc<str>>,
+}
+
+impl TenantNames {
+    /// Notes the name of a tenant. `is_here` says which tenants have a place in this process. Returns the name that
+    /// had the same number before, if that is another one.
+    pub(crate) fn note(
+        &mut self,
+        tenant: Tenant,
+        name: &Name,
+        is_here: impl Fn(Tenant) -> bool,
+    ) -> Option<Arc<str>> {
+        if let Some(known) = self.names.get(&tenant) {
+            return (**known != *name.as_str()).then(|| Arc::clone(known));
+        }
+        if self.names.len() >= NAMES_MAX {
+            // Made-up names displace only each other.
+            self.names.retain(|tenant, _| is_here(*tenant));
+        }
+        if self.names.len() < NAMES_MAX {
+            self.names.insert(tenant, name.as_str().into());
+        }
+        None
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Tenant, &Arc<str>)> {
+        self.names.iter().map(|(tenant, name)| (*tenant, name))
+    }
+}
+
+/// What an operator set for a tenant, in place of what its requests ask for.
+///
+/// See [`Semaphore::set_tenant_limit`](crate::Semaphore::set_tenant_limit).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TenantOverride {
+    /// Its cap; `None` leaves it to its requests.
+    pub limit: Option<u32>,
+    /// Its weight; `None` leaves it to its requests.
+    pub weight: Option<u32>,
+}
+
+/// The field that keeps the cap of a tenant, among the overrides by name: no name contains an `@`.
+pub(crate) fn limit_field(name: &Name, tenant: &Name) -> String {
+    format!("{name}@{tenant}")
+}
+
+/// The field that keeps its weight.
+pub(crate) fn weight_field(name: &Name, tenant: &Name) -> String {
+    format!("{name}@{tenant}@weight")
+}
+
+/// Returns the semaphore and the tenant whose cap or weight this field keeps, if it keeps one.
+pub(crate) fn tenant_of_field(field: &str) -> Option<(Name, Name)> {
+    let (name, tenant) = field.split_once('@')?;
+    let tenant = tenant.strip_suffix("@weight").unwrap_or(tenant);
+    Some((Name::from_stored(name)?, Name::from_stored(tenant)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NAMES_MAX, TenantNames, TenantNumbers};
+    use crate::name::Name;
+    use crate::protocol::Tenant;
+
+    #[test]
+    fn numbers_depend_on_name_and_salt_alone() {
+        let number = |salt: &[u8], name| TenantNumbers::salted(salt).of(Some(&Name::new(name)));
+        assert_eq!(number(b"s", "acme"), number(b"s", "acme"));
+        assert_ne!(number(b"s", "acme"), number(b"t", "acme"));
+        assert_ne!(number(b"s", "acme"), number(b"s", "other"));
+        assert_ne!(number(b"sa", "cme"), number(b"s", "acme"));
+        // Each release has to come to the same numbers.
+        assert_eq!(number(b"", "acme").number(), 20_761_084);
+    }
+
+    #[test]
+    fn a_salt_is_not_shown() {
+        assert_eq!(format!("{:?}", TenantNumbers::salted(b"secret")), "TenantNumbers { .. }");
+    }
+
+    #[test]
+    fn so_many_names_are_kept() {
+        let mut names = TenantNames::default();
+        let first = Tenant::of_hash(0);
+        for n in 0..3 * NAMES_MAX as u64 {
+            let other =
+                names.note(Tenant::of_hash(n), &Name::new(n.to_string()), |tenant| tenant == first);
+            assert_eq!(other, None);
+            assert!(names.all().any(|(tenant, _)| tenant == Tenant::of_hash(n)));
+            assert!(names.all().any(|(tenant, _)| tenant == first), "it has a place");
+            assert!(names.all().count() <= NAMES_MAX);
+        }
+        let other = names.note(first, &Name::new("other"), |_| true);
+        assert_eq!(other.as_deref(), Some("0"));
+    }
+}
