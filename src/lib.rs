@@ -208,9 +208,9 @@ pub use self::ask::Ask;
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
-pub use self::node::health::{ConnectionState, Health};
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 pub use self::semaphore::{Acquire, Permit, Semaphore};
+pub use self::semaphore::{ConnectionState, Health};
 /// The protocol, for backends of your own and for tests.
 pub use tower_semaphore_protocol as protocol;
 pub use tower_semaphore_protocol::PlaceId;

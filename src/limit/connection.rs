@@ -18,7 +18,7 @@ use super::guests::Guests;
 use super::socket::Locate;
 use crate::error::LeaseLost;
 use crate::semaphore::{Permit, Semaphore};
-use crate::tasks::rounds::{Visited, Visitor};
+use crate::semaphore::{Visited, Visitor};
 
 /// A server's connection that holds the permit of its upgrade request until it is dropped, and fails once the peer of a
 /// request has left.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use crate::tasks::rounds::{Visited, Visitor};
+use crate::semaphore::{Visited, Visitor};
 
 /// What is inside a layer on a connection: requests that wait or hold a permit, and permits that the connection holds.
 #[derive(Default)]

@@ -17,8 +17,8 @@ use super::refusal_response::RefusalResponse;
 use super::required::Required;
 use super::shadow::Shadow;
 use crate::name::Name;
-use crate::node::sessions::Remembered;
 use crate::policy::{Limit, Policy};
+use crate::semaphore::Remembered;
 use crate::semaphore::Semaphore;
 
 /// How long a request holds its permit.

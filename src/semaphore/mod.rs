@@ -28,11 +28,12 @@ use crate::error::BackendError;
 #[cfg(feature = "redis")]
 use crate::error::ConfigError;
 use crate::node::Node;
-use crate::node::health::Health;
+pub use crate::node::health::{ConnectionState, Health};
+pub(crate) use crate::node::sessions::Remembered;
 #[cfg(doc)]
 use crate::policy::PolicyBuilder;
 use crate::policy::{Limit, Policy};
-use crate::tasks::rounds::Visitor;
+pub(crate) use crate::tasks::rounds::{Visited, Visitor};
 use crate::tenants::TenantNumbers;
 
 /// How long a shutdown waits for the last releases.
@@ -63,8 +64,10 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// Requests are made inside a Tokio runtime with its timer enabled (and its I/O, for Redis). The background tasks run
 /// in the runtime of the first request. If the process has several runtimes, each one in which requests are made, or
-/// a [loss](Permit::lost) is waited for, can take over: when the first runtime is shut down, or is not driven for two
-/// seconds, another renews the leases and asks the backend. Until then nothing is answered in the other runtimes.
+/// a [loss](Permit::lost) is waited for, takes over when the one before is shut down: it renews the leases and asks the
+/// backend from then on. A current-thread runtime does nothing while it is not driven. If the background tasks run in
+/// such a one, no lease is renewed meanwhile, and nothing is answered in the other runtimes: make the first request in
+/// a runtime that is always driven.
 ///
 /// A process gets its identity with the first use of its semaphore. One that was only made before a fork can be used in
 /// each child; one that was used before fails in the runtime of a child with
@@ -72,9 +75,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// child that goes on in the runtime of its parent, which Tokio does not support, is not noticed. A snapshot of a whole process or machine copies the identity
 /// unnoticed: use the semaphore only after such a snapshot is restored.
 ///
-/// A current-thread runtime does nothing while it is not driven. When the last runtime is shut down before the
-/// semaphore is, a warning is logged, and permits that are still held end with their leases. Call
-/// [`shutdown`](Self::shutdown) first.
+/// When the last runtime is shut down before the semaphore is, a warning is logged, and permits that are still held end
+/// with their leases. Call [`shutdown`](Self::shutdown) first.
 ///
 /// # Examples
 ///

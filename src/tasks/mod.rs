@@ -2,8 +2,10 @@
 //!
 //! Each Tokio runtime that uses a semaphore runs one supervisor. One of the supervisors leads: it starts the
 //! watchdog and a driver for each server, and waits for them. The others stand by. When the runtime of the leader
-//! is shut down, or stands still, another supervisor takes over, so permits in use outlive every runtime but the
-//! last.
+//! is shut down, another supervisor takes over, so permits in use outlive every runtime but the last.
+//!
+//! A runtime that exists and is not driven keeps the lead. From outside it looks like one that is busy, so taking the
+//! lead away would need heartbeats, and its tasks could go on beside those of the next leader.
 
 pub(crate) mod driver;
 pub(crate) mod rounds;
@@ -28,10 +30,6 @@ use crate::sync::{Mutex, lock};
 /// How long after a panic, or the end of a runtime, the tasks are started again: those that ran before may be in
 /// the midst of their last step.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
-/// How often the leader shows that its runtime is driven, while others stand by.
-const BEAT: Duration = Duration::from_millis(500);
-/// How long those wait for a beat before one of them takes the lead away.
-const STALL: Duration = Duration::from_secs(2);
 /// How long a shutdown waits for tasks that it has aborted. In a runtime that is not driven they never end.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -49,24 +47,10 @@ pub(crate) struct Tasks {
     supervisors: Mutex<Vec<Supervisor>>,
     /// Changes with each supervisor that ends.
     generation: AtomicU64,
-    lead: Mutex<LeadState>,
+    /// The runtime of the supervisor that leads.
+    leader: Mutex<Option<runtime::Id>>,
     /// No supervisor leads.
     vacant: Notify,
-    /// There is one supervisor more.
-    joined: Notify,
-}
-
-/// The supervisor that leads.
-#[derive(Default)]
-struct LeadState {
-    leader: Option<runtime::Id>,
-    /// The leader's tasks are ended, and its connections given up: nobody else takes the lead yet.
-    is_ending: bool,
-    /// How often the lead was taken: what a leader of before does changes nothing.
-    term: u64,
-    beats: u64,
-    /// The watchdog and the drivers.
-    tasks: Vec<AbortHandle>,
 }
 
 struct Supervisor {
@@ -80,9 +64,8 @@ impl Default for Tasks {
         Self {
             supervisors: Mutex::default(),
             generation: AtomicU64::new(next_generation()),
-            lead: Mutex::default(),
+            leader: Mutex::default(),
             vacant: Notify::new(),
-            joined: Notify::new(),
         }
     }
 }
@@ -124,7 +107,6 @@ impl Tasks {
         }
         supervisors.push(Supervisor { runtime: id, task: None });
         drop(supervisors);
-        self.joined.notify_waiters();
         node.counts.meter.begin(node.embedded().is_some());
         // Not under the lock: a runtime that is being shut down drops the task at once.
         let task = runtime.spawn(supervise(Registered { node: Arc::clone(node), runtime: id }));
@@ -148,7 +130,7 @@ impl Tasks {
 
     /// Waits for the tasks, and aborts them if that takes too long: what is left then ends with its lease.
     pub(crate) async fn join(&self, node: &Node, patience: Duration) {
-        let leader = lock(&self.lead).leader;
+        let leader = *lock(&self.leader);
         // With nothing left to do, the leader may be gone by now.
         let may_lead =
             |runtime| leader.map_or_else(|| !node.is_finished(), |leader| leader == runtime);
@@ -173,111 +155,50 @@ fn next_generation() -> u64 {
     GENERATIONS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Leads once nobody else does. Returns when the node is closed and empty.
+/// Leads once no other supervisor does. Returns when the node is closed and empty.
 async fn supervise(registered: Registered) {
     let Registered { node, runtime } = &registered;
-    let mut seen = None;
+    let mut has_stood_by = false;
     while !node.is_finished() {
         let vacant = node.tasks.vacant.notified();
-        if let Some(lead) = Lead::take(node, *runtime) {
-            if seen.take().is_some() {
-                tracing::info!(
-                    target: "tower_semaphore",
-                    "the runtime of the background tasks was shut down or stood still; they go on in another"
-                );
-                sleep(RESTART_PAUSE).await;
-            }
-            match lead.run().await {
-                Ok(()) => return,
-                // Permits in use must not depend on a next request.
-                Err(error) if error.is_panic() => tracing::error!(
-                    target: "tower_semaphore",
-                    "a background task panicked; all are started again"
-                ),
-                Err(_) => {}
-            }
-            drop(lead);
-            sleep(RESTART_PAUSE).await;
+        let Some(lead) = Lead::take(node, *runtime) else {
+            has_stood_by = true;
+            vacant.await;
             continue;
+        };
+        if std::mem::take(&mut has_stood_by) {
+            tracing::info!(
+                target: "tower_semaphore",
+                "the runtime of the background tasks was shut down; they go on in another"
+            );
+            sleep(RESTART_PAUSE).await;
         }
-        let (term, beats) = node.tasks.beat_of_leader();
-        if seen.replace((term, beats)) == Some((term, beats)) {
-            node.tasks.depose(node, term);
-        } else {
-            let _ = timeout(STALL, vacant).await;
+        match lead.run().await {
+            Ok(()) => return,
+            // Permits in use must not depend on a next request.
+            Err(error) if error.is_panic() => tracing::error!(
+                target: "tower_semaphore",
+                "a background task panicked; all are started again"
+            ),
+            Err(_) => {}
         }
-    }
-}
-
-impl Tasks {
-    /// What changes while the leader's runtime is driven.
-    fn beat_of_leader(&self) -> (u64, u64) {
-        let lead = lock(&self.lead);
-        (lead.term, lead.beats)
-    }
-
-    /// Shows that the leader's runtime is driven, if others stand by.
-    async fn beat(&self) {
-        let joined = self.joined.notified();
-        if lock(&self.supervisors).len() < 2 {
-            joined.await;
-        }
-        sleep(BEAT).await;
-        lock(&self.lead).beats += 1;
-    }
-
-    /// Takes the lead away from a runtime that stands still. Its tasks do nothing more, whenever it is driven again.
-    fn depose(&self, node: &Node, term: u64) {
-        let Some((leader, tasks)) = lock(&self.lead).begin_end(term) else { return };
-        let supervisors = lock(&self.supervisors);
-        let of_leader = supervisors.iter().filter(|supervisor| supervisor.runtime == leader);
-        for task in of_leader.filter_map(|supervisor| supervisor.task.as_ref()) {
-            task.abort();
-        }
-        drop(supervisors);
-        tasks.iter().for_each(AbortHandle::abort);
-        self.vacate(node);
-    }
-
-    /// Lets another supervisor lead, as soon as nothing is left of a lead that ends.
-    fn vacate(&self, node: &Node) {
-        node.servers.abandon();
-        let mut lead = lock(&self.lead);
-        (lead.leader, lead.is_ending) = (None, false);
         drop(lead);
-        self.vacant.notify_waiters();
-    }
-}
-
-impl LeadState {
-    /// Returns whether this is the term of the one who leads.
-    const fn is_on(&self, term: u64) -> bool {
-        self.leader.is_some() && !self.is_ending && self.term == term
-    }
-
-    /// Begins to end a lead. Returns its runtime and its tasks, unless it has ended or is ending.
-    fn begin_end(&mut self, term: u64) -> Option<(runtime::Id, Vec<AbortHandle>)> {
-        let leader = self.leader.filter(|_| self.is_on(term))?;
-        self.is_ending = true;
-        Some((leader, std::mem::take(&mut self.tasks)))
+        sleep(RESTART_PAUSE).await;
     }
 }
 
 /// The lead. The next supervisor has it once this is dropped.
 struct Lead<'a> {
     node: &'a Arc<Node>,
-    term: u64,
 }
 
 impl<'a> Lead<'a> {
     fn take(node: &'a Arc<Node>, runtime: runtime::Id) -> Option<Self> {
-        let mut lead = lock(&node.tasks.lead);
-        if lead.leader.is_some() {
-            return None;
-        }
-        lead.leader = Some(runtime);
-        lead.term += 1;
-        Some(Self { node, term: lead.term })
+        let mut leader = lock(&node.tasks.leader);
+        leader.is_none().then(|| {
+            *leader = Some(runtime);
+            Self { node }
+        })
     }
 
     /// Starts the tasks of a node, and waits until they end by themselves.
@@ -288,11 +209,11 @@ impl<'a> Lead<'a> {
     async fn run(&self) -> Result<(), JoinError> {
         let node = self.node;
         let mut tasks = JoinSet::new();
-        self.note(tasks.spawn(watchdog::run(Arc::clone(node))));
+        tasks.spawn(watchdog::run(Arc::clone(node)));
         loop {
             if node.embedded().is_none() {
                 while let Some(server) = node.servers.next_undriven() {
-                    self.note(tasks.spawn(driver::run(Arc::clone(node), server)));
+                    tasks.spawn(driver::run(Arc::clone(node), server));
                 }
             }
             tokio::select! {
@@ -303,30 +224,17 @@ impl<'a> Lead<'a> {
                     None => return Ok(()),
                 },
                 () = node.servers.came() => {}
-                () = node.tasks.beat() => {}
             }
         }
-    }
-
-    /// A task is to end with the lead.
-    fn note(&self, task: AbortHandle) {
-        let mut lead = lock(&self.node.tasks.lead);
-        if !lead.is_on(self.term) {
-            return task.abort();
-        }
-        lead.tasks.retain(|task| !task.is_finished());
-        lead.tasks.push(task);
     }
 }
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        let tasks = &self.node.tasks;
-        let ended = lock(&tasks.lead).begin_end(self.term);
-        // Else it was taken away.
-        if ended.is_some() {
-            tasks.vacate(self.node);
-        }
+        // Nothing is left of this lead when the next one begins: that starts a driver for each server without one.
+        self.node.servers.abandon();
+        *lock(&self.node.tasks.leader) = None;
+        self.node.tasks.vacant.notify_waiters();
     }
 }
 

@@ -163,7 +163,6 @@ fn a_shutdown_does_not_wait_for_those_that_stand_by() {
 #[cfg(feature = "redis")]
 mod redis {
     use super::*;
-    use crate::support::eventually;
     use crate::support::redis::TestRedis;
 
     fn connections(redis: &TestRedis) -> usize {
@@ -186,24 +185,5 @@ mod redis {
             }
         }
         assert_eq!(connections(&redis), 1);
-    }
-
-    #[test]
-    fn another_runtime_takes_over_from_one_that_is_not_driven() {
-        let redis = TestRedis::start();
-        let semaphore = redis.semaphore();
-        let idle = Builder::new_current_thread().enable_all().build().unwrap();
-        drop(acquire_in(&idle, &semaphore, "x"));
-        let driven = runtime();
-        driven.block_on(eventually("a request is answered", || async {
-            semaphore.try_acquire("x", &policy()).await.is_ok()
-        }));
-        // The first one is driven again: it stands by from here on.
-        drop(acquire_in(&idle, &semaphore, "x"));
-        for _ in 0..500 {
-            drop(acquire_in(&driven, &semaphore, "x"));
-        }
-        let permit = acquire_in(&idle, &semaphore, "x");
-        assert_held(&driven, Some(&redis.semaphore()), &permit);
     }
 }

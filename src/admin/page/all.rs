@@ -12,8 +12,8 @@ use super::{document, failed};
 use crate::admin::Window;
 use crate::admin::extract::Listing;
 use crate::admin::problem::Problem;
-use crate::node::health::{ConnectionState, Health};
 use crate::semaphore::Listed;
+use crate::semaphore::{ConnectionState, Health};
 
 pub(in crate::admin) async fn all(
     State(window): State<Window>,

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::links::Root;
 use crate::ask::Ask;
 use crate::name::Name;
-use crate::node::health::Health;
 use crate::protocol::{Mode, Override};
+use crate::semaphore::Health;
 use crate::semaphore::TenantUse;
 use crate::tenants::TenantOverride;
 

@@ -28,8 +28,8 @@ use super::settings::{HoldUntil, KeySource, LimitSource, OnLost, Settings, Skip,
 use super::shadow::Shadow;
 use crate::error::ConfigError;
 use crate::name::Name;
-use crate::node::sessions::Remembered;
 use crate::policy::{Limit, Policy, PolicyBuilder};
+use crate::semaphore::Remembered;
 use crate::semaphore::Semaphore;
 
 /// Longest name of a layer, in bytes.
