@@ -46,8 +46,6 @@ use crate::protocol::Time;
 use crate::protocol::session::{Connected, Session};
 use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
-use crate::tasks::Tasks;
-use crate::tasks::rounds::Rounds;
 
 /// The most redirects that a query follows.
 const REDIRECTS_MAX: usize = 5;
@@ -68,8 +66,6 @@ pub(crate) struct Node {
     pub(crate) questions: Questions,
     pub(crate) counts: Arc<Counts>,
     pub(crate) meters: Meters,
-    pub(crate) tasks: Tasks,
-    pub(crate) rounds: Rounds,
     pub(crate) closed: AtomicBool,
     /// No request may wait.
     pub(crate) is_queue_closed: AtomicBool,
@@ -90,8 +86,6 @@ impl Node {
             questions: Questions::default(),
             counts,
             meters: Meters::default(),
-            tasks: Tasks::default(),
-            rounds: Rounds::default(),
             closed: AtomicBool::new(false),
             is_queue_closed: AtomicBool::new(false),
             backend,

@@ -80,7 +80,7 @@ impl Acquire {
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
         let (mut claim, mut limit) = (None, 0);
-        let node = &semaphore.handle.node;
+        let (tasks, node) = (&semaphore.inner.tasks, semaphore.node());
         let state =
             match policy.limit {
                 _ if node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
@@ -90,7 +90,7 @@ impl Acquire {
                 )))),
                 Limit::Permits(permits) => {
                     limit = permits;
-                    let running = node.tasks.ensure_running(node);
+                    let running = tasks.ensure_running();
                     let place = running
                         .map_err(AcquireError::Unavailable)
                         .and_then(|()| semaphore.claim_of(ask, permits))
@@ -99,7 +99,7 @@ impl Acquire {
                             let tenant = ask.and_then(Ask::tenant);
                             let meter = attempt.meter();
                             let of = PlaceOf { name, remembered, tenant, claim, meter };
-                            PlaceHandle::take(node, of, permits, policy, began)
+                            PlaceHandle::take(tasks, of, permits, policy, began)
                         });
                     match place {
                         Ok(place) => State::Asking(place),
@@ -137,7 +137,7 @@ impl Semaphore {
     /// Returns the claim of a request, if it has one.
     fn claim_of(&self, ask: Option<&Ask>, limit: u32) -> Result<Option<Claim>, AcquireError> {
         let Some(ask) = ask.filter(|ask| ask.is_fair()) else { return Ok(None) };
-        let overrides = &self.handle.node.overrides;
+        let overrides = &self.node().overrides;
         let set = ask.tenant().map(|tenant| overrides.of_tenant(ask.name(), tenant));
         let set = set.unwrap_or_default();
         ask.claim(&self.tenants, set).map(Some).map_err(|reason| {

@@ -33,6 +33,7 @@ pub(crate) use crate::node::sessions::Remembered;
 #[cfg(doc)]
 use crate::policy::PolicyBuilder;
 use crate::policy::{Limit, Policy};
+use crate::tasks::Tasks;
 pub(crate) use crate::tasks::rounds::{Visited, Visitor};
 use crate::tenants::TenantNumbers;
 
@@ -98,12 +99,13 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// ```
 #[derive(Clone)]
 pub struct Semaphore {
-    handle: Arc<Handle>,
+    inner: Arc<Inner>,
     tenants: TenantNumbers,
 }
 
-struct Handle {
-    node: Arc<Node>,
+/// Closes the node with the last clone of the semaphore. Permits keep the tasks, and not this.
+struct Inner {
+    tasks: Arc<Tasks>,
 }
 
 impl Semaphore {
@@ -167,7 +169,8 @@ impl Semaphore {
     #[must_use]
     pub fn new(backend: impl Backend) -> Self {
         let node = Node::new(Arc::new(backend));
-        Self { handle: Arc::new(Handle { node }), tenants: TenantNumbers::salted(b"") }
+        let inner = Inner { tasks: Tasks::new(node) };
+        Self { inner: Arc::new(inner), tenants: TenantNumbers::salted(b"") }
     }
 
     /// Sets a salt for the names of tenants, which must be the same in the whole fleet.
@@ -193,15 +196,19 @@ impl Semaphore {
         self
     }
 
+    fn node(&self) -> &Arc<Node> {
+        self.inner.tasks.node()
+    }
+
     /// Returns the node, with its tasks running where questions need them.
     fn running_node(&self) -> Result<&Node, BackendError> {
-        let node = &self.handle.node;
+        let node = self.node();
         if node.embedded().is_none() {
             // Each question would open a connection, for itself alone.
             if node.is_closed() {
                 return Err(BackendError::call("the semaphore was shut down"));
             }
-            node.tasks.ensure_running(node)?;
+            self.inner.tasks.ensure_running()?;
         }
         Ok(node)
     }
@@ -244,7 +251,7 @@ impl Semaphore {
     /// # drop(third); Ok(()) }
     /// ```
     pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
-        let meter = self.handle.node.meters.of(policy.name, policy.wait_timeout);
+        let meter = self.node().meters.of(policy.name, policy.wait_timeout);
         let ask = ask.into();
         self.acquire_for(acquire::Request {
             name: ask.name(),
@@ -321,7 +328,7 @@ impl Semaphore {
     /// # drop((one, two)); Ok(()) }
     /// ```
     pub fn update_waiting(&self, name: impl Into<crate::Name>, policy: &Policy) {
-        let node = &self.handle.node;
+        let node = self.node();
         let Some(shared) = node.sessions.get(name.into().as_str()) else { return };
         let limit = if let Limit::Permits(limit) = policy.limit { limit } else { u32::MAX };
         node.act(&shared, node.now(), |session, now| {
@@ -331,7 +338,7 @@ impl Semaphore {
 
     /// What visits things from time to time, as long as the background tasks run.
     pub(crate) fn visitor(&self) -> Visitor {
-        Visitor::new(&self.handle.node)
+        Visitor::new(&self.inner.tasks)
     }
 
     /// Returns whether the backend can be asked, and how often the policy answered in its place.
@@ -348,7 +355,7 @@ impl Semaphore {
     /// ```
     #[must_use]
     pub fn health(&self) -> Health {
-        self.handle.node.health()
+        self.node().health()
     }
 
     /// Answers all waiting requests with [`Closed`](AcquireError::Closed) at once, and from then on each request
@@ -380,7 +387,7 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub fn stop_waiting(&self) {
-        self.handle.node.stop_waiting();
+        self.node().stop_waiting();
     }
 
     /// Releases everything and ends the background tasks. Waiting requests, and all that come later, are answered with
@@ -408,22 +415,22 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub async fn shutdown(&self) {
-        let node = &self.handle.node;
+        let node = self.node();
         node.close();
         node.give_back();
-        node.rounds.end();
-        node.tasks.join(node, SHUTDOWN_TIMEOUT).await;
+        self.inner.tasks.rounds.end();
+        self.inner.tasks.join(SHUTDOWN_TIMEOUT).await;
     }
 }
 
-impl Drop for Handle {
+impl Drop for Inner {
     fn drop(&mut self) {
-        self.node.close();
+        self.tasks.node().close();
     }
 }
 
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore").field("node", &self.handle.node).finish_non_exhaustive()
+        f.debug_struct("Semaphore").field("node", self.node()).finish_non_exhaustive()
     }
 }

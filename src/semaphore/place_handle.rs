@@ -15,6 +15,7 @@ use crate::node::shared_session::{SessionState, SharedSession};
 use crate::policy::Policy;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
 use crate::protocol::{Claim, PlaceId};
+use crate::tasks::Tasks;
 
 /// For how long permits are passed on after a reply said that no other process waits.
 const REUSE_MS: u32 = 50;
@@ -22,7 +23,7 @@ const REUSE_MS: u32 = 50;
 /// A handle on a place in a session. The place is left when the last handle is dropped.
 #[derive(Debug)]
 pub(super) struct PlaceHandle {
-    node: Arc<Node>,
+    tasks: Arc<Tasks>,
     shared: Arc<SharedSession>,
     index: usize,
     /// How many permits it takes.
@@ -53,7 +54,7 @@ impl<'a> PlaceOf<'a> {
 
 impl PlaceHandle {
     pub(super) fn take(
-        node: &Arc<Node>,
+        tasks: &Arc<Tasks>,
         of: PlaceOf<'_>,
         limit: u32,
         policy: &Policy,
@@ -72,6 +73,7 @@ impl PlaceHandle {
             linger_ms: policy.linger_ms(),
             reuse_ms: if policy.reuse { REUSE_MS } else { 0 },
         };
+        let node = tasks.node();
         let now = node.clock.time(now);
         let mut same_number = None;
         let take = |state: &mut SessionState, time| {
@@ -110,15 +112,19 @@ impl PlaceHandle {
             );
         }
         let index = index?;
-        let (node, hold) = (Arc::clone(node), Hold::default());
+        let (tasks, hold) = (Arc::clone(tasks), Hold::default());
         let cost = claim.map_or(1, Claim::cost);
-        Ok(Self { node, shared, index, cost, listener: 0, hold })
+        Ok(Self { tasks, shared, index, cost, listener: 0, hold })
     }
 
     /// Measures the permit, which was granted, from here on.
     pub(super) fn measured(mut self, hold: Hold) -> Self {
         self.hold = hold;
         self
+    }
+
+    fn node(&self) -> &Node {
+        self.tasks.node()
     }
 
     #[cfg(all(test, shuttle))]
@@ -128,7 +134,7 @@ impl PlaceHandle {
 
     /// Returns the progress of the request. Unless it is done, `cx` is woken when it changes.
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
-        let now = self.node.clock.time(now);
+        let now = self.node().clock.time(now);
         let mut state = self.shared.lock();
         let progress = state.session.handle_poll(self.index, now);
         if matches!(progress, Progress::Held) {
@@ -138,7 +144,7 @@ impl PlaceHandle {
         let is_pending = matches!(progress, Progress::Joining | Progress::Waiting);
         let abandoned = is_pending.then(|| state.wait(self.index, cx.waker()));
         // A permit that came too late is asked for again, or the policy answered.
-        self.node.finish(&self.shared, state, now, None);
+        self.node().finish(&self.shared, state, now, None);
         drop(abandoned);
         progress
     }
@@ -155,22 +161,23 @@ impl PlaceHandle {
 
     /// Whether no request may wait any more.
     pub(super) fn is_queue_closed(&self) -> bool {
-        self.node.is_queue_closed()
+        self.node().is_queue_closed()
     }
 
     pub(super) fn count_refusal(&self) {
-        self.node.counts.tallies.refused(self.shared.name());
+        self.node().counts.tallies.refused(self.shared.name());
     }
 
     pub(super) fn wait_timed_out(&self, now: Instant) {
-        let (now, index) = (self.node.clock.time(now), self.index);
-        self.node.act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));
+        let (now, index) = (self.node().clock.time(now), self.index);
+        self.node().act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));
     }
 
     /// As [`wait_timed_out`](Self::wait_timed_out), where the server answers other calls.
     pub(super) fn answer_timed_out(&self, now: Instant) {
-        let (now, index) = (self.node.clock.time(now), self.index);
-        self.node.act(&self.shared, now, |session, now| session.handle_answer_timeout(index, now));
+        let (now, index) = (self.node().clock.time(now), self.index);
+        self.node()
+            .act(&self.shared, now, |session, now| session.handle_answer_timeout(index, now));
     }
 
     /// Whether the server has answered something since then.
@@ -180,7 +187,7 @@ impl PlaceHandle {
     }
 
     pub(super) fn response_timeout(&self) -> Duration {
-        self.node.backend().response_timeout()
+        self.node().backend().response_timeout()
     }
 
     pub(super) fn name(&self) -> &str {
@@ -192,7 +199,7 @@ impl PlaceHandle {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        let now = self.node.now();
+        let now = self.node().now();
         self.shared.lock().session.is_lost(self.index, now)
     }
 
@@ -218,7 +225,7 @@ impl PlaceHandle {
     /// Lets the current runtime take over the renewals, in case that of the request is shut down.
     pub(super) fn ensure_looked_after(&self) {
         // Without a runtime here, nothing changes.
-        let _ = self.node.tasks.ensure_running(&self.node);
+        let _ = self.tasks.ensure_running();
     }
 
     /// Returns the number of a new listener for a loss, until [`unlisten`](Self::unlisten).
@@ -235,8 +242,8 @@ impl PlaceHandle {
     /// Releases the permit, whatever clones there are. Returns whether there is an acknowledgement to wait for.
     pub(super) fn release(&self) -> bool {
         let (now, index) = (Instant::now(), self.index);
-        let at = self.node.clock.time_unless_suspended(now);
-        let (ended, awaited) = self.node.act(&self.shared, at, |session, now| {
+        let at = self.node().clock.time_unless_suspended(now);
+        let (ended, awaited) = self.node().act(&self.shared, at, |session, now| {
             let held = self.hold.is_measured() && session.is_held(index);
             let awaited = session.handle_release(index, now);
             (held && !session.is_held(index), awaited)
@@ -280,9 +287,9 @@ impl PlaceHandle {
 impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
         let listener = self.shared.lock().share(self.index);
-        let (node, shared) = (Arc::clone(&self.node), Arc::clone(&self.shared));
+        let (tasks, shared) = (Arc::clone(&self.tasks), Arc::clone(&self.shared));
         let Self { index, cost, .. } = *self;
-        Self { node, shared, index, cost, listener, hold: self.hold.clone() }
+        Self { tasks, shared, index, cost, listener, hold: self.hold.clone() }
     }
 }
 
@@ -297,10 +304,10 @@ impl Drop for PlaceHandle {
         }
         let now = Instant::now();
         let held = self.hold.is_measured() && state.session.is_held(index);
-        let at = self.node.clock.time_unless_suspended(now);
+        let at = self.node().clock.time_unless_suspended(now);
         state.session.handle_leave(index, at);
         state.trim();
-        self.node.finish(&self.shared, state, at, None);
+        self.node().finish(&self.shared, state, at, None);
         drop(abandoned);
         if held {
             self.hold.ended(now);

@@ -324,7 +324,7 @@ const STRANGE: Hint = Hint { n: 1, bound: None, claim: None, lease_end: 1 };
 async fn hints_for_made_up_names_make_few_records() {
     let (_world, semaphore) = one_process(settled());
     drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
-    let node = Arc::clone(&semaphore.handle.node);
+    let node = Arc::clone(semaphore.node());
     for n in 0..10_000 {
         Mailbox::hint(&*node, &format!("n{n}"), STRANGE);
     }
@@ -401,7 +401,7 @@ async fn newcomers_wait_for_what_is_held_whatever_comes_first_a_session_or_its_c
     let (world, semaphore) = one_process(World { b_memory, ..World::default() });
     let held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
     sleep(Duration::from_millis(400)).await;
-    let node = &semaphore.handle.node;
+    let node = semaphore.node();
     let b = node.servers.attach(&Shard::named("b"), 0);
     let connection = TwoServers(Arc::clone(&world)).connect(b.shard()).await.unwrap().unwrap();
     world.set(|world| &world.moved, true);
@@ -651,8 +651,8 @@ fn nothing_outlives_a_semaphore_whose_runtime_is_gone() {
     let (_, semaphore) = one_process(settled());
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let permit = runtime.block_on(async { semaphore.acquire("y", &policy(LONG)).await.unwrap() });
-    let node = Arc::downgrade(&semaphore.handle.node);
-    let session = Arc::downgrade(&semaphore.handle.node.sessions.get("y").unwrap());
+    let node = Arc::downgrade(semaphore.node());
+    let session = Arc::downgrade(&semaphore.node().sessions.get("y").unwrap());
     drop(runtime);
     drop(permit);
     drop(semaphore);
@@ -678,7 +678,7 @@ async fn a_semaphore_that_was_used_before_a_fork_is_refused_in_the_child() {
     let semaphore = Semaphore::new(backend.clone());
     // As the child finds it.
     let parent = std::process::id() + 1;
-    assert!(semaphore.handle.node.identity.set(Identity::of(parent, 7)).is_ok());
+    assert!(semaphore.node().identity.set(Identity::of(parent, 7)).is_ok());
     for _ in 0..2 {
         let refused = semaphore.acquire("x", &Policy::new(1)).await.unwrap_err();
         let said =

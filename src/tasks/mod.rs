@@ -12,6 +12,7 @@ pub(crate) mod rounds;
 pub(crate) mod watchdog;
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Counter;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use self::rounds::Rounds;
 use crate::error::BackendError;
 use crate::node::Node;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -42,8 +44,12 @@ thread_local! {
     static STARTED: Cell<Option<(u64, runtime::Id)>> = const { Cell::new(None) };
 }
 
-/// The tasks of one node.
+/// A node, and the tasks that look after it.
+///
+/// The node does not know of them, so nothing in it can wait for a task.
 pub(crate) struct Tasks {
+    node: Arc<Node>,
+    pub(crate) rounds: Rounds,
     supervisors: Mutex<Vec<Supervisor>>,
     /// Changes with each supervisor that ends.
     generation: AtomicU64,
@@ -59,25 +65,31 @@ struct Supervisor {
     task: Option<JoinHandle<()>>,
 }
 
-impl Default for Tasks {
-    fn default() -> Self {
-        Self {
+impl Tasks {
+    /// Returns the tasks of a node, none of which runs yet.
+    pub(crate) fn new(node: Arc<Node>) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            rounds: Rounds::default(),
             supervisors: Mutex::default(),
             generation: AtomicU64::new(next_generation()),
             leader: Mutex::default(),
             vacant: Notify::new(),
-        }
+        })
     }
-}
 
-impl Tasks {
+    #[inline]
+    pub(crate) const fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
     /// Starts a supervisor in the current runtime, unless it has one.
     ///
     /// # Errors
     ///
     /// If there is no Tokio runtime, neither here nor one that used this node before; or if this process is a fork of one
     /// that did.
-    pub(crate) fn ensure_running(&self, node: &Arc<Node>) -> Result<(), BackendError> {
+    pub(crate) fn ensure_running(self: &Arc<Self>) -> Result<(), BackendError> {
         if cfg!(all(test, shuttle)) {
             // The scenario runs the tasks.
             return Ok(());
@@ -92,14 +104,14 @@ impl Tasks {
         };
         let here = (generation, runtime.id());
         if STARTED.get() != Some(here) {
-            node.check_identity()?;
-            self.start_in(&runtime, node);
+            self.node.check_identity()?;
+            self.start_in(&runtime);
             STARTED.set(Some(here));
         }
         Ok(())
     }
 
-    fn start_in(&self, runtime: &Handle, node: &Arc<Node>) {
+    fn start_in(self: &Arc<Self>, runtime: &Handle) {
         let id = runtime.id();
         let mut supervisors = lock(&self.supervisors);
         if supervisors.iter().any(|supervisor| supervisor.runtime == id) {
@@ -107,9 +119,9 @@ impl Tasks {
         }
         supervisors.push(Supervisor { runtime: id, task: None });
         drop(supervisors);
-        node.counts.meter.begin(node.embedded().is_some());
+        self.node.counts.meter.begin(self.node.embedded().is_some());
         // Not under the lock: a runtime that is being shut down drops the task at once.
-        let task = runtime.spawn(supervise(Registered { node: Arc::clone(node), runtime: id }));
+        let task = runtime.spawn(supervise(Registered { tasks: Arc::clone(self), runtime: id }));
         let mut supervisors = lock(&self.supervisors);
         if let Some(started) = supervisors.iter_mut().find(|started| started.runtime == id) {
             started.task = Some(task);
@@ -129,11 +141,11 @@ impl Tasks {
     }
 
     /// Waits for the tasks, and aborts them if that takes too long: what is left then ends with its lease.
-    pub(crate) async fn join(&self, node: &Node, patience: Duration) {
+    pub(crate) async fn join(&self, patience: Duration) {
         let leader = *lock(&self.leader);
         // With nothing left to do, the leader may be gone by now.
         let may_lead =
-            |runtime| leader.map_or_else(|| !node.is_finished(), |leader| leader == runtime);
+            |runtime| leader.map_or_else(|| !self.node.is_finished(), |leader| leader == runtime);
         let (mut leading, mut others) = (Vec::new(), Vec::new());
         for supervisor in lock(&self.supervisors).iter_mut() {
             let tasks = if may_lead(supervisor.runtime) { &mut leading } else { &mut others };
@@ -157,11 +169,11 @@ fn next_generation() -> u64 {
 
 /// Leads once no other supervisor does. Returns when the node is closed and empty.
 async fn supervise(registered: Registered) {
-    let Registered { node, runtime } = &registered;
+    let Registered { tasks, runtime } = &registered;
     let mut has_stood_by = false;
-    while !node.is_finished() {
-        let vacant = node.tasks.vacant.notified();
-        let Some(lead) = Lead::take(node, *runtime) else {
+    while !tasks.node.is_finished() {
+        let vacant = tasks.vacant.notified();
+        let Some(lead) = Lead::take(tasks, *runtime) else {
             has_stood_by = true;
             vacant.await;
             continue;
@@ -189,15 +201,15 @@ async fn supervise(registered: Registered) {
 
 /// The lead. The next supervisor has it once this is dropped.
 struct Lead<'a> {
-    node: &'a Arc<Node>,
+    tasks: &'a Arc<Tasks>,
 }
 
 impl<'a> Lead<'a> {
-    fn take(node: &'a Arc<Node>, runtime: runtime::Id) -> Option<Self> {
-        let mut leader = lock(&node.tasks.leader);
+    fn take(tasks: &'a Arc<Tasks>, runtime: runtime::Id) -> Option<Self> {
+        let mut leader = lock(&tasks.leader);
         leader.is_none().then(|| {
             *leader = Some(runtime);
-            Self { node }
+            Self { tasks }
         })
     }
 
@@ -207,9 +219,9 @@ impl<'a> Lead<'a> {
     ///
     /// As soon as one panics. The others are ended.
     async fn run(&self) -> Result<(), JoinError> {
-        let node = self.node;
+        let node = &self.tasks.node;
         let mut tasks = JoinSet::new();
-        tasks.spawn(watchdog::run(Arc::clone(node)));
+        tasks.spawn(watchdog::run(Arc::clone(self.tasks)));
         loop {
             if node.embedded().is_none() {
                 while let Some(server) = node.servers.next_undriven() {
@@ -232,22 +244,22 @@ impl<'a> Lead<'a> {
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         // Nothing is left of this lead when the next one begins: that starts a driver for each server without one.
-        self.node.servers.abandon();
-        *lock(&self.node.tasks.leader) = None;
-        self.node.tasks.vacant.notify_waiters();
+        self.tasks.node.servers.abandon();
+        *lock(&self.tasks.leader) = None;
+        self.tasks.vacant.notify_waiters();
     }
 }
 
 /// The supervisor of a runtime, until it ends: by itself, or because that runtime is shut down.
 struct Registered {
-    node: Arc<Node>,
+    tasks: Arc<Tasks>,
     runtime: runtime::Id,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let node = &self.node;
-        if !node.tasks.ended_in(self.runtime) {
+        let node = &self.tasks.node;
+        if !self.tasks.ended_in(self.runtime) {
             return;
         }
         if node.is_closed() {
@@ -260,5 +272,11 @@ impl Drop for Registered {
                  its permits end with their leases unless another runtime uses it before"
             );
         }
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tasks").field("node", &self.node).finish_non_exhaustive()
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::Node;
+use super::Tasks;
 use crate::sync::{Mutex, lock};
 
 /// The pause between two rounds.
@@ -26,22 +26,22 @@ pub(crate) trait Visited: Send + Sync {
 /// The watchdog of a semaphore. Does not keep that.
 #[derive(Clone)]
 pub(crate) struct Visitor {
-    node: Weak<Node>,
+    tasks: Weak<Tasks>,
 }
 
 impl Visitor {
-    pub(crate) fn new(node: &Arc<Node>) -> Self {
-        Self { node: Arc::downgrade(node) }
+    pub(crate) fn new(tasks: &Arc<Tasks>) -> Self {
+        Self { tasks: Arc::downgrade(tasks) }
     }
 
     /// Has it visit something in each round. Returns whether it makes any.
     pub(crate) fn visit(&self, visited: Weak<dyn Visited>) -> bool {
-        let Some(node) = self.node.upgrade() else { return false };
-        let Some(is_first) = node.rounds.add(visited) else { return false };
+        let Some(tasks) = self.tasks.upgrade() else { return false };
+        let Some(is_first) = tasks.rounds.add(visited) else { return false };
         // A semaphore without a limit has started none. Without a runtime here, nothing changes.
-        let _ = node.tasks.ensure_running(&node);
+        let _ = tasks.ensure_running();
         if is_first {
-            node.sessions.timers.wake();
+            tasks.node().sessions.timers.wake();
         }
         true
     }
@@ -49,7 +49,7 @@ impl Visitor {
 
 impl PartialEq for Visitor {
     fn eq(&self, other: &Self) -> bool {
-        Weak::ptr_eq(&self.node, &other.node)
+        Weak::ptr_eq(&self.tasks, &other.tasks)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::Tasks;
 use super::rounds::Round;
 use crate::node::Node;
 use crate::node::sessions::SESSIONS_AT_A_TIME;
@@ -16,16 +17,17 @@ const LOOK: Duration = Duration::from_millis(500);
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
 /// Handles each session when it is due, until the node is closed and empty.
-pub(crate) async fn run(node: Arc<Node>) {
+pub(crate) async fn run(tasks: Arc<Tasks>) {
+    let (node, rounds) = (tasks.node(), &tasks.rounds);
     while !node.is_finished() {
-        let due = handle_due(&node).await;
+        let due = handle_due(node).await;
         // A round yields to leases that are due, so none is renewed late.
-        let due = match node.rounds.begin() {
-            Some(round) => make_round(round, &node, due).await,
+        let due = match rounds.begin() {
+            Some(round) => make_round(round, node, due).await,
             None => due,
         };
-        let (due, rounds) = (due.map(|due| node.clock.instant(due)), node.rounds.next());
-        let due = [due, rounds, node.counts.log_lost(false), node.end_quarantines()];
+        let due = due.map(|due| node.clock.instant(due));
+        let due = [due, rounds.next(), node.counts.log_lost(false), node.end_quarantines()];
         let due = due.into_iter().flatten().min();
         let next = due.map_or(FAR, |due| due.saturating_duration_since(Instant::now()));
         // The timers of Tokio stand still while the machine is suspended.
@@ -36,7 +38,7 @@ pub(crate) async fn run(node: Arc<Node>) {
             () = sleep(next) => {}
         }
     }
-    node.rounds.end();
+    rounds.end();
 }
 
 async fn make_round(mut round: Round<'_>, node: &Node, mut due: Option<Time>) -> Option<Time> {

@@ -105,7 +105,7 @@ fn handle_due(node: &Node) {
 /// Nothing is on the backend, and nothing is left to be sent.
 fn assert_nothing_left(backend: &TestBackend, processes: &[&Semaphore]) {
     for process in processes {
-        let node = &process.handle.node;
+        let node = process.node();
         for shared in node.sessions.all() {
             let state = shared.lock();
             assert_eq!(state.session.urgency(), None, "left to be sent: {:?}", state.session);

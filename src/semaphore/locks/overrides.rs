@@ -133,9 +133,9 @@ fn a_session_that_found_places_gone_is_answered_by_a_later_question() {
     explore(|| {
         let backend = TestBackend::remote();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let place = PlaceHandle::take(
-            node,
+            &process.inner.tasks,
             PlaceOf::plain(&NAME.into(), &node.meters.of("default", std::time::Duration::ZERO)),
             1,
             &policy(1),
@@ -168,7 +168,7 @@ fn a_session_that_found_places_gone_is_answered_by_a_later_question() {
 fn an_operator_is_answered_over_a_connection_that_opens() {
     explore(|| {
         let process: Semaphore = process(&TestBackend::remote());
-        let node = &process.handle.node;
+        let node = process.node();
         let shard = node.backend().shard(node.overrides.key());
         let server = node.servers.attach(&shard, 0);
         let driven = Arc::clone(node);

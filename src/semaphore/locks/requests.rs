@@ -95,8 +95,8 @@ fn a_holder_is_woken_when_its_permit_is_revoked_or_the_semaphore_closes() {
             if either() {
                 assert!(block_on(by.revoke(NAME, id)).expect("the backend is here"));
             } else {
-                by.handle.node.close();
-                by.handle.node.give_back();
+                by.node().close();
+                by.node().give_back();
             }
         });
         let waits = spawn(move || match block_on(next) {
@@ -127,7 +127,7 @@ fn what_is_revoked_as_it_is_found_gone_does_not_come_back() {
         let revokes = spawn(move || {
             assert!(block_on(by.revoke(NAME, id)).expect("the backend is here"));
         });
-        let node = Arc::clone(&process.handle.node);
+        let node = Arc::clone(process.node());
         let renews = spawn(move || handle_due(&node));
         if of_holder {
             block_on(held.lost());
@@ -182,9 +182,9 @@ fn a_shutdown_answers_every_request_and_ends_the_tasks_of_a_connection() {
 
 fn shutdown(backend: &TestBackend) {
     let process = process(backend);
-    let node = &process.handle.node;
+    let node = process.node();
     let mut tasks = Vec::new();
-    let watched = Arc::clone(node);
+    let watched = Arc::clone(&process.inner.tasks);
     tasks.push(spawn(move || block_on(watchdog::run(watched))));
     // Has the server be there.
     let first = process.acquire(NAME, &policy(1));
@@ -223,7 +223,7 @@ fn a_grant_over_a_connection_reaches_its_request() {
     explore(|| {
         let backend = TestBackend::remote();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let first = process.acquire(NAME, &policy(1));
         let server = node.servers.next_undriven().expect("a session is on it");
         let driven = Arc::clone(node);

@@ -35,7 +35,7 @@ fn uses(process: &Semaphore, holders: &Arc<AtomicUsize>) -> JoinHandle<()> {
 /// What is kept is given back in its time.
 fn assert_given_back(backend: &TestBackend, processes: &[&Semaphore]) {
     advance(Duration::from_millis(50));
-    processes.iter().for_each(|process| handle_due(&process.handle.node));
+    processes.iter().for_each(|process| handle_due(process.node()));
     assert_nothing_left(backend, processes);
 }
 
@@ -71,7 +71,7 @@ fn what_is_kept_is_given_back_once_whatever_happens_to_it() {
         let permit = block_on(process.acquire(NAME, &policy())).expect("it is free");
         let by = process.clone();
         let ends = spawn(move || {
-            let node = &by.handle.node;
+            let node = by.node();
             match (either(), either()) {
                 (true, true) => node.give_back(),
                 (true, false) => node.stop_waiting(),

@@ -14,6 +14,7 @@ use crate::node::server::outbox::Purpose;
 use crate::node::sessions::Remembered;
 use crate::node::{Node, Server};
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
+use crate::tasks::Tasks;
 use crate::tasks::driver::exchange::{Collected, collect_of};
 
 /// After so long an unused session is retired.
@@ -28,8 +29,9 @@ fn place(node: &Arc<Node>) -> PlaceHandle {
 
 fn place_of(node: &Arc<Node>, remembered: Option<&Remembered>) -> PlaceHandle {
     let (name, meter) = (NAME.into(), node.meters.of("default", Duration::ZERO));
+    // Of tasks that do nothing: the scenario does what they would.
     let place = PlaceHandle::take(
-        node,
+        &Tasks::new(Arc::clone(node)),
         PlaceOf { remembered, ..PlaceOf::plain(&name, &meter) },
         2,
         &policy(2),
@@ -96,7 +98,7 @@ fn no_request_lands_in_a_retired_session() {
     explore(|| {
         let backend = TestBackend::embedded();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         unused_session(node);
         let watched = Arc::clone(node);
         let watches = spawn(move || handle_due(&watched));
@@ -123,7 +125,7 @@ fn a_layer_that_remembers_a_session_that_is_retired_finds_the_next_one() {
     explore(|| {
         let backend = TestBackend::embedded();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let remembered = Arc::new(Remembered::default());
         drop(place_of(node, Some(&remembered)));
         advance(UNUSED);
@@ -159,7 +161,7 @@ fn a_session_that_is_retired_at_once_is_retired_once() {
     explore(|| {
         let backend = TestBackend::embedded();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         unused_session(node);
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -181,7 +183,7 @@ fn a_session_that_moves_as_it_is_retired_is_counted_where_it_is() {
     explore(|| {
         let backend = TestBackend::remote();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let unused = place(node);
         let old = Arc::clone(&unused.session().lock().server);
         // Its request was never sent, so the session is retired at once.
@@ -216,7 +218,7 @@ fn a_server_that_is_given_up_takes_no_session_of_another_one_along() {
     explore(|| {
         let backend = TestBackend::remote();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let place = place(node);
         let shared = Arc::clone(place.session());
         let old = Arc::clone(&shared.lock().server);
@@ -239,7 +241,7 @@ fn a_wait_for_a_server_ends_with_the_server() {
     explore(|| {
         let backend = TestBackend::remote();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let server = node.servers.attach(&crate::backend::Shard::named("0"), 0);
         let reached = Arc::clone(&server);
         let waits = spawn(move || assert!(matches!(block_on(reached.reach()), Reach::Ended)));
@@ -253,7 +255,7 @@ fn what_is_to_be_sent_is_in_the_outbox() {
     explore(|| {
         let backend = TestBackend::remote();
         let process = process(&backend);
-        let node = &process.handle.node;
+        let node = process.node();
         let first = place(node);
         let shared = Arc::clone(first.session());
         let server = Arc::clone(&shared.lock().server);
