@@ -154,7 +154,7 @@ impl Ask {
     /// Sets the cap of the tenant: how many permits it may have in use. With 0 its requests are rejected.
     ///
     /// The default is no cap but the limit. A tenant at its cap delays no other. An operator's
-    /// [override](crate::Semaphore::set_tenant_limit) replaces this.
+    /// [override](crate::Semaphore::set_tenant) replaces this.
     ///
     /// # Examples
     ///

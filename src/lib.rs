@@ -228,7 +228,7 @@ pub mod operate {
     pub use crate::semaphore::{
         Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter,
     };
-    pub use crate::tenants::TenantOverride;
+    pub use crate::tenants::{TenantChange, TenantOverride};
 }
 
 /// For `fuzz/`. Not part of the API.

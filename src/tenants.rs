@@ -82,7 +82,7 @@ impl TenantNames {
 
 /// What an operator set for a tenant, in place of what its requests ask for.
 ///
-/// See [`Semaphore::set_tenant_limit`](crate::Semaphore::set_tenant_limit).
+/// [`Semaphore::set_tenant`](crate::Semaphore::set_tenant) changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantOverride {
@@ -90,6 +90,60 @@ pub struct TenantOverride {
     pub limit: Option<u32>,
     /// Its weight; `None` leaves it to its requests.
     pub weight: Option<u32>,
+}
+
+/// A change of what an operator set for a tenant, for [`Semaphore::set_tenant`](crate::Semaphore::set_tenant). What it
+/// does not name stays as it is.
+///
+/// # Examples
+///
+/// ```
+/// use tower_semaphore::operate::TenantChange;
+///
+/// let cap = TenantChange::new().limit(5);
+/// let both = TenantChange::new().limit(5).weight(2);
+/// let clear_weight = TenantChange::new().weight(None);
+/// # let _ = (cap, both, clear_weight);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use = "`set_tenant` applies it"]
+pub struct TenantChange {
+    limit: Option<Option<u32>>,
+    weight: Option<Option<u32>>,
+}
+
+impl TenantChange {
+    /// Changes nothing yet.
+    pub const fn new() -> Self {
+        Self { limit: None, weight: None }
+    }
+
+    /// Sets the cap of the tenant: it gets no more permits than this. With 0 its requests are rejected; `None` leaves it
+    /// to its requests again.
+    pub fn limit(self, permits: impl Into<Option<u32>>) -> Self {
+        Self { limit: Some(permits.into()), ..self }
+    }
+
+    /// Sets the weight of the tenant, from 1 to [`Ask::MAX_WEIGHT`](crate::Ask::MAX_WEIGHT); `None` leaves it to its
+    /// requests again.
+    pub fn weight(self, weight: impl Into<Option<u32>>) -> Self {
+        Self { weight: Some(weight.into()), ..self }
+    }
+
+    /// Returns the weight that it sets, if it sets one.
+    pub(crate) fn new_weight(self) -> Option<u32> {
+        self.weight.flatten()
+    }
+
+    /// Returns the fields that it changes, each with its new value. What it clears comes first: that makes room for the
+    /// rest where the backend keeps as many fields as it may.
+    pub(crate) fn fields(self, name: &Name, tenant: &Name) -> Vec<(String, Option<u32>)> {
+        let limit = self.limit.map(|limit| (limit_field(name, tenant), limit));
+        let weight = self.weight.map(|weight| (weight_field(name, tenant), weight));
+        let mut fields: Vec<_> = limit.into_iter().chain(weight).collect();
+        fields.sort_by_key(|(_, value)| value.is_some());
+        fields
+    }
 }
 
 /// The field that keeps the cap of a tenant, among the overrides by name: no name contains an `@`.

@@ -8,12 +8,12 @@ use http::StatusCode;
 use serde::Serialize;
 
 use super::Window;
-use super::extract::{Body, NewLimit, NewWeight, OfPlace, OfSemaphore, OfTenant, Patience, Target};
+use super::extract::{Body, NewLimit, NewTenant, OfPlace, OfSemaphore, OfTenant, Patience, Target};
 use super::problem::Problem;
 use super::view::{SetView, TenantSetView};
 use crate::name::Name;
 
-type Answer<T> = Result<Json<T>, Problem>;
+type JsonResult<T> = Result<Json<T>, Problem>;
 
 #[derive(Serialize)]
 pub(super) struct Drained {
@@ -26,20 +26,15 @@ pub(super) struct Revoked {
 }
 
 /// Returns what is set now.
-async fn set_of(window: &Window, name: Name) -> Answer<SetView> {
+async fn set_of(window: &Window, name: Name) -> JsonResult<SetView> {
     Ok(Json(window.semaphore.limit_of(name).await?.into()))
-}
-
-async fn set_of_tenant(window: &Window, target: OfTenant) -> Answer<TenantSetView> {
-    let OfTenant { name, tenant } = target;
-    Ok(Json(window.semaphore.tenant_override_of(name, tenant).await?.into()))
 }
 
 pub(super) async fn set_limit(
     State(window): State<Window>,
     Target(OfSemaphore { name }): Target<OfSemaphore>,
     Body(NewLimit { limit }): Body<NewLimit>,
-) -> Answer<SetView> {
+) -> JsonResult<SetView> {
     window.semaphore.set_limit(name.clone(), limit).await?;
     set_of(&window, name).await
 }
@@ -47,53 +42,24 @@ pub(super) async fn set_limit(
 pub(super) async fn clear_limit(
     State(window): State<Window>,
     Target(OfSemaphore { name }): Target<OfSemaphore>,
-) -> Answer<SetView> {
+) -> JsonResult<SetView> {
     window.semaphore.clear_limit(name.clone()).await?;
     set_of(&window, name).await
 }
 
-pub(super) async fn set_tenant_limit(
+pub(super) async fn set_tenant(
     State(window): State<Window>,
-    Target(target): Target<OfTenant>,
-    Body(NewLimit { limit }): Body<NewLimit>,
-) -> Answer<TenantSetView> {
-    let OfTenant { name, tenant } = &target;
-    window.semaphore.set_tenant_limit(name.clone(), tenant.clone(), limit).await?;
-    set_of_tenant(&window, target).await
-}
-
-pub(super) async fn clear_tenant_limit(
-    State(window): State<Window>,
-    Target(target): Target<OfTenant>,
-) -> Answer<TenantSetView> {
-    let OfTenant { name, tenant } = &target;
-    window.semaphore.clear_tenant_limit(name.clone(), tenant.clone()).await?;
-    set_of_tenant(&window, target).await
-}
-
-pub(super) async fn set_tenant_weight(
-    State(window): State<Window>,
-    Target(target): Target<OfTenant>,
-    Body(NewWeight { weight }): Body<NewWeight>,
-) -> Answer<TenantSetView> {
-    let OfTenant { name, tenant } = &target;
-    window.semaphore.set_tenant_weight(name.clone(), tenant.clone(), weight).await?;
-    set_of_tenant(&window, target).await
-}
-
-pub(super) async fn clear_tenant_weight(
-    State(window): State<Window>,
-    Target(target): Target<OfTenant>,
-) -> Answer<TenantSetView> {
-    let OfTenant { name, tenant } = &target;
-    window.semaphore.clear_tenant_weight(name.clone(), tenant.clone()).await?;
-    set_of_tenant(&window, target).await
+    Target(OfTenant { name, tenant }): Target<OfTenant>,
+    Body(change): Body<NewTenant>,
+) -> JsonResult<TenantSetView> {
+    window.semaphore.set_tenant(name.clone(), tenant.clone(), change.into()).await?;
+    Ok(Json(window.semaphore.tenant_override_of(name, tenant).await?.into()))
 }
 
 pub(super) async fn pause(
     State(window): State<Window>,
     Target(OfSemaphore { name }): Target<OfSemaphore>,
-) -> Answer<SetView> {
+) -> JsonResult<SetView> {
     window.semaphore.pause(name.clone()).await?;
     set_of(&window, name).await
 }
@@ -101,7 +67,7 @@ pub(super) async fn pause(
 pub(super) async fn resume(
     State(window): State<Window>,
     Target(OfSemaphore { name }): Target<OfSemaphore>,
-) -> Answer<SetView> {
+) -> JsonResult<SetView> {
     window.semaphore.resume(name.clone()).await?;
     set_of(&window, name).await
 }
@@ -110,7 +76,7 @@ pub(super) async fn drain(
     State(window): State<Window>,
     Target(OfSemaphore { name }): Target<OfSemaphore>,
     Body(Patience { timeout_ms }): Body<Patience>,
-) -> Answer<Drained> {
+) -> JsonResult<Drained> {
     let empty = window.semaphore.drain(name, Duration::from_millis(timeout_ms)).await?;
     Ok(Json(Drained { empty }))
 }
@@ -118,7 +84,7 @@ pub(super) async fn drain(
 pub(super) async fn revoke(
     State(window): State<Window>,
     Target(OfPlace { name, id }): Target<OfPlace>,
-) -> Answer<Revoked> {
+) -> JsonResult<Revoked> {
     if window.semaphore.revoke(name, id).await? {
         Ok(Json(Revoked { revoked: true }))
     } else {

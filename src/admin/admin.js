@@ -107,8 +107,8 @@ function patch(old, fresh) {
 
 // A button never becomes the button of something else.
 function buttonOf(node) {
-  const { method, url } = node.dataset ?? {};
-  return url === undefined ? "" : `${method} ${url}`;
+  const { method, url, field, clears } = node.dataset ?? {};
+  return url === undefined ? "" : `${method} ${url} ${field} ${clears}`;
 }
 
 // ----- what is done -----
@@ -152,12 +152,12 @@ dialog.addEventListener("close", () => {
   if (!dialog.open) answer(null);
 });
 
-async function send({ method, url, field }, number) {
+async function send({ method, url, field, clears }, number) {
   const headers = { "x-semaphore-admin": "1" };
   let body;
-  if (field !== undefined) {
+  if (field !== undefined || clears !== undefined) {
     headers["content-type"] = "application/json";
-    body = JSON.stringify({ [field]: number });
+    body = JSON.stringify(field === undefined ? { [clears]: null } : { [field]: number });
   }
   let response;
   try {

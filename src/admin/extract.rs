@@ -18,6 +18,7 @@ use crate::ask::Ask;
 use crate::name::Name;
 use crate::protocol::PlaceId;
 use crate::semaphore::Cursor;
+use crate::tenants::TenantChange;
 
 /// The longest wait for a drain.
 const DRAIN_MAX_MS: u64 = 60_000;
@@ -156,19 +157,39 @@ impl Document for NewLimit {
     }
 }
 
+/// A merge patch (RFC 7396) of what is set for a tenant: what is absent stays, and null clears.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewWeight {
-    pub(super) weight: u32,
+pub(super) struct NewTenant {
+    #[serde(default, deserialize_with = "present")]
+    limit: Option<Option<u32>>,
+    #[serde(default, deserialize_with = "present")]
+    weight: Option<Option<u32>>,
 }
 
-impl Document for NewWeight {
+fn present<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Option<u32>>, D::Error> {
+    Option::deserialize(d).map(Some)
+}
+
+impl Document for NewTenant {
     fn is_allowed(&self) -> bool {
-        (1..=Ask::MAX_WEIGHT).contains(&self.weight)
+        let names_one = self.limit.is_some() || self.weight.is_some();
+        names_one && self.weight.flatten().is_none_or(|of| (1..=Ask::MAX_WEIGHT).contains(&of))
     }
 
     fn allowed() -> String {
-        format!("{{\"weight\": N}}, with N from 1 to {}", Ask::MAX_WEIGHT)
+        format!(
+            "{{\"limit\": N, \"weight\": M}} or one of them, with N from 0 to {}, M from 1 to {}, or null to clear it",
+            u32::MAX,
+            Ask::MAX_WEIGHT
+        )
+    }
+}
+
+impl From<NewTenant> for TenantChange {
+    fn from(new: NewTenant) -> Self {
+        let change = new.limit.map_or(Self::new(), |limit| Self::new().limit(limit));
+        new.weight.map_or(change, |weight| change.weight(weight))
     }
 }
 

@@ -43,9 +43,7 @@
 //! | `GET /overrides` | what operators set in place of policies |
 //! | `PUT /semaphores/{name}/limit` | sets a limit: `{"limit": 5}` |
 //! | `DELETE /semaphores/{name}/limit` | clears the limit; that of the policy applies again |
-//! | `PUT /semaphores/{name}/tenants/{tenant}/limit` | sets the cap of a tenant: `{"limit": 5}`; see [`Semaphore::set_tenant_limit`] |
-//! | `PUT /semaphores/{name}/tenants/{tenant}/weight` | sets the weight of a tenant: `{"weight": 2}` |
-//! | `DELETE /semaphores/{name}/tenants/{tenant}/limit`, `…/weight` | clears it; what the tenant's requests carry applies again |
+//! | `PATCH /semaphores/{name}/tenants/{tenant}` | sets the cap and the weight of a tenant: `{"limit": 5, "weight": 2}`, or one of them; `null` clears it. See [`Semaphore::set_tenant`] |
 //! | `POST /semaphores/{name}/pause`, `…/resume` | see [`Semaphore::pause`] |
 //! | `POST /semaphores/{name}/drain` | drains, see [`Semaphore::drain`]; returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` says whether no request holds or waits |
 //! | `DELETE /semaphores/{name}/permits/{id}` | see [`Semaphore::revoke`] |
@@ -72,7 +70,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware;
-use axum::routing::{delete, get, post, put};
+use axum::routing::{delete, get, patch, post, put};
 
 use self::access::Access;
 pub use self::builder::{AdminBuilder, builder};
@@ -121,14 +119,7 @@ fn routes(semaphore: Semaphore, access: Arc<Access>) -> Router {
         .route("/semaphores/{name}", get(view::inspect))
         .route("/overrides", get(view::overrides))
         .route("/semaphores/{name}/limit", put(actions::set_limit).delete(actions::clear_limit))
-        .route(
-            "/semaphores/{name}/tenants/{tenant}/limit",
-            put(actions::set_tenant_limit).delete(actions::clear_tenant_limit),
-        )
-        .route(
-            "/semaphores/{name}/tenants/{tenant}/weight",
-            put(actions::set_tenant_weight).delete(actions::clear_tenant_weight),
-        )
+        .route("/semaphores/{name}/tenants/{tenant}", patch(actions::set_tenant))
         .route("/semaphores/{name}/pause", post(actions::pause))
         .route("/semaphores/{name}/resume", post(actions::resume))
         .route("/semaphores/{name}/drain", post(actions::drain))

@@ -90,13 +90,12 @@ async fn tenants_are_shown_and_steered() {
     let held = semaphore.acquire(ask_for(&tenant), &policy).await.unwrap();
     let _wait = semaphore.acquire(ask_for(&tenant), &policy);
     let path = format!("/semaphores/openai/tenants/{}", segment(&tenant));
-    let (status, set) = ask(&server, Method::PUT, &format!("{path}/limit"), "{\"limit\": 7}").await;
+    let (status, set) = ask(&server, Method::PATCH, &path, "{\"limit\": 7}").await;
     assert_eq!((status, set), (StatusCode::OK, json!({ "limit": 7, "weight": null })));
-    let weight = format!("{path}/weight");
-    let (_, set) = ask(&server, Method::PUT, &weight, "{\"weight\": 3}").await;
-    assert_eq!(set, json!({ "limit": 7, "weight": 3 }));
+    let (_, set) = ask(&server, Method::PATCH, &path, "{\"weight\": 3}").await;
+    assert_eq!(set, json!({ "limit": 7, "weight": 3 }), "what is not named stays");
     for (body, allowed) in [("{\"weight\": 0}", "1 to 64"), ("{\"weight\": 65}", "1 to 64")] {
-        let (status, problem) = ask(&server, Method::PUT, &weight, body).await;
+        let (status, problem) = ask(&server, Method::PATCH, &path, body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
         assert!(problem["detail"].as_str().unwrap().contains(allowed), "{problem}");
     }
@@ -116,9 +115,9 @@ async fn tenants_are_shown_and_steered() {
         assert!(page.contains("&lt;script&gt;") && !page.contains("<script>alert"), "{page}");
     }
 
-    for end in ["limit", "weight"] {
-        ask(&server, Method::DELETE, &format!("{path}/{end}"), "").await;
-    }
+    let (_, set) = ask(&server, Method::PATCH, &path, "{\"limit\": null}").await;
+    assert_eq!(set, json!({ "limit": null, "weight": 3 }));
+    ask(&server, Method::PATCH, &path, "{\"limit\": null, \"weight\": null}").await;
     let set = semaphore.tenant_override_of("openai", tenant).await.unwrap();
     assert_eq!((set.limit, set.weight), (None, None));
     drop(held);
@@ -182,6 +181,7 @@ async fn what_another_site_can_send_changes_nothing() {
         (Method::POST, "/pause"),
         (Method::POST, "/resume"),
         (Method::POST, "/drain"),
+        (Method::PATCH, "/tenants/t"),
         (Method::DELETE, "/permits/00000000001:1"),
     ];
     for (method, end) in changes {
@@ -218,9 +218,12 @@ async fn what_cannot_be_used_is_named() {
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":"5"}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":1.5}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":1,"weight":1}"#, "unknown field `weight`"),
-        (Method::PUT, "/semaphores/x/tenants/t/limit", r#"{"limit":null}"#, "0 to 4294967295"),
-        (Method::PUT, "/semaphores/x/tenants/t/weight", r#"{"weight":null}"#, "1 to 64"),
-        (Method::PUT, "/semaphores/x/tenants/t/weight", r#"{"weight":""}"#, "1 to 64"),
+        (Method::PATCH, "/semaphores/x/tenants/t", "", "\"limit\": N, \"weight\": M"),
+        (Method::PATCH, "/semaphores/x/tenants/t", "{}", "or one of them"),
+        (Method::PATCH, "/semaphores/x/tenants/t", r#"{"limit":-1}"#, "0 to 4294967295"),
+        (Method::PATCH, "/semaphores/x/tenants/t", r#"{"limit":1,"weight":0}"#, "1 to 64"),
+        (Method::PATCH, "/semaphores/x/tenants/t", r#"{"weight":""}"#, "1 to 64"),
+        (Method::PATCH, "/semaphores/x/tenants/t", r#"{"cap":1}"#, "unknown field `cap`"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":-1}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":4294967296}"#, "0 to 4294967295"),
         (Method::POST, "/semaphores/x/drain", r#"{"timeout_ms":60001}"#, "0 to 60000"),

@@ -3,7 +3,7 @@
 
 use axum::Router;
 use serde_json::Value;
-use tower_semaphore::operate::Mode;
+use tower_semaphore::operate::{Mode, TenantChange};
 use tower_semaphore::{Ask, Name, Semaphore, admin};
 
 use crate::support::admin::{HOSTILE, policy, segment, window};
@@ -164,7 +164,10 @@ async fn what_is_no_number_in_range_sets_nothing() {
             "Set cap" => {
                 let set = semaphore.tenant_override_of("x", tenant.clone()).await.unwrap();
                 assert_eq!(set.limit, Some(u32::MAX));
-                semaphore.clear_tenant_limit("x", tenant.clone()).await.unwrap();
+                semaphore
+                    .set_tenant("x", tenant.clone(), TenantChange::new().limit(None))
+                    .await
+                    .unwrap();
             }
             _ => {
                 let set = semaphore.tenant_override_of("x", tenant.clone()).await.unwrap();

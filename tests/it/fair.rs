@@ -13,6 +13,7 @@ use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
     CachedPlan, ExtensionKey, HeaderKey, MissingKey, OnUnknown, Plan, Refusal, RefusalReason,
 };
+use tower_semaphore::operate::TenantChange;
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, ConfigError, Limit, Name, OnUnavailable, Permit,
     Policy, RejectReason, Semaphore,
@@ -265,20 +266,29 @@ async fn an_operator_sets_a_tenants_cap_and_weight() {
     let semaphore = Semaphore::in_memory();
     let policy = Policy::builder(4).wait_timeout(Duration::ZERO).build().unwrap();
     let ask = |tenant: &str| semaphore.acquire(Ask::of("openai").by(tenant).each(3), &policy);
-    semaphore.set_tenant_limit("openai", "acme", 1).await.unwrap();
-    semaphore.set_tenant_weight("openai", "acme", 5).await.unwrap();
+    let change = |change| semaphore.set_tenant("openai", "acme", change);
+    change(TenantChange::new().limit(1)).await.unwrap();
+    change(TenantChange::new().weight(5)).await.unwrap();
     let set = semaphore.tenant_override_of("openai", "acme").await.unwrap();
     assert_eq!((set.limit, set.weight), (Some(1), Some(5)));
     let held = ask("acme").await.unwrap();
     assert!(ask("acme").await.is_err());
     drop(ask("other").await.unwrap());
-    semaphore.clear_tenant_limit("openai", "acme").await.unwrap();
-    semaphore.clear_tenant_weight("openai", "acme").await.unwrap();
+    for _ in 0..2 {
+        change(TenantChange::new().limit(None)).await.unwrap();
+        let set = semaphore.tenant_override_of("openai", "acme").await.unwrap();
+        assert_eq!((set.limit, set.weight), (None, Some(5)), "what is not named stays");
+    }
+    change(TenantChange::new().weight(None)).await.unwrap();
     drop(ask("acme").await.unwrap());
-    semaphore.set_tenant_limit("openai", "acme", 0).await.unwrap();
+    change(TenantChange::new().limit(0)).await.unwrap();
     assert!(ask("acme").await.is_err(), "none at all");
-    assert!(semaphore.set_tenant_weight("openai", "acme", 65).await.is_err());
-    assert!(semaphore.set_tenant_weight("openai", "acme", 0).await.is_err());
+    for weight in [0, 65] {
+        let error = change(TenantChange::new().limit(9).weight(weight)).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("weight is {weight}; expected 1 to 64"));
+    }
+    let set = semaphore.tenant_override_of("openai", "acme").await.unwrap();
+    assert_eq!((set.limit, set.weight), (Some(0), None), "all or nothing of what is not allowed");
     drop(held);
 }
 
@@ -469,8 +479,8 @@ async fn an_inspection_shows_tenants() {
     assert!(fleet.tenants[1].longest_wait.is_some());
     assert!(fleet.waiters.iter().all(|one| one.waited.is_some()));
 
-    own.set_tenant_limit("openai", "acme", 1).await.unwrap();
-    own.set_tenant_weight("openai", "b/c", 3).await.unwrap();
+    own.set_tenant("openai", "acme", TenantChange::new().limit(1)).await.unwrap();
+    own.set_tenant("openai", "b/c", TenantChange::new().weight(3)).await.unwrap();
     let all = own.tenant_overrides().await.unwrap();
     let all: Vec<_> = all
         .iter()

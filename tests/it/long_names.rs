@@ -12,7 +12,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::CachedLimit;
-use tower_semaphore::operate::{Cursor, Mode};
+use tower_semaphore::operate::{Cursor, Mode, TenantChange};
 use tower_semaphore::{Ask, ConcurrencyLimitLayer, Name, Policy, Semaphore};
 
 /// One that is replaced by its hash as a whole.
@@ -113,7 +113,8 @@ async fn tenants_operated(operator: &Semaphore, other: &Semaphore) {
     assert_eq!(seen.tenants[0].name.as_ref(), Some(&tenant));
 
     let (name_read, tenant_read) = (read(name.as_str()), read(tenant.as_str()));
-    operator.set_tenant_limit(name_read.clone(), tenant_read.clone(), 1).await.unwrap();
+    let cap = |permits| TenantChange::new().limit(permits);
+    operator.set_tenant(name_read.clone(), tenant_read.clone(), cap(Some(1))).await.unwrap();
     other.acquire(ask(), &policy(5)).await.unwrap_err();
     let set = other.tenant_overrides().await.unwrap();
     assert_eq!(
@@ -122,7 +123,7 @@ async fn tenants_operated(operator: &Semaphore, other: &Semaphore) {
     );
     let seen = operator.inspect_fleet(name_read.clone()).await.unwrap();
     assert_eq!(seen.tenants[0].set.limit, Some(1));
-    operator.clear_tenant_limit(name_read, tenant_read).await.unwrap();
+    operator.set_tenant(name_read, tenant_read, cap(None)).await.unwrap();
     drop(other.acquire(ask(), &policy(5)).await.unwrap());
 }
 

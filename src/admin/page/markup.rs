@@ -35,6 +35,8 @@ pub(super) struct Action<'a> {
     text: String,
     /// The number that the request carries: field name, label, range, current value.
     field: Option<(&'static str, &'static str, u32, u32, Option<u32>)>,
+    /// The field that the request clears.
+    clears: Option<&'static str>,
     is_grave: bool,
 }
 
@@ -46,7 +48,7 @@ impl<'a> Action<'a> {
         title: String,
         text: String,
     ) -> Self {
-        Self { label, method, url, title, text, field: None, is_grave: false }
+        Self { label, method, url, title, text, field: None, clears: None, is_grave: false }
     }
 
     pub(super) fn limit(mut self, label: &'static str, now: Option<u32>) -> Self {
@@ -57,6 +59,11 @@ impl<'a> Action<'a> {
     pub(super) fn weight(mut self, now: u32) -> Self {
         let label = "Weight, from 1 to 64";
         self.field = Some(("weight", label, 1, Ask::MAX_WEIGHT, Some(now)));
+        self
+    }
+
+    const fn clears(mut self, field: &'static str) -> Self {
+        self.clears = Some(field);
         self
     }
 
@@ -77,6 +84,7 @@ impl<'a> Action<'a> {
             button type="button" class=[self.is_grave.then_some("grave")]
                 data-method=(self.method) data-url=(self.url)
                 data-title=(self.title) data-text=(self.text)
+                data-clears=[self.clears]
                 data-field=[name] data-label=[label] data-min=[least] data-max=[most] data-now=[now] {
                 (self.label)
                 @if let Some(of) = of { span.unseen { " " (of) } }
@@ -174,10 +182,11 @@ pub(super) fn clear_of_tenant(
     set: TenantOverride,
 ) -> Markup {
     let (url, of, shown) = (root.tenant(name, tenant), readable(name), readable(tenant));
-    let clear = |label, what: &str, end| {
+    let clear = |label, what: &str, field| {
         let title = format!("Clear the {what} of tenant {shown} at {of}?");
         let text = "What its requests carry applies again.".to_owned();
-        Action::new(label, "DELETE", format!("{url}/{end}"), title, text).render(Some(&shown))
+        let action = Action::new(label, "PATCH", url.clone(), title, text);
+        action.clears(field).render(Some(&shown))
     };
     html! {
         @if set.limit.is_some() { (clear("Clear cap", "cap", "limit")) }

@@ -245,13 +245,13 @@ impl One<'_> {
         let (shown, of) = (readable(tenant), readable(self.name));
         let url = self.root.tenant(self.name, tenant);
         let text = "Applies to requests that arrive from then on, in the whole fleet.";
-        let put = |label, what: &str, end| {
+        let set = |label, what: &str| {
             let title = format!("Set the {what} of tenant {shown} at {of}");
-            Action::new(label, "PUT", format!("{url}/{end}"), title, text.to_owned())
+            Action::new(label, "PATCH", url.clone(), title, text.to_owned())
         };
-        let cap = put("Set cap", "cap", "limit")
+        let cap = set("Set cap", "cap")
             .limit("Permits, from 0 (all are refused) to 4294967295", one.set.limit.or(one.each));
-        let weight = put("Set weight", "weight", "weight").weight(one.weight);
+        let weight = set("Set weight", "weight").weight(one.weight);
         html! {
             (cap.render(Some(&shown)))
             (weight.render(Some(&shown)))

@@ -218,11 +218,12 @@ impl Semaphore {
     ///
     /// ```
     /// use tower_semaphore::Semaphore;
+    /// use tower_semaphore::operate::TenantChange;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let semaphore = Semaphore::in_memory();
-    /// semaphore.set_tenant_limit("openai", "acme", 5).await?;
+    /// semaphore.set_tenant("openai", "acme", TenantChange::new().limit(5)).await?;
     /// for (name, tenant, set) in semaphore.tenant_overrides().await? {
     ///     println!("{name} of {tenant}: cap {:?}, weight {:?}", set.limit, set.weight);
     /// }

@@ -293,15 +293,7 @@ impl Semaphore {
     }
 
     async fn change(&self, name: impl Into<Name>, change: Change) -> Result<(), BackendError> {
-        self.change_field(name.into().as_str(), change).await
-    }
-
-    pub(super) async fn change_field(
-        &self,
-        field: &str,
-        change: Change,
-    ) -> Result<(), BackendError> {
-        self.set(field, change).await?;
+        self.set(name.into().as_str(), change).await?;
         self.running_node()?.catch_up().await
     }
 

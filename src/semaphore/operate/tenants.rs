@@ -5,156 +5,64 @@ use crate::ask::Ask;
 use crate::backend::Change;
 use crate::error::BackendError;
 use crate::name::Name;
-use crate::tenants::{TenantOverride, limit_field, weight_field};
+use crate::tenants::{TenantChange, TenantOverride};
 
 /// # Operations on tenants
 ///
 /// An override of a tenant replaces what its requests ask for, in the whole fleet; see
 /// [`set_limit`](Self::set_limit) for where it is kept.
 impl Semaphore {
-    /// Sets the cap of a tenant of `name`, in place of what its requests ask for: it gets no more permits than this.
-    /// With 0 its requests are rejected.
+    /// Sets the cap and the weight of a tenant of `name`, in place of what its requests ask for, or leaves them to its
+    /// requests again. What `change` does not name stays as it is.
     ///
-    /// Applies to requests that come from then on; those that wait already keep their cap.
+    /// Applies to requests that come from then on; those that wait already keep their cap and weight.
     ///
     /// # Errors
     ///
-    /// As [`set_limit`](Self::set_limit); the cap of a tenant counts as one name more, and so does its weight.
+    /// If the weight is out of range; else as [`set_limit`](Self::set_limit). The cap of a tenant counts as one name
+    /// more, and so does its weight.
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped, it may or may not have taken effect.
+    /// If this is dropped, or fails, each part of the change may or may not have taken effect; it can be repeated.
     ///
     /// # Examples
     ///
     /// ```
+    /// use tower_semaphore::operate::TenantChange;
     /// use tower_semaphore::{Ask, Policy, Semaphore};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let semaphore = Semaphore::in_memory();
-    /// semaphore.set_tenant_limit("openai", "acme", 1).await?;
+    /// // One permit at a time, and twice the share of a tenant with weight 1.
+    /// semaphore.set_tenant("openai", "acme", TenantChange::new().limit(1).weight(2)).await?;
     ///
     /// let ask = || Ask::of("openai").by("acme");
     /// let permit = semaphore.try_acquire(ask(), &Policy::new(10)).await?;
     /// let error = semaphore.try_acquire(ask(), &Policy::new(10)).await.unwrap_err();
     /// assert_eq!(error.to_string(), "all 1 permits that the tenant may have are in use");
+    ///
+    /// semaphore.set_tenant("openai", "acme", TenantChange::new().limit(None)).await?;
+    /// let set = semaphore.tenant_override_of("openai", "acme").await?;
+    /// assert_eq!((set.limit, set.weight), (None, Some(2)));
     /// # drop(permit);
     /// # Ok(()) }
     /// ```
-    pub async fn set_tenant_limit(
+    pub async fn set_tenant(
         &self,
         name: impl Into<Name>,
         tenant: impl Into<Name>,
-        permits: u32,
+        change: TenantChange,
     ) -> Result<(), BackendError> {
-        let field = limit_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(Some(permits))).await
-    }
-
-    /// Clears the cap that [`set_tenant_limit`](Self::set_tenant_limit) set.
-    ///
-    /// # Errors
-    ///
-    /// If the backend cannot be asked.
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not have taken effect.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_semaphore::Semaphore;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let semaphore = Semaphore::in_memory();
-    /// semaphore.set_tenant_limit("openai", "acme", 1).await?;
-    /// semaphore.clear_tenant_limit("openai", "acme").await?;
-    /// assert_eq!(semaphore.tenant_override_of("openai", "acme").await?.limit, None);
-    /// # Ok(()) }
-    /// ```
-    pub async fn clear_tenant_limit(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-    ) -> Result<(), BackendError> {
-        let field = limit_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(None)).await
-    }
-
-    /// Sets the weight of a tenant of `name`, from 1 to [`Ask::MAX_WEIGHT`], in place of what its requests ask for.
-    ///
-    /// Applies to requests that come from then on.
-    ///
-    /// # Errors
-    ///
-    /// If the weight is out of range; else as [`set_tenant_limit`](Self::set_tenant_limit).
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not have taken effect.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_semaphore::Semaphore;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let semaphore = Semaphore::in_memory();
-    /// // Twice the share of a tenant with weight 1.
-    /// semaphore.set_tenant_weight("openai", "acme", 2).await?;
-    ///
-    /// let error = semaphore.set_tenant_weight("openai", "acme", 65).await.unwrap_err();
-    /// assert_eq!(error.to_string(), "weight: 65; allowed: 1 to 64");
-    /// # Ok(()) }
-    /// ```
-    pub async fn set_tenant_weight(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-        weight: u32,
-    ) -> Result<(), BackendError> {
-        if !(1..=Ask::MAX_WEIGHT).contains(&weight) {
+        if let Some(weight) = change.new_weight().filter(|of| !(1..=Ask::MAX_WEIGHT).contains(of)) {
             let most = Ask::MAX_WEIGHT;
-            return Err(BackendError::call(format!("weight: {weight}; allowed: 1 to {most}")));
+            return Err(BackendError::call(format!("weight is {weight}; expected 1 to {most}")));
         }
-        let field = weight_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(Some(weight))).await
-    }
-
-    /// Clears the weight that [`set_tenant_weight`](Self::set_tenant_weight) set.
-    ///
-    /// # Errors
-    ///
-    /// If the backend cannot be asked.
-    ///
-    /// # Cancel safety
-    ///
-    /// If this is dropped, it may or may not have taken effect.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_semaphore::Semaphore;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let semaphore = Semaphore::in_memory();
-    /// semaphore.set_tenant_weight("openai", "acme", 2).await?;
-    /// semaphore.clear_tenant_weight("openai", "acme").await?;
-    /// assert_eq!(semaphore.tenant_override_of("openai", "acme").await?.weight, None);
-    /// # Ok(()) }
-    /// ```
-    pub async fn clear_tenant_weight(
-        &self,
-        name: impl Into<Name>,
-        tenant: impl Into<Name>,
-    ) -> Result<(), BackendError> {
-        let field = weight_field(&name.into(), &tenant.into());
-        self.change_field(&field, Change::Limit(None)).await
+        for (field, value) in change.fields(&name.into(), &tenant.into()) {
+            self.set(&field, Change::Limit(value)).await?;
+        }
+        self.running_node()?.catch_up().await
     }
 
     /// Returns the override of a tenant of `name`.
@@ -171,11 +79,12 @@ impl Semaphore {
     ///
     /// ```
     /// use tower_semaphore::Semaphore;
+    /// use tower_semaphore::operate::TenantChange;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let semaphore = Semaphore::in_memory();
-    /// semaphore.set_tenant_limit("openai", "acme", 5).await?;
+    /// semaphore.set_tenant("openai", "acme", TenantChange::new().limit(5)).await?;
     /// let set = semaphore.tenant_override_of("openai", "acme").await?;
     /// assert_eq!((set.limit, set.weight), (Some(5), None));
     /// # Ok(()) }
