@@ -38,7 +38,7 @@ use crate::protocol::session::Progress;
 #[derive(Debug)]
 #[must_use = "dropping this removes the request from the queue"]
 pub struct Acquire {
-    state: State,
+    stage: Stage,
     began: Instant,
     wait_timeout: Duration,
     /// Until when to wait for the backend's answer, and since when it must have answered others to be waited for longer.
@@ -53,13 +53,16 @@ pub struct Acquire {
 }
 
 #[derive(Debug)]
-enum State {
-    Answered(Option<Result<Permit, AcquireError>>),
+enum Stage {
+    /// `None` once the answer was taken.
+    Answered(Option<Answer>),
     Asking(PlaceHandle),
 }
 
+type Answer = Result<Permit, AcquireError>;
+
 /// A request, as a layer makes it.
-pub(crate) struct Request<'a> {
+pub(crate) struct AcquireRequest<'a> {
     pub(crate) name: &'a Name,
     /// `None` where the name is all that is asked for.
     pub(crate) ask: Option<&'a Ask>,
@@ -74,48 +77,40 @@ pub(crate) struct Request<'a> {
 }
 
 impl Acquire {
-    pub(super) fn new(semaphore: &Semaphore, request: Request<'_>) -> Self {
-        let Request { name, ask, policy, meter, is_out_of_time, answer_timeout, remembered } =
+    pub(super) fn new(semaphore: &Semaphore, request: AcquireRequest<'_>) -> Self {
+        let AcquireRequest { name, ask, policy, meter, is_out_of_time, answer_timeout, remembered } =
             request;
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
-        let (mut claim, mut limit) = (None, 0);
-        let (tasks, node) = (&semaphore.inner.tasks, semaphore.node());
-        let state =
-            match policy.limit {
-                _ if node.is_closed() => State::Answered(Some(Err(AcquireError::Closed))),
-                Limit::Unlimited => State::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
-                Limit::Permits(0) => State::Answered(Some(Err(AcquireError::Rejected(
-                    Rejected::new(RejectReason::Limit, 0, 0, 0, Duration::ZERO),
-                )))),
-                Limit::Permits(permits) => {
-                    limit = permits;
-                    let running = tasks.ensure_running();
-                    let place = running
-                        .map_err(AcquireError::Unavailable)
-                        .and_then(|()| semaphore.claim_of(ask, permits))
-                        .and_then(|made| {
-                            claim = made;
-                            let tenant = ask.and_then(Ask::tenant);
-                            let meter = attempt.meter();
-                            let of = PlaceOf { name, remembered, tenant, claim, meter };
-                            PlaceHandle::take(tasks, of, permits, policy, began)
-                        });
-                    match place {
-                        Ok(place) => State::Asking(place),
-                        Err(error) => State::Answered(Some(Err(error))),
+        let (mut limit, mut claim) = (0, None);
+        let stage = match policy.limit {
+            _ if semaphore.node().is_closed() => Stage::failed(AcquireError::Closed),
+            Limit::Unlimited => Stage::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
+            Limit::Permits(0) => {
+                let rejected = Rejected::new(RejectReason::Limit, 0, 0, 0, Duration::ZERO);
+                Stage::failed(AcquireError::Rejected(rejected))
+            }
+            Limit::Permits(permits) => {
+                limit = permits;
+                let (tenant, meter) = (ask.and_then(Ask::tenant), attempt.meter());
+                let of = PlaceOf { name, remembered, tenant, claim: None, meter };
+                match semaphore.take_place(ask, of, permits, policy, began) {
+                    Ok((place, of)) => {
+                        claim = of;
+                        Stage::Asking(place)
                     }
+                    Err(error) => Stage::failed(error),
                 }
-            };
-        if let State::Answered(Some(Err(AcquireError::Rejected(_)))) = &state {
-            node.counts.tallies.refused(name.as_str());
+            }
+        };
+        if let Stage::Answered(Some(Err(AcquireError::Rejected(_)))) = &stage {
+            semaphore.node().counts.tallies.refused(name.as_str());
         }
-        let wait_timeout = policy.wait_timeout;
         let answer_timeout = answer_timeout.map_or(ANSWER_TIMEOUT, |at| at.min(ANSWER_TIMEOUT));
         Self {
-            state,
+            stage,
             began,
-            wait_timeout,
+            wait_timeout: policy.wait_timeout,
             answer_by: began + answer_timeout,
             asked_at: began,
             is_out_of_time,
@@ -126,14 +121,144 @@ impl Acquire {
         }
     }
 
-    fn rejected(&self, reason: RejectReason, in_use: u64, waiting: u64) -> Rejected {
-        let rejected = Rejected::new(reason, self.limit, in_use, waiting, self.began.elapsed());
-        let cost = self.claim.map_or(1, Claim::cost);
-        rejected.asked(cost, self.claim.and_then(Claim::each))
+    /// Ends a request that was answered without a counted permit.
+    fn answered(&mut self, answer: Option<Answer>, now: Instant) -> Answer {
+        // Polled once more after it was ready.
+        let answer = answer.unwrap_or(Err(AcquireError::Closed));
+        self.attempt.answered(answer.as_ref().err(), now - self.began, self.wait_timeout);
+        answer
+    }
+
+    /// Ends a request whose place has its permits.
+    #[inline]
+    fn granted(&mut self, by_policy: bool, now: Instant) -> Answer {
+        let Stage::Asking(place) = std::mem::replace(&mut self.stage, Stage::Answered(None)) else {
+            return Err(AcquireError::Closed);
+        };
+        let waited = now - self.began;
+        if !by_policy {
+            self.attempt.placed(|| place.id());
+        }
+        let hold = self.attempt.granted(by_policy, place.cost(), waited, now);
+        Ok(Permit::new(place.measured(hold), waited))
+    }
+
+    /// Waits until the place may have made progress. Once the time for that is over, the next progress is the outcome.
+    fn poll_wait(&mut self, has_joined: bool, now: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        if has_joined {
+            self.attempt.queued();
+        }
+        let until = if has_joined { self.began + self.wait_timeout } else { self.answer_by };
+        let Stage::Asking(place) = &self.stage else { return Poll::Ready(()) };
+        if now >= until {
+            self.time_out(has_joined, now);
+            return Poll::Ready(());
+        }
+        match &mut self.alarm {
+            Some(alarm) if alarm.deadline() == until => {}
+            Some(alarm) => alarm.as_mut().reset(until),
+            None => {
+                place.ensure_looked_after();
+                self.alarm = Some(Box::pin(sleep_until(until)));
+            }
+        }
+        self.alarm.as_mut().map_or(Poll::Ready(()), |alarm| alarm.as_mut().poll(cx))
+    }
+
+    /// The wait is over, or that for the first answer of the backend. The latter goes on if the server answers others.
+    fn time_out(&mut self, has_joined: bool, now: Instant) {
+        let Stage::Asking(place) = &self.stage else { return };
+        if has_joined || !place.server_answers_since(self.asked_at) {
+            return place.wait_timed_out(now);
+        }
+        // The queue is one of this process's own making: it waits there as in that of the backend.
+        let end = self.began + self.wait_timeout;
+        if now < end {
+            let patience = place.response_timeout();
+            self.answer_by = end.min(now + patience);
+            self.asked_at = self.answer_by - patience;
+        } else {
+            place.answer_timed_out(now);
+        }
+    }
+
+    /// Returns the error of a request that got no permit.
+    fn error_of(&mut self, progress: Progress) -> AcquireError {
+        let Stage::Asking(place) = &self.stage else { return AcquireError::Closed };
+        match progress {
+            Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in } => {
+                if self.is_closed_for(reason, place) {
+                    return AcquireError::Closed;
+                }
+                let reason = self.reason(reason, limit == Some(0) && !is_tenant_full);
+                place.count_refusal();
+                self.limit = limit.unwrap_or(self.limit);
+                let waited = self.began.elapsed();
+                let rejected = Rejected::new(reason, self.limit, in_use, waiting, waited);
+                let (cost, each) =
+                    self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
+                let rejected = rejected.asked(cost, each);
+                AcquireError::Rejected(Rejected { is_tenant_full, ends_in, ..rejected })
+            }
+            Progress::Failed => {
+                place.count_refusal();
+                AcquireError::Unavailable(place.error())
+            }
+            _ => AcquireError::Closed,
+        }
+    }
+
+    /// Returns whether a request that was refused for this would have waited if the queue were not closed: then it has
+    /// the answer of those that did wait.
+    fn is_closed_for(&self, reason: RejectReason, place: &PlaceHandle) -> bool {
+        !self.wait_timeout.is_zero()
+            && place.is_queue_closed()
+            && (may_not_wait(reason) || reason == RejectReason::Quarantine)
+    }
+
+    /// Returns why a request was refused, as its caller sees it.
+    const fn reason(&self, reason: RejectReason, is_paused: bool) -> RejectReason {
+        match reason {
+            RejectReason::Limit | RejectReason::QueueFull | RejectReason::QueueTimeout
+                if is_paused =>
+            {
+                RejectReason::Paused
+            }
+            _ if may_not_wait(reason) && self.is_out_of_time => RejectReason::QueueTimeout,
+            _ => reason,
+        }
+    }
+}
+
+/// Returns whether this is why a request is refused that may not wait.
+const fn may_not_wait(reason: RejectReason) -> bool {
+    matches!(reason, RejectReason::Limit | RejectReason::TenantLimit)
+}
+
+impl Stage {
+    const fn failed(error: AcquireError) -> Self {
+        Self::Answered(Some(Err(error)))
     }
 }
 
 impl Semaphore {
+    /// Takes a place for a request, with its claim if it has one.
+    #[inline]
+    fn take_place(
+        &self,
+        ask: Option<&Ask>,
+        of: PlaceOf<'_>,
+        limit: u32,
+        policy: &Policy,
+        began: Instant,
+    ) -> Result<(PlaceHandle, Option<Claim>), AcquireError> {
+        let tasks = &self.inner.tasks;
+        tasks.ensure_running().map_err(AcquireError::Unavailable)?;
+        let claim = self.claim_of(ask, limit)?;
+        let place = PlaceHandle::take(tasks, PlaceOf { claim, ..of }, limit, policy, began)?;
+        Ok((place, claim))
+    }
+
     /// Returns the claim of a request, if it has one.
     fn claim_of(&self, ask: Option<&Ask>, limit: u32) -> Result<Option<Claim>, AcquireError> {
         let Some(ask) = ask.filter(|ask| ask.is_fair()) else { return Ok(None) };
@@ -148,118 +273,32 @@ impl Semaphore {
 }
 
 impl Future for Acquire {
-    type Output = Result<Permit, AcquireError>;
+    type Output = Answer;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
         // A permit that is kept, or counted in this process, needs no wait: other tasks have their turn all the same.
         let coop = ready!(coop::poll_proceed(cx));
         let this = &mut *self;
-        loop {
-            let place = match &mut this.state {
-                State::Asking(place) => place,
-                State::Answered(answer) => {
-                    let answer = answer.take().unwrap_or(Err(AcquireError::Closed));
-                    let (error, waited) = (answer.as_ref().err(), this.began.elapsed());
-                    this.attempt.answered(error, waited, this.wait_timeout);
-                    coop.made_progress();
-                    return Poll::Ready(answer);
-                }
-            };
+        let answer = loop {
             let now = Instant::now();
-            let progress = place.progress(now, cx);
-            let until = match progress {
-                Progress::Joining => this.answer_by,
-                Progress::Waiting => {
-                    this.attempt.queued();
-                    this.began + this.wait_timeout
-                }
-                Progress::Held | Progress::Admitted => {
-                    let State::Asking(place) =
-                        std::mem::replace(&mut this.state, State::Answered(None))
-                    else {
-                        continue;
-                    };
-                    let waited = now - this.began;
-                    let by_policy = matches!(progress, Progress::Admitted);
-                    if !by_policy {
-                        this.attempt.placed(|| place.id());
-                    }
-                    let hold = this.attempt.granted(by_policy, place.cost(), waited, now);
-                    coop.made_progress();
-                    return Poll::Ready(Ok(Permit::new(place.measured(hold), waited)));
-                }
-                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in } => {
-                    let may_not_wait =
-                        matches!(reason, RejectReason::Limit | RejectReason::TenantLimit);
-                    let is_closed = !this.wait_timeout.is_zero() && place.is_queue_closed();
-                    if is_closed && (may_not_wait || reason == RejectReason::Quarantine) {
-                        // It would have waited: it has the answer of those that did.
-                        this.state = State::Answered(Some(Err(AcquireError::Closed)));
-                        continue;
-                    }
-                    let reason = if may_not_wait && this.is_out_of_time {
-                        RejectReason::QueueTimeout
-                    } else {
-                        reason
-                    };
-                    let reason = match reason {
-                        RejectReason::Limit
-                        | RejectReason::QueueFull
-                        | RejectReason::QueueTimeout
-                            if limit == Some(0) && !is_tenant_full =>
-                        {
-                            RejectReason::Paused
-                        }
-                        reason => reason,
-                    };
-                    place.count_refusal();
-                    this.limit = limit.unwrap_or(this.limit);
-                    let mut rejected = this.rejected(reason, in_use, waiting);
-                    rejected.is_tenant_full = is_tenant_full;
-                    rejected.ends_in = ends_in;
-                    let error = AcquireError::Rejected(rejected);
-                    this.state = State::Answered(Some(Err(error)));
-                    continue;
-                }
-                Progress::Failed => {
-                    let error = place.error();
-                    place.count_refusal();
-                    this.state = State::Answered(Some(Err(AcquireError::Unavailable(error))));
-                    continue;
-                }
-                Progress::Closed => {
-                    this.state = State::Answered(Some(Err(AcquireError::Closed)));
-                    continue;
+            let progress = match &mut this.stage {
+                Stage::Asking(place) => place.progress(now, cx),
+                Stage::Answered(answer) => {
+                    let answer = answer.take();
+                    break this.answered(answer, now);
                 }
             };
-            if now >= until {
-                let end = this.began + this.wait_timeout;
-                match progress {
-                    Progress::Joining if place.server_answers_since(this.asked_at) => {
-                        // The queue is one of this process's own making: it waits there as in that of the backend.
-                        if now < end {
-                            let patience = place.response_timeout();
-                            this.answer_by = end.min(now + patience);
-                            this.asked_at = this.answer_by - patience;
-                        } else {
-                            place.answer_timed_out(now);
-                        }
-                    }
-                    _ => place.wait_timed_out(now),
-                }
-                continue;
-            }
-            match &mut this.alarm {
-                Some(alarm) if alarm.deadline() == until => {}
-                Some(alarm) => alarm.as_mut().reset(until),
-                None => {
-                    place.ensure_looked_after();
-                    this.alarm = Some(Box::pin(sleep_until(until)));
+            match progress {
+                Progress::Joining => ready!(this.poll_wait(false, now, cx)),
+                Progress::Waiting => ready!(this.poll_wait(true, now, cx)),
+                Progress::Held => break this.granted(false, now),
+                Progress::Admitted => break this.granted(true, now),
+                Progress::Refused { .. } | Progress::Failed | Progress::Closed => {
+                    this.stage = Stage::failed(this.error_of(progress));
                 }
             }
-            if let Some(alarm) = &mut this.alarm {
-                ready!(alarm.as_mut().poll(cx));
-            }
-        }
+        };
+        coop.made_progress();
+        Poll::Ready(answer)
     }
 }

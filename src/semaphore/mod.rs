@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::acquire::Acquire;
-pub(crate) use self::acquire::Request as AcquireRequest;
+pub(crate) use self::acquire::AcquireRequest;
 pub use self::operate::{Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
 pub use self::permit::Permit;
 use crate::ask::Ask;
@@ -253,7 +253,7 @@ impl Semaphore {
     pub fn acquire(&self, ask: impl Into<Ask>, policy: &Policy) -> Acquire {
         let meter = self.node().meters.of(policy.name, policy.wait_timeout);
         let ask = ask.into();
-        self.acquire_for(acquire::Request {
+        self.acquire_for(AcquireRequest {
             name: ask.name(),
             ask: Some(&ask),
             policy,
@@ -265,7 +265,7 @@ impl Semaphore {
     }
 
     /// As [`acquire`](Self::acquire), for a request of a layer.
-    pub(crate) fn acquire_for(&self, request: acquire::Request<'_>) -> Acquire {
+    pub(crate) fn acquire_for(&self, request: AcquireRequest<'_>) -> Acquire {
         Acquire::new(self, request)
     }
 
