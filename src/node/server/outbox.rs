@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::protocol::Time;
 use crate::protocol::session::Urgency;
@@ -96,8 +97,8 @@ impl<T> Outbox<T> {
     }
 
     /// Waits until an item may have come.
-    pub(crate) async fn came(&self) {
-        self.came.notified().await;
+    pub(crate) fn came(&self) -> Notified<'_> {
+        self.came.notified()
     }
 
     pub(crate) fn wake(&self) {

@@ -12,10 +12,10 @@
 
 mod backend;
 mod overrides;
-mod parts;
 mod requests;
 mod reuse;
 mod sessions;
+mod subtasks;
 
 use std::future::Future;
 use std::mem::ManuallyDrop;

@@ -15,7 +15,7 @@ use crate::node::sessions::Remembered;
 use crate::node::{Node, Server};
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::tasks::Tasks;
-use crate::tasks::driver::exchange::{Collected, collect_of};
+use crate::tasks::driver::batch::{Collected, collect_of};
 
 /// After so long an unused session is retired.
 const UNUSED: Duration = Duration::from_secs(6);

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -19,34 +19,30 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, FuturesUnordered};
+use tokio::sync::futures::Notified;
 use tokio::task::coop::unconstrained;
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::subtasks::{Parts, Which};
-use super::window::Window;
-use crate::backend::{AddressedCall, Answer, Connection, QueryError};
+use super::batch::Batch;
+use super::subtasks::{Subtasks, Which};
+use super::window::{Unanswered, Window};
+use crate::backend::{Answer, Connection, QueryError};
 use crate::error::BackendError;
 use crate::node::overrides::refresh::{self, Refresh};
 use crate::node::server::outbox::Purpose;
-use crate::node::shared_session::{SharedSession, call_of};
 use crate::node::{Node, Server};
-use crate::protocol::Op;
-use crate::protocol::Time;
-use crate::protocol::session::Session;
 
 /// The most unanswered writes, some of which are left to what keeps leases alive.
 const WRITES_MAX: usize = 64;
 const WRITES_KEPT: usize = 8;
-/// The cost of a call without its places, as a number of places.
-const CALL_COST: usize = 8;
 /// How often to read the overrides, in case messages are lost or forbidden.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The most unanswered messages to other processes.
 const MESSAGES_IN_FLIGHT_MAX: usize = 64;
 
-/// The parts of an exchange. Where several are woken at once, they are polled in this order.
-const PARTS: usize = 7;
+/// The subtasks of an exchange. Where several are woken at once, they are polled in this order.
+const SUBTASKS: usize = 7;
 /// What drives the connection; see [`Connection::drive`].
 const LINK: usize = 0;
 const ANSWERS: usize = 1;
@@ -56,18 +52,6 @@ const ALARM: usize = 4;
 const MESSAGES: usize = 5;
 const REFRESH_TIMER: usize = 6;
 
-/// The calls of one write.
-struct Batch {
-    calls: Arc<[AddressedCall]>,
-    senders: Vec<(Arc<SharedSession>, u64)>,
-    sent: Instant,
-    /// The same, from which leases count.
-    sent_at: Time,
-    purpose: Purpose,
-    /// In places, where a call counts as [`CALL_COST`] more.
-    cost: usize,
-}
-
 /// Why a connection is of no further use.
 pub(crate) struct Broken {
     pub(crate) error: BackendError,
@@ -75,13 +59,6 @@ pub(crate) struct Broken {
     pub(crate) was_given_up: bool,
     /// How many writes were answered on it.
     pub(crate) answered: u64,
-}
-
-/// What is unanswered, by purpose, in places.
-#[derive(Clone, Copy, Default)]
-struct Unanswered {
-    keep_alive: usize,
-    serve: usize,
 }
 
 /// One connection, with everything that is unanswered on it.
@@ -96,7 +73,7 @@ struct Exchange<'a> {
     window: Window,
     unanswered: Unanswered,
     refresh: Option<Refresh>,
-    /// Messages, and other questions of which only matters that they are answered.
+    /// Messages, and questions whose answer does not matter, only that there is one.
     messages: FuturesUnordered<BoxFuture<'static, Result<Result<(), QueryError>, Elapsed>>>,
     answered_at: Instant,
     answered: u64,
@@ -135,86 +112,144 @@ pub(crate) async fn run(
     result.map_err(|error| Broken { error, was_given_up, answered })
 }
 
-impl Exchange<'_> {
-    async fn run(&mut self, mut link: BoxFuture<'_, ()>) -> Result<(), BackendError> {
-        let (parts, outbox) = (Parts::<PARTS>::new(), &self.server.outbox);
-        let mut came = pin!(outbox.came());
-        let mut alarm = pin!(sleep(self.patience));
-        let mut is_set = false;
-        let mut refresh_timer = pin!(sleep(REFRESH_INTERVAL));
-        let mut poll = |woken: Which| {
-            let mut acts = woken.has(OUTBOX);
-            if woken.has(LINK) && link.as_mut().poll(&mut parts.context(LINK)).is_ready() {
-                return Poll::Ready(Err(self.take_the_last_answers()));
-            }
-            if woken.has(ANSWERS) {
-                acts |= self.take_answers(&mut parts.context(ANSWERS))?;
-            }
-            if woken.has(REFRESH) {
-                acts |= self.take_overrides(&mut parts.context(REFRESH))?;
-            }
-            while woken.has(OUTBOX) && came.as_mut().poll(&mut parts.context(OUTBOX)).is_ready() {
-                came.set(outbox.came());
-            }
-            if woken.has(ALARM)
-                && is_set
-                && alarm.as_mut().poll(&mut parts.context(ALARM)).is_ready()
-            {
-                // This process may have stood still, with the answers in the socket.
-                if link.as_mut().poll(&mut parts.context(LINK)).is_ready() {
-                    return Poll::Ready(Err(self.take_the_last_answers()));
-                }
-                acts |= self.take_answers(&mut parts.context(ANSWERS))?;
-                // Usually set for a batch that was answered meanwhile; then reset for the first one now.
-                let due = self.first_is_due()?;
-                is_set = due.is_some();
-                if let Some(due) = due {
-                    alarm.as_mut().reset(due);
-                    parts.wake(ALARM);
-                }
-            }
-            if woken.has(MESSAGES) {
-                acts |= self.take_messages(&mut parts.context(MESSAGES))?;
-            }
-            if woken.has(REFRESH_TIMER)
-                && refresh_timer.as_mut().poll(&mut parts.context(REFRESH_TIMER)).is_ready()
-            {
-                refresh::want(self.node);
-                refresh_timer.as_mut().reset(Instant::now() + REFRESH_INTERVAL);
-                parts.wake(REFRESH_TIMER);
-                acts = true;
-            }
-            if !acts {
-                return Poll::Pending;
-            }
-            if woken.has(OUTBOX) && std::mem::take(&mut self.woken) > 1 {
-                // The first of those that were woken has something to send, and a runtime of several threads runs
-                // this task next: each of the others would have a call of its own.
-                parts.wake_after_others(OUTBOX);
-                return Poll::Pending;
-            }
-            self.send_calls(&parts);
-            if let Some(first) = self.batches.front()
-                && !std::mem::replace(&mut is_set, true)
-            {
-                alarm.as_mut().reset(first.sent + self.patience);
-                parts.wake(ALARM);
-            }
-            if let Some(due) = self.send_questions(&parts)
-                && due < refresh_timer.deadline()
-            {
-                refresh_timer.as_mut().reset(due);
-                parts.wake(REFRESH_TIMER);
-            }
-            if self.batches.is_empty() && self.node.is_finished() {
-                return Poll::Ready(Ok(()));
-            }
-            Poll::Pending
+/// What an exchange waits for, beside the answers to what it sent.
+struct Events<'e, 'a> {
+    /// What drives the connection. Ready once that is closed.
+    link: BoxFuture<'e, ()>,
+    /// There may be something to send.
+    came: Pin<&'e mut Notified<'a>>,
+    /// When the first batch must be answered.
+    alarm: Pin<&'e mut Sleep>,
+    is_alarm_set: bool,
+    /// When the overrides are to be read.
+    refresh_timer: Pin<&'e mut Sleep>,
+}
+
+impl<'a> Exchange<'a> {
+    async fn run(&mut self, link: BoxFuture<'_, ()>) -> Result<(), BackendError> {
+        let subtasks = Subtasks::new();
+        let mut events = Events {
+            link,
+            came: pin!(self.server.outbox.came()),
+            alarm: pin!(sleep(self.patience)),
+            is_alarm_set: false,
+            refresh_timer: pin!(sleep(REFRESH_INTERVAL)),
         };
-        poll_fn(|cx| parts.poll(cx, &mut poll)).await
+        let mut poll = |woken| self.poll(&subtasks, &mut events, woken);
+        poll_fn(|cx| subtasks.poll(cx, &mut poll)).await
     }
 
-    fn send_calls(&mut self, parts: &Parts<PARTS>) {
+    /// Takes in what has come, and then sends what there is to send.
+    fn poll(
+        &mut self,
+        subtasks: &Subtasks<SUBTASKS>,
+        events: &mut Events<'_, 'a>,
+        woken: Which,
+    ) -> Poll<Result<(), BackendError>> {
+        if !self.take_in(subtasks, events, woken)? {
+            return Poll::Pending;
+        }
+        if woken.has(OUTBOX) && std::mem::take(&mut self.woken) > 1 {
+            // The first of those that were woken has something to send, and a runtime of several threads runs
+            // this task next: each of the others would have a call of its own.
+            subtasks.wake_after_others(OUTBOX);
+            return Poll::Pending;
+        }
+        self.send_calls(subtasks);
+        if let Some(first) = self.batches.front()
+            && !std::mem::replace(&mut events.is_alarm_set, true)
+        {
+            events.alarm.as_mut().reset(first.sent + self.patience);
+            subtasks.wake(ALARM);
+        }
+        if let Some(due) = self.send_questions(subtasks)
+            && due < events.refresh_timer.deadline()
+        {
+            events.refresh_timer.as_mut().reset(due);
+            subtasks.wake(REFRESH_TIMER);
+        }
+        if self.batches.is_empty() && self.node.is_finished() {
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Pending
+    }
+
+    /// Takes in what has come. Returns whether there may be something to send now.
+    fn take_in(
+        &mut self,
+        subtasks: &Subtasks<SUBTASKS>,
+        events: &mut Events<'_, 'a>,
+        woken: Which,
+    ) -> Result<bool, BackendError> {
+        let mut acts = woken.has(OUTBOX);
+        if woken.has(LINK) {
+            self.drive(subtasks, events)?;
+        }
+        if woken.has(ANSWERS) {
+            acts |= self.take_answers(&mut subtasks.context(ANSWERS))?;
+        }
+        if woken.has(REFRESH) {
+            acts |= self.take_overrides(&mut subtasks.context(REFRESH))?;
+        }
+        if woken.has(OUTBOX) {
+            let outbox = &self.server.outbox;
+            while events.came.as_mut().poll(&mut subtasks.context(OUTBOX)).is_ready() {
+                events.came.set(outbox.came());
+            }
+        }
+        if woken.has(ALARM) {
+            acts |= self.take_alarm(subtasks, events)?;
+        }
+        if woken.has(MESSAGES) {
+            acts |= self.take_messages(&mut subtasks.context(MESSAGES))?;
+        }
+        if woken.has(REFRESH_TIMER)
+            && events.refresh_timer.as_mut().poll(&mut subtasks.context(REFRESH_TIMER)).is_ready()
+        {
+            refresh::want(self.node);
+            events.refresh_timer.as_mut().reset(Instant::now() + REFRESH_INTERVAL);
+            subtasks.wake(REFRESH_TIMER);
+            acts = true;
+        }
+        Ok(acts)
+    }
+
+    /// Reads and writes the socket.
+    fn drive(
+        &mut self,
+        subtasks: &Subtasks<SUBTASKS>,
+        events: &mut Events<'_, '_>,
+    ) -> Result<(), BackendError> {
+        match events.link.as_mut().poll(&mut subtasks.context(LINK)) {
+            Poll::Ready(()) => Err(self.take_the_last_answers()),
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Looks whether the first batch has gone unanswered for too long, if the alarm goes off.
+    fn take_alarm(
+        &mut self,
+        subtasks: &Subtasks<SUBTASKS>,
+        events: &mut Events<'_, '_>,
+    ) -> Result<bool, BackendError> {
+        let mut cx = subtasks.context(ALARM);
+        if !events.is_alarm_set || events.alarm.as_mut().poll(&mut cx).is_pending() {
+            return Ok(false);
+        }
+        // This process may have stood still, with the answers in the socket.
+        self.drive(subtasks, events)?;
+        let acts = self.take_answers(&mut subtasks.context(ANSWERS))?;
+        // Usually it was set for a batch that was answered meanwhile; it is set again for the first one now.
+        let due = self.first_is_due()?;
+        events.is_alarm_set = due.is_some();
+        if let Some(due) = due {
+            events.alarm.as_mut().reset(due);
+            subtasks.wake(ALARM);
+        }
+        Ok(acts)
+    }
+
+    fn send_calls(&mut self, subtasks: &Subtasks<SUBTASKS>) {
         for purpose in Purpose::ALL {
             let writes = match purpose {
                 Purpose::KeepAlive => WRITES_MAX,
@@ -223,8 +258,8 @@ impl Exchange<'_> {
             while self.batches.len() < writes
                 && let Some(batch) = self.collect(purpose)
             {
-                self.answers.push_back(self.connection.send(Arc::clone(&batch.calls)));
-                parts.wake(ANSWERS);
+                self.answers.push_back(self.connection.send(batch.calls()));
+                subtasks.wake(ANSWERS);
                 *self.unanswered.of(purpose) += batch.cost;
                 self.batches.push_back(batch);
             }
@@ -233,38 +268,27 @@ impl Exchange<'_> {
 
     /// Collects the calls of the next write, as far as there is room for them, if there are any.
     fn collect(&mut self, purpose: Purpose) -> Option<Batch> {
-        let (node, server) = (self.node, self.server);
-        if !server.outbox.has(purpose) {
+        if !self.server.outbox.has(purpose) {
             return None;
         }
         let sent = Instant::now();
-        let sent_at = node.clock.time(sent);
         let of_this = *self.unanswered.of(purpose);
         let room = self.window.room(purpose, self.unanswered.all(), of_this);
         if room == 0 {
             self.window.is_full(purpose, sent);
             return None;
         }
-        let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), 0);
-        while cost < room
-            && let Some(shared) = server.outbox.pop(purpose)
-        {
-            let collected = Collected { calls: &mut calls, senders: &mut senders };
-            let room = room - cost;
-            cost += collect_of(node, server, &shared, (purpose, room), sent_at, collected);
-        }
-        let calls = (!calls.is_empty()).then(|| calls.into())?;
-        Some(Batch { calls, senders, sent, sent_at, purpose, cost })
+        Batch::collect(self.node, self.server, purpose, room, sent)
     }
 
     /// Sends messages and questions. Returns when the next question for overrides is due, if it is not yet.
-    fn send_questions(&mut self, parts: &Parts<PARTS>) -> Option<Instant> {
+    fn send_questions(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
         while self.messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = self.server.next_message()
         {
             let sending = self.connection.send_message(&key, to, &message);
             self.messages.push(Box::pin(timeout(self.patience, sending)));
-            parts.wake(MESSAGES);
+            subtasks.wake(MESSAGES);
         }
         if self.server.take_doubt() {
             // Any answer will do, a redirection too.
@@ -272,7 +296,7 @@ impl Exchange<'_> {
             let question = self.connection.overrides(overrides.key(), overrides.version());
             let question = async { question.await.map(drop) };
             self.messages.push(Box::pin(timeout(self.patience, question)));
-            parts.wake(MESSAGES);
+            subtasks.wake(MESSAGES);
         }
         let due = self
             .node
@@ -283,7 +307,7 @@ impl Exchange<'_> {
             return Some(due);
         }
         self.refresh = Some(Refresh::begin(self.node, self.connection));
-        parts.wake(REFRESH);
+        subtasks.wake(REFRESH);
         None
     }
 
@@ -357,7 +381,7 @@ impl Exchange<'_> {
             self.server.hear(self.answered_at);
             *self.unanswered.of(batch.purpose) -= batch.cost;
             self.window.answered(batch.cost, batch.sent, self.answered_at);
-            self.woken += answered(self.node, &batch, answers);
+            self.woken += batch.take_answers(self.node, answers);
         }
         Ok(())
     }
@@ -384,122 +408,11 @@ impl Exchange<'_> {
     /// Tells the sessions that their calls go unanswered.
     fn end(self) {
         let node = self.node;
-        for batch in self.batches {
-            let now = Instant::now();
-            for (call, sender) in batch.calls.iter().zip(&batch.senders) {
-                node.counts.meter.unanswered(&call.op, now - batch.sent);
-                node.act_in(sender, node.clock.time(now), None, |session, _| {
-                    session.handle_unanswered(&call.op)
-                });
-            }
-        }
+        self.batches.into_iter().for_each(|batch| batch.abandon(node));
         if let Some(refresh) = self.refresh {
             refresh.abandon(node);
         }
     }
-}
-
-impl Unanswered {
-    const fn of(&mut self, purpose: Purpose) -> &mut usize {
-        match purpose {
-            Purpose::KeepAlive => &mut self.keep_alive,
-            Purpose::Serve => &mut self.serve,
-        }
-    }
-
-    const fn all(self) -> usize {
-        self.keep_alive + self.serve
-    }
-}
-
-/// The calls of a write, and who makes them.
-pub(crate) struct Collected<'a> {
-    pub(crate) calls: &'a mut Vec<AddressedCall>,
-    pub(crate) senders: &'a mut Vec<(Arc<SharedSession>, u64)>,
-}
-
-/// Collects the calls of one session for a purpose, as far as there is room. Returns their cost.
-pub(crate) fn collect_of(
-    node: &Node,
-    server: &Arc<Server>,
-    shared: &Arc<SharedSession>,
-    (purpose, room): (Purpose, usize),
-    now: Time,
-    Collected { calls, senders }: Collected<'_>,
-) -> usize {
-    let mut state = shared.lock();
-    // It may have been collected before, or have moved.
-    if !Arc::ptr_eq(&state.server, server) || !state.queued.take(purpose) {
-        return 0;
-    }
-    let (stay, mut cost) = (state.stay, 0);
-    while cost < room {
-        let most = (room - cost).saturating_sub(CALL_COST).max(CALL_COST);
-        let call = match purpose {
-            Purpose::KeepAlive => state.session.poll_keep_alive(most, now),
-            Purpose::Serve => state.session.poll_serving(most, now),
-        };
-        let Some(call) = call else { break };
-        cost += CALL_COST + call.op.places();
-        calls.push(call_of(Arc::clone(shared.key()), node.id(), call));
-        senders.push((Arc::clone(shared), stay));
-    }
-    state.enqueue(shared);
-    cost
-}
-
-/// Passes answers to their sessions. Returns how many requests may have been woken.
-fn answered(node: &Node, batch: &Batch, answers: Vec<Answer>) -> usize {
-    let mut woken = 0;
-    let (sent, now) = (batch.sent_at, node.clock.now());
-    let after = now.since(sent);
-    for ((call, sender), answer) in batch.calls.iter().zip(&batch.senders).zip(answers) {
-        let (shared, stay) = sender;
-        match answer {
-            Answer::Moved => {
-                let is_here = shared.lock().stay == *stay;
-                if is_here {
-                    node.rehome(shared, true);
-                }
-            }
-            Answer::Reply { reply, late } => {
-                node.counts.meter.answered(&call.op, true, after);
-                node.counts.meter.replied(&call.op, &reply);
-                woken += reply.granted.len();
-                if let Op::Acquire { ids, .. } | Op::Release { ids } = &call.op {
-                    woken += ids.len();
-                }
-                node.act_in(sender, now, None, |session, now| {
-                    session.handle_reply(&call.op, &reply, late, sent, now);
-                });
-            }
-            Answer::Failed(error) => {
-                failed(node, sender, &call.op, &error, (now, after), Session::handle_call_error);
-            }
-            Answer::Refused(error) => {
-                failed(node, sender, &call.op, &error, (now, after), Session::handle_call_refused);
-            }
-        }
-    }
-    if node.counts.log_lost(false).is_some() {
-        // The watchdog logs the rest.
-        node.sessions.timers.wake();
-    }
-    woken
-}
-
-/// Passes the failure of a call to its session.
-fn failed(
-    node: &Node,
-    sender: &(Arc<SharedSession>, u64),
-    op: &Op,
-    error: &BackendError,
-    (now, after): (Time, Duration),
-    handle: fn(&mut Session, &Op, Time),
-) {
-    node.counts.meter.answered(op, false, after);
-    node.counts.log_refused_call(sender.0.name(), error);
-    node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
 }
 
 pub(crate) fn closed() -> BackendError {

@@ -1,6 +1,7 @@
 //! The task that keeps a connection to one server, and tells its sessions when it opens and when it is lost.
 
-pub(crate) mod exchange;
+pub(crate) mod batch;
+mod exchange;
 pub(crate) mod subtasks;
 mod window;
 

@@ -1,6 +1,6 @@
-//! A task of several parts, which wake each other.
+//! A task of several subtasks, which wake each other.
 //!
-//! A wake-up names the part that it concerns, and only that part is polled. A part that is woken by another one, while
+//! A wake-up names the subtask that it concerns, and only that subtask is polled. A subtask that is woken by another one, while
 //! the task runs, is polled in the same run: a task that wakes itself would go to the end of its runtime's queue, and
 //! have another thread woken to look there.
 
@@ -11,77 +11,78 @@ use futures_util::task::AtomicWaker;
 
 use crate::sync::atomic::{AtomicU8, Ordering};
 
-/// How often parts are polled before other tasks have their turn.
+/// How often subtasks are polled before other tasks have their turn.
 const ROUNDS_MAX: usize = 64;
 
-/// Stands beside the parts that are woken: the task runs, and looks at them before it ends.
+/// Stands beside the subtasks that are woken: the task runs, and looks at them before it ends.
 const RUNS: u8 = 1 << 7;
 
-/// The parts of a task, by number: 0 to `N` - 1, and `N` is 7 at most.
-pub(crate) struct Parts<const N: usize> {
+/// The subtasks of a task, by number: 0 to `N` - 1, and `N` is 7 at most.
+pub(crate) struct Subtasks<const N: usize> {
     woken: Arc<Woken>,
     wakers: [Waker; N],
     /// To be polled in the next run.
     next: AtomicU8,
 }
 
-/// Some of the parts.
+/// Some of the subtasks.
 #[derive(Clone, Copy)]
 pub(crate) struct Which(u8);
 
 #[derive(Default)]
 struct Woken {
-    parts: AtomicU8,
+    subtasks: AtomicU8,
     task: AtomicWaker,
 }
 
-struct Part {
+struct Subtask {
     woken: Arc<Woken>,
     bit: u8,
 }
 
-impl<const N: usize> Parts<N> {
+impl<const N: usize> Subtasks<N> {
     /// All of them are woken.
     pub(crate) fn new() -> Self {
         const { assert!(N <= 7, "the eighth bit is taken") };
         let woken = Arc::new(Woken::default());
-        let waker =
-            |part: usize| Waker::from(Arc::new(Part { woken: Arc::clone(&woken), bit: 1 << part }));
+        let waker = |subtask: usize| {
+            Waker::from(Arc::new(Subtask { woken: Arc::clone(&woken), bit: 1 << subtask }))
+        };
         let wakers = std::array::from_fn(waker);
-        woken.parts.store((1 << N) - 1, Ordering::Release);
+        woken.subtasks.store((1 << N) - 1, Ordering::Release);
         Self { woken, wakers, next: AtomicU8::new(0) }
     }
 
-    /// The context in which a part is polled.
-    pub(crate) fn context(&self, part: usize) -> Context<'_> {
-        Context::from_waker(&self.wakers[part])
+    /// The context in which a subtask is polled.
+    pub(crate) fn context(&self, subtask: usize) -> Context<'_> {
+        Context::from_waker(&self.wakers[subtask])
     }
 
-    pub(crate) fn wake(&self, part: usize) {
-        self.wakers[part].wake_by_ref();
+    pub(crate) fn wake(&self, subtask: usize) {
+        self.wakers[subtask].wake_by_ref();
     }
 
-    /// Has a part polled once the tasks that are ready now have had their turn. Called by a part as it is polled.
-    pub(crate) fn wake_after_others(&self, part: usize) {
-        self.next.fetch_or(1 << part, Ordering::Relaxed);
+    /// Has a subtask polled once the tasks that are ready now have had their turn. Called by a subtask as it is polled.
+    pub(crate) fn wake_after_others(&self, subtask: usize) {
+        self.next.fetch_or(1 << subtask, Ordering::Relaxed);
     }
 
-    /// Calls `poll` with the parts that were woken, until none is or the task is done.
+    /// Calls `poll` with the subtasks that were woken, until none is or the task is done.
     pub(crate) fn poll<T>(
         &self,
         cx: &Context<'_>,
         mut poll: impl FnMut(Which) -> Poll<T>,
     ) -> Poll<T> {
-        let Woken { parts, task } = &*self.woken;
+        let Woken { subtasks, task } = &*self.woken;
         task.register(cx.waker());
-        parts.fetch_or(self.next.swap(0, Ordering::Relaxed), Ordering::AcqRel);
+        subtasks.fetch_or(self.next.swap(0, Ordering::Relaxed), Ordering::AcqRel);
         for _ in 0..ROUNDS_MAX {
-            let woken = parts.swap(RUNS, Ordering::AcqRel) & !RUNS;
+            let woken = subtasks.swap(RUNS, Ordering::AcqRel) & !RUNS;
             if woken == 0 {
                 if self.next.load(Ordering::Relaxed) != 0 {
                     break;
                 }
-                if parts.compare_exchange(RUNS, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                if subtasks.compare_exchange(RUNS, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                     return Poll::Pending;
                 }
                 continue;
@@ -90,26 +91,26 @@ impl<const N: usize> Parts<N> {
                 return Poll::Ready(done);
             }
         }
-        parts.fetch_and(!RUNS, Ordering::AcqRel);
+        subtasks.fetch_and(!RUNS, Ordering::AcqRel);
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 }
 
 impl Which {
-    pub(crate) const fn has(self, part: usize) -> bool {
-        self.0 & (1 << part) != 0
+    pub(crate) const fn has(self, subtask: usize) -> bool {
+        self.0 & (1 << subtask) != 0
     }
 }
 
-impl Wake for Part {
+impl Wake for Subtask {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
         // Else it runs, or was woken already.
-        if self.woken.parts.fetch_or(self.bit, Ordering::AcqRel) == 0 {
+        if self.woken.subtasks.fetch_or(self.bit, Ordering::AcqRel) == 0 {
             self.woken.task.wake();
         }
     }
@@ -121,7 +122,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Context, Poll, Wake, Waker};
 
-    use super::{Parts, ROUNDS_MAX};
+    use super::{ROUNDS_MAX, Subtasks};
 
     #[derive(Default)]
     struct Task(AtomicUsize);
@@ -132,10 +133,10 @@ mod tests {
         }
     }
 
-    /// Polls, and returns which of two parts were polled in each round.
-    fn rounds(parts: &Parts<2>, task: &Arc<Task>, act: impl Fn(usize)) -> Vec<[bool; 2]> {
+    /// Polls, and returns which of two subtasks were polled in each round.
+    fn rounds(subtasks: &Subtasks<2>, task: &Arc<Task>, act: impl Fn(usize)) -> Vec<[bool; 2]> {
         let (waker, mut rounds) = (Waker::from(Arc::clone(task)), Vec::new());
-        let polled = parts.poll(&Context::from_waker(&waker), |woken| {
+        let polled = subtasks.poll(&Context::from_waker(&waker), |woken| {
             act(rounds.len());
             rounds.push([woken.has(0), woken.has(1)]);
             Poll::<()>::Pending
@@ -146,49 +147,49 @@ mod tests {
 
     #[test]
     fn only_parts_that_are_woken_are_polled() {
-        let (parts, task) = (Parts::<2>::new(), Arc::default());
-        assert_eq!(rounds(&parts, &task, |_| {}), [[true, true]]);
-        assert_eq!(rounds(&parts, &task, |_| {}), [[false; 2]; 0]);
-        parts.context(1).waker().wake_by_ref();
-        parts.context(1).waker().wake_by_ref();
+        let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
+        assert_eq!(rounds(&subtasks, &task, |_| {}), [[true, true]]);
+        assert_eq!(rounds(&subtasks, &task, |_| {}), [[false; 2]; 0]);
+        subtasks.context(1).waker().wake_by_ref();
+        subtasks.context(1).waker().wake_by_ref();
         assert_eq!(task.0.load(Ordering::Relaxed), 1);
-        assert_eq!(rounds(&parts, &task, |_| {}), [[false, true]]);
+        assert_eq!(rounds(&subtasks, &task, |_| {}), [[false, true]]);
     }
 
     #[test]
     fn a_part_that_another_one_wakes_is_polled_in_the_same_run() {
-        let (parts, task) = (Parts::<2>::new(), Arc::default());
+        let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
         let wake = |round| {
             if round == 0 {
-                parts.wake(1)
+                subtasks.wake(1)
             }
         };
-        assert_eq!(rounds(&parts, &task, wake), [[true, true], [false, true]]);
+        assert_eq!(rounds(&subtasks, &task, wake), [[true, true], [false, true]]);
         assert_eq!(task.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn a_part_that_lets_others_go_first_is_polled_in_the_next_run() {
-        let (parts, task) = (Parts::<2>::new(), Arc::default());
+        let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
         let yields = |round| {
             if round == 0 {
-                parts.wake_after_others(0);
-                parts.wake(1);
+                subtasks.wake_after_others(0);
+                subtasks.wake(1);
             }
         };
-        assert_eq!(rounds(&parts, &task, yields), [[true, true], [false, true]]);
+        assert_eq!(rounds(&subtasks, &task, yields), [[true, true], [false, true]]);
         assert_eq!(task.0.load(Ordering::Relaxed), 1);
-        parts.wake(1);
+        subtasks.wake(1);
         assert_eq!(task.0.load(Ordering::Relaxed), 2);
-        assert_eq!(rounds(&parts, &task, |_| {}), [[true, true]]);
-        assert_eq!(rounds(&parts, &task, |_| {}), [[false; 2]; 0]);
+        assert_eq!(rounds(&subtasks, &task, |_| {}), [[true, true]]);
+        assert_eq!(rounds(&subtasks, &task, |_| {}), [[false; 2]; 0]);
     }
 
     #[test]
     fn a_task_that_always_wakes_itself_leaves_others_their_turn() {
-        let (parts, task) = (Parts::<2>::new(), Arc::default());
-        assert_eq!(rounds(&parts, &task, |_| parts.wake(0)).len(), ROUNDS_MAX);
+        let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
+        assert_eq!(rounds(&subtasks, &task, |_| subtasks.wake(0)).len(), ROUNDS_MAX);
         assert_eq!(task.0.load(Ordering::Relaxed), 1);
-        assert_eq!(rounds(&parts, &task, |_| {}), [[true, false]]);
+        assert_eq!(rounds(&subtasks, &task, |_| {}), [[true, false]]);
     }
 }

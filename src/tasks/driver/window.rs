@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::node::server::outbox::Purpose;
 
-/// The size of a new window, and the bounds of any, in the unit of [`Cost`](super::exchange): a place, where a call
+/// The size of a new window, and the bounds of any, in places, where a call
 /// without its places counts as eight.
 const FIRST: usize = 256;
 const LEAST: usize = 64;
@@ -114,6 +114,26 @@ impl Window {
             self.rest %= self.size;
         }
         self.size = self.size.min(MOST);
+    }
+}
+
+/// What is unanswered, by purpose, in places.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Unanswered {
+    keep_alive: usize,
+    serve: usize,
+}
+
+impl Unanswered {
+    pub(super) const fn of(&mut self, purpose: Purpose) -> &mut usize {
+        match purpose {
+            Purpose::KeepAlive => &mut self.keep_alive,
+            Purpose::Serve => &mut self.serve,
+        }
+    }
+
+    pub(super) const fn all(self) -> usize {
+        self.keep_alive + self.serve
     }
 }
 

@@ -1,0 +1,172 @@
+//! The calls of one write: how they are collected from sessions, and how answers are passed to these.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backend::{AddressedCall, Answer};
+use crate::error::BackendError;
+use crate::node::server::outbox::Purpose;
+use crate::node::shared_session::{SharedSession, call_of};
+use crate::node::{Node, Server};
+use crate::protocol::session::Session;
+use crate::protocol::{Op, Time};
+
+/// The cost of a call without its places, as a number of places: for this long a server is busy with it.
+const CALL_COST: usize = 8;
+
+/// The calls of one write, until it is answered.
+pub(super) struct Batch {
+    calls: Arc<[AddressedCall]>,
+    senders: Vec<(Arc<SharedSession>, u64)>,
+    pub(super) sent: Instant,
+    /// The same, from which leases count.
+    pub(super) sent_at: Time,
+    pub(super) purpose: Purpose,
+    /// In places, where a call counts as [`CALL_COST`] more.
+    pub(super) cost: usize,
+}
+
+impl Batch {
+    /// Collects the calls of the next write from the outbox of a server, as far as there is room for them. `None`: there
+    /// are none.
+    pub(super) fn collect(
+        node: &Node,
+        server: &Arc<Server>,
+        purpose: Purpose,
+        room: usize,
+        sent: Instant,
+    ) -> Option<Self> {
+        let sent_at = node.clock.time(sent);
+        let (mut calls, mut senders, mut cost) = (Vec::new(), Vec::new(), 0);
+        while cost < room
+            && let Some(shared) = server.outbox.pop(purpose)
+        {
+            let collected = Collected { calls: &mut calls, senders: &mut senders };
+            let room = room - cost;
+            cost += collect_of(node, server, &shared, (purpose, room), sent_at, collected);
+        }
+        let calls = (!calls.is_empty()).then(|| calls.into())?;
+        Some(Self { calls, senders, sent, sent_at, purpose, cost })
+    }
+
+    pub(super) fn calls(&self) -> Arc<[AddressedCall]> {
+        Arc::clone(&self.calls)
+    }
+
+    /// Passes answers to their sessions. Returns how many requests may have been woken.
+    pub(super) fn take_answers(&self, node: &Node, answers: Vec<Answer>) -> usize {
+        let mut woken = 0;
+        let (sent, now) = (self.sent_at, node.clock.now());
+        let after = now.since(sent);
+        for ((call, sender), answer) in self.calls.iter().zip(&self.senders).zip(answers) {
+            let (shared, stay) = sender;
+            match answer {
+                Answer::Moved => {
+                    let is_here = shared.lock().stay == *stay;
+                    if is_here {
+                        node.rehome(shared, true);
+                    }
+                }
+                Answer::Reply { reply, late } => {
+                    node.counts.meter.answered(&call.op, true, after);
+                    node.counts.meter.replied(&call.op, &reply);
+                    woken += reply.granted.len();
+                    if let Op::Acquire { ids, .. } | Op::Release { ids } = &call.op {
+                        woken += ids.len();
+                    }
+                    node.act_in(sender, now, None, |session, now| {
+                        session.handle_reply(&call.op, &reply, late, sent, now);
+                    });
+                }
+                Answer::Failed(error) => {
+                    failed(
+                        node,
+                        sender,
+                        &call.op,
+                        &error,
+                        (now, after),
+                        Session::handle_call_error,
+                    );
+                }
+                Answer::Refused(error) => {
+                    failed(
+                        node,
+                        sender,
+                        &call.op,
+                        &error,
+                        (now, after),
+                        Session::handle_call_refused,
+                    );
+                }
+            }
+        }
+        if node.counts.log_lost(false).is_some() {
+            // The watchdog logs the rest.
+            node.sessions.timers.wake();
+        }
+        woken
+    }
+
+    /// Tells the sessions that their calls go unanswered: they ask again for what they need.
+    pub(super) fn abandon(self, node: &Node) {
+        let now = Instant::now();
+        for (call, sender) in self.calls.iter().zip(&self.senders) {
+            node.counts.meter.unanswered(&call.op, now - self.sent);
+            node.act_in(sender, node.clock.time(now), None, |session, _| {
+                session.handle_unanswered(&call.op)
+            });
+        }
+    }
+}
+
+/// The calls of a write, and the sessions that make them, each with the stay at its server in which it does.
+pub(crate) struct Collected<'a> {
+    pub(crate) calls: &'a mut Vec<AddressedCall>,
+    pub(crate) senders: &'a mut Vec<(Arc<SharedSession>, u64)>,
+}
+
+/// Collects the calls of one session for a purpose, as far as there is room. Returns their cost.
+pub(crate) fn collect_of(
+    node: &Node,
+    server: &Arc<Server>,
+    shared: &Arc<SharedSession>,
+    (purpose, room): (Purpose, usize),
+    now: Time,
+    Collected { calls, senders }: Collected<'_>,
+) -> usize {
+    let mut state = shared.lock();
+    // It may have been collected before, or have moved.
+    if !Arc::ptr_eq(&state.server, server) || !state.queued.take(purpose) {
+        return 0;
+    }
+    let (stay, mut cost) = (state.stay, 0);
+    while cost < room {
+        let most = (room - cost).saturating_sub(CALL_COST).max(CALL_COST);
+        let call = match purpose {
+            Purpose::KeepAlive => state.session.poll_keep_alive(most, now),
+            Purpose::Serve => state.session.poll_serving(most, now),
+        };
+        let Some(call) = call else { break };
+        cost += CALL_COST + call.op.places();
+        calls.push(call_of(Arc::clone(shared.key()), node.id(), call));
+        senders.push((Arc::clone(shared), stay));
+    }
+    state.enqueue(shared);
+    cost
+}
+
+/// Passes the failure of a call to its session.
+fn failed(
+    node: &Node,
+    sender: &(Arc<SharedSession>, u64),
+    op: &Op,
+    error: &BackendError,
+    (now, after): (Time, Duration),
+    handle: fn(&mut Session, &Op, Time),
+) {
+    node.counts.meter.answered(op, false, after);
+    node.counts.log_refused_call(sender.0.name(), error);
+    node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
+}
