@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::node::peers::{PeerAnswer, process};
 use crate::node::tallies::Tally;
 use crate::protocol::session::Session;
-use crate::protocol::{Claim, NodeId, Override, PlaceId, Tenant};
+use crate::protocol::{Claim, NodeId, Override, PlaceId, Tenant, Time};
 use crate::tenants::{TenantNumbers, TenantOverride};
 
 /// The most holders and waiters that an inspection lists.
@@ -152,84 +152,30 @@ impl Inspection {
         numbers: &TenantNumbers,
         told: &HashMap<NodeId, PeerAnswer>,
     ) -> Self {
-        let (now, local) = (listing.now, own.now());
-        let (mut holders, mut queue) = (Vec::new(), Vec::new());
-        let mut tenants: BTreeMap<Tenant, TenantUse> = BTreeMap::new();
         let is_cut = listing.places.len() >= INSPECTED_MAX as usize;
-        let mut processes = BTreeMap::from([(own.id(), ProcessUse::own(name, own))]);
+        let mut seen = Seen {
+            name,
+            own,
+            told,
+            now: listing.now,
+            local: own.now(),
+            holders: Vec::new(),
+            queue: Vec::new(),
+            tenants: BTreeMap::new(),
+            processes: BTreeMap::from([(own.id(), ProcessUse::own(name, own))]),
+        };
         for (place, lease_end, ticket) in listing.places {
-            let lease_left = Duration::from_millis(lease_end.saturating_sub(now / 1000));
-            let is_own = place.node == own.id();
-            let (id, node, cost) = (place, place.node.to_string(), place.cost());
-            let told = told.get(&place.node);
-            let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
-            let process = named.filter(|named| !named.is_empty()).map(ToOwned::to_owned);
-            let user = processes
-                .entry(place.node)
-                .or_insert_with(|| ProcessUse::other(place.node, process.clone(), told));
-            let tenant = place.claim.map(Claim::tenant);
-            let mut in_line = place.claim.map(|claim| {
-                let seen = tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
-                (seen.weight, seen.each) = (claim.weight(), claim.each());
-                seen
-            });
-            match ticket {
-                None => {
-                    let held =
-                        own.read_session(name, |session| session.held_for(place, local)).flatten();
-                    let told = told.and_then(|told| told.held.get(&place.n).copied());
-                    let held = held.filter(|_| is_own).or(told);
-                    user.in_use += u64::from(cost);
-                    if let Some(seen) = &mut in_line {
-                        seen.in_use += u64::from(cost);
-                    }
-                    let holder =
-                        Holder { id, tenant, cost, node, process, is_own, held, lease_left };
-                    holders.push(holder);
-                }
-                Some(ticket) => {
-                    let told = told.and_then(|told| told.waiting.get(&place.n).copied());
-                    let known = || {
-                        own.read_session(name, |session| session.waiting_for(place, local))
-                            .flatten()
-                            .filter(|_| is_own)
-                    };
-                    let waited = match tenant {
-                        None => Some(Duration::from_micros(now.saturating_sub(ticket))),
-                        Some(_) => known().or(told),
-                    };
-                    user.waiting += 1;
-                    if let Some(seen) = &mut in_line {
-                        seen.waiting += 1;
-                        seen.longest_wait = seen.longest_wait.max(waited);
-                    }
-                    let waiter =
-                        Waiter { id, tenant, cost, node, process, is_own, lease_left, waited };
-                    queue.push((tenant, ticket, waiter));
-                }
-            }
+            seen.add(place, lease_end, ticket);
         }
+        let tenants = seen.named_tenants(numbers);
+        let Seen { holders, mut queue, processes, .. } = seen;
         queue.sort_by_key(|(tenant, ticket, _)| (*tenant, *ticket));
-        let set = own.overrides.of(name);
-        let mut tenants: Vec<_> = tenants.into_values().collect();
-        let names = own.tenants_of(name, local).map(|(names, _)| names).unwrap_or_default();
-        let names = told.values().flat_map(|told| &told.tenants).chain(&names);
-        let names: HashMap<_, _> = names.map(|(tenant, name)| (*tenant, name)).collect();
-        for seen in &mut tenants {
-            // The name that another process reports must have this number.
-            let known = names.get(&seen.id).and_then(|name| Name::from_stored(name));
-            seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id);
-            if let (Some(semaphore), Some(tenant)) = (Name::from_stored(name), &seen.name) {
-                seen.set = own.overrides.of_tenant(&semaphore, tenant);
-            }
-        }
-        tenants.sort_by_key(|seen| std::cmp::Reverse((seen.in_use, seen.waiting)));
         Self {
             in_use: listing.in_use,
             waiting: listing.waiting,
             holders,
             waiters: queue.into_iter().map(|(.., waiter)| waiter).collect(),
-            set,
+            set: own.overrides.of(name),
             is_cut,
             tenants,
             limit: own
@@ -238,6 +184,127 @@ impl Inspection {
             last_limit: own.counts.tallies.of(name).limit,
             processes: processes.into_values().collect(),
         }
+    }
+}
+
+/// What is known of the places of a listing: by this process, and by the others that were asked.
+struct Seen<'a> {
+    name: &'a str,
+    own: &'a Node,
+    told: &'a HashMap<NodeId, PeerAnswer>,
+    /// When the listing was made, in µs by the backend's clock; and the same by this process's.
+    now: u64,
+    local: Time,
+    holders: Vec<Holder>,
+    /// With the tenant and the ticket by which it is sorted.
+    queue: Vec<(Option<Tenant>, u64, Waiter)>,
+    tenants: BTreeMap<Tenant, TenantUse>,
+    processes: BTreeMap<NodeId, ProcessUse>,
+}
+
+impl Seen<'_> {
+    fn add(&mut self, place: PlaceId, lease_end: u64, ticket: Option<u64>) {
+        let told = self.told.get(&place.node);
+        let is_own = place.node == self.own.id();
+        let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
+        let process = named.filter(|named| !named.is_empty()).map(ToOwned::to_owned);
+        self.processes
+            .entry(place.node)
+            .or_insert_with(|| ProcessUse::other(place.node, process.clone(), told));
+        if let Some(claim) = place.claim {
+            let seen = self.tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
+            (seen.weight, seen.each) = (claim.weight(), claim.each());
+        }
+        let lease_left = Duration::from_millis(lease_end.saturating_sub(self.now / 1000));
+        match ticket {
+            None => self.add_holder(place, process, lease_left),
+            Some(ticket) => self.add_waiter(place, process, lease_left, ticket),
+        }
+    }
+
+    fn add_holder(&mut self, place: PlaceId, process: Option<String>, lease_left: Duration) {
+        let (tenant, cost) = (place.claim.map(Claim::tenant), place.cost());
+        let is_own = place.node == self.own.id();
+        if let Some(user) = self.processes.get_mut(&place.node) {
+            user.in_use += u64::from(cost);
+        }
+        if let Some(seen) = tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) {
+            seen.in_use += u64::from(cost);
+        }
+        let held =
+            if is_own { self.here(|session, now| session.held_for(place, now)) } else { None };
+        let told = || self.told.get(&place.node)?.held.get(&place.n).copied();
+        self.holders.push(Holder {
+            id: place,
+            tenant,
+            cost,
+            node: place.node.to_string(),
+            process,
+            is_own,
+            held: held.or_else(told),
+            lease_left,
+        });
+    }
+
+    fn add_waiter(
+        &mut self,
+        place: PlaceId,
+        process: Option<String>,
+        lease_left: Duration,
+        ticket: u64,
+    ) {
+        let tenant = place.claim.map(Claim::tenant);
+        let is_own = place.node == self.own.id();
+        let told = || self.told.get(&place.node)?.waiting.get(&place.n).copied();
+        let waited = if tenant.is_none() {
+            Some(Duration::from_micros(self.now.saturating_sub(ticket)))
+        } else if is_own {
+            self.here(|session, now| session.waiting_for(place, now)).or_else(told)
+        } else {
+            told()
+        };
+        if let Some(user) = self.processes.get_mut(&place.node) {
+            user.waiting += 1;
+        }
+        if let Some(seen) = tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) {
+            seen.waiting += 1;
+            seen.longest_wait = seen.longest_wait.max(waited);
+        }
+        let waiter = Waiter {
+            id: place,
+            tenant,
+            cost: place.cost(),
+            node: place.node.to_string(),
+            process,
+            is_own,
+            lease_left,
+            waited,
+        };
+        self.queue.push((tenant, ticket, waiter));
+    }
+
+    /// Reads the session of this process, if there is one.
+    fn here<T>(&self, read: impl FnOnce(&Session, Time) -> Option<T>) -> Option<T> {
+        self.own.read_session(self.name, |session| read(session, self.local)).flatten()
+    }
+
+    /// Takes the tenants out with their names and overrides, the one with the most permits in use first.
+    fn named_tenants(&mut self, numbers: &TenantNumbers) -> Vec<TenantUse> {
+        let names = self.own.tenants_of(self.name, self.local);
+        let names = names.map(|(names, _)| names).unwrap_or_default();
+        let names = self.told.values().flat_map(|told| &told.tenants).chain(&names);
+        let names: HashMap<_, _> = names.map(|(tenant, name)| (*tenant, name)).collect();
+        let mut tenants: Vec<_> = std::mem::take(&mut self.tenants).into_values().collect();
+        for seen in &mut tenants {
+            // The name that another process reports must have this number.
+            let known = names.get(&seen.id).and_then(|name| Name::from_stored(name));
+            seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id);
+            if let (Some(semaphore), Some(tenant)) = (Name::from_stored(self.name), &seen.name) {
+                seen.set = self.own.overrides.of_tenant(&semaphore, tenant);
+            }
+        }
+        tenants.sort_by_key(|seen| std::cmp::Reverse((seen.in_use, seen.waiting)));
+        tenants
     }
 }
 
