@@ -1,15 +1,42 @@
 //! One process's part of all semaphores: how its sessions, servers and overrides work together.
 //!
 //! Every change of a session ends in [`Node::finish`]: act, then post what is to be sent, then wake the tasks that
-//! wait for it.
+//! wait for it. Nothing in here runs by itself: the [tasks](crate::tasks) are above.
+//!
+//! # The four tables of a request
+//!
+//! Each step of a request goes through the lock of one [`SharedSession`]. It is found by name, once:
+//!
+//! ```text
+//!  semaphore/            node/                                   protocol/             backend/
+//!
+//!  PlaceHandle           SharedSession of "openai"               Session               one sorted set
+//!  (Acquire, Permit)      Mutex<SessionState>
+//!  ┌─────────────┐        ┌──────────────────────┐               ┌───────────────┐     ┌───────────────┐
+//!  │ shared ─────┼──────► │ records by index     │   same index  │ places        │     │ members by id │
+//!  │ index ──────┼──────► │ 0: handles, waker    │ ◄───────────► │ 0: held    ───┼───► │ node:17       │
+//!  └─────────────┘        │ 1: handles, waker,   │               │ 1: waiting ───┼───► │ node:18       │
+//!    clones share         │    lost wakers       │               │ 2: free       │     │ other:3       │
+//!    the index            │ 2: spare             │               └───────────────┘     └───────────────┘
+//!                         └──────────────────────┘                an id is never used     by which processes
+//!  who asks               who is woken, and why                   again; an index is      share a semaphore
+//! ```
+//!
+//! * The *handle* is what a request holds. The last one that is dropped leaves the place.
+//! * The *record* has what the session must not know: the wakers of the request and of those that wait for a loss, the
+//!   error, and the meter. Events of the session name indexes, and [`Node::finish`] turns them into wakers.
+//! * The *place* says whether the request joins, waits, holds or leaves, and until when it may rely on that.
+//! * The *id* is what goes over the wire. Replies and hints name ids, and the session finds their places.
 
 mod clock;
 mod close;
 pub(crate) mod health;
+mod homes;
 pub(crate) mod identity;
 mod mailbox;
 pub(crate) mod overrides;
 pub(crate) mod peers;
+mod query;
 pub(crate) mod server;
 pub(crate) mod sessions;
 pub(crate) mod shared_session;
@@ -20,35 +47,24 @@ mod timers;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use tokio::task::yield_now;
-use tokio::time::{Instant, timeout};
-
 use self::clock::Clock;
-use self::health::{ConnectionState, Counts, Health};
+use self::health::Counts;
 use self::identity::Identity;
 use self::overrides::OverrideCache;
 use self::peers::Questions;
-use self::server::Reach;
-use self::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE, Servers};
-use self::sessions::{Remembered, SESSIONS_AT_A_TIME, Sessions};
-use self::shared_session::{Queued, SessionState, SharedSession, no_answer};
-use crate::backend::{
-    Backend, Counter, Embedded, OVERRIDES, PeerMessage, Queries, Query, QueryError, Shard,
-};
+use self::server::servers::Servers;
+use self::sessions::{Remembered, Sessions};
+use self::shared_session::{SessionState, SharedSession};
+use crate::backend::{Backend, Counter, Embedded, OVERRIDES};
 use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
 use crate::metrics::requests::Meters;
 use crate::name::Name;
-use crate::policy::ANSWER_TIMEOUT;
 use crate::protocol::NodeId;
 use crate::protocol::Time;
 use crate::protocol::session::{Connected, Session};
 use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
-
-/// The most redirects that a query follows.
-const REDIRECTS_MAX: usize = 5;
 
 /// A server, with sessions on it.
 pub(crate) type Server = server::Server<Arc<SharedSession>>;
@@ -131,40 +147,10 @@ impl Node {
         self.backend.embedded()
     }
 
-    pub(crate) fn health(&self) -> Health {
-        if self.embedded().is_some() {
-            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None, None);
-        }
-        let servers = self.servers.all();
-        let states = servers.iter().map(|server| server.health());
-        let worst = states.max_by_key(|state| match state {
-            ConnectionState::Embedded | ConnectionState::Up => 0,
-            ConnectionState::Connecting => 1,
-            ConnectionState::Down { .. } => 2,
-        });
-        let warning = servers.iter().find_map(|server| server.warning());
-        let worst = worst.unwrap_or(ConnectionState::Connecting);
-        let quarantined_until = servers.iter().filter_map(|one| one.quarantined_until()).max();
-        self.counts.health(worst, self.sessions.len(), quarantined_until, warning)
-    }
-
-    /// Ends the quarantines of servers that are over. Returns when the next one will be.
-    pub(crate) fn end_quarantines(&self) -> Option<Instant> {
-        if !self.counts.take_quarantine() {
-            return None;
-        }
-        let (now, servers) = (self.now(), self.servers.all());
-        let next = servers.iter().filter_map(|server| server.end_quarantine(now)).min()?;
-        self.counts.quarantine_began();
-        Some(self.clock.instant(next))
-    }
-
     /// Returns between half of a pause and all of it, so that the processes of a fleet do not reconnect in step.
     pub(crate) fn jittered(&self, pause: Duration) -> Duration {
         pause.mul_f64(0.5 + 0.5 * self.identity().random())
     }
-
-    // ===== sessions =====
 
     /// Acts on the session of a name, and creates it if there is none.
     pub(crate) fn with_session<T>(
@@ -409,108 +395,6 @@ impl Node {
                 self.counts.tallies.retired(shared.name(), limit);
             }
             self.servers.detach(&server);
-        }
-    }
-
-    // ===== servers =====
-
-    /// Moves each semaphore of this server to the one that counts it now.
-    pub(crate) async fn rehome_all(&self, server: &Arc<Server>) {
-        // In an outage nothing changes, and there may be a hundred thousand sessions.
-        if self.backend.routing().is_some_and(|routing| server.is_routed_by(routing)) {
-            return;
-        }
-        for (count, shared) in self.sessions.on(server).into_iter().enumerate() {
-            self.rehome(&shared, false);
-            if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
-                yield_now().await;
-            }
-        }
-    }
-
-    /// Moves a session to the server that counts it now, and asks for everything again there.
-    pub(crate) fn rehome(&self, shared: &Arc<SharedSession>, was_redirected: bool) {
-        let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
-        let now = self.now();
-        let mut state = shared.lock();
-        if state.is_retired || (Arc::ptr_eq(&state.server, &server) && !was_redirected) {
-            drop(state);
-            self.servers.detach(&server);
-            return;
-        }
-        let old = std::mem::replace(&mut state.server, Arc::clone(&server));
-        state.stay += 1;
-        state.queued = Queued::default();
-        state.is_new_here = !server.is_up();
-        let before = state.moved_at.replace(now);
-        if was_redirected && before.is_some_and(|at| now < at + REDIRECT_LOOP) {
-            state.held_until = Some(now + REDIRECT_PAUSE);
-            self.sessions.timers.push(Arc::clone(shared), now + REDIRECT_PAUSE);
-        }
-        // Read after the move: a later change of the server's state finds this session.
-        if server.is_up() {
-            state.session.handle_connected(server.conditions(), now);
-        } else if server.is_down() {
-            state.session.handle_unreachable(now);
-        }
-        self.finish(shared, state, now, None);
-        self.servers.detach(&old);
-    }
-
-    /// Sends a message to another process, by the server that counts the semaphore of `name`.
-    pub(crate) fn send_message(&self, name: &str, to: NodeId, message: PeerMessage) {
-        let key = self.backend.key(name);
-        if let Some(embedded) = self.embedded() {
-            let _ = embedded.send_message(&key, to, &message).now_or_never();
-        } else {
-            let server = self.servers.attach(&self.backend.shard(&key), 0);
-            server.send_message((key, to, message));
-        }
-    }
-
-    /// Asks a server a question that belongs to no place: the server of `shard`, or the one that counts the semaphore
-    /// of `key`.
-    ///
-    /// # Errors
-    ///
-    /// If there is no answer within a second, or the server refuses.
-    pub(crate) async fn query<T>(
-        &self,
-        shard: Option<&Shard>,
-        key: &str,
-        query: impl Fn(&dyn Queries) -> Query<T>,
-    ) -> Result<T, BackendError> {
-        let mut asked: Option<Arc<Server>> = None;
-        let answer = async {
-            if let Some(embedded) = self.embedded() {
-                return query(embedded).await;
-            }
-            for _ in 0..REDIRECTS_MAX {
-                let shard = shard.cloned().unwrap_or_else(|| self.backend.shard(key));
-                let server = asked.insert(self.servers.attach(&shard, 0));
-                match server.reach().await {
-                    Reach::Up(connection) => match query(&*connection).await {
-                        Err(QueryError::Moved) => {}
-                        answer => return answer,
-                    },
-                    Reach::Down(error) => return Err(QueryError::Failed(error)),
-                    Reach::Ended => {}
-                }
-            }
-            Err(QueryError::Failed(no_answer()))
-        };
-        let answer = timeout(ANSWER_TIMEOUT, answer).await;
-        // Nothing else may be sent over that connection that would show what is wrong with it.
-        let is_answered = answer.as_ref().is_ok_and(|answer| {
-            answer.as_ref().err().and_then(QueryError::of_connection).is_none()
-        });
-        if let Some(server) = asked.filter(|_| !is_answered) {
-            server.doubt();
-        }
-        match answer {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(QueryError::Failed(error))) => Err(error),
-            Ok(Err(QueryError::Moved)) | Err(_) => Err(no_answer()),
         }
     }
 }

@@ -3,7 +3,6 @@
 //! One server keeps them. They are read when a connection to that server opens, when a message announces a change, and
 //! each second while this process uses any semaphore.
 
-mod learn;
 pub(crate) mod refresh;
 
 use std::collections::BTreeSet;
@@ -27,14 +26,14 @@ use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field}
 pub(crate) struct OverrideCache {
     /// The key that keeps them.
     key: Arc<str>,
-    state: Mutex<State>,
-    /// A tenant has an override. As mostly none has, a request of a tenant needs no lock.
+    state: Mutex<Known>,
+    /// A tenant has an override. Usually none has, and then a request of a tenant needs no lock.
     has_tenants: AtomicBool,
     answered: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct Known {
     overrides: Overrides,
     /// A question was answered.
     was_read: bool,
@@ -183,7 +182,7 @@ impl OverrideCache {
     }
 
     /// Ends a question without an answer: its sessions wait for the next one.
-    pub(crate) fn ended(&self, question: u64, checking: Vec<Check>) {
+    pub(crate) fn abandon(&self, question: u64, checking: Vec<Check>) {
         let mut state = lock(&self.state);
         state.asking &= question < state.asked;
         state.wanted |= !checking.is_empty();
@@ -192,7 +191,7 @@ impl OverrideCache {
 
     /// Ends a question because another server keeps the overrides. That one is asked at once or, if servers redirect
     /// to each other, after a pause.
-    pub(crate) fn moved(&self, question: u64, checking: Vec<Check>, now: Instant) {
+    pub(crate) fn redirect(&self, question: u64, checking: Vec<Check>, now: Instant) {
         let mut state = lock(&self.state);
         let before = state.moved_at.replace(now);
         state.asking &= question < state.asked;
@@ -208,8 +207,8 @@ impl OverrideCache {
     }
 
     /// Takes in the answer to a question, unless a later one was answered before. Returns the changes, for the sessions
-    /// to apply; [`told`](Self::told) comes after that.
-    pub(crate) fn answered(
+    /// to apply; [`tell`](Self::tell) comes after that.
+    pub(crate) fn take_in(
         &self,
         question: u64,
         answer: Result<Option<Overrides>, BackendError>,
@@ -251,7 +250,7 @@ impl OverrideCache {
     }
 
     /// Notes that the sessions have applied the answer to this question, and wakes its callers.
-    pub(crate) fn told(&self, question: u64) {
+    pub(crate) fn tell(&self, question: u64) {
         let mut state = lock(&self.state);
         state.told = state.told.max(question);
         drop(state);

@@ -1,27 +1,45 @@
-//! Questions for the overrides, and their answers.
+//! How a process learns what operators set.
 //!
-//! One server keeps them. An error of the call counts as an answer: without the right to read them, a process goes by
-//! its policies. If the connection breaks or there is no answer, the question is asked again.
+//! ```text
+//!   a timer, a message, a new connection ── want ────┐
+//!   a session that finds places gone ────── check ───┤       the driver of the server that keeps them
+//!   an operator's call ───────────────── catch_up ───┼──► wanted ── begin ──► question over its connection
+//!            ▲                                       │                              │          │
+//!            │                                       └──────────── abandon ◄── no answer     answer
+//!            └── told ◄─────────────────────────────────────────────────── take_in ◄───────────┘
+//!                                       sessions apply it, and know what was revoked
+//! ```
+//!
+//! `want` says that this process may not know everything; `begin` asks, one question at a time; `take_in` applies an
+//! answer to the sessions, and only then wakes those that wait in `catch_up`; `abandon` has the question asked again.
+//!
+//! One server keeps the overrides. An error of the call counts as an answer: without the right to read them, a process
+//! goes by its policies. The embedded backend answers at once: [`learn_now`](Node::learn_now) begins and takes in.
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::Check;
 use crate::backend::{Connection, Overrides, QueryError};
-use crate::node::Node;
+use crate::error::BackendError;
+use crate::node::server::Reach;
+use crate::node::shared_session::no_answer;
+use crate::node::{Node, Server};
+use crate::policy::ANSWER_TIMEOUT;
 
 /// A question, with the sessions that wait for its answer.
 pub(crate) struct Refresh {
-    pub(crate) answer: BoxFuture<'static, Answer>,
+    pub(crate) answer: BoxFuture<'static, Answered>,
     question: u64,
     checking: Vec<Check>,
 }
 
 /// The outcome of a question within the response timeout.
-pub(crate) type Answer = Result<Result<Option<Overrides>, QueryError>, Elapsed>;
+pub(crate) type Answered = Result<Result<Option<Overrides>, QueryError>, Elapsed>;
 
 impl Refresh {
     pub(crate) fn begin(node: &Node, connection: &Arc<dyn Connection>) -> Self {
@@ -31,46 +49,134 @@ impl Refresh {
         Self { answer, question, checking }
     }
 
-    pub(crate) fn end(self, node: &Node, answer: Answer) {
+    pub(crate) fn end(self, node: &Node, answer: Answered) {
         let Self { question, checking, .. } = self;
-        let answer = match answer {
-            Ok(Ok(news)) => Ok(news),
-            Ok(Err(QueryError::Failed(error))) if !error.is_connection() => Err(error),
+        match answer {
+            Ok(Ok(news)) => {
+                node.take_in(question, checking, Ok(news));
+            }
+            Ok(Err(QueryError::Failed(error))) if !error.is_connection() => {
+                node.take_in(question, checking, Err(error));
+            }
             Ok(Err(QueryError::Moved)) => {
-                node.overrides.moved(question, checking, Instant::now());
-                return node.ask_keeper();
+                node.overrides.redirect(question, checking, Instant::now());
+                node.ask_keeper();
             }
             // If nothing else is answered either, the connection is given up, and the next one begins with the
             // question.
-            Ok(Err(QueryError::Failed(_))) | Err(_) => {
-                return node.overrides.ended(question, checking);
-            }
-        };
-        let news = node.overrides.answered(question, answer);
-        node.learn(&news, node.now());
-        settle(node, checking);
-        node.overrides.told(question);
+            Ok(Err(QueryError::Failed(_))) | Err(_) => node.overrides.abandon(question, checking),
+        }
     }
 
     /// Ends the question because the connection broke.
     pub(crate) fn abandon(self, node: &Node) {
-        node.overrides.ended(self.question, self.checking);
+        node.overrides.abandon(self.question, self.checking);
     }
 }
 
-/// Tells these sessions that all revocations are known to them.
-pub(crate) fn settle(node: &Node, checking: Vec<Check>) {
-    for (shared, question) in checking {
-        node.act(&shared, node.now(), |session, now| {
-            session.handle_revocations_known(question, now);
-        });
+impl Node {
+    /// Returns whether this server keeps the overrides.
+    pub(crate) fn keeps_overrides(&self, server: &Server) -> bool {
+        self.backend().shard(self.overrides.key()) == *server.shard()
     }
-}
 
-/// Asks again, if any semaphore was used.
-pub(crate) fn want(node: &Node) {
-    if node.sessions.were_used() {
-        node.overrides.want();
-        node.ask_keeper();
+    /// Returns the server that keeps the overrides.
+    pub(crate) fn keeper(&self) -> Arc<Server> {
+        self.servers.attach(&self.backend().shard(self.overrides.key()), 0)
+    }
+
+    /// Wakes the driver of that server, so that it asks for what is wanted.
+    pub(crate) fn ask_keeper(&self) {
+        self.keeper().outbox.wake();
+    }
+
+    /// Asks again, if any semaphore was used.
+    pub(crate) fn want_overrides(&self) {
+        if self.sessions.were_used() {
+            self.overrides.want();
+            self.ask_keeper();
+        }
+    }
+
+    /// Applies everything that operators set before this call.
+    ///
+    /// # Errors
+    ///
+    /// If the server that keeps it cannot be asked.
+    pub(crate) async fn catch_up(&self) -> Result<(), BackendError> {
+        if self.embedded().is_some() {
+            self.learn_now();
+            return Ok(());
+        }
+        let caught_up = async {
+            let question = self.overrides.want_answer();
+            loop {
+                let changed = self.overrides.changed();
+                if let Some(outcome) = self.overrides.outcome(question) {
+                    return outcome;
+                }
+                let keeper = self.keeper();
+                keeper.outbox.wake();
+                match keeper.reach().await {
+                    Reach::Up(_) => changed.await,
+                    Reach::Down(error) => return Err(error),
+                    Reach::Ended => {}
+                }
+            }
+        };
+        timeout(ANSWER_TIMEOUT, caught_up).await.unwrap_or_else(|_| Err(no_answer()))
+    }
+
+    /// Reads and applies the overrides, where the backend answers at once.
+    pub(crate) fn learn_now(&self) {
+        let Some(embedded) = self.embedded() else { return };
+        loop {
+            let (question, checking) = self.overrides.begin();
+            let query = embedded.overrides(self.overrides.key(), self.overrides.version());
+            let Some(Ok(answer)) = query.now_or_never() else { return };
+            if !self.take_in(question, checking, Ok(answer)) {
+                return;
+            }
+        }
+    }
+
+    /// Applies an answer to the sessions, then wakes those that wait for it. Returns whether there is anything new.
+    fn take_in(
+        &self,
+        question: u64,
+        checking: Vec<Check>,
+        answer: Result<Option<Overrides>, BackendError>,
+    ) -> bool {
+        let (news, now) = (self.overrides.take_in(question, answer), self.now());
+        for name in &news.names {
+            if let Some(shared) = self.sessions.get(name) {
+                // Read under the lock: another thread may have learned something newer.
+                self.act(&shared, now, |session, time| {
+                    session.handle_override(self.overrides.of(name), time);
+                });
+            }
+        }
+        for (id, name) in &news.revoked {
+            if let Some(shared) = self.sessions.get(name) {
+                self.act(&shared, now, |session, time| session.handle_revoked(*id, time));
+            }
+        }
+        self.settle(checking);
+        self.overrides.tell(question);
+        !news.names.is_empty() || !news.revoked.is_empty()
+    }
+
+    /// Tells the sessions that wait that all revocations are known to them: an outage of the server that keeps the
+    /// overrides does not keep them from going on.
+    pub(crate) fn settle_checks(&self) {
+        self.settle(self.overrides.take_checking());
+    }
+
+    fn settle(&self, checking: Vec<Check>) {
+        for (shared, question) in checking {
+            self.act(&shared, self.now(), |session, now| {
+                session.handle_revocations_known(question, now);
+            });
+        }
     }
 }

@@ -60,13 +60,13 @@ impl Keeper {
         let (question, checking) = self.cache.begin();
         let needed = if checking.is_empty() { 0 } else { self.checked.load(Ordering::SeqCst) };
         if breaks {
-            return self.cache.ended(question, checking);
+            return self.cache.abandon(question, checking);
         }
         let version = self.set.load(Ordering::SeqCst);
         assert!(version >= needed);
         let new = Overrides { version, ..Overrides::default() };
-        self.cache.answered(question, Ok(Some(new)));
-        self.cache.told(question);
+        self.cache.take_in(question, Ok(Some(new)));
+        self.cache.tell(question);
     }
 
     /// Asks when it is due, as a driver does. A connection can break; the next one begins with the

@@ -29,7 +29,7 @@ use super::subtasks::{Subtasks, Which};
 use super::window::{Unanswered, Window};
 use crate::backend::{Answer, Connection, QueryError};
 use crate::error::BackendError;
-use crate::node::overrides::refresh::{self, Refresh};
+use crate::node::overrides::refresh::Refresh;
 use crate::node::server::outbox::Purpose;
 use crate::node::{Node, Server};
 
@@ -206,7 +206,7 @@ impl<'a> Exchange<'a> {
         if woken.has(REFRESH_TIMER)
             && events.refresh_timer.as_mut().poll(&mut subtasks.context(REFRESH_TIMER)).is_ready()
         {
-            refresh::want(self.node);
+            self.node.want_overrides();
             events.refresh_timer.as_mut().reset(Instant::now() + REFRESH_INTERVAL);
             subtasks.wake(REFRESH_TIMER);
             acts = true;

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::exchange::{Broken, unanswered};
 use crate::backend::{Connection, QueryError};
 use crate::error::BackendError;
-use crate::node::overrides::refresh::{self, Refresh};
+use crate::node::overrides::refresh::Refresh;
 use crate::node::sessions::SESSIONS_AT_A_TIME;
 use crate::node::shared_session::Queued;
 use crate::node::{Node, Server};
@@ -59,7 +59,7 @@ pub(crate) async fn run(node: Arc<Node>, server: Arc<Server>) {
             Ok(None) => {
                 node.rehome_all(&server).await;
                 // If it kept the overrides, another server does now.
-                refresh::want(&node);
+                node.want_overrides();
                 if node.servers.end(&server) {
                     break;
                 }
@@ -185,7 +185,7 @@ async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
         }
     }
     if node.keeps_overrides(server) {
-        refresh::settle(node, node.overrides.take_checking());
+        node.settle_checks();
     }
 }
 
