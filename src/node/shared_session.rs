@@ -31,8 +31,8 @@ pub(crate) struct SharedSession {
 
 pub(crate) struct SessionState {
     pub(crate) session: Session,
-    /// The requests of its places, by index.
-    requests: Vec<Request>,
+    /// The record of each place, by index.
+    records: Vec<PlaceRecord>,
     /// The server that counts it, and how often it has moved. A reply from an earlier stay is ignored: everything
     /// has been asked for again since.
     pub(crate) server: Arc<Server<Arc<SharedSession>>>,
@@ -81,7 +81,7 @@ impl Queued {
 
 /// The handles on a place, and the tasks that wait for it.
 #[derive(Default)]
-struct Request {
+struct PlaceRecord {
     /// The request, then the clones of its permit.
     handles: usize,
     waker: Option<Waker>,
@@ -94,8 +94,8 @@ struct Request {
     meter: Option<Meter>,
 }
 
-/// So many records of requests are kept for the next ones.
-const REQUESTS_SPARE: usize = 16;
+/// How many spare records are kept for the next requests.
+const RECORDS_SPARE: usize = 16;
 
 /// Wakers by listener: the number of a handle or a future.
 type LostWakers = SmallVec<[(u32, Waker); 1]>;
@@ -123,7 +123,7 @@ impl SharedSession {
     ) -> Self {
         let state = SessionState {
             session,
-            requests: Vec::new(),
+            records: Vec::new(),
             server,
             stay: 0,
             moved_at: None,
@@ -181,58 +181,58 @@ impl SessionState {
 
     /// Notes that a request took the place at `index`.
     pub(crate) fn begin(&mut self, index: usize, meter: Meter) {
-        if self.requests.len() <= index {
-            self.requests.resize_with(index + 1, Request::default);
+        if self.records.len() <= index {
+            self.records.resize_with(index + 1, PlaceRecord::default);
         }
         // A request that was answered at once has its outcome already.
-        let request = &mut self.requests[index];
-        (request.handles, request.meter) = (1, Some(meter));
+        let record = &mut self.records[index];
+        (record.handles, record.meter) = (1, Some(meter));
     }
 
     /// Adds a handle to a place. Returns its listener number; that of the first handle is 0.
     pub(crate) fn share(&mut self, index: usize) -> u32 {
-        if let Some(request) = self.requests.get_mut(index) {
-            request.handles += 1;
+        if let Some(record) = self.records.get_mut(index) {
+            record.handles += 1;
         }
         self.add_listener(index)
     }
 
     /// Returns whether there are several handles on a place.
     pub(crate) fn is_shared(&self, index: usize) -> bool {
-        self.requests.get(index).is_some_and(|request| request.handles > 1)
+        self.records.get(index).is_some_and(|record| record.handles > 1)
     }
 
     /// Removes a handle. Returns whether it was the last one.
     pub(crate) fn end(&mut self, index: usize, listener: u32) -> (bool, Abandoned) {
-        let Some(request) = self.requests.get_mut(index) else { return Default::default() };
-        request.handles = request.handles.saturating_sub(1);
-        if request.handles > 0 {
+        let Some(record) = self.records.get_mut(index) else { return Default::default() };
+        record.handles = record.handles.saturating_sub(1);
+        if record.handles > 0 {
             return (false, self.remove_listener(index, listener));
         }
         // Piece by piece: most have nothing of it, and the whole is large.
-        (request.listeners, request.error) = (0, None);
-        request.meter = None;
-        let mut abandoned = Abandoned { _waker: request.waker.take(), ..Abandoned::default() };
-        if !request.lost_wakers.is_empty() {
-            abandoned._lost = Some(std::mem::take(&mut request.lost_wakers));
+        (record.listeners, record.error) = (0, None);
+        record.meter = None;
+        let mut abandoned = Abandoned { _waker: record.waker.take(), ..Abandoned::default() };
+        if !record.lost_wakers.is_empty() {
+            abandoned._lost = Some(std::mem::take(&mut record.lost_wakers));
         }
         (true, abandoned)
     }
 
     /// Returns a number for one more listener for the loss of a permit.
     pub(crate) fn add_listener(&mut self, index: usize) -> u32 {
-        let Some(request) = self.requests.get_mut(index) else { return 0 };
-        request.listeners = request.listeners.wrapping_add(1);
-        request.listeners
+        let Some(record) = self.records.get_mut(index) else { return 0 };
+        record.listeners = record.listeners.wrapping_add(1);
+        record.listeners
     }
 
     /// Removes a listener.
     pub(crate) fn remove_listener(&mut self, index: usize, listener: u32) -> Abandoned {
         let mut abandoned = Abandoned::default();
-        if let Some(request) = self.requests.get_mut(index)
-            && let Some(at) = request.lost_wakers.iter().position(|(of, _)| *of == listener)
+        if let Some(record) = self.records.get_mut(index)
+            && let Some(at) = record.lost_wakers.iter().position(|(of, _)| *of == listener)
         {
-            abandoned._waker = Some(request.lost_wakers.swap_remove(at).1);
+            abandoned._waker = Some(record.lost_wakers.swap_remove(at).1);
         }
         abandoned
     }
@@ -260,22 +260,22 @@ impl SessionState {
     /// Frees the memory of requests that are gone, after a burst.
     pub(crate) fn trim(&mut self) {
         let bound = self.session.index_bound();
-        if self.requests.len() <= bound + REQUESTS_SPARE {
+        if self.records.len() <= bound + RECORDS_SPARE {
             return;
         }
-        self.requests.truncate(bound);
-        if self.requests.capacity() > 4 * self.requests.len() + 64 {
-            self.requests.shrink_to(2 * self.requests.len());
+        self.records.truncate(bound);
+        if self.records.capacity() > 4 * self.records.len() + 64 {
+            self.records.shrink_to(2 * self.records.len());
         }
     }
 
     /// Wakes `waker` at the next event of the place. Returns the waker before, to be dropped under no lock.
     pub(crate) fn wait(&mut self, index: usize, waker: &Waker) -> Abandoned {
         let mut abandoned = Abandoned::default();
-        if let Some(request) = self.requests.get_mut(index)
-            && !request.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+        if let Some(record) = self.records.get_mut(index)
+            && !record.waker.as_ref().is_some_and(|known| known.will_wake(waker))
         {
-            abandoned._waker = request.waker.replace(waker.clone());
+            abandoned._waker = record.waker.replace(waker.clone());
         }
         abandoned
     }
@@ -288,13 +288,13 @@ impl SessionState {
         waker: &Waker,
     ) -> Abandoned {
         let mut abandoned = Abandoned::default();
-        if let Some(request) = self.requests.get_mut(index) {
-            match request.lost_wakers.iter_mut().find(|(of, _)| *of == listener) {
+        if let Some(record) = self.records.get_mut(index) {
+            match record.lost_wakers.iter_mut().find(|(of, _)| *of == listener) {
                 Some((_, known)) if known.will_wake(waker) => {}
                 Some((_, known)) => {
                     abandoned._waker = Some(std::mem::replace(known, waker.clone()));
                 }
-                None => request.lost_wakers.push((listener, waker.clone())),
+                None => record.lost_wakers.push((listener, waker.clone())),
             }
         }
         abandoned
@@ -302,7 +302,7 @@ impl SessionState {
 
     /// Returns why the backend did not answer.
     pub(crate) fn error(&self, index: usize) -> BackendError {
-        let error = self.requests.get(index).and_then(|request| request.error.clone());
+        let error = self.records.get(index).and_then(|record| record.error.clone());
         error.unwrap_or_else(no_answer)
     }
 
@@ -340,24 +340,24 @@ impl SessionState {
             | Event::Refused(index)
             | Event::Lost(index)
             | Event::Released(index)) = event;
-            if self.requests.len() <= index {
-                self.requests.resize_with(index + 1, Request::default);
+            if self.records.len() <= index {
+                self.records.resize_with(index + 1, PlaceRecord::default);
             }
-            let request = &mut self.requests[index];
+            let record = &mut self.records[index];
             match event {
                 Event::Admitted(_) => counts.admitted(),
                 Event::Failed(_) | Event::Refused(_) => counts.refused(),
                 Event::Lost(_) => {
-                    counts.lost(request.meter.take());
+                    counts.lost(record.meter.take());
                     counts.tallies.lost(name);
-                    woken.0.extend(request.lost_wakers.drain(..).map(|(_, waker)| waker));
+                    woken.0.extend(record.lost_wakers.drain(..).map(|(_, waker)| waker));
                 }
                 Event::Progress(_) | Event::Released(_) => {}
             }
             if matches!(event, Event::Failed(_) | Event::Released(_)) {
-                request.error = error.cloned();
+                record.error = error.cloned();
             }
-            woken.0.extend(request.waker.take());
+            woken.0.extend(record.waker.take());
         }
         woken
     }

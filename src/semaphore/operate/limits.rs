@@ -1,0 +1,314 @@
+//! Operations on a running fleet: limits, pauses, drains, revocations.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::backend::Change;
+use crate::error::BackendError;
+#[cfg(doc)]
+use crate::error::RejectReason;
+use crate::name::Name;
+#[cfg(doc)]
+use crate::policy::Limit;
+use crate::policy::Policy;
+use crate::protocol::{Mode, Override, PlaceId};
+#[cfg(doc)]
+use crate::semaphore::Permit;
+use crate::semaphore::Semaphore;
+
+/// How often a drain checks whether a semaphore is empty.
+const DRAIN_POLL: Duration = Duration::from_millis(50);
+
+/// How long a revocation is remembered if the lease is unknown, in ms: the longest lease, counted from a renewal that
+/// may come while the revocation is under way.
+const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
+
+/// # Operations
+///
+/// An override that is set here for a name replaces its policy in the whole fleet. The backend keeps it beside the
+/// permits until it is cleared; at most 1000 names can have one. Every process is told at once, and also reads the
+/// overrides each second while it uses any semaphore. This process has applied the override when the call returns.
+///
+/// A policy with a limit of 0 or [`Limit::Unlimited`] is answered without the backend, so no override reaches it.
+///
+/// All of these fail if the backend gave no answer within a second, or refuses. A call that is dropped before it is
+/// done, or fails, may or may not have taken effect; it can be repeated.
+impl Semaphore {
+    /// Sets the limit of `name`, in place of that of its policy. Raising the limit wakes waiters at once. Lowering it
+    /// revokes nothing; granting resumes when usage falls below it.
+    ///
+    /// 0 has the effect of [`pause`](Self::pause).
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked, or 1000 names have an override already.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    ///
+    /// // The policy says 1, the operator 2.
+    /// let one = semaphore.try_acquire("openai", &Policy::new(1)).await?;
+    /// let two = semaphore.try_acquire("openai", &Policy::new(1)).await?;
+    /// # drop((one, two));
+    /// # Ok(()) }
+    /// ```
+    pub async fn set_limit(&self, name: impl Into<Name>, limit: u32) -> Result<(), BackendError> {
+        self.change(name, Change::Limit(Some(limit))).await
+    }
+
+    /// Clears the limit that [`set_limit`](Self::set_limit) set: that of the policy is in force again.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    /// semaphore.clear_limit("openai").await?;
+    /// assert_eq!(semaphore.limit_of("openai").await?.limit, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn clear_limit(&self, name: impl Into<Name>) -> Result<(), BackendError> {
+        self.change(name, Change::Limit(None)).await
+    }
+
+    /// Returns the override of `name`.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Reads only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::operate::Mode;
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_limit("openai", 2).await?;
+    /// let set = semaphore.limit_of("openai").await?;
+    /// assert_eq!((set.limit, set.mode), (Some(2), Mode::Open));
+    /// # Ok(()) }
+    /// ```
+    pub async fn limit_of(&self, name: impl Into<Name>) -> Result<Override, BackendError> {
+        let node = self.running_node()?;
+        node.catch_up().await?;
+        Ok(node.overrides.of(name.into().as_str()))
+    }
+
+    /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting requests keep
+    /// waiting, and newcomers queue or are rejected ([`Paused`](RejectReason::Paused)), as their policy says. If the
+    /// backend cannot be asked meanwhile, they are rejected even where the policy would admit them.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_limit`](Self::set_limit).
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.pause("openai").await?;
+    /// assert!(semaphore.try_acquire("openai", &Policy::new(10)).await.is_err());
+    ///
+    /// semaphore.resume("openai").await?;
+    /// assert!(semaphore.try_acquire("openai", &Policy::new(10)).await.is_ok());
+    /// # Ok(()) }
+    /// ```
+    pub async fn pause(&self, name: impl Into<Name>) -> Result<(), BackendError> {
+        self.change(name, Change::Mode(Mode::Paused)).await
+    }
+
+    /// Grants permits of `name` again after a [`pause`](Self::pause) or [`drain`](Self::drain), up to the limit of the
+    /// policy or the one that is [set](Self::set_limit). See [`pause`](Self::pause) for an example.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    pub async fn resume(&self, name: impl Into<Name>) -> Result<(), BackendError> {
+        self.change(name, Change::Mode(Mode::Open)).await
+    }
+
+    /// Drains `name`: rejects newcomers with [`RejectReason::Draining`], and still serves requests that wait already, in
+    /// their turn. Waits up to `timeout` until no request holds a permit or waits, and returns whether that was reached.
+    /// In any case, newcomers are rejected until [`resume`](Self::resume).
+    ///
+    /// A process that the message does not reach can admit newcomers for a second more.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_limit`](Self::set_limit); or if the backend could not be asked in the end.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once it waits, dropping it changes nothing: newcomers are still rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    /// assert!(!semaphore.drain("openai", Duration::from_millis(10)).await?);
+    ///
+    /// drop(permit);
+    /// assert!(semaphore.drain("openai", Duration::from_secs(1)).await?);
+    /// semaphore.resume("openai").await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn drain(
+        &self,
+        name: impl Into<Name>,
+        timeout: Duration,
+    ) -> Result<bool, BackendError> {
+        let name = name.into();
+        let began = Instant::now();
+        // A century never ends in practice, and cannot overflow.
+        let until = began + timeout.min(Duration::from_secs(100 * 365 * 24 * 3600));
+        self.change(name.clone(), Change::Mode(Mode::Draining)).await?;
+        loop {
+            let next = Instant::now() + DRAIN_POLL;
+            let look = self.running_node()?.inspect(name.as_str(), 1);
+            let seen = timeout_at(next.max(until), look).await;
+            match seen {
+                Ok(Ok(seen)) if seen.in_use == 0 && seen.waiting == 0 => return Ok(true),
+                Ok(Err(error)) if Instant::now() >= until => return Err(error),
+                _ if Instant::now() >= until => return Ok(false),
+                _ => sleep_until(next.min(until)).await,
+            }
+        }
+    }
+
+    /// Takes the place `id` of `name` from its request: a permit is lost to its holder, as [`Permit::lost`] tells, and a
+    /// waiting request is rejected with [`RejectReason::Revoked`]. What comes free goes to the head of the queue. The ids
+    /// are those of [`inspect`](Self::inspect).
+    ///
+    /// Returns `false` if there is no such place. Otherwise the place is free when this returns. Its process is told at
+    /// once, and learns it within a second if the message is lost; it does not count the place again.
+    ///
+    /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next: it is revoked for the
+    /// request that has it by then.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked, or 1000 names and revoked places are remembered already.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, or fails, the place may or may not be revoked; it can be repeated.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    ///
+    /// let id = semaphore.inspect("openai").await?.holders[0].id;
+    /// assert!(semaphore.revoke("openai", id).await?);
+    /// assert!(permit.is_lost());
+    /// assert!(!semaphore.revoke("openai", id).await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn revoke(&self, name: impl Into<Name>, id: PlaceId) -> Result<bool, BackendError> {
+        let name = name.into();
+        let Some(seen_ms) = self.take(&name, id, false).await? else { return Ok(false) };
+        // The record comes first, so that a process that finds its place gone can read why. It is silent: a
+        // holder that is told releases its place at once, and its permit would not be seen as revoked.
+        let revoked = |keep_ms, tell| Change::Revoked { id, keep_ms, tell };
+        self.set(name.as_str(), revoked(LONGEST_MS, false)).await?;
+        let taken_ms = self.take(&name, id, true).await?;
+        // This also wakes waiters.
+        self.set(name.as_str(), revoked(keep_ms(seen_ms, taken_ms), true)).await?;
+        self.running_node()?.catch_up().await?;
+        Ok(true)
+    }
+
+    /// Looks for a place, or takes it out. Returns what is left of its lease, in ms, if it is there.
+    async fn take(
+        &self,
+        name: &Name,
+        id: PlaceId,
+        take: bool,
+    ) -> Result<Option<u64>, BackendError> {
+        let node = self.running_node()?;
+        let key = node.backend().key(name.as_str());
+        node.query(None, &key, |server| server.revoke(&key, id, take)).await
+    }
+}
+
+/// How long a revocation is remembered, in ms: until no proof of its place is valid. `seen_ms` and `taken_ms` were
+/// left of its lease when it was found, and when it was taken out.
+fn keep_ms(seen_ms: u64, taken_ms: Option<u64>) -> u64 {
+    // Not there: released by its holder, or taken out by another operator or by a try of this call whose
+    // answer was lost. These cannot be told apart, and in the last two a proof may still be shown.
+    let Some(left_ms) = taken_ms else { return LONGEST_MS };
+    // A replica that took over in between may have missed a renewal that was seen.
+    left_ms.max(seen_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LONGEST_MS, keep_ms};
+    use crate::policy::Policy;
+
+    #[test]
+    fn a_revocation_is_remembered_until_no_proof_is_good() {
+        assert_eq!(keep_ms(300, Some(200)), 300);
+        assert_eq!(keep_ms(300, Some(500)), 500, "renewed in between");
+        assert_eq!(keep_ms(0, Some(0)), 0);
+        for seen_ms in [0, 300] {
+            assert_eq!(keep_ms(seen_ms, None), LONGEST_MS);
+        }
+        assert!(u128::from(LONGEST_MS) > Policy::MAX_LEASE.as_millis());
+    }
+}

@@ -1,0 +1,274 @@
+//! What becomes of permits when servers come and go.
+
+use super::two_servers::{TwoServers, World};
+use super::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep};
+
+use crate::backend::{Backend, Mailbox, MemoryBackend, Shard};
+use crate::error::{AcquireError, RejectReason};
+use crate::policy::{OnUnavailable, Policy, PolicyBuilder};
+use crate::protocol::Hint;
+use crate::semaphore::{Permit, Semaphore};
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_moves_away_from_a_dying_server_is_sent_to_the_next() {
+    let (world, semaphore) = one_process(World::default());
+    drop(semaphore.acquire("warm", &policy(LEASE)).await.unwrap());
+    drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
+    sleep(Duration::from_millis(400)).await;
+    // All connections break. That of b opens again at once.
+    world.set(|world| &world.a_dies, true);
+    world.cut();
+    sleep(Duration::from_millis(50)).await;
+    let began = Instant::now();
+    let _ = semaphore.acquire("x", &policy(LEASE)).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+}
+
+/// What operators set is all that is asked of b: nothing else shows that it does not answer any more.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_asked_for_overrides_alone_is_given_up_when_it_does_not_answer() {
+    let (world, semaphore) = one_process(World::default());
+    let policy = policy(LEASE);
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    let connects = world.connects.load(Ordering::SeqCst);
+    world.deaf.store(connects, Ordering::SeqCst);
+    for _ in 0..30 {
+        drop(semaphore.acquire("x", &policy).await.unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(world.connects.load(Ordering::SeqCst) - connects, 1, "connections opened meanwhile");
+}
+
+/// Nothing else is asked there: no semaphore of this process is in use.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_answers_no_operator_is_given_up() {
+    type Fault = fn(&World) -> &AtomicUsize;
+    let faults: [Fault; 2] = [|world| &world.deaf, |world| &world.broken];
+    for fault in faults {
+        let (world, semaphore) = one_process(settled());
+        semaphore.pause("x").await.unwrap();
+        sleep(Duration::from_secs(600)).await;
+        let connects = world.connects.load(Ordering::SeqCst);
+        fault(&world).store(connects, Ordering::SeqCst);
+        let mut failed = 0;
+        for _ in 0..20 {
+            failed += usize::from(semaphore.inspect("x").await.is_err());
+            sleep(Duration::from_millis(200)).await;
+        }
+        assert!(failed <= 3, "{failed} of 20 questions went unanswered");
+        assert_eq!(world.connects.load(Ordering::SeqCst) - connects, 1, "connections opened");
+        semaphore.resume("x").await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_fails_with_its_connection_shows_that() {
+    let (world, semaphore) = one_process(settled());
+    let permit = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    let connects = world.connects.load(Ordering::SeqCst);
+    world.broken.store(connects, Ordering::SeqCst);
+    sleep(Duration::from_secs(3)).await;
+    assert!(world.connects.load(Ordering::SeqCst) > connects, "it goes on asking there");
+    assert!(!permit.is_lost());
+}
+
+/// A hint for a place that nobody has.
+const STRANGE: Hint = Hint { n: 1, bound: None, claim: None, lease_end: 1 };
+
+#[tokio::test(start_paused = true)]
+async fn hints_for_made_up_names_make_few_records() {
+    let (_world, semaphore) = one_process(settled());
+    drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
+    let node = Arc::clone(semaphore.node());
+    for n in 0..10_000 {
+        Mailbox::hint(&*node, &format!("n{n}"), STRANGE);
+    }
+    assert_eq!(semaphore.health().semaphores, 101);
+    // Those that are in use hear all of theirs.
+    let held = semaphore.acquire("y", &policy(LEASE)).await.unwrap();
+    Mailbox::hint(&*node, "y", STRANGE);
+    assert!(!held.is_lost());
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(semaphore.health().semaphores, 1);
+}
+
+/// Takes a permit and drops its semaphore, but for a clone that is given back.
+async fn outlive(semaphore: Semaphore, keep: bool) -> (Permit, Option<Semaphore>) {
+    let permit = semaphore.acquire("x", &policy(LEASE)).await.unwrap();
+    (permit, keep.then_some(semaphore))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_outlives_its_semaphore_is_told_of_its_loss() {
+    for keep in [true, false] {
+        let (world, semaphore) = one_process(settled());
+        let (permit, _kept) = outlive(semaphore, keep).await;
+        let clone = permit.clone();
+        let told = tokio::spawn(async move { clone.lost().await });
+        world.set(|world| &world.down, true);
+        world.cut();
+        sleep(3 * LEASE).await;
+        assert!(permit.is_lost(), "by the clock it is");
+        assert!(told.is_finished(), "nobody told its holder; semaphore kept: {keep}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_outlives_its_semaphore_outlives_a_short_outage() {
+    for keep in [true, false] {
+        let (world, semaphore) = one_process(settled());
+        let (permit, _kept) = outlive(semaphore, keep).await;
+        world.set(|world| &world.down, true);
+        world.cut();
+        sleep(LEASE / 3).await;
+        world.set(|world| &world.down, false);
+        sleep(5 * LEASE).await;
+        assert!(!permit.is_lost(), "it is not renewed; semaphore kept: {keep}");
+        let other = Semaphore::new(TwoServers(Arc::clone(&world)));
+        other.try_acquire("x", &policy(LEASE)).await.unwrap_err();
+        drop(permit);
+        let _ = other.acquire("x", &policy(LEASE)).await.unwrap();
+    }
+}
+
+/// x is counted by a; b keeps what operators set, and with it what was revoked.
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_outlives_its_semaphore_outlives_a_loss_of_data() {
+    for keep in [true, false] {
+        let other = Some(MemoryBackend::new());
+        let (world, semaphore) = one_process(World { b_memory: other, ..World::default() });
+        let (permit, _kept) = outlive(semaphore, keep).await;
+        sleep(3 * LEASE).await;
+        world.set(|world| &world.down, true);
+        world.set(|world| &world.lost, true);
+        world.memory.forget_all();
+        world.cut();
+        sleep(LEASE / 5).await;
+        world.set(|world| &world.down, false);
+        sleep(3 * LEASE).await;
+        assert!(!permit.is_lost(), "semaphore kept: {keep}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn newcomers_wait_for_what_is_held_whatever_comes_first_a_session_or_its_connection() {
+    let b_memory = Some(MemoryBackend::new());
+    let (world, semaphore) = one_process(World { b_memory, ..World::default() });
+    let held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    sleep(Duration::from_millis(400)).await;
+    let node = semaphore.node();
+    let b = node.servers.attach(&Shard::named("b"), 0);
+    let connection = TwoServers(Arc::clone(&world)).connect(b.shard()).await.unwrap().unwrap();
+    world.set(|world| &world.moved, true);
+    // The driver of b has its new connection; before it tells its sessions, that of a sends one there.
+    let connected = b.connected(&connection);
+    node.rehome(&node.sessions.get("x").unwrap(), true);
+    for shared in node.sessions.on(&b) {
+        node.announce(&shared, connected);
+    }
+    semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
+    assert!(!held.is_lost());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconnects_are_paced_though_the_semaphore_is_gone() {
+    for keep in [true, false] {
+        let (world, semaphore) = one_process(settled());
+        let _held = outlive(semaphore, keep).await;
+        world.set(|world| &world.flaps, true);
+        world.cut();
+        sleep(Duration::from_secs(2)).await;
+        let connects = world.connects.load(Ordering::SeqCst);
+        assert!(connects <= 40, "{connects} connections in 2 s; semaphore kept: {keep}");
+    }
+}
+
+/// As where the server is too busy to answer: a fleet that comes back at once, and in step, keeps it so.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_given_up_is_opened_again_after_a_pause() {
+    let (world, semaphore) = one_process(settled());
+    let _held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    world.set(|world| &world.is_mute, true);
+    world.connected_at.lock().unwrap().clear();
+    // Something that goes unanswered at all times.
+    for _ in 0..40 {
+        semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
+    }
+    let connected_at = world.connected_at.lock().unwrap().clone();
+    let between = connected_at.windows(2).map(|pair| pair[1] - pair[0]);
+    let shortest = between.min().unwrap();
+    // It is given up after half a second, and the pause is 25 ms or more, of which half is left to chance.
+    assert!(shortest >= Duration::from_millis(512), "{shortest:?}");
+}
+
+fn admits() -> PolicyBuilder {
+    let wait = Duration::from_secs(10);
+    Policy::builder(1).wait_timeout(wait).lease(LONG).on_unavailable(OnUnavailable::Admit)
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_policy_admits_a_request_that_a_slow_server_has_not_come_to() {
+    let (world, semaphore) = one_process(settled());
+    let policy = admits().build().unwrap();
+    let held = semaphore.acquire("x", &policy).await.unwrap();
+    // 3 s for an acquire.
+    world.place_us.store(1_500_000, Ordering::SeqCst);
+    let (began, mut waits) = (Instant::now(), Box::pin(semaphore.acquire("x", &policy)));
+    assert!((&mut waits).now_or_never().is_none());
+    let tried = semaphore.try_acquire("x", &policy).await;
+    assert!(matches!(tried, Err(AcquireError::Unavailable(_))), "{tried:?}");
+    assert_eq!(began.elapsed(), Duration::from_secs(1));
+    let soon = admits().wait_timeout(Duration::from_secs(2)).build().unwrap();
+    let refused = semaphore.acquire("x", &soon).await.unwrap_err();
+    let AcquireError::Rejected(rejected) = &refused else { panic!("{refused}") };
+    assert_eq!(rejected.reason, RejectReason::QueueTimeout);
+    drop(held);
+    world.place_us.store(0, Ordering::SeqCst);
+    drop(waits.await.unwrap());
+    let health = semaphore.health();
+    assert_eq!((health.admitted_by_policy, health.disconnects), (0, 0));
+}
+
+/// 40,000 places take the server four seconds, in calls of up to 512.
+#[tokio::test(start_paused = true)]
+async fn a_crowd_costs_waiting_and_no_permit_connection_or_admission() {
+    let (world, semaphore) = one_process(settled());
+    world.place_us.store(100, Ordering::SeqCst);
+    let short = Policy::builder(1).lease(LEASE).build().unwrap();
+    let mut held = Vec::new();
+    for name in 0..20 {
+        held.push(semaphore.acquire(format!("held{name}"), &short).await.unwrap());
+    }
+    let policy = admits().max_queue(100_000).build().unwrap();
+    let crowd = (0..40_000).map(|number| semaphore.acquire(format!("x{}", number % 9), &policy));
+    let crowd: Vec<_> = crowd.map(tokio::spawn).collect();
+    sleep(Duration::from_secs(8)).await;
+    let health = semaphore.health();
+    assert_eq!((health.lost, health.disconnects, health.admitted_by_policy), (0, 0, 0));
+    // In spite of them, a newcomer for another name has its permit soon.
+    let began = Instant::now();
+    let _ = semaphore.acquire("new", &short).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    crowd.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(start_paused = true)]
+async fn newcomers_wait_for_what_is_held_where_the_next_server_has_not_its_data() {
+    let b_memory = Some(MemoryBackend::new());
+    let (world, semaphore) = one_process(World { b_memory, ..World::default() });
+    drop(semaphore.acquire("warm", &policy(LONG)).await.unwrap());
+    let held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
+    sleep(Duration::from_millis(400)).await;
+    // a is gone with its data. b is known, and its connection is being opened again.
+    world.set(|world| &world.a_ends, true);
+    world.set(|world| &world.b_is_slow, true);
+    world.cut();
+    semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
+    assert!(!held.is_lost());
+}

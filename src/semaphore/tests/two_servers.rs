@@ -1,0 +1,230 @@
+//! A backend of two servers whose data is that of the embedded one.
+
+use std::future::{pending, ready};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::backend::{
+    AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
+    Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
+};
+use crate::error::BackendError;
+use crate::protocol::{Call, NodeId, PlaceId, Time};
+
+/// Servers `a`, which counts `x` at first, and `b`, which counts all else.
+#[derive(Clone, Default)]
+pub(super) struct TwoServers(pub(super) Arc<World>);
+
+#[derive(Default)]
+pub(super) struct World {
+    pub(super) memory: MemoryBackend,
+    /// The data of b, if that is not the same.
+    pub(super) b_memory: Option<MemoryBackend>,
+    /// b counts `x`.
+    pub(super) moved: AtomicBool,
+    /// The next attempt to connect to a finds out that b counts `x`, and that a cannot be reached.
+    pub(super) a_dies: AtomicBool,
+    /// The same, and that a is no server of the backend any more.
+    pub(super) a_ends: AtomicBool,
+    pub(super) b_is_slow: AtomicBool,
+    /// Connections up to this number take questions, and answer none.
+    pub(super) deaf: AtomicUsize,
+    /// Over these, questions fail as over a connection that is gone.
+    pub(super) broken: AtomicUsize,
+    /// a has lost its data: that is another one from here on.
+    pub(super) lost: AtomicBool,
+    /// No connection can be had.
+    pub(super) down: AtomicBool,
+    /// Connections break at once.
+    pub(super) flaps: AtomicBool,
+    /// Calls go unanswered.
+    pub(super) is_mute: AtomicBool,
+    /// How long each place of a call takes, µs, and until when there is work.
+    pub(super) place_us: AtomicUsize,
+    pub(super) busy_until: Mutex<Option<Instant>>,
+    pub(super) connects: AtomicUsize,
+    /// How many processes have used it.
+    pub(super) attached: AtomicUsize,
+    pub(super) connected_at: Mutex<Vec<Instant>>,
+    pub(super) cut: Notify,
+}
+
+struct OneConnection {
+    number: usize,
+    is_b: bool,
+    world: Arc<World>,
+    info: ServerInfo,
+}
+
+impl World {
+    pub(super) fn is(&self, flag: impl Fn(&Self) -> &AtomicBool) -> bool {
+        flag(self).load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set(&self, flag: impl Fn(&Self) -> &AtomicBool, value: bool) {
+        flag(self).store(value, Ordering::SeqCst);
+    }
+
+    pub(super) fn cut(&self) {
+        self.cut.notify_waiters();
+    }
+
+    /// Adds work for these calls. Returns when it is done, if it takes time.
+    fn work(&self, calls: &[AddressedCall]) -> Option<Instant> {
+        let place = Some(self.place_us.load(Ordering::SeqCst)).filter(|place| *place > 0)?;
+        let places = calls.iter().map(|call| 1 + call.op.places()).sum::<usize>();
+        let work = Duration::from_micros(u64::try_from(place * places).unwrap());
+        let mut busy_until = self.busy_until.lock().unwrap();
+        let done = busy_until.unwrap_or_else(Instant::now).max(Instant::now()) + work;
+        *busy_until = Some(done);
+        Some(done)
+    }
+}
+
+impl Backend for TwoServers {
+    fn attach(&self, node: NodeId, mailbox: Weak<dyn Mailbox>) {
+        self.0.attached.fetch_add(1, Ordering::SeqCst);
+        self.0.memory.attach(node, Weak::clone(&mailbox));
+        self.0.b_memory.iter().for_each(|memory| memory.attach(node, Weak::clone(&mailbox)));
+    }
+
+    fn key(&self, name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    fn shard(&self, key: &str) -> Shard {
+        Shard::named(if key == "x" && !self.0.is(|world| &world.moved) { "a" } else { "b" })
+    }
+
+    fn shards(&self) -> Vec<Shard> {
+        vec![Shard::named("a"), Shard::named("b")]
+    }
+
+    fn connect<'a>(
+        &'a self,
+        shard: &'a Shard,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn Connection>>, BackendError>> {
+        let world = &self.0;
+        async move {
+            let number = world.connects.fetch_add(1, Ordering::SeqCst) + 1;
+            world.connected_at.lock().unwrap().push(Instant::now());
+            let is_b = shard.name() == Some("b");
+            if world.is(|world| &world.down) {
+                return Err(BackendError::connection("down"));
+            }
+            if !is_b && world.is(|world| &world.a_dies) {
+                // The map of slots is asked for first; then a does not answer.
+                sleep(Duration::from_millis(100)).await;
+                world.set(|world| &world.moved, true);
+                return Err(BackendError::connection("a is dead"));
+            }
+            if !is_b && world.is(|world| &world.a_ends) {
+                world.set(|world| &world.moved, true);
+                return Ok(None);
+            }
+            if is_b && world.is(|world| &world.b_is_slow) {
+                sleep(Duration::from_millis(100)).await;
+            }
+            let data = if world.is(|world| &world.lost) { "e" } else { "d" };
+            let info = ServerInfo { data: Some(data.into()), ..ServerInfo::default() };
+            Ok(Some(Arc::new(OneConnection { number, is_b, world: Arc::clone(world), info }) as _))
+        }
+        .boxed()
+    }
+}
+
+impl Connection for OneConnection {
+    fn server(&self) -> &ServerInfo {
+        &self.info
+    }
+
+    fn drive(&self) -> BoxFuture<'_, ()> {
+        if self.world.is(|world| &world.flaps) {
+            return sleep(Duration::from_millis(1)).boxed();
+        }
+        self.world.cut.notified().boxed()
+    }
+
+    /// A server that works answers something all the time.
+    fn heard_at(&self) -> Option<Instant> {
+        let busy_until = *self.world.busy_until.lock().unwrap();
+        Some(busy_until?.min(Instant::now()))
+    }
+
+    fn send(
+        &self,
+        calls: Arc<[AddressedCall]>,
+    ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
+        let (world, is_b) = (Arc::clone(&self.world), self.is_b);
+        async move {
+            if world.is(|world| &world.is_mute) {
+                return pending().await;
+            }
+            if let Some(done) = world.work(&calls) {
+                sleep_until(done).await;
+            }
+            let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
+            let answer = |call: &AddressedCall| {
+                let AddressedCall { key, node, limit, headroom, for_all, max_waiting, .. } = call;
+                let call = Call {
+                    limit: *limit,
+                    headroom: *headroom,
+                    for_all: *for_all,
+                    max_waiting: *max_waiting,
+                    recalls: call.recalls,
+                    op: call.op.clone(),
+                };
+                let reply = memory.counter(key, Instant::now()).call(*node, &call, Time::ZERO);
+                Answer::Reply { reply, late: false }
+            };
+            Ok(calls.iter().map(answer).collect())
+        }
+        .boxed()
+    }
+}
+
+impl OneConnection {
+    /// A question, if the connection is any good.
+    fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&MemoryBackend) -> Query<T>) -> Query<T> {
+        if self.number <= self.world.deaf.load(Ordering::SeqCst) {
+            return pending().boxed();
+        }
+        if self.number <= self.world.broken.load(Ordering::SeqCst) {
+            let error = QueryError::Failed(BackendError::connection("gone"));
+            return ready(Err(error)).boxed();
+        }
+        ask(&self.world.memory)
+    }
+}
+
+impl Queries for OneConnection {
+    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+        self.ask(|memory| memory.inspect(key, most))
+    }
+
+    fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {
+        self.ask(|memory| memory.list(key, from, most))
+    }
+
+    fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        self.ask(|memory| memory.overrides(key, known))
+    }
+
+    fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
+        self.ask(|memory| memory.set_override(key, name, change))
+    }
+
+    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+        self.ask(|memory| memory.revoke(key, id, take))
+    }
+
+    fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
+        self.ask(|memory| memory.send_message(key, to, message))
+    }
+}
