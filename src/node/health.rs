@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Node;
 use super::tallies::Tallies;
 use crate::error::BackendError;
 use crate::metrics::backend::BackendMeter;
@@ -89,36 +88,6 @@ struct LossLog {
 const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a refused call is logged.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
-
-impl Node {
-    pub(crate) fn health(&self) -> Health {
-        if self.embedded().is_some() {
-            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None, None);
-        }
-        let servers = self.servers.all();
-        let states = servers.iter().map(|server| server.health());
-        let worst = states.max_by_key(|state| match state {
-            ConnectionState::Embedded | ConnectionState::Up => 0,
-            ConnectionState::Connecting => 1,
-            ConnectionState::Down { .. } => 2,
-        });
-        let warning = servers.iter().find_map(|server| server.warning());
-        let worst = worst.unwrap_or(ConnectionState::Connecting);
-        let quarantined_until = servers.iter().filter_map(|one| one.quarantined_until()).max();
-        self.counts.health(worst, self.sessions.len(), quarantined_until, warning)
-    }
-
-    /// Ends the quarantines of servers that are over. Returns when the next one will be.
-    pub(crate) fn end_quarantines(&self) -> Option<Instant> {
-        if !self.counts.take_quarantine() {
-            return None;
-        }
-        let (now, servers) = (self.now(), self.servers.all());
-        let next = servers.iter().filter_map(|server| server.end_quarantine(now)).min()?;
-        self.counts.quarantine_began();
-        Some(self.clock.instant(next))
-    }
-}
 
 impl Counts {
     pub(crate) fn admitted(&self) {

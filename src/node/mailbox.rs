@@ -9,8 +9,8 @@ use super::Node;
 use super::peers::{PeerAnswer, process};
 use super::tallies::Tally;
 use crate::backend::{Mailbox, PeerMessage};
-use crate::protocol::Hint;
 use crate::protocol::session::Session;
+use crate::protocol::{Hint, Tenant, Time};
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {
@@ -70,5 +70,24 @@ impl Mailbox for Node {
                 self.questions.told_of_limit(name, by, limit, tally, kept);
             }
         }
+    }
+}
+
+impl Node {
+    /// Returns what this process knows of the tenants of a semaphore: their names, and which of its places wait and
+    /// for how long. `None` if it knows nothing.
+    #[expect(clippy::type_complexity, reason = "as they stand in a message")]
+    pub(crate) fn tenants_of(
+        &self,
+        name: &str,
+        now: Time,
+    ) -> Option<(Vec<(Tenant, Arc<str>)>, Vec<(u64, u64)>)> {
+        const MOST: usize = PeerMessage::TENANTS_MAX;
+        let shared = self.sessions.get(name)?;
+        let state = shared.lock();
+        let names = state.tenants.all().take(MOST);
+        let names: Vec<_> = names.map(|(tenant, name)| (tenant, Arc::clone(name))).collect();
+        let waiting = state.session.waiting_since(now, MOST);
+        (!names.is_empty() || !waiting.is_empty()).then_some((names, waiting))
     }
 }

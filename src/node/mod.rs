@@ -47,8 +47,10 @@ mod timers;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use self::clock::Clock;
-use self::health::Counts;
+use self::health::{ConnectionState, Counts, Health};
 use self::identity::Identity;
 use self::overrides::OverrideCache;
 use self::peers::Questions;
@@ -145,6 +147,34 @@ impl Node {
 
     pub(crate) fn embedded(&self) -> Option<&dyn Embedded> {
         self.backend.embedded()
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        if self.embedded().is_some() {
+            return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None, None);
+        }
+        let servers = self.servers.all();
+        let states = servers.iter().map(|server| server.health());
+        let worst = states.max_by_key(|state| match state {
+            ConnectionState::Embedded | ConnectionState::Up => 0,
+            ConnectionState::Connecting => 1,
+            ConnectionState::Down { .. } => 2,
+        });
+        let warning = servers.iter().find_map(|server| server.warning());
+        let worst = worst.unwrap_or(ConnectionState::Connecting);
+        let quarantined_until = servers.iter().filter_map(|one| one.quarantined_until()).max();
+        self.counts.health(worst, self.sessions.len(), quarantined_until, warning)
+    }
+
+    /// Ends the quarantines of servers that are over. Returns when the next one will be.
+    pub(crate) fn end_quarantines(&self) -> Option<Instant> {
+        if !self.counts.take_quarantine() {
+            return None;
+        }
+        let (now, servers) = (self.now(), self.servers.all());
+        let next = servers.iter().filter_map(|server| server.end_quarantine(now)).min()?;
+        self.counts.quarantine_began();
+        Some(self.clock.instant(next))
     }
 
     /// Returns between half of a pause and all of it, so that the processes of a fleet do not reconnect in step.

@@ -7,10 +7,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::Node;
 use super::tallies::Tally;
-use crate::backend::PeerMessage;
-use crate::protocol::{NodeId, Tenant, Time};
+use crate::protocol::{NodeId, Tenant};
 use crate::sync::{Mutex, lock};
 
 /// How long to wait for the answers.
@@ -142,25 +140,6 @@ struct Closes<'a>(&'a Questions, &'a Arc<Question>);
 impl Drop for Closes<'_> {
     fn drop(&mut self) {
         lock(&self.0.open).retain(|open| !Arc::ptr_eq(open, self.1));
-    }
-}
-
-impl Node {
-    /// Returns what this process knows of the tenants of a semaphore: their names, and which of its places wait and
-    /// for how long. `None` if it knows nothing.
-    #[expect(clippy::type_complexity, reason = "as they stand in a message")]
-    pub(crate) fn tenants_of(
-        &self,
-        name: &str,
-        now: Time,
-    ) -> Option<(Vec<(Tenant, Arc<str>)>, Vec<(u64, u64)>)> {
-        const MOST: usize = PeerMessage::TENANTS_MAX;
-        let shared = self.sessions.get(name)?;
-        let state = shared.lock();
-        let names = state.tenants.all().take(MOST);
-        let names: Vec<_> = names.map(|(tenant, name)| (tenant, Arc::clone(name))).collect();
-        let waiting = state.session.waiting_since(now, MOST);
-        (!names.is_empty() || !waiting.is_empty()).then_some((names, waiting))
     }
 }
 

@@ -34,7 +34,8 @@ pub(crate) use crate::node::sessions::Remembered;
 use crate::policy::PolicyBuilder;
 use crate::policy::{Limit, Policy};
 use crate::tasks::Tasks;
-pub(crate) use crate::tasks::rounds::{Visited, Visitor};
+pub(crate) use crate::tasks::rounds::Visited;
+pub(crate) use crate::tasks::visitor::Visitor;
 use crate::tenants::TenantNumbers;
 
 /// How long a shutdown waits for the last releases.

@@ -9,6 +9,7 @@
 
 pub(crate) mod driver;
 pub(crate) mod rounds;
+pub(crate) mod visitor;
 pub(crate) mod watchdog;
 
 use std::cell::Cell;

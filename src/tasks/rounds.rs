@@ -1,12 +1,10 @@
 //! The watchdog's rounds: what it visits from time to time, because nothing would wake it.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Tasks;
 use crate::sync::{Mutex, lock};
 
 /// The pause between two rounds.
@@ -21,42 +19,6 @@ pub(crate) trait Visited: Send + Sync {
 
     /// No visit of this visitor comes any more.
     fn left_out(self: Arc<Self>);
-}
-
-/// The watchdog of a semaphore. Does not keep that.
-#[derive(Clone)]
-pub(crate) struct Visitor {
-    tasks: Weak<Tasks>,
-}
-
-impl Visitor {
-    pub(crate) fn new(tasks: &Arc<Tasks>) -> Self {
-        Self { tasks: Arc::downgrade(tasks) }
-    }
-
-    /// Has it visit something in each round. Returns whether it makes any.
-    pub(crate) fn visit(&self, visited: Weak<dyn Visited>) -> bool {
-        let Some(tasks) = self.tasks.upgrade() else { return false };
-        let Some(is_first) = tasks.rounds.add(visited) else { return false };
-        // A semaphore without a limit has started none. Without a runtime here, nothing changes.
-        let _ = tasks.ensure_running();
-        if is_first {
-            tasks.node().sessions.timers.wake();
-        }
-        true
-    }
-}
-
-impl PartialEq for Visitor {
-    fn eq(&self, other: &Self) -> bool {
-        Weak::ptr_eq(&self.tasks, &other.tasks)
-    }
-}
-
-impl fmt::Debug for Visitor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Visitor").finish_non_exhaustive()
-    }
 }
 
 /// What is visited in each round.
