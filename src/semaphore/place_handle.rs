@@ -61,18 +61,7 @@ impl PlaceHandle {
         now: Instant,
     ) -> Result<Self, AcquireError> {
         let PlaceOf { name, remembered, tenant, claim, .. } = of;
-        let max_queue = (!policy.wait_timeout.is_zero()).then_some(policy.max_queue);
-        let on_unavailable = policy.on_unavailable;
-        let mut options = AcquireOptions {
-            lease: policy.lease,
-            max_queue,
-            max_waiting: policy.max_waiting(),
-            on_unavailable,
-            headroom: policy.headroom,
-            claim,
-            linger_ms: policy.linger_ms(),
-            reuse_ms: if policy.reuse { REUSE_MS } else { 0 },
-        };
+        let mut options = options(policy, claim);
         let node = tasks.node();
         let now = node.clock.time(now);
         let mut same_number = None;
@@ -281,6 +270,20 @@ impl PlaceHandle {
                 Poll::Pending
             }
         }
+    }
+}
+
+/// Returns what a place is asked for with, under this policy.
+fn options(policy: &Policy, claim: Option<Claim>) -> AcquireOptions {
+    AcquireOptions {
+        lease: policy.lease,
+        max_queue: (!policy.wait_timeout.is_zero()).then_some(policy.max_queue),
+        max_waiting: policy.max_waiting(),
+        on_unavailable: policy.on_unavailable,
+        headroom: policy.headroom,
+        claim,
+        linger_ms: policy.linger_ms(),
+        reuse_ms: if policy.reuse { REUSE_MS } else { 0 },
     }
 }
 
