@@ -100,24 +100,26 @@ impl Session {
     /// last releases along in their call.
     #[inline]
     pub fn poll_call(&mut self, now: Time) -> Option<Call> {
-        if self.has_nothing_to_send() {
-            self.end_resync();
-            return None;
-        }
         self.poll(CALL_MAX, true, now)
     }
 
     /// As [`poll_call`](Self::poll_call), but for calls that renew leases: [`poll_keep_alive`](Self::poll_keep_alive)
     /// has those. For at most so many places.
     pub fn poll_serving(&mut self, most: usize, now: Time) -> Option<Call> {
+        self.poll(most.clamp(1, CALL_MAX), false, now)
+    }
+
+    #[inline]
+    fn poll(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
         if self.has_nothing_to_send() {
             self.end_resync();
             return None;
         }
-        self.poll(most.clamp(1, CALL_MAX), false, now)
+        self.poll_next(most, renews, now)
     }
 
-    fn poll(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
+    /// As [`poll`](Self::poll), where there may be something to send.
+    fn poll_next(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
         if self.is_kept_for_nobody() {
             self.release_kept(now);
         }
@@ -161,22 +163,14 @@ impl Session {
             && self.renewals.is_empty()
         {
             // The places that were to be renewed before are gone, and the others are still to be.
-            return self.poll_again(most, renews, now);
+            return self.poll(most, renews, now);
         } else {
             // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
             let waited = self.resync;
             self.end_resync();
-            return if waited && !self.resync { self.poll_again(most, renews, now) } else { None };
+            return if waited && !self.resync { self.poll(most, renews, now) } else { None };
         };
         Some(self.call_of(op, head, now))
-    }
-
-    fn poll_again(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
-        if self.has_nothing_to_send() {
-            self.end_resync();
-            return None;
-        }
-        self.poll(most, renews, now)
     }
 
     /// The next call that renews leases, ahead of all else that is to be sent; `None`: there is none for now. For at
