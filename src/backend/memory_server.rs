@@ -13,7 +13,7 @@ use super::{
     MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{Call, NodeId, PlaceId, Time};
+use crate::protocol::{NodeId, PlaceId, Time};
 
 /// A stand-in for Redis in tests: it counts permits in this process, as [`MemoryBackend`] does, but is reached over
 /// connections, which a switch breaks.
@@ -228,13 +228,9 @@ impl Connection for Line {
             if !is_open {
                 return Err(unavailable());
             }
-            let answer = |call: &AddressedCall| {
-                let AddressedCall { ref key, node, limit, headroom, for_all, max_waiting, .. } =
-                    *call;
-                let (recalls, op) = (call.recalls, call.op.clone());
-                let call = Call { limit, headroom, for_all, max_waiting, recalls, op };
+            let answer = |AddressedCall { key, node, call }: &AddressedCall| {
                 let counter = memory.counter(key, Instant::now());
-                Answer::Reply { reply: counter.call(node, &call, Time::ZERO), late: false }
+                Answer::Reply { reply: counter.call(*node, call, Time::ZERO), late: false }
             };
             Ok(calls.iter().map(answer).collect())
         }

@@ -54,7 +54,7 @@ pub use rustls;
 use tokio::time::Instant;
 
 use crate::error::BackendError;
-use crate::protocol::{Hint, NodeId, Op, PlaceId, Reply, Time};
+use crate::protocol::{Call, Hint, NodeId, PlaceId, Reply, Time};
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
@@ -223,7 +223,7 @@ pub trait Embedded: Queries {
 pub trait Counter: Send + Sync + 'static {
     /// Carries out a call as of `now`, which is a moment ago at most. Hints for other processes are delivered before
     /// it returns.
-    fn call(&self, node: NodeId, call: &crate::protocol::Call, now: Time) -> Reply;
+    fn call(&self, node: NodeId, call: &Call, now: Time) -> Reply;
 }
 
 /// Operations that belong to no place.
@@ -308,25 +308,15 @@ pub struct ServerInfo {
     pub warning: Option<String>,
 }
 
-/// A [`Call`](crate::protocol::Call) of one process, with the semaphore that it concerns.
+/// A [`Call`] of one process, with the semaphore that it concerns.
 #[derive(Clone, Debug)]
 pub struct AddressedCall {
     /// The key of the semaphore: see [`Backend::key`].
     pub key: Arc<str>,
     /// The calling process.
     pub node: NodeId,
-    /// The limit of the semaphore, as the process knows it: see [`Call::limit`](crate::protocol::Call::limit).
-    pub limit: u32,
-    /// The permits that are reserved for requests of class 0.
-    pub headroom: u32,
-    /// Whether the limit counts for all places, whatever they brought.
-    pub for_all: bool,
-    /// How many places may wait in the lines of all tenants: see [`Call`](crate::protocol::Call).
-    pub max_waiting: u32,
-    /// Whether newcomers that have to wait recall permits that other processes keep: see [`Mailbox::recall`].
-    pub recalls: bool,
-    /// What to do.
-    pub op: Op,
+    /// What it does there.
+    pub call: Call,
 }
 
 /// The answer to a call.
@@ -379,7 +369,7 @@ pub trait Mailbox: Send + Sync {
     /// A request of another process waits for the semaphore `name`: permits that this process keeps for its own next
     /// requests are given back. Never blocks.
     ///
-    /// Called where an acquire that [recalls](AddressedCall::recalls) finds no permit free, and its newcomers are the
+    /// Called where an acquire that [recalls](Call::recalls) finds no permit free, and its newcomers are the
     /// first to wait. Like a hint, it may arrive late, twice or never; without it, requests of this process are granted
     /// ahead of the other's for at most 50 ms. Hints and replies should be delivered in the order in which they were
     /// made: who else waits is concluded from them.

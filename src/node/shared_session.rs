@@ -13,7 +13,6 @@ use super::timers::Timer;
 use crate::backend::Counter;
 use crate::error::BackendError;
 use crate::metrics::requests::Meter;
-use crate::protocol::NodeId;
 use crate::protocol::Time;
 use crate::protocol::session::{Event, Session, Urgency};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -369,24 +368,6 @@ impl Woken {
         if !self.0.is_empty() {
             self.0.into_iter().for_each(Waker::wake);
         }
-    }
-}
-
-/// Returns a call of a session, as a connection carries it.
-pub(crate) fn call_of(
-    key: Arc<str>,
-    node: NodeId,
-    call: crate::protocol::Call,
-) -> crate::backend::AddressedCall {
-    crate::backend::AddressedCall {
-        key,
-        node,
-        limit: call.limit,
-        headroom: call.headroom,
-        for_all: call.for_all,
-        max_waiting: call.max_waiting,
-        recalls: call.recalls,
-        op: call.op,
     }
 }
 

@@ -18,7 +18,7 @@ use tower_semaphore::backend::{
     PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use tower_semaphore_protocol::{
-    Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply, WORK_MAX,
+    Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply, WORK_MAX,
 };
 
 use crate::fair::{Breach, Done, Judge, Stored};
@@ -177,7 +177,7 @@ impl Request {
 
     fn places(&self) -> usize {
         match self {
-            Self::Call(call) => places(&call.op),
+            Self::Call(addressed) => places(&addressed.call.op),
             Self::Query(..) => 1,
         }
     }
@@ -411,10 +411,10 @@ impl Port {
     }
 
     fn release_again(&self, calls: &mut [AddressedCall]) {
-        for call in calls {
-            let Op::Release { ids } = &mut call.op else { continue };
+        for addressed in calls {
+            let Op::Release { ids } = &mut addressed.call.op else { continue };
             let mut state = self.state();
-            let released = state.released.entry(Arc::clone(&call.key)).or_default();
+            let released = state.released.entry(Arc::clone(&addressed.key)).or_default();
             let news = ids.to_vec();
             ids.extend(released.iter().copied().take(500));
             released.extend(news);
@@ -973,7 +973,7 @@ impl Batch {
     pub fn takes(&self) -> impl Iterator<Item = usize> + '_ {
         let takes = |op: &Op| matches!(op, Op::Acquire { .. } | Op::Reassert { .. });
         let taking = self.calls.iter().filter_map(move |request| match request {
-            Request::Call(call) if takes(&call.op) => Some(&call.key),
+            Request::Call(addressed) if takes(&addressed.call.op) => Some(&addressed.key),
             _ => None,
         });
         taking.filter_map(|key| name_of(key))
@@ -984,8 +984,8 @@ impl Batch {
     pub fn text(&self) -> String {
         let mut text = String::new();
         for request in &*self.calls {
-            let call = match request {
-                Request::Call(call) => call,
+            let AddressedCall { key, call, .. } = match request {
+                Request::Call(addressed) => addressed,
                 Request::Query(key, question) => {
                     text += &format!("{key} {question:?}; ");
                     continue;
@@ -994,17 +994,17 @@ impl Batch {
             let limit = call.limit;
             text += &match &call.op {
                 Op::Acquire { leaving, ids, max_queue, .. } => {
-                    format!("{} acquire{:?}", call.key, ns(ids))
+                    format!("{key} acquire{:?}", ns(ids))
                         + &format!(" leaving{:?} of {limit} queue {max_queue:?}; ", ns(leaving))
                 }
-                Op::Release { ids } => format!("{} release{:?} of {limit}; ", call.key, ns(ids)),
-                Op::Renew { ids, .. } => format!("{} renew{:?} of {limit}; ", call.key, ns(ids)),
+                Op::Release { ids } => format!("{key} release{:?} of {limit}; ", ns(ids)),
+                Op::Renew { ids, .. } => format!("{key} renew{:?} of {limit}; ", ns(ids)),
                 Op::Reassert { proofs, .. } => {
                     let ids: Vec<_> =
                         proofs.iter().map(|(id, proof)| (id.n >> 20, *proof)).collect();
-                    format!("{} reassert{ids:?} of {limit}; ", call.key)
+                    format!("{key} reassert{ids:?} of {limit}; ")
                 }
-                Op::Audit { .. } => format!("{} audit; ", call.key),
+                Op::Audit { .. } => format!("{key} audit; "),
             };
         }
         text
@@ -1198,7 +1198,7 @@ impl Store {
 
     fn one(
         &mut self,
-        call: &AddressedCall,
+        AddressedCall { key, node, call }: &AddressedCall,
         name: Option<usize>,
         site: &mut Site<'_>,
         messages: &mut Vec<(Option<NodeId>, Message)>,
@@ -1206,8 +1206,7 @@ impl Store {
         let now = site.now;
         self.done += 1;
         let planted = site.planted;
-        let ledger =
-            self.ledgers.entry(Arc::clone(&call.key)).or_insert_with(|| Book::new(planted));
+        let ledger = self.ledgers.entry(Arc::clone(key)).or_insert_with(|| Book::new(planted));
         let ids = places(&call.op);
         let is_fair = ledger.comes(&call.op);
         let waiting_before = ledger.waiting();
@@ -1225,7 +1224,7 @@ impl Store {
             headroom: call.headroom,
             for_all: call.for_all || is_lowest || planted == Some(Planted::JudgesByCaller),
             max_waiting: call.max_waiting,
-            node: call.node,
+            node: *node,
             recalls: call.recalls,
         };
         let listens = &mut *site.listens;
@@ -1235,10 +1234,10 @@ impl Store {
             let is_heard = listens(node);
             if is_heard {
                 for grant in grants {
-                    messages.push((Some(node), Message::Hint(Arc::clone(&call.key), *grant)));
+                    messages.push((Some(node), Message::Hint(Arc::clone(key), *grant)));
                 }
                 if grants.is_empty() {
-                    messages.push((Some(node), Message::Recall(Arc::clone(&call.key))));
+                    messages.push((Some(node), Message::Recall(Arc::clone(key))));
                 }
             }
             is_heard
@@ -1297,7 +1296,7 @@ impl Store {
                 ledger.reassert(caller, *lease_ms, proofs, &mut post)
             }
             Op::Audit { most } => {
-                let found = ledger.audit(now, call.node, *most as usize);
+                let found = ledger.audit(now, *node, *most as usize);
                 Reply { found, ..Reply::default() }
             }
         });
@@ -1360,7 +1359,7 @@ impl Store {
             });
         }
         if ledger.is_empty() {
-            self.ledgers.remove(&call.key);
+            self.ledgers.remove(key);
         }
         Response::Reply { reply, late: site.late }
     }
@@ -1419,13 +1418,17 @@ fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
     let Refuses { no_memory, read_only, loading, no_rights, fails_after: _ } = refuses;
     match request {
         _ if loading => Some("LOADING"),
-        Request::Call(AddressedCall { op: Op::Acquire { .. } | Op::Reassert { .. }, .. })
+        Request::Call(AddressedCall {
+            call: Call { op: Op::Acquire { .. } | Op::Reassert { .. }, .. },
+            ..
+        })
         | Request::Query(_, Question::Override { .. })
             if no_memory =>
         {
             Some("OOM")
         }
-        Request::Query(..) | Request::Call(AddressedCall { op: Op::Audit { .. }, .. })
+        Request::Query(..)
+        | Request::Call(AddressedCall { call: Call { op: Op::Audit { .. }, .. }, .. })
             if no_rights =>
         {
             Some("NOPERM")
@@ -1434,7 +1437,7 @@ fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
             _,
             Question::Inspect { .. } | Question::List { .. } | Question::Overrides { .. },
         )
-        | Request::Call(AddressedCall { op: Op::Audit { .. }, .. }) => None,
+        | Request::Call(AddressedCall { call: Call { op: Op::Audit { .. }, .. }, .. }) => None,
         _ if read_only => Some("READONLY"),
         _ => None,
     }

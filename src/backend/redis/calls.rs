@@ -26,7 +26,10 @@ pub(super) enum For {
 
 impl For {
     /// The scripts that the call uses first.
-    pub(super) fn call(call: &AddressedCall, tenanted: &Tenanted) -> Self {
+    pub(super) fn call(
+        AddressedCall { key, call, .. }: &AddressedCall,
+        tenanted: &Tenanted,
+    ) -> Self {
         let any = |ids: &[PlaceId]| ids.iter().any(|id| id.claim.is_some());
         let any = match &call.op {
             Op::Acquire { leaving, ids, .. } => any(ids) || any(leaving),
@@ -34,7 +37,7 @@ impl For {
             Op::Reassert { proofs, .. } => proofs.iter().any(|(id, _)| id.claim.is_some()),
             Op::Audit { .. } => false,
         };
-        if any || tenanted.has(&call.key) { Self::Tenants } else { Self::Plain }
+        if any || tenanted.has(key) { Self::Tenants } else { Self::Plain }
     }
 }
 
@@ -46,7 +49,8 @@ pub(super) fn has_tenants(scripts: For, value: &Value) -> bool {
 
 /// The call, with its arguments in the order in which the script's header lists them. `counted`:
 /// PUBLISH tells whether a process listens, as it does where there is one server.
-pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool) -> Cmd {
+pub(super) fn command(addressed: &AddressedCall, by: By, scripts: For, counted: bool) -> Cmd {
+    let AddressedCall { key, node, call } = addressed;
     let plain = scripts == For::Plain;
     let script = match &call.op {
         Op::Acquire { .. } if plain => &scripts::ACQUIRE,
@@ -65,8 +69,8 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
         op => op.places(),
     };
     let id = if plain { ID } else { FAIR_ID };
-    let mut command = scripts::call(script, by, &call.key, 9 + places, REST + places * id);
-    let (node, counted) = (call.node.text(), u8::from(counted));
+    let mut command = scripts::call(script, by, key, 9 + places, REST + places * id);
+    let (node, counted) = (node.text(), u8::from(counted));
     if let Op::Audit { most } = &call.op {
         command.arg(*most);
         return command;
@@ -114,7 +118,10 @@ pub(super) fn command(call: &AddressedCall, by: By, scripts: For, counted: bool)
 /// # Errors
 ///
 /// If no script of this version answers so.
-fn decode(call: &AddressedCall, value: &Value) -> Result<Reply, BackendError> {
+fn decode(
+    AddressedCall { node, call, .. }: &AddressedCall,
+    value: &Value,
+) -> Result<Reply, BackendError> {
     let reply = match (&call.op, value) {
         // The short form: every place holds.
         (Op::Acquire { ids, .. } | Op::Renew { ids, .. }, Value::Int(_)) => {
@@ -136,7 +143,7 @@ fn decode(call: &AddressedCall, value: &Value) -> Result<Reply, BackendError> {
             grants(items).map(|granted| Reply { granted, more, ..Reply::default() })
         }
         (Op::Audit { most }, Value::Array(items)) => listing(items, *most).map(|listing| {
-            let own = listing.places.iter().map(|(id, ..)| *id).filter(|id| id.node == call.node);
+            let own = listing.places.iter().map(|(id, ..)| *id).filter(|id| id.node == *node);
             Reply { found: own.collect(), ..Reply::default() }
         }),
         _ => None,
@@ -159,7 +166,7 @@ pub(crate) fn decode_wire(
     places: usize,
     wire: &[u8],
 ) -> Option<Result<Reply, BackendError>> {
-    use crate::protocol::{Ids, NodeId};
+    use crate::protocol::{Call, Ids, NodeId};
     let value = deadpool_redis::redis::parse_redis_value(wire).ok()?;
     let node = NodeId::new(1);
     let ids: Ids = (0..places as u64)
@@ -176,12 +183,14 @@ pub(crate) fn decode_wire(
         &AddressedCall {
             key: "x".into(),
             node,
-            limit: 1,
-            headroom: 0,
-            for_all: false,
-            max_waiting: 0,
-            recalls: false,
-            op,
+            call: Call {
+                limit: 1,
+                headroom: 0,
+                for_all: false,
+                max_waiting: 0,
+                recalls: false,
+                op,
+            },
         },
         &value,
     );

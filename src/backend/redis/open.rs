@@ -18,7 +18,7 @@ use super::{Caller, RedisBackend, Servers, error, info, messages, scripts};
 use crate::backend::{AddressedCall, Answer, Connection, OVERRIDES, Shard};
 use crate::error::BackendError;
 use crate::name::Name;
-use crate::protocol::{Ids, NodeId, Op, PlaceId};
+use crate::protocol::{Call, Ids, NodeId, Op, PlaceId};
 
 impl RedisBackend {
     pub(super) async fn open_to(
@@ -149,12 +149,7 @@ impl RedisBackend {
         let calls = [acquire, Op::Release { ids }].map(|op| AddressedCall {
             key: Arc::clone(&key),
             node,
-            limit: 0,
-            headroom: 0,
-            for_all: true,
-            max_waiting: 0,
-            recalls: false,
-            op,
+            call: Call { limit: 0, headroom: 0, for_all: true, max_waiting: 0, recalls: false, op },
         });
         for answer in self.in_time(opened.send(Arc::from(calls))).await?? {
             if let Answer::Failed(error) | Answer::Refused(error) = answer {

@@ -153,19 +153,10 @@ impl Connection for TestBackend {
     ) -> BoxFuture<'static, Result<Vec<Answer>, BackendError>> {
         let backend = self.clone();
         let answers = async move {
-            let answer = |call: &AddressedCall| {
-                let AddressedCall { key, node, limit, headroom, for_all, max_waiting, .. } = call;
-                let call = crate::protocol::Call {
-                    limit: *limit,
-                    headroom: *headroom,
-                    for_all: *for_all,
-                    max_waiting: *max_waiting,
-                    recalls: call.recalls,
-                    op: call.op.clone(),
-                };
+            let answer = |AddressedCall { key, node, call }: &AddressedCall| {
                 let counter = backend.0.memory.counter(key, Instant::now());
-                let carry_out = || counter.call(*node, &call, Time::ZERO);
-                let reply = backend.checked(*node, &call, carry_out);
+                let carry_out = || counter.call(*node, call, Time::ZERO);
+                let reply = backend.checked(*node, call, carry_out);
                 Answer::Reply { reply, late: false }
             };
             Ok(calls.iter().map(answer).collect())

@@ -15,7 +15,7 @@ use crate::backend::{
     Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{Call, NodeId, PlaceId, Time};
+use crate::protocol::{NodeId, PlaceId, Time};
 
 /// Servers `a`, which counts `x` at first, and `b`, which counts all else.
 #[derive(Clone, Default)]
@@ -78,7 +78,7 @@ impl World {
     /// Adds work for these calls. Returns when it is done, if it takes time.
     fn work(&self, calls: &[AddressedCall]) -> Option<Instant> {
         let place = Some(self.place_us.load(Ordering::SeqCst)).filter(|place| *place > 0)?;
-        let places = calls.iter().map(|call| 1 + call.op.places()).sum::<usize>();
+        let places = calls.iter().map(|addressed| 1 + addressed.call.op.places()).sum::<usize>();
         let work = Duration::from_micros(u64::try_from(place * places).unwrap());
         let mut busy_until = self.busy_until.lock().unwrap();
         let done = busy_until.unwrap_or_else(Instant::now).max(Instant::now()) + work;
@@ -170,17 +170,8 @@ impl Connection for OneConnection {
                 sleep_until(done).await;
             }
             let memory = world.b_memory.as_ref().filter(|_| is_b).unwrap_or(&world.memory);
-            let answer = |call: &AddressedCall| {
-                let AddressedCall { key, node, limit, headroom, for_all, max_waiting, .. } = call;
-                let call = Call {
-                    limit: *limit,
-                    headroom: *headroom,
-                    for_all: *for_all,
-                    max_waiting: *max_waiting,
-                    recalls: call.recalls,
-                    op: call.op.clone(),
-                };
-                let reply = memory.counter(key, Instant::now()).call(*node, &call, Time::ZERO);
+            let answer = |AddressedCall { key, node, call }: &AddressedCall| {
+                let reply = memory.counter(key, Instant::now()).call(*node, call, Time::ZERO);
                 Answer::Reply { reply, late: false }
             };
             Ok(calls.iter().map(answer).collect())

@@ -1,14 +1,12 @@
 //! The calls of one write: how they are collected from sessions, and how answers are passed to these.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::backend::{AddressedCall, Answer};
-use crate::error::BackendError;
 use crate::node::server::outbox::Purpose;
-use crate::node::shared_session::{SharedSession, call_of};
+use crate::node::shared_session::SharedSession;
 use crate::node::{Node, Server};
 use crate::protocol::session::Session;
 use crate::protocol::{Op, Time};
@@ -60,8 +58,14 @@ impl Batch {
         let mut woken = 0;
         let (sent, now) = (self.sent_at, node.clock.now());
         let after = now.since(sent);
-        for ((call, sender), answer) in self.calls.iter().zip(&self.senders).zip(answers) {
+        for ((addressed, sender), answer) in self.calls.iter().zip(&self.senders).zip(answers) {
             let (shared, stay) = sender;
+            let op = &addressed.call.op;
+            let fail = |error, handle: fn(&mut Session, &Op, Time)| {
+                node.counts.meter.answered(op, false, after);
+                node.counts.log_refused_call(shared.name(), error);
+                node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
+            };
             match answer {
                 Answer::Moved => {
                     let is_here = shared.lock().stay == *stay;
@@ -70,36 +74,18 @@ impl Batch {
                     }
                 }
                 Answer::Reply { reply, late } => {
-                    node.counts.meter.answered(&call.op, true, after);
-                    node.counts.meter.replied(&call.op, &reply);
+                    node.counts.meter.answered(op, true, after);
+                    node.counts.meter.replied(op, &reply);
                     woken += reply.granted.len();
-                    if let Op::Acquire { ids, .. } | Op::Release { ids } = &call.op {
+                    if let Op::Acquire { ids, .. } | Op::Release { ids } = op {
                         woken += ids.len();
                     }
                     node.act_in(sender, now, None, |session, now| {
-                        session.handle_reply(&call.op, &reply, late, sent, now);
+                        session.handle_reply(op, &reply, late, sent, now);
                     });
                 }
-                Answer::Failed(error) => {
-                    failed(
-                        node,
-                        sender,
-                        &call.op,
-                        &error,
-                        (now, after),
-                        Session::handle_call_error,
-                    );
-                }
-                Answer::Refused(error) => {
-                    failed(
-                        node,
-                        sender,
-                        &call.op,
-                        &error,
-                        (now, after),
-                        Session::handle_call_refused,
-                    );
-                }
+                Answer::Failed(error) => fail(&error, Session::handle_call_error),
+                Answer::Refused(error) => fail(&error, Session::handle_call_refused),
             }
         }
         if node.counts.log_lost(false).is_some() {
@@ -112,10 +98,11 @@ impl Batch {
     /// Tells the sessions that their calls go unanswered: they ask again for what they need.
     pub(super) fn abandon(self, node: &Node) {
         let now = Instant::now();
-        for (call, sender) in self.calls.iter().zip(&self.senders) {
-            node.counts.meter.unanswered(&call.op, now - self.sent);
+        for (addressed, sender) in self.calls.iter().zip(&self.senders) {
+            let op = &addressed.call.op;
+            node.counts.meter.unanswered(op, now - self.sent);
             node.act_in(sender, node.clock.time(now), None, |session, _| {
-                session.handle_unanswered(&call.op)
+                session.handle_unanswered(op)
             });
         }
     }
@@ -150,23 +137,9 @@ pub(crate) fn collect_of(
         };
         let Some(call) = call else { break };
         cost += CALL_COST + call.op.places();
-        calls.push(call_of(Arc::clone(shared.key()), node.id(), call));
+        calls.push(AddressedCall { key: Arc::clone(shared.key()), node: node.id(), call });
         senders.push((Arc::clone(shared), stay));
     }
     state.enqueue(shared);
     cost
-}
-
-/// Passes the failure of a call to its session.
-fn failed(
-    node: &Node,
-    sender: &(Arc<SharedSession>, u64),
-    op: &Op,
-    error: &BackendError,
-    (now, after): (Time, Duration),
-    handle: fn(&mut Session, &Op, Time),
-) {
-    node.counts.meter.answered(op, false, after);
-    node.counts.log_refused_call(sender.0.name(), error);
-    node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
 }
