@@ -35,8 +35,6 @@ pub(crate) struct OverrideCache {
 #[derive(Default)]
 struct Known {
     overrides: Overrides,
-    /// A question was answered.
-    was_read: bool,
     /// A question is to be asked.
     wanted: bool,
     /// A question is unanswered. The next one waits for it.
@@ -132,8 +130,9 @@ impl OverrideCache {
         lock(&self.state).overrides.version
     }
 
-    pub(crate) fn was_read(&self) -> bool {
-        lock(&self.state).was_read
+    /// Returns whether the sessions have applied an answer. Before that, a call can still carry the policy's limit.
+    pub(crate) fn were_applied(&self) -> bool {
+        lock(&self.state).told > 0
     }
 
     pub(crate) fn want(&self) {
@@ -219,7 +218,6 @@ impl OverrideCache {
             return News::default();
         }
         state.asking &= question < state.asked;
-        state.was_read = true;
         state.answered = question;
         state.error = answer.as_ref().err().cloned();
         let (mut news, mut failed) = (News::default(), None);
@@ -255,5 +253,20 @@ impl OverrideCache {
         state.told = state.told.max(question);
         drop(state);
         self.answered.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_the_sessions_do_not_know_yet_was_not_applied() {
+        let cache = OverrideCache::new("overrides".into());
+        let (question, _) = cache.begin();
+        cache.take_in(question, Ok(Some(Overrides::default())));
+        assert!(!cache.were_applied(), "another server's first call would pass a pause");
+        cache.tell(question);
+        assert!(cache.were_applied());
     }
 }

@@ -145,7 +145,7 @@ async fn read_overrides(
         if let Some(error) = broken {
             return Err(error);
         }
-    } else if !node.overrides.was_read() && !node.is_closed() {
+    } else if !node.overrides.were_applied() && !node.is_closed() {
         // The server that keeps them may be unreachable.
         let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
     }
