@@ -1,6 +1,6 @@
 //! Requests that two servers could read in two ways: what is rejected, and how the rest goes on.
 //!
-//! docs/gateway.md has the same table.
+//! docs/gateway.md groups them.
 
 use super::Stage;
 
