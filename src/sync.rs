@@ -1,6 +1,6 @@
 //! The locks and atomics of the shell around sessions.
 //!
-//! They are those of `std`, except in `tests/locks`, which uses those of `shuttle`: it decides at each of them which
+//! They are those of `std`, except in `tests/long locks`, which uses those of `shuttle`: it decides at each of them which
 //! thread runs next.
 
 #[cfg(not(all(test, shuttle)))]

@@ -1,6 +1,6 @@
 //! What a fault costs a process with very many names, in figures that have bounds.
 //!
-//! `tests/storm` runs it. It starts its own Redis servers and processes, and ends them. It fails if a
+//! `tests/long storm` runs it. It starts its own Redis servers and processes, and ends them. It fails if a
 //! bound is broken.
 
 #![allow(clippy::print_stdout, reason = "figures are what it is for")]

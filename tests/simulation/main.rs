@@ -1,4 +1,4 @@
-//! Runs the simulation from the command line: see `./tests/simulate --help`.
+//! Runs the simulation from the command line: see `./tests/long simulation --help`.
 //!
 //! Seeds are run by a child process, so that one that never comes to its end is found out and
 //! passed over: the child has a thread that watches the course of its runs, and ends it.
@@ -109,7 +109,7 @@ fn options() -> Result<Options, String> {
             "--keeps" => options.keeps = Some(value()?),
             "--no-shrink" => options.shrinks = false,
             "--no-counts" => options.counts = false,
-            _ => return Err(format!("{word:?} is not known; see ./tests/simulate --help")),
+            _ => return Err(format!("{word:?} is not known; see ./tests/long simulation --help")),
         }
     }
     let jobs = u64::try_from(options.jobs).unwrap_or(u64::MAX);
@@ -367,7 +367,7 @@ fn many(options: &Options) -> ExitCode {
     );
     for ((rule, scenario), (count, seed, text)) in &totals.violations {
         println!("{count} runs of {scenario} broke a rule: {rule}; the first: {text}");
-        println!("    ./tests/simulate --seed {seed} --scenario {scenario}");
+        println!("    {}", repeat(options, *seed, scenario));
     }
     println!("{} violations", totals.violated);
     if let Some(((rule, scenario), (_, seed, _))) = totals.violations.iter().next()
@@ -377,6 +377,13 @@ fn many(options: &Options) -> ExitCode {
         explain(options, scenario, *seed, rule);
     }
     if totals.violated == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The command that runs one seed again.
+fn repeat(options: &Options, seed: u64, scenario: &str) -> String {
+    let planted = options.planted.map(|planted| format!(" --plant {planted:?}"));
+    let planted = planted.unwrap_or_default();
+    format!("./tests/long simulation --seed {seed} --scenario {scenario}{planted}")
 }
 
 // ===== one seed =====
@@ -444,7 +451,7 @@ fn explain(options: &Options, scenario: Scenario, seed: u64, rule: &str) {
     let small = shrink(&whole, most, |plan| rules(options, plan).iter().any(|(r, _)| r == rule));
     println!("--- {rule}, made smaller:\n{small}");
     let kept = kept(options, &small);
-    println!("    ./tests/simulate --seed {seed} --scenario {} --keeps {kept}", scenario.name());
+    println!("    {} --keeps {kept}", repeat(options, seed, scenario.name()));
     if stuck {
         return;
     }

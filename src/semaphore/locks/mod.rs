@@ -1,6 +1,6 @@
 //! The places where locks and wake-ups meet, under thousands of schedules each.
 //!
-//! `tests/locks` runs these. Locks and atomics are those of [`shuttle`], which runs one thread at a time
+//! `tests/long locks` runs these. Locks and atomics are those of [`shuttle`], which runs one thread at a time
 //! and decides at each of them which goes on: at random, and by priorities that change at a few points
 //! ([PCT]). The clock stands still unless a scenario advances it, and no alarm goes off: a task that
 //! waits goes on only if it is woken. Where all threads wait, the schedule has failed.

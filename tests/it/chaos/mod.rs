@@ -274,9 +274,9 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lease_is_lost() {
     drop(client);
 }
 
-/// By hand, through `tests/chaos`.
+/// By hand, through `tests/long chaos`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: ./tests/chaos --minutes 10"]
+#[ignore = "takes minutes: ./tests/long chaos --minutes 10"]
 async fn long() {
     let seed = number("CHAOS_SEED").unwrap_or_else(|| fastrand::u64(..1 << 32));
     let minutes = number("CHAOS_MINUTES").unwrap_or(10);

@@ -268,9 +268,9 @@ impl fmt::Display for Soak {
     }
 }
 
-/// By hand, through `tests/soak`.
+/// By hand, through `tests/long soak`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes: ./tests/soak --minutes 20"]
+#[ignore = "takes minutes: ./tests/long soak --minutes 20"]
 async fn long() {
     let seed = number("SOAK_SEED").unwrap_or_else(|| fastrand::u64(..1 << 32));
     let minutes = number("SOAK_MINUTES").unwrap_or(20);
