@@ -25,9 +25,7 @@ impl Session {
     /// Requests that wait are judged by another limit and headroom from here on, and keep their turn. One whose call is on
     /// its way adopts them once that is answered.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
-        let before = self.limit_in_force();
-        self.limit = limit;
-        let limit_now = self.limit_in_force();
+        let (before, limit_now) = self.limits.handle_policy(limit);
         if limit_now != before {
             self.limit_changed(limit_now < before, now);
         }
@@ -67,7 +65,7 @@ impl Session {
             _ if place.restoring && !is_unsent(n) => return,
             _ => place.restoring,
         };
-        let replaced = release_of(self.node, place, now);
+        let replaced = release_of(self.places.node(), place, now);
         let before = place.limit;
         self.follow_queue(index, false);
         if !is_new_to_the_backend {
@@ -75,8 +73,7 @@ impl Session {
             self.release_replaced(index);
         }
         if was_waiting {
-            self.count_limit(before, false);
-            self.count_limit(limit, true);
+            self.counts.change_limit(before, limit);
         }
         if let Some(place) = self.places.get_mut(index) {
             (place.limit, place.bound, place.options) = (limit, bound, options);
@@ -86,7 +83,7 @@ impl Session {
             }
         }
         self.follow_queue(index, true);
-        if self.places.get(index).is_some_and(|place| limit == 0 || self.never_fits(place)) {
+        if self.places.get(index).is_some_and(|place| limit == 0 || self.limits.never_fit(place)) {
             let reason = if limit == 0 { RejectReason::Limit } else { RejectReason::CostTooHigh };
             self.leave_server(index, now);
             return self.refuse(index, reason, self.seen);
@@ -118,8 +115,9 @@ impl Session {
     pub(super) fn take_back(&mut self, n: u64, now: Time) {
         let Some(index) = self.replacing(n) else { return };
         let Some((old, _)) = self.take_replaced(index) else { return };
+        let node = self.places.node();
         let Some(place) = self.places.get_mut(index) else { return };
-        let new = release_of(self.node, place, now);
+        let new = release_of(node, place, now);
         (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
         self.places.set_number(index, old.n);
         let checks = self.revocation_checks.len();

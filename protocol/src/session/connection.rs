@@ -36,7 +36,7 @@ impl Session {
     /// There is a new connection: what went unanswered is asked for again (rule 5).
     pub fn handle_connected(&mut self, connected: Connected, now: Time) {
         let Connected { poll_only, same_data, quarantine } = connected;
-        self.poll_only = poll_only;
+        self.places.set_poll_only(poll_only);
         (self.quarantine.is_on, self.quarantine.at_least) = (quarantine.is_on, quarantine.at_least);
         if let Some(at) = quarantine.lost_at {
             self.data_was_lost(at);
@@ -142,7 +142,14 @@ impl Session {
     #[must_use]
     pub fn quarantined_until(&self) -> Option<Time> {
         let lost_at = self.quarantine.lost_at.filter(|_| self.quarantine.is_on)?;
-        Some(lost_at + self.lease.max(self.longest_lease).max(self.quarantine.at_least))
+        Some(
+            lost_at
+                + self
+                    .limits
+                    .lease()
+                    .max(self.limits.longest_lease())
+                    .max(self.quarantine.at_least),
+        )
     }
 
     /// Why a request is refused for lack of a permit or of room in the queue: because of a quarantine, if there was one
@@ -156,11 +163,9 @@ impl Session {
     ) -> RejectReason {
         let is_on = self.quarantined_until().is_some_and(|end| at < end);
         let Some(place) = self.places.get(index).filter(|_| is_on) else { return reason };
-        let claim = place.claim();
-        let headroom = if claim.class() == 0 { 0 } else { place.options.headroom };
-        let room = self.limit_for(place.limit).saturating_sub(headroom);
+        let room = self.limits.in_force_for(place.limit).saturating_sub(place.headroom());
         let is_full = in_use.saturating_add(u64::from(place.cost())) > u64::from(room)
-            || self.tenants.exceeds_each(claim);
+            || self.counts.tenants().exceeds_each(place.claim());
         if is_full { reason } else { RejectReason::Quarantine }
     }
 

@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::Session;
 use super::options::OnUnavailable;
-use super::place::{Place, Places};
+use super::place::{Place, State};
+use super::places::Places;
 use crate::claim::{Claim, Tenant};
 use crate::lines::Lines;
 use crate::reject::RejectReason;
@@ -40,8 +41,20 @@ impl LocalQueue {
         }
     }
 
-    /// A place came to be in flight, or is not any more.
-    pub(super) fn count(&mut self, claim: Claim, is_in: bool) {
+    /// Follows a place from one state to another.
+    pub(super) fn change(&mut self, claim: Option<Claim>, before: State, after: State) {
+        // Even if both are in flight: that settles the tenant.
+        if before.is_in_flight() {
+            self.count(claim, false);
+        }
+        if after.is_in_flight() {
+            self.count(claim, true);
+        }
+    }
+
+    /// Counts a place in flight, or no more.
+    pub(super) fn count(&mut self, claim: Option<Claim>, is_in: bool) {
+        let claim = claim.unwrap_or_else(Claim::nobodys);
         let tenant = claim.tenant();
         match is_in {
             true => self.lines.hold(tenant, claim.cost()),
@@ -105,9 +118,9 @@ impl Session {
     pub(super) fn has_share(&self, place: &Place) -> bool {
         let share = self.share_of(place.options.on_unavailable);
         let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
-        let is_capped =
-            is_local && place.options.claim.is_some_and(|claim| self.tenants.exceeds_each(claim));
-        !is_capped && self.in_flight.saturating_add(u64::from(place.cost())) <= share
+        let is_capped = is_local
+            && place.options.claim.is_some_and(|claim| self.counts.tenants().exceeds_each(claim));
+        !is_capped && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share
     }
 
     /// Whether it asks for more than its process's share ever is. Without any share it waits for an operator.
@@ -118,7 +131,7 @@ impl Session {
 
     /// How many permits may be in flight by this policy.
     fn share_of(&self, on_unavailable: OnUnavailable) -> u64 {
-        let set = self.overrides.in_place();
+        let set = self.limits.of_operator();
         match on_unavailable {
             OnUnavailable::Refuse => 0,
             OnUnavailable::Admit if set == Some(0) => 0,
@@ -146,7 +159,7 @@ impl Session {
         self.local_queue = LocalQueue::new();
         for (_, place) in self.places.iter() {
             if place.is_in_flight() {
-                self.local_queue.count(place.claim(), true);
+                self.local_queue.count(place.options.claim, true);
             }
         }
     }

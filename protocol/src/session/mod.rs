@@ -9,11 +9,14 @@
 
 mod adopt;
 mod connection;
+mod counts;
+mod limits;
 mod local;
 mod options;
 mod outage;
 mod overrides;
 mod place;
+mod places;
 mod reply;
 mod request;
 mod reuse;
@@ -23,26 +26,27 @@ mod tests;
 mod timeout;
 mod transmit;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use self::adopt::Reloaded;
 pub use self::connection::{Connected, Quarantine};
+use self::counts::Counts;
+use self::limits::Limits;
 use self::local::LocalQueue;
 pub use self::options::{AcquireOptions, OnUnavailable};
 use self::overrides::RevocationCheck;
-pub use self::place::PLACES_MAX;
-use self::place::{Places, State};
+use self::place::State;
+pub use self::places::PLACES_MAX;
+use self::places::Places;
 pub use self::request::FurtherIn;
 use self::reuse::Reuse;
-use self::tenants::Tenants;
 pub use self::transmit::Urgency;
-use super::claim::{Claim, Tenant};
+use super::claim::Tenant;
 use super::id::{NodeId, PlaceId};
 use super::time::Time;
-use crate::overrides::Override;
 use crate::reject::RejectReason;
 
 /// How long the record of an unused semaphore is kept, so that a failover finds it: see rule 6.
@@ -51,32 +55,13 @@ const IDLE: Duration = Duration::from_secs(5);
 /// This process's half of one semaphore.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
-    node: NodeId,
     places: Places,
-    /// How many permits are in flight, and how many of the places wait and have no answer yet.
-    in_flight: u64,
-    waiting: u64,
-    joining: u64,
-    /// Places in flight by policy.
-    admitted: u64,
-    /// Those that have a claim.
-    tenants: Tenants,
-    /// The limits of the places that wait, and how many have each.
-    waiting_limits: BTreeMap<u32, u64>,
-    /// The limit, headroom and lease of the last request, and the longest lease since the session had nothing
-    /// on the server.
-    limit: u32,
-    headroom: u32,
-    lease: Duration,
-    longest_lease: Duration,
+    counts: Counts,
+    limits: Limits,
     /// Where permits are passed on.
     reuse: Option<Box<Reuse>>,
-    /// What an operator set in place of the policy.
-    overrides: Override,
 
     // The connection.
-    /// Hints do not arrive.
-    poll_only: bool,
     /// The backend cannot be asked.
     outage: bool,
     quarantine: Quarantine,
@@ -189,21 +174,10 @@ impl Session {
     #[must_use]
     pub fn new(node: NodeId, serial: u64, connected: Connected, is_outage: bool) -> Self {
         Self {
-            node,
-            places: Places::starting_at(serial),
-            in_flight: 0,
-            waiting: 0,
-            joining: 0,
-            admitted: 0,
-            tenants: Tenants::default(),
-            waiting_limits: BTreeMap::new(),
-            limit: 0,
-            headroom: 0,
-            lease: Duration::ZERO,
-            longest_lease: Duration::ZERO,
+            places: Places::new(node, serial, connected.poll_only),
+            counts: Counts::default(),
+            limits: Limits::default(),
             reuse: None,
-            overrides: Override::default(),
-            poll_only: connected.poll_only,
             outage: is_outage,
             quarantine: connected.quarantine,
             local_queue: LocalQueue::new(),
@@ -265,18 +239,18 @@ impl Session {
     /// Of how many tenants requests of this process wait.
     #[must_use]
     pub fn lines(&self) -> usize {
-        self.tenants.lines()
+        self.counts.tenants().lines()
     }
 
     /// How many grants passed an older request of another tenant of this process, since the last call.
     pub const fn take_overtakes(&mut self) -> u64 {
-        self.tenants.take_overtakes()
+        self.counts.tenants_mut().take_overtakes()
     }
 
     /// Whether a tenant has a place here that waits or is in flight.
     #[must_use]
     pub fn has_tenant(&self, tenant: Tenant) -> bool {
-        self.tenants.has(tenant)
+        self.counts.tenants().has(tenant)
     }
 
     fn indexes(&self) -> Vec<usize> {
@@ -295,62 +269,9 @@ impl Session {
         if self.reuse.is_some() && before.is_without_permit() != state.is_without_permit() {
             self.follow_queue(index, state.is_without_permit());
         }
-        if let Some(claim) = claim {
-            self.follow_tenant(index, claim, before, state);
+        if self.outage {
+            self.local_queue.change(claim, before, state);
         }
-        self.count(before, limit, claim, false);
-        self.count(state, limit, claim, true);
-    }
-
-    /// Notes what a tenant has, as a place comes from one state to another.
-    #[inline(never)]
-    fn follow_tenant(&mut self, index: usize, claim: Claim, before: State, state: State) {
-        let in_flight = |state| matches!(state, State::Held | State::Admitted { .. });
-        if in_flight(before) != in_flight(state) {
-            self.tenants.count(claim.tenant(), claim.cost(), in_flight(state));
-        }
-        match (before, state) {
-            (State::Waiting { .. }, State::Waiting { .. }) => {}
-            (_, State::Waiting { .. }) => self.tenants.join(index, claim.tenant()),
-            (State::Waiting { .. }, _) => {
-                self.tenants.leave(index, matches!(state, State::Held));
-            }
-            _ => {}
-        }
-    }
-
-    /// Counts a place of this limit and claim in or out, where places in such a state are counted.
-    #[inline]
-    fn count(&mut self, state: State, limit: u32, claim: Option<Claim>, is_in: bool) {
-        let (count, by) = match state {
-            State::Held | State::Admitted { .. } => {
-                if self.outage {
-                    self.local_queue.count(claim.unwrap_or_else(Claim::nobodys), is_in);
-                }
-                if matches!(state, State::Admitted { .. }) {
-                    self.admitted = if is_in { self.admitted + 1 } else { self.admitted - 1 };
-                }
-                (&mut self.in_flight, claim.map_or(1, |claim| u64::from(claim.cost())))
-            }
-            State::Waiting { .. } => {
-                self.count_limit(limit, is_in);
-                (&mut self.waiting, 1)
-            }
-            State::Joining { .. } => (&mut self.joining, 1),
-            _ => return,
-        };
-        *count = if is_in { *count + by } else { *count - by };
-    }
-
-    #[inline(never)]
-    fn count_limit(&mut self, limit: u32, is_in: bool) {
-        let count = self.waiting_limits.entry(limit).or_default();
-        if is_in {
-            *count += 1;
-        } else if *count > 1 {
-            *count -= 1;
-        } else {
-            self.waiting_limits.remove(&limit);
-        }
+        self.counts.change(index, (limit, claim), (before, state));
     }
 }

@@ -147,9 +147,7 @@ impl Session {
     pub(super) fn admit(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
         let n = self.places.renumber(index);
-        let poll_only = self.poll_only;
         if let Some(place) = self.places.get_mut(index) {
-            place.poll_only = poll_only;
             place.held_at = now;
             place.granted_at = now;
             place.acked = now;
@@ -172,7 +170,7 @@ impl Session {
         now: Time,
     ) {
         self.leave_server(index, now);
-        self.set(index, State::Refused { reason, in_use: self.in_flight, waiting });
+        self.set(index, State::Refused { reason, in_use: self.counts.in_flight(), waiting });
         self.events.push(Event::Refused(index));
     }
 }

@@ -23,17 +23,15 @@ impl Session {
     /// An operator set something else. If there are more permits now, the waiters ask for them at once:
     /// only their process knows how many its policy allows.
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
-        let before = self.limit_in_force();
-        self.overrides = overrides;
-        let limit = self.limit_in_force();
-        self.ask |= limit > before && self.waiting > 0;
+        let (before, limit) = self.limits.handle_override(overrides);
+        self.ask |= limit > before && self.counts.has_waiting();
         if limit != before {
             self.limit_changed(limit < before, now);
         }
         // What can never be served any more would hold up its line.
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
-            if (place.is_joining() || place.is_waiting()) && self.never_fits(place) {
+            if (place.is_joining() || place.is_waiting()) && self.limits.never_fit(place) {
                 if place.has_left() {
                     self.take_out(index, now);
                     continue;
@@ -45,39 +43,24 @@ impl Session {
         self.admit_local(now);
     }
 
-    /// Whether a place asks for more permits than it could ever have, under the limit that will count once the
-    /// semaphore is not paused.
-    pub(super) fn never_fits(&self, place: &Place) -> bool {
-        let Some(claim) = place.options.claim else { return false };
-        let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
-        let headroom = if claim.class() == 0 { 0 } else { place.options.headroom };
-        let room = limit.saturating_sub(headroom);
-        (room > 0 && claim.cost() > room) || claim.exceeds_each()
-    }
-
     /// The limit that goes along with every call.
     #[must_use]
     pub fn limit_in_force(&self) -> u32 {
-        self.limit_for(self.limit)
-    }
-
-    /// The limit in force for requests that know this one.
-    pub(super) fn limit_for(&self, limit: u32) -> u32 {
-        self.overrides.in_place().unwrap_or(limit)
+        self.limits.in_force()
     }
 
     /// The limit that the last request brought, whatever operators set; `None`: none has come, because a hint made
     /// this session.
     #[must_use]
     pub fn policy_limit(&self) -> Option<u32> {
-        (self.limit > 0).then_some(self.limit)
+        Some(self.limits.of_policy()).filter(|limit| *limit > 0)
     }
 
     /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
     /// ask for what that freed: only their process knows the limit.
     pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {
-        self.ask |= self.waiting > 0;
-        if id.node != self.node {
+        self.ask |= self.counts.has_waiting();
+        if id.node != self.places.node() {
             return;
         }
         let renamed = self.revocation_checks.iter().find(|check| check.old == id.n);
@@ -109,10 +92,6 @@ impl Session {
             new = self.places.renumber(index);
             // A replica that is promoted may still have the old one.
             self.left_at = Some(now);
-            let poll_only = self.poll_only;
-            if let Some(place) = self.places.get_mut(index) {
-                place.poll_only = poll_only;
-            }
         }
         self.places.find(new).into_iter().for_each(|place| place.restoring = true);
         self.revocation_checks.push(RevocationCheck { old: n, new, question: self.question });

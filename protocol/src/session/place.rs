@@ -1,6 +1,5 @@
-//! One request's place, and the table of all places of a session.
+//! The place of one request: its state, its lease and its deadline.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::options::{AcquireOptions, OnUnavailable};
@@ -9,10 +8,6 @@ use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
 use crate::reject::RejectReason;
 use crate::time::Time;
-
-/// Places of one process in one semaphore, at the most.
-pub const PLACES_MAX: usize = 1 << 20;
-const INDEX_BITS: u32 = PLACES_MAX.trailing_zeros();
 
 /// How often a waiting place is renewed: a lost hint costs no more.
 pub(super) const WAITING_RENEWAL: Duration = Duration::from_secs(1);
@@ -143,6 +138,11 @@ impl State {
     pub(super) const fn is_without_permit(self) -> bool {
         matches!(self, Self::Joining { .. } | Self::Waiting { .. })
     }
+
+    /// Whether its request has a permit, or passed by policy.
+    pub(super) const fn is_in_flight(self) -> bool {
+        matches!(self, Self::Held | Self::Admitted { .. })
+    }
 }
 
 impl Place {
@@ -190,6 +190,11 @@ impl Place {
         self.options.claim.unwrap_or_else(Claim::nobodys)
     }
 
+    /// How many permits it must leave free.
+    pub(super) fn headroom(&self) -> u32 {
+        if self.claim().class() == 0 { 0 } else { self.options.headroom }
+    }
+
     /// How many permits it takes.
     pub(super) fn cost(&self) -> u32 {
         self.options.claim.map_or(1, Claim::cost)
@@ -215,7 +220,7 @@ impl Place {
     }
 
     pub(super) const fn is_in_flight(&self) -> bool {
-        matches!(self.state, State::Held | State::Admitted { .. })
+        self.state.is_in_flight()
     }
 
     /// Whether its permit outlives its request where that is broken off.
@@ -266,274 +271,9 @@ impl Place {
     }
 }
 
-/// The places of a session by index; free indexes are used again, the lowest first, so that the table
-/// shrinks after a burst.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Places {
-    entries: Vec<Option<Place>>,
-    free: BTreeSet<usize>,
-    /// Numbers that name another index than that of their place: a permit that is passed on takes its number along.
-    strays: BTreeMap<u64, usize>,
-    /// Counts the numbers given out.
-    serial: u64,
-    arrivals: u64,
-}
-
-impl Places {
-    /// Every index is below this.
-    pub(super) const fn bound(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// From which on numbers are given out; and those before it are not.
-    pub(super) const fn serial(&self) -> u64 {
-        self.serial
-    }
-
-    pub(super) const fn starting_at(serial: u64) -> Self {
-        Self {
-            entries: Vec::new(),
-            free: BTreeSet::new(),
-            strays: BTreeMap::new(),
-            serial,
-            arrivals: 0,
-        }
-    }
-
-    /// Adds what `make` makes of its number.
-    #[inline]
-    pub(super) fn insert(&mut self, make: impl FnOnce(u64) -> Place) -> usize {
-        let index = self.free.pop_first().unwrap_or(self.entries.len());
-        let place = make(self.number(index));
-        if index == self.entries.len() {
-            self.entries.push(Some(place));
-        } else {
-            self.entries[index] = Some(place);
-        }
-        index
-    }
-
-    #[inline]
-    pub(super) fn remove(&mut self, index: usize) -> Option<Place> {
-        let place = self.entries.get_mut(index)?.take()?;
-        if index_of(place.n) != index {
-            self.strays.remove(&place.n);
-        }
-        if index + 1 < self.entries.len() {
-            self.free.insert(index);
-            return Some(place);
-        }
-        self.entries.pop();
-        while let Some(None) = self.entries.last() {
-            self.entries.pop();
-            self.free.remove(&self.entries.len());
-        }
-        if self.entries.capacity() > 4 * self.entries.len() + 64 {
-            self.entries.shrink_to(2 * self.entries.len());
-        }
-        Some(place)
-    }
-
-    pub(super) fn get(&self, index: usize) -> Option<&Place> {
-        self.entries.get(index)?.as_ref()
-    }
-
-    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Place> {
-        self.entries.get_mut(index)?.as_mut()
-    }
-
-    /// The place with this number.
-    #[inline]
-    pub(super) fn find(&mut self, n: u64) -> Option<&mut Place> {
-        self.index(n).and_then(|index| self.get_mut(index))
-    }
-
-    /// Where the place with this number is.
-    #[inline]
-    pub(super) fn index(&self, n: u64) -> Option<usize> {
-        let index = index_of(n);
-        if self.get(index).is_some_and(|place| place.n == n) {
-            return Some(index);
-        }
-        self.stray(n)
-    }
-
-    #[inline(never)]
-    fn stray(&self, n: u64) -> Option<usize> {
-        self.strays.get(&n).copied()
-    }
-
-    /// Gives the place at `index` a new number. Returns it.
-    pub(super) fn renumber(&mut self, index: usize) -> u64 {
-        let n = self.number(index);
-        if let Some(place) = self.entries.get_mut(index).and_then(Option::as_mut) {
-            let old = std::mem::replace(&mut place.n, n);
-            if index_of(old) != index {
-                self.strays.remove(&old);
-            }
-        }
-        n
-    }
-
-    /// Gives the place at `index` a number that it had before.
-    pub(super) fn set_number(&mut self, index: usize, n: u64) {
-        let Some(place) = self.entries.get_mut(index).and_then(Option::as_mut) else { return };
-        let before = std::mem::replace(&mut place.n, n);
-        self.strays.remove(&before);
-        if index_of(n) != index {
-            self.strays.insert(n, index);
-        }
-    }
-
-    /// The number of the last request.
-    pub(super) const fn last_arrival(&self) -> u64 {
-        self.arrivals
-    }
-
-    /// Counts the requests.
-    pub(super) const fn next_arrival(&mut self) -> u64 {
-        self.arrivals += 1;
-        self.arrivals
-    }
-
-    /// Exchanges what the backend knows of two places: their numbers and leases. Requests keep their indexes.
-    pub(super) fn exchange(&mut self, one: usize, other: usize) {
-        let (low, high) = (one.min(other), one.max(other));
-        let Some((below, above)) = self.entries.split_at_mut_checked(high) else { return };
-        let (Some(Some(a)), Some(Some(b))) = (below.get_mut(low), above.first_mut()) else {
-            return;
-        };
-        std::mem::swap(&mut a.n, &mut b.n);
-        std::mem::swap(&mut a.bound, &mut b.bound);
-        std::mem::swap(&mut a.replaces, &mut b.replaces);
-        std::mem::swap(&mut a.poll_only, &mut b.poll_only);
-        std::mem::swap(&mut a.lease_end, &mut b.lease_end);
-        std::mem::swap(&mut a.acked, &mut b.acked);
-        std::mem::swap(&mut a.granted_at, &mut b.granted_at);
-        std::mem::swap(&mut a.check, &mut b.check);
-        std::mem::swap(&mut a.refused, &mut b.refused);
-        std::mem::swap(&mut a.restoring, &mut b.restoring);
-        for (n, index) in [(a.n, low), (b.n, high)] {
-            if index_of(n) == index {
-                self.strays.remove(&n);
-            } else {
-                self.strays.insert(n, index);
-            }
-        }
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Place)> {
-        self.entries.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Place> {
-        self.entries.iter_mut().filter_map(Option::as_mut)
-    }
-
-    /// A number that no place of this session had before, for the one at `index`.
-    const fn number(&mut self, index: usize) -> u64 {
-        let serial = self.serial;
-        self.serial += 1;
-        ((serial << INDEX_BITS) | index as u64) % (1 << 56)
-    }
-}
-
 /// How long a lease lasts at least from when it was asked for.
 pub(super) const fn lease_at_least(lease: Duration) -> Duration {
     // It was asked for in whole ms.
     let below_ms = Duration::from_nanos(lease.subsec_nanos() as u64 % 1_000_000);
     lease.saturating_sub(below_ms).saturating_sub(LEASE_GRAIN)
-}
-
-/// Where the place that got this number was in the table then.
-pub(super) fn index_of(n: u64) -> usize {
-    usize::try_from(n & (PLACES_MAX as u64 - 1)).unwrap_or(usize::MAX)
-}
-
-/// Numbers in the order in which they were given out.
-pub(super) const fn serial_of(n: u64) -> u64 {
-    n >> INDEX_BITS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::session::OnUnavailable;
-
-    fn places(count: usize) -> Places {
-        let mut places = Places::starting_at(7);
-        for _ in 0..count {
-            places.insert(|n| Place {
-                n,
-                poll_only: false,
-                limit: 1,
-                bound: None,
-                options: AcquireOptions {
-                    lease: Duration::from_secs(3),
-                    max_queue: None,
-                    max_waiting: 0,
-                    on_unavailable: OnUnavailable::Refuse,
-                    headroom: 0,
-                    claim: None,
-                    linger_ms: 0,
-                    reuse_ms: 0,
-                },
-                state: State::Held,
-                lease_end: 0,
-                acked: Time::ZERO,
-                held_at: Time::ZERO,
-                granted_at: Time::ZERO,
-                arrival: 0,
-                taken: true,
-                queued: false,
-                check: false,
-                refused: false,
-                restoring: false,
-                linger: Linger::No,
-                replaces: None,
-            });
-        }
-        places
-    }
-
-    #[test]
-    fn a_number_tells_the_index_and_the_order() {
-        let mut places = places(3);
-        for (index, serial) in [(0, 7), (1, 8), (2, 9)] {
-            let n = places.get(index).unwrap().n;
-            assert_eq!((index_of(n), serial_of(n)), (index, serial));
-            assert!(n < 1 << 56);
-        }
-        places.remove(1);
-        assert_eq!(places.insert(|n| Place { n, ..places_of_one() }), 1);
-        assert_eq!(serial_of(places.get(1).unwrap().n), 10);
-    }
-
-    fn places_of_one() -> Place {
-        places(1).remove(0).unwrap()
-    }
-
-    #[test]
-    fn the_table_gives_room_back_once_most_of_it_is_free() {
-        let mut places = places(1000);
-        let room = places.entries.capacity();
-        for index in (500..1000).rev() {
-            places.remove(index);
-        }
-        assert_eq!(places.entries.capacity(), room, "half of it is in use");
-        for index in (10..500).rev() {
-            places.remove(index);
-            let (room, len) = (places.entries.capacity(), places.entries.len());
-            assert!(room <= 4 * len + 64, "{room} for {len}");
-            assert!(room >= 2 * len, "{room} for {len}");
-        }
-    }
 }

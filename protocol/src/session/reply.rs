@@ -90,7 +90,7 @@ impl Session {
             let at = now + left + AFTER_LEASE_END;
             let at = self.asked_at.map_or(at, |asked_at| at.max(asked_at + ASK_GAP));
             self.ask_at = Some(at);
-            if self.waiting > 0 {
+            if self.counts.has_waiting() {
                 self.want(at);
             }
         }
@@ -148,7 +148,7 @@ impl Session {
             Op::Audit { .. } => {
                 // As long as it looks for what left not long ago.
                 self.audit = self.left_at.is_some();
-                self.release_at = self.put_off(self.release_at, self.lease, now);
+                self.release_at = self.put_off(self.release_at, self.limits.lease(), now);
             }
         }
         self.end_resync();
@@ -159,7 +159,7 @@ impl Session {
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, bound, claim, lease_end } = hint;
         self.left_queue(n);
-        let id = PlaceId { node: self.node, poll_only: false, n, bound, claim };
+        let id = PlaceId { node: self.places.node(), poll_only: false, n, bound, claim };
         self.promoted(id, lease_end, now);
     }
 
@@ -179,7 +179,7 @@ impl Session {
     /// and its permit would be idle for a lease. No number is used twice, so what is not known is gone.
     fn audited(&mut self, found: &[PlaceId], now: Time) {
         for id in found {
-            let place = self.places.find(id.n);
+            let place = self.places.with_number(id.n);
             let is_known =
                 place.is_some_and(|p| p.is_there() || matches!(p.state, State::Releasing));
             if !is_known && !self.releasing.iter().any(|(releasing, _)| releasing == id) {
@@ -202,7 +202,7 @@ impl Session {
         if self.releases.len() >= STRANGERS_MAX + self.places.len() {
             return;
         }
-        self.releases.push_back((id, now + self.longest_lease.max(IDLE)));
+        self.releases.push_back((id, now + self.limits.longest_lease().max(IDLE)));
         self.want(now + IDLE);
     }
 
@@ -404,7 +404,7 @@ impl Session {
         let dropped: SmallVec<[(PlaceId, Time); 4]> = self.deferred.drain(..surplus).collect();
         dropped.into_iter().for_each(|(id, _)| self.left_queue(id.n));
         if self.release_at.is_none() {
-            let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.lease));
+            let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.limits.lease()));
             self.release_at = Some(now + pause);
             self.want(now + pause);
         }
@@ -428,7 +428,7 @@ impl Session {
             self.releases.extend(self.deferred.drain(..));
             (self.release_at, self.release_pause) = (None, None);
         } else if let Some(at) = self.release_at {
-            let at = at.min(now + refusal_pause(self.lease));
+            let at = at.min(now + refusal_pause(self.limits.lease()));
             (self.release_at, self.release_pause) = (Some(at), None);
             self.want(at);
         }
@@ -440,7 +440,7 @@ impl Session {
         if self.deferred.is_empty() {
             return;
         }
-        let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.lease));
+        let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.limits.lease()));
         self.release_pause = Some((2 * pause).min(RELEASE_PAUSE_MAX));
         let mut permits = 0;
         while permits < CALL_MAX

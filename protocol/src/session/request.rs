@@ -1,13 +1,11 @@
 //! What requests do: they come, wait, are answered, and leave.
 
-use std::time::Duration;
-
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{Linger, PLACES_MAX, Place, Sent, State};
+use super::place::{Linger, Place, State};
+use super::places::PLACES_MAX;
 use super::{Event, IDLE, Progress, Session};
 use crate::id::{NodeId, PlaceId};
-use crate::overrides::Mode;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -34,45 +32,21 @@ impl Session {
         if self.places.len() >= PLACES_MAX {
             return None;
         }
-        self.limit = limit;
-        self.headroom = options.headroom;
+        self.limits.handle_request(limit, options.headroom);
         if let Some(index) = self.take_kept(limit, &options, now) {
             return Some(index);
         }
-        self.lease = options.lease;
-        let is_clean = self.places.is_empty() && !self.has_releases();
-        let before = if is_clean { Duration::ZERO } else { self.longest_lease };
-        self.longest_lease = before.max(options.lease);
-        let poll_only = self.poll_only;
-        let arrival = self.places.next_arrival();
-        let index = self.places.insert(|n| Place {
-            n,
-            poll_only,
-            limit,
-            bound: options.bound(limit),
-            options,
-            state: State::Joining { sent: Sent::No, hint: None },
-            lease_end: 0,
-            acked: now,
-            held_at: now,
-            taken: false,
-            queued: false,
-            check: false,
-            refused: false,
-            restoring: false,
-            linger: Linger::No,
-            replaces: None,
-            granted_at: now,
-            arrival,
-        });
-        self.joining += 1;
+        let is_first = self.places.is_empty() && !self.has_releases();
+        self.limits.handle_lease(options.lease, is_first);
+        let index = self.places.insert(limit, options, now);
+        self.counts.add_joining();
         self.follow_queue(index, true);
         let n = self.places.get(index).map_or(0, |place| place.n);
         self.want(now + IDLE);
-        if self.overrides.mode == Mode::Draining {
+        if self.limits.is_draining() {
             self.refuse(index, RejectReason::Draining, self.seen);
         } else if options.claim.is_some()
-            && self.places.get(index).is_some_and(|place| self.never_fits(place))
+            && self.places.get(index).is_some_and(|place| self.limits.never_fit(place))
         {
             self.refuse(index, RejectReason::CostTooHigh, self.seen);
         } else if self.outage {
@@ -111,10 +85,13 @@ impl Session {
                 Progress::Admitted
             }
             State::Refused { reason, in_use, waiting } => {
-                let limit = self.overrides.in_place();
+                let limit = self.limits.of_operator();
                 let by_itself =
                     matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
-                        && place.options.claim.is_some_and(|c| self.tenants.exceeds_each(c));
+                        && place
+                            .options
+                            .claim
+                            .is_some_and(|c| self.counts.tenants().exceeds_each(c));
                 let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
                 let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
                 let ends_in = end.map(|end| end.since(now));
@@ -174,15 +151,12 @@ impl Session {
         self.release_replaced(index);
         let Some(place) = self.places.remove(index) else { return };
         self.forget_kept(&place);
-        self.count(place.state, place.limit, place.options.claim, false);
-        if let Some(claim) = place.options.claim {
-            self.tenants.leave(index, false);
-            if place.is_in_flight() {
-                self.tenants.count(claim.tenant(), claim.cost(), false);
-            }
+        if self.outage && place.is_in_flight() {
+            self.local_queue.count(place.options.claim, false);
         }
+        self.counts.remove(index, (place.limit, place.options.claim), place.state);
         if place.is_there() {
-            self.releases.push_back(release_of(self.node, &place, now));
+            self.releases.push_back(release_of(self.places.node(), &place, now));
             self.left_at = Some(now);
         } else if matches!(place.state, State::Joining { .. }) {
             self.forget_join(place.n);
@@ -205,7 +179,7 @@ impl Session {
         };
         let is_there = place.is_there();
         if is_there {
-            self.releases.push_back(release_of(self.node, place, now));
+            self.releases.push_back(release_of(self.places.node(), place, now));
             self.set(index, State::Releasing);
         } else {
             self.set(index, State::Released { acknowledged: true });
@@ -229,7 +203,7 @@ impl Session {
     /// again.
     #[must_use]
     pub fn place(&self, index: usize) -> Option<PlaceId> {
-        Some(self.places.get(index)?.id(self.node))
+        self.places.id(index)
     }
 
     /// Whether the request has its permit, lost or not.
@@ -340,7 +314,7 @@ impl Session {
         let Some(place) = self.places.get(index) else { return };
         let n = place.n;
         if place.is_there() {
-            self.releases.push_back(release_of(self.node, place, now));
+            self.releases.push_back(release_of(self.places.node(), place, now));
             self.left_at = Some(now);
         } else if place.is_joining() {
             self.forget_join(n);

@@ -1,11 +1,12 @@
-//! The tenants that have places in this process, for what is told of them.
+//! The tenants that have places in this process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::place::State;
 use crate::claim::{Claim, Tenant};
 use crate::lines::fits_each;
 
-/// The places with a claim: those that wait, in the order in which they came to, and the permits in flight.
+/// The places with a claim that wait, in the order in which they began to, and the permits in flight of each tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Tenants {
     order: BTreeSet<(u64, usize)>,
@@ -17,8 +18,30 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    /// A place waits from here on.
-    pub(super) fn join(&mut self, index: usize, tenant: Tenant) {
+    /// Follows the place at `index` from one state to another.
+    #[inline(never)]
+    pub(super) fn change(&mut self, index: usize, claim: Claim, before: State, after: State) {
+        if before.is_in_flight() != after.is_in_flight() {
+            self.count(claim.tenant(), claim.cost(), after.is_in_flight());
+        }
+        match (before, after) {
+            (State::Waiting { .. }, State::Waiting { .. }) => {}
+            (_, State::Waiting { .. }) => self.join(index, claim.tenant()),
+            (State::Waiting { .. }, _) => self.leave(index, matches!(after, State::Held)),
+            _ => {}
+        }
+    }
+
+    /// The place at `index` is gone.
+    pub(super) fn remove(&mut self, index: usize, claim: Claim, state: State) {
+        self.leave(index, false);
+        if state.is_in_flight() {
+            self.count(claim.tenant(), claim.cost(), false);
+        }
+    }
+
+    /// The place at `index` waits from now on.
+    fn join(&mut self, index: usize, tenant: Tenant) {
         if self.by_index.is_empty() {
             self.next = 0;
         }
@@ -28,8 +51,8 @@ impl Tenants {
         self.next += 1;
     }
 
-    /// A place does not wait any more; `granted`: because it has its permit.
-    pub(super) fn leave(&mut self, index: usize, granted: bool) {
+    /// The place at `index` waits no more. `is_granted`: because it has its permit.
+    fn leave(&mut self, index: usize, is_granted: bool) {
         let Some((since, tenant)) = self.by_index.remove(&index) else { return };
         self.order.remove(&(since, index));
         if let Some(count) = self.lines.get_mut(&tenant) {
@@ -40,13 +63,13 @@ impl Tenants {
         }
         let oldest =
             self.order.first().and_then(|(at, index)| Some((at, self.by_index.get(index)?)));
-        if granted && oldest.is_some_and(|(at, (_, of))| *at < since && *of != tenant) {
+        if is_granted && oldest.is_some_and(|(at, (_, of))| *at < since && *of != tenant) {
             self.overtakes += 1;
         }
     }
 
-    /// Permits of a tenant come to be in flight, or are not any more.
-    pub(super) fn count(&mut self, tenant: Tenant, permits: u32, is_in: bool) {
+    /// Counts permits of a tenant in flight, or no more.
+    fn count(&mut self, tenant: Tenant, permits: u32, is_in: bool) {
         let count = self.in_flight.entry(tenant).or_default();
         let permits = u64::from(permits);
         *count = if is_in { *count + permits } else { count.saturating_sub(permits) };
@@ -55,7 +78,7 @@ impl Tenants {
         }
     }
 
-    /// Whether permits of this process alone keep a claim from fitting under its tenant's cap.
+    /// Whether the permits of this process alone leave no room for the claim under its tenant's cap.
     pub(super) fn exceeds_each(&self, claim: Claim) -> bool {
         !fits_each(self.in_flight.get(&claim.tenant()).copied().unwrap_or(0), claim)
     }
@@ -65,12 +88,12 @@ impl Tenants {
         self.lines.contains_key(&tenant) || self.in_flight.contains_key(&tenant)
     }
 
-    /// How many tenants wait.
+    /// How many tenants have a place that waits.
     pub(super) fn lines(&self) -> usize {
         self.lines.len()
     }
 
-    /// How many grants passed an older request of another tenant, since the last look.
+    /// How many grants passed an older request of another tenant, since the last call.
     pub(super) const fn take_overtakes(&mut self) -> u64 {
         std::mem::replace(&mut self.overtakes, 0)
     }

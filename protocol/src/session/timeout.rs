@@ -32,7 +32,7 @@ impl Session {
             self.try_deferred();
         }
         if let Some((_, until)) = self.releases.front().or_else(|| self.deferred.front()) {
-            self.want(*until + self.lease);
+            self.want(*until + self.limits.lease());
         }
         for index in self.look_at_places(now) {
             self.expire(index, now);
@@ -49,14 +49,14 @@ impl Session {
             // No script runs by itself: a call of a process whose places wait starts the grants.
             Some(_) => {
                 self.quarantine.lost_at = None;
-                self.ask |= self.waiting > 0;
+                self.ask |= self.counts.has_waiting();
             }
             None => {}
         }
         match self.ask_at {
-            Some(at) if self.waiting > 0 && now < at => self.want(at),
+            Some(at) if self.counts.has_waiting() && now < at => self.want(at),
             Some(_) => {
-                self.ask |= self.waiting > 0;
+                self.ask |= self.counts.has_waiting();
                 self.ask_at = None;
             }
             None => {}
@@ -140,7 +140,7 @@ impl Session {
     /// Whether a request waits or has a permit, but for one that was lost or given back.
     #[must_use]
     pub const fn is_in_use(&self) -> bool {
-        self.in_flight + self.waiting + self.joining > 0
+        self.counts.is_any()
     }
 
     /// Whether the backend may have a place of this session, or something is to be sent.
@@ -215,7 +215,7 @@ impl Session {
     /// Until when the session is kept though it is unused; in an outage for as long as what was
     /// released just before it can be of any harm.
     pub(super) fn idle_until(&self, now: Time) -> Time {
-        let kept = if self.outage { self.longest_lease.max(IDLE) } else { IDLE };
+        let kept = if self.outage { self.limits.longest_lease().max(IDLE) } else { IDLE };
         self.left_at.map_or(now, |left_at| left_at + kept)
     }
 

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use super::options::AcquireOptions;
-use super::place::{Place, Places, WAITING_RENEWAL};
+use super::place::{Place, WAITING_RENEWAL};
+use super::places::Places;
 use super::{Session, State};
 use crate::call::{Call, Op};
 use crate::id::{Ids, PlaceId};
@@ -127,7 +128,7 @@ impl Session {
             self.renewals.push_back(permit);
             self.renewals.extend(first);
         }
-        if self.releases.front().is_some_and(|(_, until)| now >= *until + self.lease) {
+        if self.releases.front().is_some_and(|(_, until)| now >= *until + self.limits.lease()) {
             self.drop_expired_releases(now);
         }
         if renews {
@@ -136,8 +137,12 @@ impl Session {
         self.end_resync();
         let joins = !self.resync && self.skip_to_join();
         let between = renews && (!self.reasserts.is_empty() || !self.renewals.is_empty());
-        let mut head =
-            CallHead { limit: self.limit, headroom: self.headroom, max_waiting: 0, recalls: false };
+        let mut head = CallHead {
+            limit: self.limits.of_policy(),
+            headroom: self.limits.headroom(),
+            max_waiting: 0,
+            recalls: false,
+        };
         let op = if !self.releases.is_empty() {
             let ids = self.next_releases(most);
             let limit = self.limit_to_promote(&ids);
@@ -193,8 +198,12 @@ impl Session {
                 Some(op) => break op,
             }
         };
-        let head =
-            CallHead { limit: self.limit, headroom: self.headroom, max_waiting: 0, recalls: false };
+        let head = CallHead {
+            limit: self.limits.of_policy(),
+            headroom: self.limits.headroom(),
+            max_waiting: 0,
+            recalls: false,
+        };
         Some(self.call_of(op, head, now))
     }
 
@@ -235,9 +244,9 @@ impl Session {
     /// Up to how many permits in use a call without newcomers grants, which releases these places. Each place that waits
     /// is judged by its own limit; this is the highest that is known here.
     fn limit_to_promote(&self, leaving: &[PlaceId]) -> u32 {
-        let waiting = self.waiting_limits.last_key_value().map(|(limit, _)| *limit);
+        let waiting = self.counts.highest_limit();
         let left = leaving.iter().filter_map(|id| id.bound).map(|bound| bound.limit).max();
-        self.limit.max(waiting.unwrap_or(0)).max(left.unwrap_or(0))
+        self.limits.of_policy().max(waiting.unwrap_or(0)).max(left.unwrap_or(0))
     }
 
     /// The limit of the next newcomer.
@@ -249,14 +258,14 @@ impl Session {
     fn limit_for_all(&self, now: Time) -> Option<u32> {
         match self.quarantined_until() {
             Some(end) if now < end => Some(0),
-            _ => self.overrides.in_place(),
+            _ => self.limits.of_operator(),
         }
     }
 
     /// A place whose lease has ended is gone by itself; one lease later, because a call that was under
     /// way may have renewed it.
     pub(super) fn drop_expired_releases(&mut self, now: Time) {
-        let lease = self.lease;
+        let lease = self.limits.lease();
         let mut expired = Ids::new();
         let mut is_needed = |(id, until): &(PlaceId, Time)| {
             let is_over = now >= *until + lease;
@@ -337,12 +346,12 @@ impl Session {
         match self.places.iter().find(|(_, place)| is_there(place)) {
             Some((_, place)) => self.renewals.push_back(place.n),
             // A call without places sweeps and promotes, too.
-            None => self.more |= self.waiting > 0,
+            None => self.more |= self.counts.has_waiting(),
         }
     }
 
     fn next_reassert(&mut self, most: usize) -> Option<Op> {
-        let (node, mut proofs) = (self.node, Vec::new());
+        let (node, mut proofs) = (self.places.node(), Vec::new());
         let lease_ms =
             next_places(&mut self.reasserts, &mut self.places, most, |place, now_sent| {
                 let proof = match place.state {
@@ -363,7 +372,7 @@ impl Session {
     }
 
     fn next_renewal(&mut self, most: usize) -> Option<Op> {
-        let (node, mut ids) = (self.node, Ids::new());
+        let (node, mut ids) = (self.places.node(), Ids::new());
         let lease_ms =
             next_places(&mut self.renewals, &mut self.places, most, |place, now_sent| {
                 let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
@@ -389,7 +398,7 @@ impl Session {
     /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
     /// there is room for beside those that leave. What else the call says of them goes into `head`.
     fn next_acquire(&mut self, leaving: Ids, most: usize, head: &mut CallHead) -> Op {
-        let (node, mut ids) = (self.node, Ids::new());
+        let (node, mut ids) = (self.places.node(), Ids::new());
         let mut common: Option<(u32, AcquireOptions)> = None;
         let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
         while permits < most

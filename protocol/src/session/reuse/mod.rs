@@ -210,11 +210,11 @@ impl Session {
                 .map(|place| place.limit),
             _ => self.reuse.as_ref().and_then(|reuse| reuse.call_limit),
         };
-        let limit = limit.map(|limit| u64::from(self.limit_for(limit)));
+        let limit = limit.map(|limit| u64::from(self.limits.in_force_for(limit)));
         // A permit in use here that the backend does not count is missing in the reply.
-        let is_counted = !self.resync && self.admitted == 0;
+        let is_counted = !self.resync && !self.counts.has_admitted();
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
-        let hears = !self.poll_only && !self.outage;
+        let hears = !self.places.is_poll_only() && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };
         reuse.own_waiting.hear(op, reply, late, sent, &self.places);
         if late {
@@ -271,7 +271,7 @@ impl Session {
     }
 
     fn keeps(&self, alone: Alone, limit: u32) -> bool {
-        alone.in_use <= u64::from(self.limit_for(limit))
+        alone.in_use <= u64::from(self.limits.in_force_for(limit))
     }
 
     /// A call without newcomers is sent, with this limit.

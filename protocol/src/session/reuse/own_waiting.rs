@@ -7,7 +7,8 @@ use crate::claim::{Claim, Tenant};
 use crate::id::PlaceId;
 use crate::ledger::{PlaceStatus, Reply};
 use crate::session::State;
-use crate::session::place::{Place, Places};
+use crate::session::place::Place;
+use crate::session::places::Places;
 use crate::time::Time;
 
 /// Replies come in the order of their calls, so these are the places of this process that a reply counts as waiting.

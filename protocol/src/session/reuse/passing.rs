@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::Terms;
 use crate::ledger::PlaceStatus;
-use crate::overrides::Mode;
 use crate::session::options::AcquireOptions;
-use crate::session::place::{Linger, Place, Sent, serial_of};
+use crate::session::place::{Linger, Place, Sent};
+use crate::session::places::serial_of;
 use crate::session::{Event, Session, State};
 use crate::time::Time;
 
@@ -35,7 +35,7 @@ impl Session {
         if reuse.kept.is_empty() && reuse.spare.is_empty() {
             return None;
         }
-        if self.overrides.mode == Mode::Draining || !self.is_alone(limit, options, now) {
+        if self.limits.is_draining() || !self.is_alone(limit, options, now) {
             return None;
         }
         let Some(n) = reuse.kept.back().copied() else {
@@ -188,7 +188,7 @@ impl Session {
             return false;
         }
         let Some((_, first)) = reuse.queue.first() else {
-            return self.overrides.mode != Mode::Draining;
+            return !self.limits.is_draining();
         };
         // Only the backend knows whose turn it is among tenants.
         reuse.has_one_claim()

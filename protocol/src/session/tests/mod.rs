@@ -21,11 +21,13 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use super::place::{Place, serial_of};
+use super::places::serial_of;
 use super::*;
 use crate::call::{Call, Op};
+use crate::claim::Claim;
 use crate::id::Ids;
 use crate::ledger::{Caller, Grant, Ledger, PlaceStatus, Reply};
+use crate::overrides::Override;
 
 const NODE: NodeId = NodeId::new(1);
 const OTHER: NodeId = NodeId::new(2);
@@ -131,16 +133,11 @@ impl Rig {
 
     /// What is counted of the places, and queued of them, is what there is.
     fn check(&self) {
-        let count = |is: fn(&Place) -> bool| {
-            self.session.places.iter().filter(|(_, place)| is(place)).count() as u64
-        };
-        let held = self.session.places.iter().filter(|(_, place)| place.is_in_flight());
-        let units = held.map(|(_, place)| u64::from(place.cost())).sum::<u64>();
-        assert_eq!(self.session.in_flight, units, "in flight");
-        assert_eq!(self.session.waiting, count(Place::is_waiting), "waiting");
-        assert_eq!(self.session.joining, count(Place::is_joining), "joining");
-        let replacing = count(|place| place.replaces.is_some());
-        assert_eq!(self.session.replacing as u64, replacing, "replacing");
+        let places = &self.session.places;
+        self.session.counts.check(places);
+        let units = self.session.counts.in_flight();
+        let replacing = places.iter().filter(|(_, place)| place.replaces.is_some()).count();
+        assert_eq!(self.session.replacing, replacing, "replacing");
         self.session.check_reuse();
         let queue = self.session.local_queue.places();
         for index in &queue {

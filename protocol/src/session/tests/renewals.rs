@@ -213,7 +213,7 @@ fn a_long_lease_is_forgotten_with_the_last_place_that_had_it() {
     let long = AcquireOptions { lease: ms(3_600_000), ..OPTIONS };
     let longest = |rig: &mut Rig| {
         let index = rig.request();
-        let longest = rig.session.longest_lease;
+        let longest = rig.session.limits.longest_lease();
         rig.settle();
         rig.leave(index);
         longest

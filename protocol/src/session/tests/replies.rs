@@ -180,7 +180,7 @@ fn the_next_session_of_a_name_uses_no_number_again() {
     rig.session = next;
     let index = rig.request();
     assert_ne!(rig.id(index).n, n);
-    assert_eq!(place::index_of(n), 0);
+    assert_eq!(places::index_of(n), 0);
     assert!(serial_of(rig.id(index).n) > serial_of(n));
 }
 

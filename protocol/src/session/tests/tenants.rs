@@ -65,11 +65,11 @@ fn requests_of_several_tenants_share_a_call() {
     let seen = indexes.map(|index| rig.progress(index));
     assert_eq!(seen, [Progress::Held, Progress::Held, Progress::Waiting], "two units, and one");
     assert_eq!(rig.ledger.in_use(), 3);
-    assert_eq!(rig.session.in_flight, 3, "units");
+    assert_eq!(rig.session.counts.in_flight(), 3, "units");
     rig.leave(indexes[0]);
     rig.settle();
     assert_eq!(rig.progress(indexes[2]), Progress::Held);
-    assert_eq!((rig.ledger.in_use(), rig.session.in_flight), (2, 2));
+    assert_eq!((rig.ledger.in_use(), rig.session.counts.in_flight()), (2, 2));
 }
 
 #[test]
@@ -334,9 +334,9 @@ fn a_request_for_several_waits_for_enough_of_the_share() {
     let small = rig.comes(shares(3, of(1)));
     let admitted = rig.admitted_when_leaves(held[0], &[big, small]);
     assert!(admitted.is_empty(), "the big one is waited for: {admitted:?}");
-    assert_eq!(rig.session.in_flight, 2);
+    assert_eq!(rig.session.counts.in_flight(), 2);
     assert_eq!(rig.admitted_when_leaves(held[1], &[big, small]), [big]);
-    assert_eq!(rig.session.in_flight, 3);
+    assert_eq!(rig.session.counts.in_flight(), 3);
     assert_eq!(rig.admitted_when_leaves(big, &[small]), [small]);
 }
 

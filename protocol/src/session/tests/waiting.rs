@@ -222,7 +222,7 @@ fn very_many_wait(rig: &mut Rig) {
         rig.request_with(AcquireOptions { max_queue: Some(10_000), ..OPTIONS });
     }
     rig.settle();
-    assert_eq!(rig.session.waiting, 2000);
+    assert_eq!(rig.session.counts.waiting(), 2000);
 }
 
 fn crowd(limit: u32) -> Rig {
@@ -248,7 +248,7 @@ fn one_call_asks_after_a_lease_end_for_all_that_wait() {
     rig.pass(502);
     let calls = rig.settle();
     assert_eq!((calls.len(), places_of(&calls)), (1, 1), "{calls:?}");
-    assert_eq!(rig.session.in_flight, 1, "the first has its permit");
+    assert_eq!(rig.session.counts.in_flight(), 1, "the first has its permit");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn lease_ends_at_short_intervals_are_asked_after_together() {
         rig.pass(10);
         calls.extend(rig.settle());
     }
-    assert_eq!(rig.session.in_flight, 100);
+    assert_eq!(rig.session.counts.in_flight(), 100);
     assert!(calls.len() <= 20, "{} calls in 0.8 s", calls.len());
 }
 
@@ -275,7 +275,11 @@ fn one_call_asks_for_all_that_wait_when_an_operator_raises_the_limit_or_revokes(
     let now = rig.now();
     rig.session.handle_override(Override::parse("3 open").expect("an override"), now);
     let calls = rig.settle();
-    assert_eq!((calls.len(), places_of(&calls), rig.session.in_flight), (1, 1, 2), "{calls:?}");
+    assert_eq!(
+        (calls.len(), places_of(&calls), rig.session.counts.in_flight()),
+        (1, 1, 2),
+        "{calls:?}"
+    );
 
     let mut rig = crowd(1);
     let held = rig.places().into_iter().find(|id| id.node == OTHER).expect("held");
@@ -283,7 +287,11 @@ fn one_call_asks_for_all_that_wait_when_an_operator_raises_the_limit_or_revokes(
     rig.ledger.revoke(held, true, (EPOCH_MS + rig.now_ms) * 1000);
     rig.session.handle_revoked(held, now);
     let calls = rig.settle();
-    assert_eq!((calls.len(), places_of(&calls), rig.session.in_flight), (1, 1, 1), "{calls:?}");
+    assert_eq!(
+        (calls.len(), places_of(&calls), rig.session.counts.in_flight()),
+        (1, 1, 1),
+        "{calls:?}"
+    );
 }
 
 // ===== several limits in one process =====

@@ -117,7 +117,7 @@ fn what_is_kept_does_not_outlive_its_connection_or_its_semaphore() {
     assert!(rig.ledger.is_empty());
     let mut rig = keeper(1);
     rig.session.handle_unreachable(now);
-    assert_eq!((rig.kept(), rig.session.in_flight), (0, 0));
+    assert_eq!((rig.kept(), rig.session.counts.in_flight()), (0, 0));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_permit_whose_request_never_took_it_is_kept_like_any_other() {
     drop(rig.calls());
     // Whatever happens to it, no request waits for it.
     rig.pass(4000);
-    assert_eq!(rig.session.waiting, 0);
+    assert_eq!(rig.session.counts.waiting(), 0);
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! The limit, the headroom and the leases that count.
+
+use std::time::Duration;
+
+use super::place::Place;
+use crate::overrides::{Mode, Override};
+
+/// What the last request brought, and what an operator set in place of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Limits {
+    limit: u32,
+    headroom: u32,
+    lease: Duration,
+    /// The longest lease since the session had nothing on the server.
+    longest_lease: Duration,
+    overrides: Override,
+}
+
+impl Limits {
+    /// A request came with this limit and headroom.
+    pub(super) const fn handle_request(&mut self, limit: u32, headroom: u32) {
+        (self.limit, self.headroom) = (limit, headroom);
+    }
+
+    /// A request asks for a place with this lease. `is_first`: nothing of this session is on the server.
+    pub(super) fn handle_lease(&mut self, lease: Duration, is_first: bool) {
+        self.lease = lease;
+        self.longest_lease = if is_first { lease } else { self.longest_lease.max(lease) };
+    }
+
+    /// The policy was reloaded. Returns the limit in force before and after that.
+    pub(super) fn handle_policy(&mut self, limit: u32) -> (u32, u32) {
+        let before = self.in_force();
+        self.limit = limit;
+        (before, self.in_force())
+    }
+
+    /// An operator set something else. Returns the limit in force before and after that.
+    pub(super) fn handle_override(&mut self, overrides: Override) -> (u32, u32) {
+        let before = self.in_force();
+        self.overrides = overrides;
+        (before, self.in_force())
+    }
+
+    /// The limit of the last request; 0 before the first.
+    pub(super) const fn of_policy(&self) -> u32 {
+        self.limit
+    }
+
+    pub(super) const fn headroom(&self) -> u32 {
+        self.headroom
+    }
+
+    /// The lease of the last request.
+    pub(super) const fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    pub(super) const fn longest_lease(&self) -> Duration {
+        self.longest_lease
+    }
+
+    /// The limit that counts.
+    pub(super) fn in_force(&self) -> u32 {
+        self.in_force_for(self.limit)
+    }
+
+    /// The limit that counts for requests that know this one.
+    pub(super) fn in_force_for(&self, limit: u32) -> u32 {
+        self.of_operator().unwrap_or(limit)
+    }
+
+    /// The limit that an operator set; 0 during a pause.
+    pub(super) fn of_operator(&self) -> Option<u32> {
+        self.overrides.in_place()
+    }
+
+    /// Whether an operator drains the semaphore: new requests are refused.
+    pub(super) fn is_draining(&self) -> bool {
+        self.overrides.mode == Mode::Draining
+    }
+
+    /// Whether a place asks for more permits than it could ever have, under the limit that will count once the
+    /// semaphore is not paused.
+    pub(super) fn never_fit(&self, place: &Place) -> bool {
+        let Some(claim) = place.options.claim else { return false };
+        let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
+        let room = limit.saturating_sub(place.headroom());
+        (room > 0 && claim.cost() > room) || claim.exceeds_each()
+    }
+}
