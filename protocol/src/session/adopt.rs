@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 
 use super::options::AcquireOptions;
 use super::place::{Place, Sent, State};
-use super::request::release_of;
+use super::releases::Release;
 use super::{IDLE, Session};
-use crate::id::PlaceId;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -65,7 +64,7 @@ impl Session {
             _ if place.restoring && !is_unsent(n) => return,
             _ => place.restoring,
         };
-        let replaced = release_of(self.places.node(), place, now);
+        let replaced = Release::of(self.places.node(), place, now);
         let before = place.limit;
         self.follow_queue(index, false);
         if !is_new_to_the_backend {
@@ -98,11 +97,11 @@ impl Session {
     /// The place that this one replaces is not needed any more.
     pub(super) fn release_replaced(&mut self, index: usize) {
         if let Some(replaced) = self.take_replaced(index) {
-            self.releases.push_back(replaced);
+            self.releases.push(replaced);
         }
     }
 
-    fn take_replaced(&mut self, index: usize) -> Option<(PlaceId, Time)> {
+    fn take_replaced(&mut self, index: usize) -> Option<Release> {
         if self.replacing == 0 {
             return None;
         }
@@ -114,17 +113,17 @@ impl Session {
     /// A place that is being replaced has its permit: it is its request's again, under the number that it has there.
     pub(super) fn take_back(&mut self, n: u64, now: Time) {
         let Some(index) = self.replacing(n) else { return };
-        let Some((old, _)) = self.take_replaced(index) else { return };
+        let Some(Release { id: old, .. }) = self.take_replaced(index) else { return };
         let node = self.places.node();
         let Some(place) = self.places.get_mut(index) else { return };
-        let new = release_of(node, place, now);
+        let new = Release::of(node, place, now);
         (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
         self.places.set_number(index, old.n);
         let checks = self.revocation_checks.len();
-        self.revocation_checks.retain(|check| check.new != new.0.n);
+        self.revocation_checks.retain(|check| check.new != new.id.n);
         if self.revocation_checks.len() == checks {
             // It may stand there.
-            self.releases.push_back(new);
+            self.releases.push(new);
         }
     }
 
@@ -134,7 +133,7 @@ impl Session {
         if self.replacing == 0 {
             return None;
         }
-        let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.0.n == n);
+        let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.id.n == n);
         self.places.iter().find(|(_, place)| replaces(place)).map(|(index, _)| index)
     }
 }

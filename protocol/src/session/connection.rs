@@ -46,8 +46,8 @@ impl Session {
         self.local_queue = LocalQueue::new();
         self.take_calls_back();
         self.renewals.clear();
-        self.releases.extend(self.deferred.drain(..));
-        (self.release_at, self.release_pause, self.renew_at) = (None, None, None);
+        self.releases.handle_connected();
+        self.renew_at = None;
         // Whether a place is gone is asked again.
         self.ask_revocations = false;
         for check in std::mem::take(&mut self.revocation_checks) {
@@ -88,7 +88,7 @@ impl Session {
         // What is not known since an earlier connection is not known yet.
         self.resync = is_live && (self.resync || !same_data);
         self.renew |= self.resync;
-        self.audit |= !same_data && self.left_at.is_some();
+        self.audit.handle_connected(same_data);
         // In the outage it was to be kept for longer.
         self.want_end(now);
     }
@@ -99,7 +99,7 @@ impl Session {
         self.arrived(op);
         match op {
             Op::Renew { .. } | Op::Reassert { .. } => self.renew |= self.resync,
-            Op::Audit { .. } => self.audit = true,
+            Op::Audit { .. } => self.audit.handle_unanswered(),
             Op::Acquire { .. } | Op::Release { .. } => {}
         }
     }
@@ -107,10 +107,8 @@ impl Session {
     /// No call is on its way any more.
     pub(super) fn take_calls_back(&mut self) {
         self.renewing = 0;
-        self.audit |= std::mem::take(&mut self.auditing);
-        while let Some(unanswered) = self.releasing.pop_back() {
-            self.releases.push_front(unanswered);
-        }
+        self.audit.take_back();
+        self.releases.take_back();
     }
 
     #[inline]

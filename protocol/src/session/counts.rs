@@ -24,10 +24,13 @@ pub(super) struct Counts {
 }
 
 impl Counts {
+    /// Permits in flight.
     pub(super) const fn in_flight(&self) -> u64 {
         self.in_flight
     }
 
+    /// Places that wait.
+    #[cfg(test)]
     pub(super) const fn waiting(&self) -> u64 {
         self.waiting
     }

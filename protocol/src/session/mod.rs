@@ -8,6 +8,7 @@
 //! The rules are in `../README.md`; comments name them by their numbers.
 
 mod adopt;
+mod audit;
 mod connection;
 mod counts;
 mod limits;
@@ -17,6 +18,7 @@ mod outage;
 mod overrides;
 mod place;
 mod places;
+mod releases;
 mod reply;
 mod request;
 mod reuse;
@@ -32,6 +34,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use self::adopt::Reloaded;
+use self::audit::Audit;
 pub use self::connection::{Connected, Quarantine};
 use self::counts::Counts;
 use self::limits::Limits;
@@ -41,11 +44,12 @@ use self::overrides::RevocationCheck;
 use self::place::State;
 pub use self::places::PLACES_MAX;
 use self::places::Places;
+use self::releases::Releases;
 pub use self::request::FurtherIn;
 use self::reuse::Reuse;
 pub use self::transmit::Urgency;
 use super::claim::Tenant;
-use super::id::{NodeId, PlaceId};
+use super::id::NodeId;
 use super::time::Time;
 use crate::reject::RejectReason;
 
@@ -73,16 +77,7 @@ pub struct Session {
 
     // What is to be sent.
     joins: VecDeque<u64>,
-    /// Each with the time from which it is gone by itself.
-    releases: VecDeque<(PlaceId, Time)>,
-    /// Those that were sent and not answered yet, in the order in which they were sent.
-    releasing: VecDeque<(PlaceId, Time)>,
-    /// Those that the backend refused, about in the order in which their leases end: to be tried again after a while.
-    deferred: VecDeque<(PlaceId, Time)>,
-    /// Refused releases and audits, and refused renewals, are not tried again before these.
-    release_at: Option<Time>,
-    /// How long the next pause before that is, if more than the first.
-    release_pause: Option<Duration>,
+    releases: Releases,
     renew_at: Option<Time>,
     renew: bool,
     /// The last policy that the requests which waited were to adopt.
@@ -97,9 +92,7 @@ pub struct Session {
     renewing: usize,
     /// The server stopped promoting at its bound: it is to be called again.
     more: bool,
-    /// After data may have been lost: what stands there of this process is to be asked, or is asked.
-    audit: bool,
-    auditing: bool,
+    audit: Audit,
     /// Places that are gone: lost by the backend, or revoked?
     revocation_checks: Vec<RevocationCheck>,
     /// That is still to be asked; and the number of the next question.
@@ -108,8 +101,6 @@ pub struct Session {
 
     // Time.
     timeout: Option<Time>,
-    /// When a place left last.
-    left_at: Option<Time>,
     /// When to ask just after the earliest lease end of the semaphore, if anyone waits; and when that was done last.
     ask_at: Option<Time>,
     asked_at: Option<Time>,
@@ -183,11 +174,7 @@ impl Session {
             local_queue: LocalQueue::new(),
             resync: false,
             joins: VecDeque::new(),
-            releases: VecDeque::new(),
-            releasing: VecDeque::new(),
-            deferred: VecDeque::new(),
-            release_at: None,
-            release_pause: None,
+            releases: Releases::default(),
             renew_at: None,
             renew: false,
             reloaded: None,
@@ -197,13 +184,11 @@ impl Session {
             reasserts: VecDeque::new(),
             renewing: 0,
             more: false,
-            audit: false,
-            auditing: false,
+            audit: Audit::default(),
             revocation_checks: Vec::new(),
             ask_revocations: false,
             question: 0,
             timeout: None,
-            left_at: None,
             ask_at: None,
             asked_at: None,
             seen: (0, 0),

@@ -91,7 +91,7 @@ impl Session {
             // Back under a new id: what still names the old one must not reach this stay.
             new = self.places.renumber(index);
             // A replica that is promoted may still have the old one.
-            self.left_at = Some(now);
+            self.audit.handle_left(now);
         }
         self.places.find(new).into_iter().for_each(|place| place.restoring = true);
         self.revocation_checks.push(RevocationCheck { old: n, new, question: self.question });

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::options::{AcquireOptions, OnUnavailable};
+use super::releases::Release;
 use crate::bound::Bound;
 use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
@@ -52,8 +53,8 @@ pub(super) struct Place {
     /// find it gone once more.
     pub(super) restoring: bool,
     pub(super) linger: Linger,
-    /// The place that keeps its turn until this one stands there, and until when that needs to be released.
-    pub(super) replaces: Option<Box<(PlaceId, Time)>>,
+    /// Releases the place that keeps its turn until this one stands there.
+    pub(super) replaces: Option<Box<Release>>,
 }
 
 /// Whether a permit outlives its request, because the other side may still be working on it.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::place::{Linger, Place, WAITING_RENEWAL};
-use super::transmit::CALL_MAX;
+use super::place::{Linger, Place};
+use super::releases::{Release, earlier, refusal_pause};
 use super::{Event, IDLE, Session, State};
 use crate::call::Op;
 use crate::id::PlaceId;
@@ -17,20 +17,8 @@ use crate::time::Time;
 const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 /// Leases that end at short intervals are asked after together: no more often than this.
 pub(super) const ASK_GAP: Duration = Duration::from_millis(100);
-/// Releases of unknown places that wait to be sent, at the most.
-const STRANGERS_MAX: usize = 1000;
-/// The maximum of refused releases that are kept. Beyond it, those with the earliest lease ends are dropped.
-const DEFERRED_MAX: usize = 8 * CALL_MAX;
-/// The longest pause before they are tried again.
-const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(4);
 /// How soon a place is asked about again whose answer contradicts what is known of it.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
-
-/// How long what was refused is not tried again: as long as one place with this lease would wait.
-fn refusal_pause(lease: Duration) -> Duration {
-    let third = if lease.is_zero() { WAITING_RENEWAL } else { lease / 3 };
-    third.min(WAITING_RENEWAL)
-}
 
 /// When a reply was asked for, and when it came.
 #[derive(Clone, Copy)]
@@ -83,7 +71,7 @@ impl Session {
             self.promoted(grant.id, grant.lease_end, now);
         }
         self.more |= reply.more;
-        self.end_of_refusals(op, now);
+        self.end_refusals(op, now);
         if reply.earliest > 0 {
             let server_now = reply.lease_end.saturating_sub(op.lease_ms());
             let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
@@ -147,8 +135,9 @@ impl Session {
             }
             Op::Audit { .. } => {
                 // As long as it looks for what left not long ago.
-                self.audit = self.left_at.is_some();
-                self.release_at = self.put_off(self.release_at, self.limits.lease(), now);
+                self.audit.handle_refused();
+                let at = self.releases.put_off(self.limits.lease(), now);
+                self.want(at);
             }
         }
         self.end_resync();
@@ -169,7 +158,7 @@ impl Session {
             Op::Renew { .. } | Op::Reassert { .. } => {
                 self.renewing = self.renewing.saturating_sub(1);
             }
-            Op::Audit { .. } => self.auditing = false,
+            Op::Audit { .. } => self.audit.handle_answered(),
             Op::Acquire { .. } | Op::Release { .. } => {}
         }
     }
@@ -182,7 +171,7 @@ impl Session {
             let place = self.places.with_number(id.n);
             let is_known =
                 place.is_some_and(|p| p.is_there() || matches!(p.state, State::Releasing));
-            if !is_known && !self.releasing.iter().any(|(releasing, _)| releasing == id) {
+            if !is_known && !self.releases.is_sent(*id) {
                 self.release_stranger(*id, now);
             }
         }
@@ -198,12 +187,10 @@ impl Session {
 
     /// Releases a place that is unknown here.
     fn release_stranger(&mut self, id: PlaceId, now: Time) {
-        // Hints come from whatever may publish: a flood of them is not to fill the memory.
-        if self.releases.len() >= STRANGERS_MAX + self.places.len() {
-            return;
+        let until = now + self.limits.longest_lease().max(IDLE);
+        if self.releases.push_stranger(Release { id, until }, self.places.len()) {
+            self.want(now + IDLE);
         }
-        self.releases.push_back((id, now + self.limits.longest_lease().max(IDLE)));
-        self.want(now + IDLE);
     }
 
     fn joined(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
@@ -378,11 +365,7 @@ impl Session {
 
     /// Releases were carried out.
     fn left(&mut self, ids: &[PlaceId]) {
-        // Replies come in the order of the calls.
-        match ids.len() {
-            1 => drop(self.releasing.pop_front()),
-            count => drop(self.releasing.drain(..count.min(self.releasing.len()))),
-        }
+        self.releases.handle_done(ids.len());
         for id in ids {
             self.release_answered(id.n, true);
         }
@@ -393,61 +376,24 @@ impl Session {
         if ids.is_empty() {
             return;
         }
-        let refused = self.releasing.drain(..ids.len().min(self.releasing.len()));
-        let is_older = |(_, until): &(PlaceId, Time)| {
-            self.deferred.front().is_some_and(|(_, first)| until <= first)
-        };
-        let (older, newer): (Vec<_>, Vec<_>) = refused.partition(is_older);
-        older.into_iter().rev().for_each(|release| self.deferred.push_front(release));
-        self.deferred.extend(newer);
-        let surplus = self.deferred.len().saturating_sub(DEFERRED_MAX);
-        let dropped: SmallVec<[(PlaceId, Time); 4]> = self.deferred.drain(..surplus).collect();
-        dropped.into_iter().for_each(|(id, _)| self.left_queue(id.n));
-        if self.release_at.is_none() {
-            let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.limits.lease()));
-            self.release_at = Some(now + pause);
-            self.want(now + pause);
-        }
+        let (dropped, at) = self.releases.handle_refused(ids.len(), self.limits.lease(), now);
+        dropped.iter().for_each(|id| self.left_queue(id.n));
+        at.into_iter().for_each(|at| self.want(at));
         for id in ids {
             self.release_answered(id.n, false);
         }
     }
 
-    /// The backend carries calls out. Releases that it refused before are tried again as soon as they are after a first
-    /// refusal; once one of them is carried out, all at once.
-    fn end_of_refusals(&mut self, op: &Op, now: Time) {
-        if self.deferred.is_empty() || matches!(op, Op::Audit { .. }) {
-            return;
-        }
-        let is_release = match op {
+    /// The backend carries calls out again.
+    fn end_refusals(&mut self, op: &Op, now: Time) {
+        let has_released = match op {
+            Op::Audit { .. } => return,
             Op::Release { ids } => !ids.is_empty(),
             Op::Acquire { leaving, .. } => !leaving.is_empty(),
-            _ => false,
+            Op::Renew { .. } | Op::Reassert { .. } => false,
         };
-        if is_release {
-            self.releases.extend(self.deferred.drain(..));
-            (self.release_at, self.release_pause) = (None, None);
-        } else if let Some(at) = self.release_at {
-            let at = at.min(now + refusal_pause(self.limits.lease()));
-            (self.release_at, self.release_pause) = (Some(at), None);
+        if let Some(at) = self.releases.end_refusals(has_released, self.limits.lease(), now) {
             self.want(at);
-        }
-    }
-
-    /// Has some of the releases that were refused sent: as many as go in one call. The others follow once that is
-    /// carried out.
-    pub(super) fn try_deferred(&mut self) {
-        if self.deferred.is_empty() {
-            return;
-        }
-        let pause = self.release_pause.unwrap_or_else(|| refusal_pause(self.limits.lease()));
-        self.release_pause = Some((2 * pause).min(RELEASE_PAUSE_MAX));
-        let mut permits = 0;
-        while permits < CALL_MAX
-            && let Some(release) = self.deferred.pop_front()
-        {
-            permits += release.0.cost() as usize;
-            self.releases.push_back(release);
         }
     }
 
@@ -461,17 +407,9 @@ impl Session {
         for id in ids {
             self.places.find(id.n).into_iter().for_each(|place| place.refused = true);
         }
-        self.renew_at = self.put_off(self.renew_at, Duration::from_millis(lease_ms), now);
-    }
-
-    /// The backend refused a call. Whatever else is due, or refused meanwhile, it is asked again only as often as one
-    /// place with this lease would ask. Returns when; `before`: when it was to be, if it waits already.
-    fn put_off(&mut self, before: Option<Time>, lease: Duration, now: Time) -> Option<Time> {
-        let at = now + refusal_pause(lease);
-        // Where leases differ, in time for the shortest.
-        let at = before.map_or(at, |before| before.min(at));
+        let at = earlier(self.renew_at, now + refusal_pause(Duration::from_millis(lease_ms)));
+        self.renew_at = Some(at);
         self.want(at);
-        Some(at)
     }
 
     fn release_answered(&mut self, n: u64, acknowledged: bool) {

@@ -4,8 +4,9 @@ use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
 use super::place::{Linger, Place, State};
 use super::places::PLACES_MAX;
+use super::releases::Release;
 use super::{Event, IDLE, Progress, Session};
-use crate::id::{NodeId, PlaceId};
+use crate::id::PlaceId;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -36,7 +37,7 @@ impl Session {
         if let Some(index) = self.take_kept(limit, &options, now) {
             return Some(index);
         }
-        let is_first = self.places.is_empty() && !self.has_releases();
+        let is_first = self.places.is_empty() && !self.releases.is_any();
         self.limits.handle_lease(options.lease, is_first);
         let index = self.places.insert(limit, options, now);
         self.counts.add_joining();
@@ -156,12 +157,12 @@ impl Session {
         }
         self.counts.remove(index, (place.limit, place.options.claim), place.state);
         if place.is_there() {
-            self.releases.push_back(release_of(self.places.node(), &place, now));
-            self.left_at = Some(now);
+            self.releases.push(Release::of(self.places.node(), &place, now));
+            self.audit.handle_left(now);
         } else if matches!(place.state, State::Joining { .. }) {
             self.forget_join(place.n);
         } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
-            self.left_at = Some(now);
+            self.audit.handle_left(now);
         }
         if self.outage && place.waits_locally() {
             self.local_queue.leave(index, &place);
@@ -179,7 +180,7 @@ impl Session {
         };
         let is_there = place.is_there();
         if is_there {
-            self.releases.push_back(release_of(self.places.node(), place, now));
+            self.releases.push(Release::of(self.places.node(), place, now));
             self.set(index, State::Releasing);
         } else {
             self.set(index, State::Released { acknowledged: true });
@@ -314,8 +315,8 @@ impl Session {
         let Some(place) = self.places.get(index) else { return };
         let n = place.n;
         if place.is_there() {
-            self.releases.push_back(release_of(self.places.node(), place, now));
-            self.left_at = Some(now);
+            self.releases.push(Release::of(self.places.node(), place, now));
+            self.audit.handle_left(now);
         } else if place.is_joining() {
             self.forget_join(n);
         }
@@ -400,9 +401,4 @@ impl Session {
             self.want(over);
         }
     }
-}
-
-/// What releases a place, and from when on that is not needed any more.
-pub(super) fn release_of(node: NodeId, place: &Place, now: Time) -> (PlaceId, Time) {
-    (place.id(node), now + place.options.lease)
 }

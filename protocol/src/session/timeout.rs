@@ -21,18 +21,14 @@ impl Session {
     /// over is forgotten.
     pub fn handle_timeout(&mut self, now: Time) {
         self.timeout = None;
-        self.release_at = self.release_at.filter(|at| now < *at);
         if self.renew_at.is_some_and(|at| now >= at) {
             self.renew_at = None;
             self.renew = true;
         }
-        [self.release_at, self.renew_at].into_iter().flatten().for_each(|at| self.want(at));
+        self.renew_at.into_iter().for_each(|at| self.want(at));
         self.drop_expired_releases(now);
-        if self.release_at.is_none() && self.releases.is_empty() && self.releasing.is_empty() {
-            self.try_deferred();
-        }
-        if let Some((_, until)) = self.releases.front().or_else(|| self.deferred.front()) {
-            self.want(*until + self.limits.lease());
+        if let Some(at) = self.releases.handle_timeout(self.limits.lease(), now) {
+            self.want(at);
         }
         for index in self.look_at_places(now) {
             self.expire(index, now);
@@ -42,7 +38,7 @@ impl Session {
         if now < idle_until {
             self.want(idle_until);
         } else {
-            self.left_at = None;
+            self.audit.forget();
         }
         match self.quarantined_until() {
             Some(end) if now < end => self.want(end),
@@ -147,16 +143,11 @@ impl Session {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.is_in_use()
-            || self.has_releases()
+            || self.releases.is_any()
             || self.renewing > 0
-            || self.auditing
+            || self.audit.is_sent()
             // In an outage nothing is asked, and the record is not kept for it.
-            || (self.audit && !self.outage)
-    }
-
-    /// Whether a place that was given up may stand on the server.
-    pub(super) fn has_releases(&self) -> bool {
-        !self.releases.is_empty() || !self.releasing.is_empty() || !self.deferred.is_empty()
+            || (self.audit.is_due() && !self.outage)
     }
 
     /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between
@@ -172,11 +163,9 @@ impl Session {
         self.timeout = self.timeout.map(round);
         self.ask_at = self.ask_at.map(round);
         self.asked_at = self.asked_at.filter(|at| now < *at + ASK_GAP).map(round);
-        self.release_at = self.release_at.map(round).filter(|at| now < *at);
+        self.releases.coarsen(round, now);
         self.renew_at = self.renew_at.map(round).filter(|at| now < *at);
-        if self.left_at.is_some_and(|left_at| left_at + IDLE >= horizon && now >= left_at + reuse) {
-            self.left_at = Some(Time::ZERO + horizon.since(Time::ZERO + IDLE));
-        }
+        self.audit.coarsen(reuse, now, horizon);
         self.seen = (0, 0);
         let is_renewing = self.renewing > 0;
         for place in self.places.iter_mut() {
@@ -216,7 +205,7 @@ impl Session {
     /// released just before it can be of any harm.
     pub(super) fn idle_until(&self, now: Time) -> Time {
         let kept = if self.outage { self.limits.longest_lease().max(IDLE) } else { IDLE };
-        self.left_at.map_or(now, |left_at| left_at + kept)
+        self.audit.kept_until(kept, now)
     }
 
     pub(super) fn want(&mut self, at: Time) {

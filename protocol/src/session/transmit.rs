@@ -14,8 +14,6 @@ use crate::time::Time;
 /// Places in one call, at the most; where they take several permits, so many permits, and the last place may
 /// take more.
 pub(super) const CALL_MAX: usize = 512;
-/// Of the places that stand in a semaphore after a loss of data, those looked at.
-const AUDIT_MAX: u32 = 1000;
 /// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
 const NEVER_ENDS: u64 = TICKET_MIN - 1;
 
@@ -52,7 +50,7 @@ impl Session {
     /// Whether to call [`poll_serving`](Self::poll_serving), because a request waits for that, here or elsewhere.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        !self.releases.is_empty()
+        self.releases.has_unsent()
             || self.more
             || (!self.joins.is_empty() && !self.resync)
             || self.is_kept_for_nobody()
@@ -75,11 +73,11 @@ impl Session {
     /// What most looks find: each call is followed by one.
     #[inline]
     fn has_nothing_to_send(&self) -> bool {
-        self.releases.is_empty()
+        !self.releases.has_unsent()
             && self.joins.is_empty()
             && self.reasserts.is_empty()
             && self.renewals.is_empty()
-            && !(self.renew || self.ask || self.audit || self.more)
+            && !(self.renew || self.ask || self.audit.is_due() || self.more)
             && self.asks_since().is_none()
             && !self.is_kept_for_nobody()
     }
@@ -87,7 +85,7 @@ impl Session {
     /// Whether what stands there of this process is to be asked now: not just after that was refused.
     #[must_use]
     pub fn may_audit(&self) -> bool {
-        self.audit && !self.resync && self.release_at.is_none()
+        self.audit.is_due() && !self.resync && !self.releases.is_put_off()
     }
 
     fn has_renewals(&self) -> bool {
@@ -128,7 +126,7 @@ impl Session {
             self.renewals.push_back(permit);
             self.renewals.extend(first);
         }
-        if self.releases.front().is_some_and(|(_, until)| now >= *until + self.limits.lease()) {
+        if self.releases.is_first_expired(self.limits.lease(), now) {
             self.drop_expired_releases(now);
         }
         if renews {
@@ -143,8 +141,8 @@ impl Session {
             max_waiting: 0,
             recalls: false,
         };
-        let op = if !self.releases.is_empty() {
-            let ids = self.next_releases(most);
+        let op = if self.releases.has_unsent() {
+            let ids = self.releases.poll(most);
             let limit = self.limit_to_promote(&ids);
             // What they free may be for a place of a higher limit than the newcomers know.
             if joins && !between && self.next_limit() >= Some(limit) {
@@ -157,9 +155,7 @@ impl Session {
         } else if joins {
             self.next_acquire(Ids::new(), most, &mut head)
         } else if self.may_audit() {
-            self.audit = false;
-            self.auditing = true;
-            Op::Audit { most: AUDIT_MAX }
+            self.audit.poll()
         } else if self.more {
             Op::Release { ids: Ids::new() }
         } else if renews
@@ -262,40 +258,11 @@ impl Session {
         }
     }
 
-    /// A place whose lease has ended is gone by itself; one lease later, because a call that was under
-    /// way may have renewed it.
+    /// Drops the releases of places that are gone by themselves.
     pub(super) fn drop_expired_releases(&mut self, now: Time) {
-        let lease = self.limits.lease();
-        let mut expired = Ids::new();
-        let mut is_needed = |(id, until): &(PlaceId, Time)| {
-            let is_over = now >= *until + lease;
-            if is_over {
-                expired.push(*id);
-            }
-            !is_over
-        };
-        self.releases.retain(&mut is_needed);
-        self.deferred.retain(&mut is_needed);
-        expired.into_iter().for_each(|id| self.left_queue(id.n));
-    }
-
-    fn next_releases(&mut self, most: usize) -> Ids {
-        if self.releases.len() == 1
-            && let Some(release) = self.releases.pop_front()
-        {
-            // As it mostly is.
-            self.releasing.push_back(release);
-            return Ids::from_buf([release.0]);
+        for id in self.releases.drop_expired(self.limits.lease(), now) {
+            self.left_queue(id.n);
         }
-        let (mut ids, mut permits) = (Ids::new(), 0);
-        while permits < most
-            && let Some(release) = self.releases.pop_front()
-        {
-            permits += release.0.cost() as usize;
-            ids.push(release.0);
-            self.releasing.push_back(release);
-        }
-        ids
     }
 
     /// Places that are due, or half way there: so all places of a process come to be renewed by one

@@ -348,7 +348,7 @@ impl Session {
     /// The same, if permits are used so often that the question is worth a call.
     fn ask_if_hot(&mut self, n: u64, now: Time) {
         let Some(within) = self.places.find(n).map(|place| place.options.reuse()) else { return };
-        if self.left_at.is_some_and(|at| now < at + within) {
+        if self.audit.has_left_within(within, now) {
             self.ask_ahead(n, within, now);
         }
     }
@@ -435,8 +435,7 @@ impl Session {
         let spare: BTreeSet<_> = spare.map(|(_, place)| place.n).collect();
         assert_eq!(reuse.spare.iter().copied().collect::<BTreeSet<_>>(), spare, "spare places");
         assert_eq!(reuse.spare.len(), spare.len(), "each once");
-        let releases = self.releases.iter().chain(&self.releasing).chain(&self.deferred);
-        let left: BTreeSet<_> = releases.map(|(id, _)| id.n).collect();
+        let left: BTreeSet<_> = self.releases.ids().map(|id| id.n).collect();
         reuse.own_waiting.check();
         for n in reuse.own_waiting.numbers() {
             let place = self.places.index(n).and_then(|index| self.places.get(index));

@@ -110,7 +110,7 @@ fn a_break_leaves_nothing_under_way() {
     rig.reconnect(Connected::default());
     let audit = rig.call().expect("an audit");
     rig.session.handle_unanswered(&audit.op);
-    assert!(rig.session.audit && !rig.session.auditing, "it is asked again");
+    assert!(rig.session.audit.is_due() && !rig.session.audit.is_sent(), "it is asked again");
 }
 
 #[test]

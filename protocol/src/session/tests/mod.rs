@@ -25,7 +25,7 @@ use super::places::serial_of;
 use super::*;
 use crate::call::{Call, Op};
 use crate::claim::Claim;
-use crate::id::Ids;
+use crate::id::{Ids, PlaceId};
 use crate::ledger::{Caller, Grant, Ledger, PlaceStatus, Reply};
 use crate::overrides::Override;
 
