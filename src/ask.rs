@@ -5,11 +5,12 @@ use crate::name::Name;
 use crate::protocol::Claim;
 use crate::tenants::{TenantNumbers, TenantOverride};
 
-/// A request for permits: of which semaphore, how many, and for which tenant.
+/// A request for permits: which semaphore, how many permits, and for which tenant.
 ///
-/// Where all requests are alike, the name of a semaphore is enough: everything that converts into a [`Name`] converts
-/// into an `Ask`. With a tenant, a permit that comes free goes to the tenant with the fewest in use by weight, and
-/// within a tenant to the request that came first.
+/// If all requests are alike, the name of a semaphore is enough: anything that converts into a [`Name`] converts into
+/// an
+/// `Ask`. With tenants, a freed permit goes to the tenant with the fewest permits in use by weight, and within a tenant
+/// to the request that came first.
 ///
 /// # Examples
 ///
@@ -43,7 +44,7 @@ struct Terms {
 }
 
 /// The terms of a request that sets none.
-const USUAL: Terms = Terms { weight: 1, cost: 1, class: 0, each: None };
+const DEFAULT_TERMS: Terms = Terms { weight: 1, cost: 1, class: 0, each: None };
 
 impl Ask {
     /// The maximum weight of a tenant.
@@ -65,15 +66,15 @@ impl Ask {
     /// assert_eq!(ask.tenant(), None);
     /// ```
     pub fn of(name: impl Into<Name>) -> Self {
-        Self { name: name.into(), tenant: None, terms: USUAL, is_shared: false }
+        Self { name: name.into(), tenant: None, terms: DEFAULT_TERMS, is_shared: false }
     }
 
     /// Sets the tenant of the request.
     ///
-    /// Requests that set a [cost](Self::cost) and no tenant count as one tenant together. Requests that set nothing but a
-    /// name wait in a queue of their own, in the order of their arrival.
+    /// All requests that set a [cost](Self::cost) and no tenant count as one tenant. Requests that set only a name wait
+    /// in a queue of their own, in the order of their arrival.
     ///
-    /// Fairness is only as good as the identity: take it from authentication, not from what a client may choose.
+    /// Fairness is only as good as the identity: take it from authentication, not from a value that clients choose.
     ///
     /// # Examples
     ///
@@ -89,10 +90,11 @@ impl Ask {
         self
     }
 
-    /// Sets the weight of the tenant, by which its permits in use are divided when tenants are compared: a tenant with
-    /// weight 2 gets twice as many as one with weight 1.
+    /// Sets the weight of the tenant. When tenants are compared, their permits in use are divided by their weights: a
+    /// tenant with weight 2 gets twice as many as one with weight 1.
     ///
-    /// The default is 1, the maximum [`MAX_WEIGHT`](Self::MAX_WEIGHT). Other values count as the nearest of these.
+    /// The default is 1, the maximum [`MAX_WEIGHT`](Self::MAX_WEIGHT). A value out of range counts as the nearest one
+    /// in range.
     ///
     /// # Examples
     ///
@@ -108,11 +110,11 @@ impl Ask {
         self
     }
 
-    /// Sets how many permits the request takes, all at once or not at all.
+    /// Sets how many permits the request takes. It gets all of them at once or none.
     ///
     /// The default is 1; 0 counts as 1. A request for more than [`MAX_COST`](Self::MAX_COST), or for more than it could
-    /// ever get, is rejected at once. When it is the turn of a request for many permits, permits stay free until there
-    /// are enough.
+    /// ever get, is rejected at once. When a request for many permits is next, permits stay free until there are
+    /// enough.
     ///
     /// # Examples
     ///
@@ -130,10 +132,10 @@ impl Ask {
         self
     }
 
-    /// Sets the class of the request, from 0 to [`MAX_CLASS`](Self::MAX_CLASS); a higher one counts as that. No request
-    /// of a higher class is served as long as a tenant of a lower class waits and may be served.
+    /// Sets the class of the request, from 0 to [`MAX_CLASS`](Self::MAX_CLASS); a higher value counts as the maximum.
+    /// No request of a higher class is served while a tenant of a lower class waits and may be served.
     ///
-    /// The default is 0. Within a tenant the order is that of arrival, whatever the classes. See
+    /// The default is 0. Requests of one tenant keep the order of their arrival, whatever their classes. See
     /// [`PolicyBuilder::headroom`](crate::PolicyBuilder::headroom) for permits that are reserved for class 0.
     ///
     /// # Examples
@@ -141,7 +143,7 @@ impl Ask {
     /// ```
     /// use tower_semaphore::Ask;
     ///
-    /// // Behind every interactive request, which are of class 0.
+    /// // Served after all interactive requests, which are of class 0.
     /// let ask = Ask::of("openai").by("nightly").class(1);
     /// # let _ = ask;
     /// ```
@@ -151,9 +153,9 @@ impl Ask {
         self
     }
 
-    /// Sets the cap of the tenant: how many permits it may have in use. With 0 its requests are rejected.
+    /// Sets the cap of the tenant: the number of permits that it may have in use. With 0 its requests are rejected.
     ///
-    /// The default is no cap but the limit. A tenant at its cap delays no other. An operator's
+    /// By default there is no cap except the limit. A tenant at its cap does not delay others. An operator's
     /// [override](crate::Semaphore::set_tenant) replaces this.
     ///
     /// # Examples
@@ -182,7 +184,7 @@ impl Ask {
         self.tenant.as_ref()
     }
 
-    /// Returns how many permits it asks for.
+    /// Returns the number of permits that it asks for.
     pub(crate) const fn permits(&self) -> u32 {
         self.terms.cost
     }
@@ -192,9 +194,9 @@ impl Ask {
         set.limit.or(self.terms.each)
     }
 
-    /// Returns whether it is compared with others by more than its time.
+    /// Returns whether it needs a claim: without one, only the time of its arrival counts.
     pub(crate) fn is_fair(&self) -> bool {
-        self.is_shared || self.tenant.is_some() || self.terms != USUAL
+        self.is_shared || self.tenant.is_some() || self.terms != DEFAULT_TERMS
     }
 }
 
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_said() {
+    fn a_request_that_can_never_be_met_is_rejected() {
         let numbers = TenantNumbers::salted(b"");
         let claim = |ask: Ask, set| ask.claim(&numbers, set);
         let none = TenantOverride::default();

@@ -18,7 +18,7 @@ const HASH_LEN: usize = 64;
 /// Bytes other than `A-Z a-z 0-9 . _ -` are encoded as `%XX`, so no input reaches the syntax of keys. A part that is
 /// longer than 64 bytes when encoded is replaced by `#` and its SHA-256 in hex, and a whole name of more than 128
 /// bytes by `##` and its SHA-256. Two names are equal only if their parts are: different values never share a permit,
-/// short of a collision of SHA-256. How a name was composed does not matter. Names are compared by their
+/// short of a collision of SHA-256. How the parts were appended does not matter. Names are compared by their
 /// [stored](Self::as_str) text, so a name that is [parsed](Self::from_stored) from the backend equals the original.
 ///
 /// # Examples
@@ -30,9 +30,9 @@ const HASH_LEN: usize = 64;
 /// assert_eq!(name.as_str(), "tenant:acme%2Feu");
 /// ```
 pub struct Name {
-    // Encoded, so ASCII. Inline at usual lengths.
+    // Encoded, so it is ASCII. Inline at usual lengths.
     text: SmallVec<[u8; 56]>,
-    // Stored instead of a text that is too long. The text is kept, because more parts may follow.
+    // Stored instead of a text that is too long. The text is kept because more parts may follow.
     short: Option<Box<str>>,
 }
 
@@ -89,14 +89,14 @@ impl Name {
         self.bounded()
     }
 
-    /// Ends the last part, if there is one.
+    /// Appends a separator, if there is a part before it.
     fn separate(&mut self) {
         if !self.text.is_empty() {
             self.text.push(b':');
         }
     }
 
-    /// Creates a name of no part, which adds nothing to another one.
+    /// Creates a name without parts. Joining it to another name changes nothing.
     pub(crate) const fn empty() -> Self {
         Self { text: SmallVec::new_const(), short: None }
     }
@@ -106,7 +106,7 @@ impl Name {
         self.text.is_empty()
     }
 
-    /// Creates a name that no part encodes to.
+    /// Creates the name that stands for a missing one. No part is encoded as this.
     pub(crate) fn missing() -> Self {
         Self { text: SmallVec::from_slice(b"!"), short: None }
     }
@@ -146,7 +146,7 @@ impl Name {
 
     fn bounded(mut self) -> Self {
         self.short = (self.text.len() > NAME_MAX).then(|| {
-            // `##` begins no part, so the text of a long name, sent as one part, is another name.
+            // No part begins with `##`, so a client that sends this text as a part gets another name.
             let mut short = SmallVec::from_slice(b"#");
             hash(&self.text, &mut short);
             std::str::from_utf8(&short).unwrap_or_default().into()
@@ -155,7 +155,7 @@ impl Name {
     }
 }
 
-// By hand, because the derived `Clone` copies byte by byte.
+// Not derived, because the derived `Clone` copies byte by byte.
 impl Clone for Name {
     fn clone(&self) -> Self {
         Self { text: SmallVec::from_slice(&self.text), short: self.short.clone() }
@@ -198,7 +198,7 @@ fn encode(part: &[u8], out: &mut SmallVec<[u8; 56]>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let start = out.len();
     if part.is_empty() {
-        // A lone `%` encodes nothing else.
+        // No other part is encoded as a lone `%`.
         out.push(b'%');
     }
     for byte in part {
@@ -223,7 +223,7 @@ const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
-/// Returns whether this is the text of a part: encoded by [`encode`], the mark of a missing one, or the hash of a
+/// Returns whether this is the text of a part as [`encode`] writes it, the mark of a missing name, or the hash of a
 /// whole name.
 fn is_part(text: &str) -> bool {
     if let Some(hash) = text.strip_prefix('#') {

@@ -9,13 +9,13 @@ use sha2::{Digest, Sha256};
 use crate::name::Name;
 use crate::protocol::Tenant;
 
-/// The most tenants whose names a session remembers: those that have places here, and others while there is room.
+/// The most tenants whose names a session remembers: those with places in this process, and others while there is room.
 const NAMES_MAX: usize = 1000;
 
-/// Stands in for the name of a tenant, as in a layer for requests without one.
-const NOBODY: &str = "!";
+/// The name that stands for requests without a tenant, as in a layer.
+const NO_TENANT: &str = "!";
 
-/// Numbers tenants: alike in all processes that have the same salt.
+/// Numbers tenants, in the same way in all processes that have the same salt.
 #[derive(Clone)]
 pub(crate) struct TenantNumbers {
     salted: Arc<Sha256>,
@@ -24,7 +24,7 @@ pub(crate) struct TenantNumbers {
 impl TenantNumbers {
     pub(crate) fn salted(salt: &[u8]) -> Self {
         let mut hash = Sha256::new();
-        // With its length, so that salt and name cannot be confused.
+        // With the length of the salt, so that no part of the salt can pass for the beginning of a name.
         hash.update((salt.len() as u64).to_le_bytes());
         hash.update(salt);
         Self { salted: Arc::new(hash) }
@@ -33,14 +33,14 @@ impl TenantNumbers {
     /// Returns the number of a tenant, or of the requests without one.
     pub(crate) fn of(&self, tenant: Option<&Name>) -> Tenant {
         let mut hash = Sha256::clone(&self.salted);
-        hash.update(tenant.map_or(NOBODY, Name::as_str));
+        hash.update(tenant.map_or(NO_TENANT, Name::as_str));
         let digest: [u8; 32] = hash.finalize().into();
         let first = digest.first_chunk::<8>().copied().unwrap_or_default();
         Tenant::of_hash(u64::from_le_bytes(first))
     }
 }
 
-/// The salt is a secret.
+/// Not derived, because the salt may be a secret.
 impl fmt::Debug for TenantNumbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TenantNumbers").finish_non_exhaustive()
@@ -54,8 +54,8 @@ pub(crate) struct TenantNames {
 }
 
 impl TenantNames {
-    /// Notes the name of a tenant. `is_here` says which tenants have a place in this process. Returns the name that
-    /// had the same number before, if that is another one.
+    /// Notes the name of a tenant. `is_here` returns whether a tenant has a place in this process. Returns the name
+    /// that already has this number, if it is another one.
     pub(crate) fn note(
         &mut self,
         tenant: Tenant,
@@ -66,7 +66,7 @@ impl TenantNames {
             return (**known != *name.as_str()).then(|| Arc::clone(known));
         }
         if self.names.len() >= NAMES_MAX {
-            // Made-up names displace only each other.
+            // Invented names displace only each other.
             self.names.retain(|tenant, _| is_here(*tenant));
         }
         if self.names.len() < NAMES_MAX {
@@ -80,20 +80,20 @@ impl TenantNames {
     }
 }
 
-/// What an operator set for a tenant, in place of what its requests ask for.
+/// The cap and the weight that an operator set for a tenant. They replace what its requests ask for.
 ///
-/// [`Semaphore::set_tenant`](crate::Semaphore::set_tenant) changes it.
+/// [`Semaphore::set_tenant`](crate::Semaphore::set_tenant) changes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantOverride {
-    /// Its cap; `None` leaves it to its requests.
+    /// The cap; `None` if its requests decide.
     pub limit: Option<u32>,
-    /// Its weight; `None` leaves it to its requests.
+    /// The weight; `None` if its requests decide.
     pub weight: Option<u32>,
 }
 
-/// A change of what an operator set for a tenant, for [`Semaphore::set_tenant`](crate::Semaphore::set_tenant). What it
-/// does not name stays as it is.
+/// A change of the override of a tenant, for [`Semaphore::set_tenant`](crate::Semaphore::set_tenant). What it does not
+/// name stays as it is.
 ///
 /// # Examples
 ///
@@ -113,19 +113,19 @@ pub struct TenantChange {
 }
 
 impl TenantChange {
-    /// Changes nothing yet.
+    /// Creates a change that changes nothing yet.
     pub const fn new() -> Self {
         Self { limit: None, weight: None }
     }
 
-    /// Sets the cap of the tenant: it gets no more permits than this. With 0 its requests are rejected; `None` leaves it
-    /// to its requests again.
+    /// Sets the cap of the tenant: it gets no more permits than this. With 0 its requests are rejected; with `None`
+    /// they decide again.
     pub fn limit(self, permits: impl Into<Option<u32>>) -> Self {
         Self { limit: Some(permits.into()), ..self }
     }
 
-    /// Sets the weight of the tenant, from 1 to [`Ask::MAX_WEIGHT`](crate::Ask::MAX_WEIGHT); `None` leaves it to its
-    /// requests again.
+    /// Sets the weight of the tenant, from 1 to [`Ask::MAX_WEIGHT`](crate::Ask::MAX_WEIGHT). With `None` its requests
+    /// decide again.
     pub fn weight(self, weight: impl Into<Option<u32>>) -> Self {
         Self { weight: Some(weight.into()), ..self }
     }
@@ -135,8 +135,8 @@ impl TenantChange {
         self.weight.flatten()
     }
 
-    /// Returns the fields that it changes, each with its new value. What it clears comes first: that makes room for the
-    /// rest where the backend keeps as many fields as it may.
+    /// Returns the fields that it changes, each with its new value. Fields to clear come first: the backend keeps a
+    /// bounded number, and this makes room for the others.
     pub(crate) fn fields(self, name: &Name, tenant: &Name) -> Vec<(String, Option<u32>)> {
         let limit = self.limit.map(|limit| (limit_field(name, tenant), limit));
         let weight = self.weight.map(|weight| (weight_field(name, tenant), weight));
@@ -146,17 +146,17 @@ impl TenantChange {
     }
 }
 
-/// The field that keeps the cap of a tenant, among the overrides by name: no name contains an `@`.
+/// Returns the field that keeps the cap of a tenant, among the overrides by name. No name contains an `@`.
 pub(crate) fn limit_field(name: &Name, tenant: &Name) -> String {
     format!("{name}@{tenant}")
 }
 
-/// The field that keeps its weight.
+/// Returns the field that keeps the weight of a tenant.
 pub(crate) fn weight_field(name: &Name, tenant: &Name) -> String {
     format!("{name}@{tenant}@weight")
 }
 
-/// Returns the semaphore and the tenant whose cap or weight this field keeps, if it keeps one.
+/// Returns the semaphore and the tenant whose cap or weight this field keeps; `None` for any other field.
 pub(crate) fn tenant_of_field(field: &str) -> Option<(Name, Name)> {
     let (name, tenant) = field.split_once('@')?;
     let tenant = tenant.strip_suffix("@weight").unwrap_or(tenant);
@@ -176,7 +176,7 @@ mod tests {
         assert_ne!(number(b"s", "acme"), number(b"t", "acme"));
         assert_ne!(number(b"s", "acme"), number(b"s", "other"));
         assert_ne!(number(b"sa", "cme"), number(b"s", "acme"));
-        // Each release has to come to the same numbers.
+        // The numbers must stay the same from release to release.
         assert_eq!(number(b"", "acme").number(), 20_761_084);
     }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_names_are_kept() {
+    fn a_bounded_number_of_names_is_kept() {
         let mut names = TenantNames::default();
         let first = Tenant::of_hash(0);
         for n in 0..3 * NAMES_MAX as u64 {

@@ -1,8 +1,9 @@
 //! Metrics of semaphores and layers, for the facade of the crate [`metrics`](https://docs.rs/metrics).
 //!
-//! Install a recorder to collect them, best before anything else: then the series of layers and semaphores are there, at
-//! zero, as soon as they are built. Where the recorder is installed later, they are there from first use on. A recorder
-//! that is installed after first use does not receive them. [`register`] does the same for a policy without a layer.
+//! Install a recorder to collect them, preferably before anything else: each layer and semaphore then registers its
+//! series, at zero, when it is built. With a recorder that is installed later, they register at their first use; a
+//! recorder that is installed after that does not receive them. [`register`] registers those of a policy without a
+//! layer.
 //!
 //! | instrument | kind, unit | labels | meaning |
 //! |---|---|---|---|
@@ -74,7 +75,7 @@
 //! }
 //! let prometheus = exporter.install_recorder()?;
 //!
-//! // Puts what was recorded into its buckets; otherwise it is kept in memory until somebody asks.
+//! // Moves recorded values into their buckets; otherwise they stay in memory until the next scrape.
 //! let upkeep = prometheus.clone();
 //! tokio::spawn(async move {
 //!     let mut ticks = tokio::time::interval(Duration::from_secs(5));
@@ -103,9 +104,9 @@ pub use self::names::*;
 #[cfg(feature = "metrics")]
 use crate::policy::Policy;
 
-/// Registers the series of a policy at zero, with the recorder that is installed now, for use before its first request.
+/// Registers the series of a policy, at zero, with the recorder that is installed now.
 ///
-/// A layer does this when it is built. A policy is plain data, so for one that is used without a layer this is explicit.
+/// A layer does this when it is built. A policy is plain data, so call this for one that is used without a layer.
 ///
 /// # Examples
 ///

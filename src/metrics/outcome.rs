@@ -65,7 +65,7 @@ impl Outcome {
                 RejectReason::Paused => Self::Paused,
                 RejectReason::Draining => Self::Draining,
                 RejectReason::Revoked => Self::Revoked,
-                // `Limit`; there are no others.
+                // `Limit`, the only other one.
                 _ => Self::Limit,
             },
             AcquireError::Unavailable(_) => Self::Unavailable,
