@@ -504,7 +504,7 @@ impl<I: Send + 'static> Visited for Shared<I> {
         !has_left
     }
 
-    fn left_out(self: Arc<Self>) {
+    fn on_rounds_end(self: Arc<Self>) {
         let connection: Weak<Self> = Arc::downgrade(&self);
         let connection: Weak<dyn Visited> = connection;
         self.core.guests.seek_visitor(&connection);

@@ -15,14 +15,14 @@ use super::names::{
 };
 use crate::protocol::{Op, PlaceStatus, Reply};
 
-/// Counts for one `Semaphore`. Those of one process add up.
+/// Counts for one `Semaphore`. Several in one process share their series.
 #[derive(Default)]
 pub(crate) struct BackendMeter {
     leases: OnceLock<Leases>,
     tenants: OnceLock<Tenants>,
     passed_on: OnceLock<Counter>,
-    // `None` for the embedded backend, which has no connection.
-    backend: OnceLock<Connection>,
+    /// Not set for the embedded backend, which has no connection.
+    backend: OnceLock<ConnectionSeries>,
 }
 
 struct Leases {
@@ -36,8 +36,8 @@ struct Tenants {
     overtaking: Counter,
 }
 
-struct Connection {
-    // By operation, and by how it ended.
+struct ConnectionSeries {
+    /// By operation, then by how it ended: answered, refused, or without an answer.
     durations: [[Histogram; 3]; OPS.len()],
     connections: Gauge,
     unavailable: Gauge,
@@ -49,7 +49,7 @@ struct Connection {
 
 const OPS: [&str; 5] = ["acquire", "release", "renew", "reassert", "audit"];
 
-/// In the order of the names.
+/// Returns the index of the operation in [`OPS`].
 const fn index_of(op: &Op) -> usize {
     match op {
         Op::Acquire { .. } => 0,
@@ -61,12 +61,13 @@ const fn index_of(op: &Op) -> usize {
 }
 
 impl BackendMeter {
-    /// Registers the series at zero with the recorder that is installed now, as `Meter::register` does.
+    /// Registers the series at zero with the recorder that is installed now, and keeps no handle to them: see
+    /// `Meter::register`.
     pub(crate) fn register(is_embedded: bool) {
         Self::default().begin(is_embedded);
     }
 
-    /// Registers the series at zero, for good.
+    /// Registers the series at zero, and keeps the handles.
     pub(crate) fn begin(&self, is_embedded: bool) {
         self.leases();
         self.tenants();
@@ -76,25 +77,25 @@ impl BackendMeter {
         }
     }
 
-    /// The number of waiting tenants changed.
-    pub(crate) fn lines(&self, before: usize, now: usize) {
+    /// Notes that the number of waiting tenants changed.
+    pub(crate) fn on_lines_changed(&self, before: usize, now: usize) {
         let (before, now) = (u32::try_from(before), u32::try_from(now));
         let change = f64::from(now.unwrap_or(u32::MAX)) - f64::from(before.unwrap_or(u32::MAX));
         self.tenants().lines.increment(change);
     }
 
-    /// Grants overtook older requests of other tenants.
-    pub(crate) fn overtook(&self, grants: u64) {
+    /// Counts grants that overtook older requests of other tenants.
+    pub(crate) fn on_overtaking(&self, grants: u64) {
         self.tenants().overtaking.increment(grants);
     }
 
-    /// Permits went from one request straight to the next one.
-    pub(crate) fn passed_on(&self, permits: u64) {
+    /// Counts permits that went from one request straight to the next one.
+    pub(crate) fn on_passed_on(&self, permits: u64) {
         self.permits_passed_on().increment(permits);
     }
 
     /// Counts the renewals in a reply.
-    pub(crate) fn replied(&self, op: &Op, reply: &Reply) {
+    pub(crate) fn on_reply(&self, op: &Op, reply: &Reply) {
         if let Op::Renew { .. } = op {
             let gone = reply.statuses.iter().filter(|s| matches!(s, PlaceStatus::Gone)).count();
             let leases = self.leases();
@@ -103,8 +104,8 @@ impl BackendMeter {
         }
     }
 
-    /// A call was answered or refused after this time.
-    pub(crate) fn answered(&self, op: &Op, is_reply: bool, after: Duration) {
+    /// Notes that a call was answered, or refused if not `is_reply`, after this time.
+    pub(crate) fn on_answer(&self, op: &Op, is_reply: bool, after: Duration) {
         let how = usize::from(!is_reply);
         self.backend().durations[index_of(op)][how].record(after.as_secs_f64());
         if !is_reply && let Op::Renew { ids, .. } = op {
@@ -112,32 +113,32 @@ impl BackendMeter {
         }
     }
 
-    /// The connection broke while this call was unanswered.
-    pub(crate) fn unanswered(&self, op: &Op, after: Duration) {
+    /// Notes that the connection broke while this call was unanswered.
+    pub(crate) fn on_unanswered(&self, op: &Op, after: Duration) {
         self.backend().durations[index_of(op)][2].record(after.as_secs_f64());
         if let Op::Renew { ids, .. } = op {
             self.leases().failed.increment(ids.len() as u64);
         }
     }
 
-    pub(crate) fn connected(&self) -> Level {
+    pub(crate) fn on_connected(&self) -> Level {
         self.backend().connected.increment(1);
         Level::raise(&self.backend().connections)
     }
 
-    pub(crate) fn connect_failed(&self) {
+    pub(crate) fn on_connect_failed(&self) {
         self.backend().failed.increment(1);
     }
 
-    pub(crate) fn disconnected(&self) {
+    pub(crate) fn on_disconnected(&self) {
         self.backend().disconnects.increment(1);
     }
 
-    pub(crate) fn unavailable(&self) -> Level {
+    pub(crate) fn on_outage(&self) -> Level {
         Level::raise(&self.backend().unavailable)
     }
 
-    pub(crate) fn quarantined(&self) -> Level {
+    pub(crate) fn on_quarantine(&self) -> Level {
         Level::raise(&self.backend().quarantined)
     }
 
@@ -157,8 +158,8 @@ impl BackendMeter {
         })
     }
 
-    fn backend(&self) -> &Connection {
-        self.backend.get_or_init(Connection::new)
+    fn backend(&self) -> &ConnectionSeries {
+        self.backend.get_or_init(ConnectionSeries::new)
     }
 }
 
@@ -166,7 +167,7 @@ impl Leases {
     fn new() -> Self {
         use metrics::describe_counter;
 
-        describe_counter!(LEASE_RENEWALS, Unit::Count, "Leases that were to be renewed");
+        describe_counter!(LEASE_RENEWALS, Unit::Count, "Renewals of leases by result");
         Self {
             renewed: counter!(LEASE_RENEWALS, "result" => "renewed"),
             gone: counter!(LEASE_RENEWALS, "result" => "gone"),
@@ -179,26 +180,22 @@ impl Tenants {
     fn new() -> Self {
         use metrics::{describe_counter, describe_gauge};
 
-        describe_gauge!(
-            TENANT_LINES,
-            Unit::Count,
-            "Tenants of which requests of this process wait"
-        );
+        describe_gauge!(TENANT_LINES, Unit::Count, "Tenants with waiting requests in this process");
         let overtaking = "Grants that passed an older request of another tenant";
         describe_counter!(OVERTAKING_GRANTS, Unit::Count, overtaking);
         Self { lines: gauge!(TENANT_LINES), overtaking: counter!(OVERTAKING_GRANTS) }
     }
 }
 
-impl Connection {
+impl ConnectionSeries {
     fn new() -> Self {
         use metrics::{describe_counter, describe_gauge, describe_histogram};
 
         const DURATION: &str = BACKEND_OPERATION_DURATION;
-        describe_histogram!(DURATION, Unit::Seconds, "Calls to the backend, until the answer");
+        describe_histogram!(DURATION, Unit::Seconds, "Calls to the backend, to the answer");
         describe_gauge!(BACKEND_CONNECTIONS, Unit::Count, "Open connections to backends");
-        let away = "Backends that cannot be asked, so that the policy answers";
-        describe_gauge!(BACKEND_UNAVAILABLE, Unit::Count, away);
+        let unavailable = "Backends that are unavailable, so that the policy decides";
+        describe_gauge!(BACKEND_UNAVAILABLE, Unit::Count, unavailable);
         let quarantined = "Backends that may have lost data and grant nothing for a lease";
         describe_gauge!(BACKEND_QUARANTINED, Unit::Count, quarantined);
         describe_counter!(BACKEND_CONNECTS, Unit::Count, "Attempts to connect to a backend");

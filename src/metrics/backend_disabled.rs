@@ -10,21 +10,21 @@ pub(crate) struct BackendMeter;
 impl BackendMeter {
     pub(crate) const fn register(_: bool) {}
     pub(crate) const fn begin(&self, _: bool) {}
-    pub(crate) const fn lines(&self, _: usize, _: usize) {}
-    pub(crate) const fn overtook(&self, _: u64) {}
-    pub(crate) const fn passed_on(&self, _: u64) {}
-    pub(crate) const fn replied(&self, _: &Op, _: &Reply) {}
-    pub(crate) const fn answered(&self, _: &Op, _: bool, _: Duration) {}
-    pub(crate) const fn unanswered(&self, _: &Op, _: Duration) {}
-    pub(crate) const fn connected(&self) -> Level {
+    pub(crate) const fn on_lines_changed(&self, _: usize, _: usize) {}
+    pub(crate) const fn on_overtaking(&self, _: u64) {}
+    pub(crate) const fn on_passed_on(&self, _: u64) {}
+    pub(crate) const fn on_reply(&self, _: &Op, _: &Reply) {}
+    pub(crate) const fn on_answer(&self, _: &Op, _: bool, _: Duration) {}
+    pub(crate) const fn on_unanswered(&self, _: &Op, _: Duration) {}
+    pub(crate) const fn on_connected(&self) -> Level {
         Level
     }
-    pub(crate) const fn connect_failed(&self) {}
-    pub(crate) const fn disconnected(&self) {}
-    pub(crate) const fn unavailable(&self) -> Level {
+    pub(crate) const fn on_connect_failed(&self) {}
+    pub(crate) const fn on_disconnected(&self) {}
+    pub(crate) const fn on_outage(&self) -> Level {
         Level
     }
-    pub(crate) const fn quarantined(&self) -> Level {
+    pub(crate) const fn on_quarantine(&self) -> Level {
         Level
     }
 }

@@ -22,14 +22,15 @@ pub(crate) struct Meter {
     series: Arc<Lazy>,
 }
 
-/// Kept from first use on, so that layers and the recorder can be created in any order.
+/// The series of a meter, which are created at its first use: a handle that is created before a recorder is installed
+/// records nothing, and layers and the recorder can be set up in any order.
 struct Lazy {
     policy: Arc<str>,
     /// A second label: its name and its value.
     label: Option<(&'static str, Arc<str>)>,
-    /// `None` where it goes by the request.
+    /// `None` if it depends on the request, which a gauge cannot show.
     wait_timeout: Option<Duration>,
-    made: OnceLock<Series>,
+    created: OnceLock<Series>,
 }
 
 struct Series {
@@ -66,30 +67,30 @@ const OUTCOMES: [Outcome; 20] = [
 ];
 
 impl Meter {
-    /// For a policy, or for one value of a second label in it. Registers no series yet.
+    /// Creates a meter for a policy, or for one value of a second label in it. Registers no series yet.
     pub(crate) fn new(
         policy: &Arc<str>,
         label: Option<(&'static str, Arc<str>)>,
         wait_timeout: Option<Duration>,
     ) -> Self {
         let policy = Arc::clone(policy);
-        Self { series: Arc::new(Lazy { policy, label, wait_timeout, made: OnceLock::new() }) }
+        Self { series: Arc::new(Lazy { policy, label, wait_timeout, created: OnceLock::new() }) }
     }
 
-    /// Registers its series at zero with the recorder that is installed now. Keeps no handle: without a recorder they
-    /// would be of no use, and first use makes them again.
+    /// Registers its series at zero with the recorder that is installed now. Keeps no handle: if there is no recorder
+    /// yet, they would record nothing, and the first use creates them again.
     pub(crate) fn register(&self) {
         let Lazy { policy, label, wait_timeout, .. } = &*self.series;
         drop(Series::new(policy, label.as_ref(), *wait_timeout));
     }
 
-    /// A request joined the queue.
-    pub(crate) fn queued(&self) {
+    /// Notes that a request joined the queue.
+    pub(crate) fn on_queued(&self) {
         self.series().queued.increment(1.0);
     }
 
-    /// A request ended, in the queue or before it.
-    pub(crate) fn over(&self, outcome: Outcome, waited: Duration, was_queued: bool) {
+    /// Notes that a request ended, in the queue or before it.
+    pub(crate) fn on_outcome(&self, outcome: Outcome, waited: Duration, was_queued: bool) {
         self.count(outcome);
         if was_queued {
             self.series().queued.decrement(1.0);
@@ -111,20 +112,20 @@ impl Meter {
         self.series().requests[outcome as usize].increment(1);
     }
 
-    /// Permits are held from `now` on.
+    /// Begins to measure permits that are held from `now` on.
     pub(crate) fn hold(&self, permits: u32, now: Instant) -> Hold {
         self.series().active.increment(f64::from(permits));
         Hold { of: Some((self.clone(), permits, now)) }
     }
 
-    /// The lease of a permit was lost.
-    pub(crate) fn lost(&self) {
+    /// Counts a permit whose lease was lost.
+    pub(crate) fn on_lost(&self) {
         self.series().lost.increment(1);
     }
 
     fn series(&self) -> &Series {
-        let Lazy { policy, label, wait_timeout, made } = &*self.series;
-        made.get_or_init(|| Series::new(policy, label.as_ref(), *wait_timeout))
+        let Lazy { policy, label, wait_timeout, created } = &*self.series;
+        created.get_or_init(|| Series::new(policy, label.as_ref(), *wait_timeout))
     }
 }
 
@@ -180,8 +181,8 @@ impl Hold {
         self.of.is_some()
     }
 
-    /// The permit was released, once for all clones.
-    pub(crate) fn ended(&self, now: Instant) {
+    /// Ends the measurement. Call it once for all clones of a permit.
+    pub(crate) fn end(&self, now: Instant) {
         if let Some((meter, permits, since)) = &self.of {
             let series = meter.series();
             series.active.decrement(f64::from(*permits));
@@ -193,9 +194,9 @@ impl Hold {
 /// The meters of policies that are used without a layer.
 #[derive(Default)]
 pub(crate) struct Meters {
-    /// The first ones, which are found without a lock.
+    /// The first eight, which are found without a lock.
     first: [OnceLock<(&'static str, Meter)>; 8],
-    // As many as there are names in the program's text.
+    /// The rest. Names are `&'static str`, so their number is bounded by the program's text.
     others: Mutex<HashMap<&'static str, Meter>>,
 }
 

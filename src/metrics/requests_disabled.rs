@@ -10,10 +10,10 @@ use super::outcome::Outcome;
 pub(crate) struct Meter;
 
 impl Meter {
-    pub(crate) const fn queued(&self) {}
-    pub(crate) const fn over(&self, _: Outcome, _: Duration, _: bool) {}
+    pub(crate) const fn on_queued(&self) {}
+    pub(crate) const fn on_outcome(&self, _: Outcome, _: Duration, _: bool) {}
     pub(crate) const fn count(&self, _: Outcome) {}
-    pub(crate) const fn lost(&self) {}
+    pub(crate) const fn on_lost(&self) {}
     pub(crate) const fn hold(&self, _: u32, _: Instant) -> Hold {
         Hold(())
     }
@@ -26,7 +26,7 @@ impl Hold {
     pub(crate) const fn is_measured(&self) -> bool {
         false
     }
-    pub(crate) const fn ended(&self, _: Instant) {}
+    pub(crate) const fn end(&self, _: Instant) {}
 }
 
 #[derive(Debug, Default)]

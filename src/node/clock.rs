@@ -9,17 +9,16 @@ use super::suspension;
 use crate::backend::Backend;
 use crate::protocol::Time;
 
-/// What happened so long before a process began matters to it: twice the longest lease.
+/// The [`Time`] at which a process begins. A loss of data before it matters for up to twice the longest lease.
 const BEFORE: Duration = Duration::from_secs(48 * 3600);
 
-/// Turns [`Instant`]s into [`Time`]s and back. A `Time` counts the time in which the machine was suspended, an `Instant`
-/// does not.
+/// Turns [`Instant`]s into [`Time`]s and back. A `Time` includes suspensions of the machine, an `Instant` does not.
 #[derive(Clone)]
 pub(crate) struct Clock {
     epoch: Instant,
-    /// What that is as a `Time`: data can have been lost before.
+    /// The epoch as a `Time`.
     first: Time,
-    /// For how long the machine had been suspended then.
+    /// How long the machine had been suspended at the epoch.
     suspended: Duration,
     backend: Arc<dyn Backend>,
 }
@@ -27,34 +26,34 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
         let epoch = Instant::now();
-        let suspended = backend.suspended().unwrap_or_else(|| suspension::look(epoch));
+        let suspended = backend.suspended().unwrap_or_else(|| suspension::check(epoch));
         let before = if backend.embedded().is_some() { Duration::ZERO } else { BEFORE };
         Self { epoch, first: Time::since_epoch(before), suspended, backend }
     }
 
-    /// The moment from which [`Time`]s count, where the backend is in this process.
+    /// Returns the moment from which [`Time`]s count on the embedded backend.
     pub(crate) const fn epoch(&self) -> Instant {
         self.epoch
     }
 
-    /// Returns the current time. Only what this says can be the reason to rely on a lease.
+    /// Returns the current time. Decide by this, or by [`time`](Self::time), whether a lease still runs.
     pub(crate) fn now(&self) -> Time {
         self.time(Instant::now())
     }
 
-    /// As [`now`](Self::now), where `now` was read just before.
+    /// Like [`now`](Self::now), for a `now` that was read just before.
     pub(crate) fn time(&self, now: Instant) -> Time {
-        let suspended = self.backend.suspended().unwrap_or_else(|| suspension::look(now));
+        let suspended = self.backend.suspended().unwrap_or_else(|| suspension::check(now));
         self.at(now, suspended)
     }
 
-    /// As [`time`](Self::time), without a look whether the machine was suspended: the time may be later than that. At
-    /// half the cost, for what is no reason to rely on a lease.
+    /// Like [`time`](Self::time), but does not check for a suspension of the machine, so the result may be too early.
+    /// Costs half as much; never decides whether a lease still runs.
     pub(crate) fn time_unless_suspended(&self, now: Instant) -> Time {
         self.at(now, self.noticed())
     }
 
-    /// Returns when it will be `at`, unless the machine is suspended until then.
+    /// Returns the instant of `at`, provided that the machine is not suspended before.
     pub(crate) fn instant(&self, at: Time) -> Instant {
         let since = self.noticed().saturating_sub(self.suspended);
         self.epoch + at.since(self.first).saturating_sub(since)

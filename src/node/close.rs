@@ -1,4 +1,5 @@
-//! The end of a node: waiting requests are answered and places released. What cannot be released ends with its lease.
+//! The end of a node: waiting requests are answered and places released. A place that cannot be released ends with its
+//! lease.
 
 use std::sync::Arc;
 
@@ -12,13 +13,13 @@ impl Node {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Takes no more requests. The tasks end when the last place is gone.
+    /// Closes the node to new requests. The tasks end when the last place is gone.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.wake_tasks();
     }
 
-    /// Answers all waiting requests, and queues no more.
+    /// Rejects all waiting requests, and queues no more.
     pub(crate) fn stop_waiting(&self) {
         self.is_queue_closed.store(true, Ordering::Release);
         for shared in self.sessions.all() {
@@ -43,17 +44,17 @@ impl Node {
         self.is_closed() && !self.sessions.is_busy()
     }
 
-    /// Gives up releases on a server that cannot be reached: what is there ends with its lease. A permit that outlives
-    /// its semaphore is still renewed. Returns whether nothing is left on that server.
+    /// Gives up on releases to a server that cannot be reached; those places end with their leases. A permit that
+    /// outlives its semaphore is still renewed. Returns whether nothing is left on that server.
     pub(crate) fn give_up(&self, server: &Arc<Server>) -> bool {
         self.abandon(|state| Arc::ptr_eq(&state.server, server) && !state.session.is_in_use());
         self.wake_tasks();
-        // A permit that is held on another server may need to know what was revoked. If this server is needed
-        // again, it gets a new driver.
+        // The server that keeps the overrides stays: a permit held on another server may need to know of a revocation.
+        // If this server is needed again, it gets a new driver.
         self.is_finished() || (!self.keeps_overrides(server) && self.servers.end(server))
     }
 
-    /// Removes sessions, whatever they have. Their permits are lost, and their holders are told.
+    /// Removes sessions in whatever state. Their permits are lost, and the holders are notified.
     pub(crate) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) {
         let now = self.now();
         for shared in self.sessions.abandon(gone) {

@@ -1,4 +1,4 @@
-//! The state of the connection to the backend, and counts of what was answered in its place.
+//! The health of a semaphore: the state of its connection, and what went wrong since the process started.
 
 use std::time::Duration;
 
@@ -16,23 +16,24 @@ use crate::sync::{Mutex, lock};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether the backend can be asked. Of several servers, the worst state.
+    /// Whether the backend can be asked; with several servers, the worst state.
     pub connection: ConnectionState,
-    /// Requests that passed by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
+    /// Requests that were admitted by [`OnUnavailable::Admit`](crate::OnUnavailable::Admit) or
     /// [`OnUnavailable::Local`](crate::OnUnavailable::Local).
     pub admitted_by_policy: u64,
-    /// Requests that were refused because the backend could not be asked. Includes those of a layer in shadow,
-    /// which pass all the same.
+    /// Requests that were refused because the backend could not be asked. Includes requests to a layer in shadow, which
+    /// are passed on all the same.
     pub refused_by_policy: u64,
-    /// Permits that were lost to their holders.
+    /// Permits that were lost while in use.
     pub lost: u64,
     /// How often the connection to the backend was lost.
     pub disconnects: u64,
-    /// Semaphores that this process keeps a record of: those that it uses, or used within the last five
-    /// seconds; in an outage of the backend, up to two leases longer.
+    /// Semaphores that this process keeps a record of: those that are in use, or were within the last five seconds; in
+    /// an outage of the backend, up to two leases longer.
     pub semaphores: usize,
-    /// Until when nothing is granted because the backend may have lost data (see `AfterLoss::Quarantine`), as far as that
-    /// concerns semaphores that this process uses; `None` if no such quarantine is on. Of several servers, the last end.
+    /// The end of the quarantine, during which nothing is granted because the backend may have lost data (see
+    /// `AfterLoss::Quarantine`); with several servers, the last end. `None` if there is no quarantine, or it affects no
+    /// semaphore that this process uses.
     pub quarantined_until: Option<Instant>,
     /// A warning for the operator of the backend, such as an eviction policy that loses semaphores.
     pub warning: Option<String>,
@@ -44,7 +45,7 @@ pub struct Health {
 pub enum ConnectionState {
     /// The backend is in this process.
     Embedded,
-    /// No connection was needed yet, or one is being opened.
+    /// No connection has been needed yet, or one is being opened.
     Connecting,
     /// A connection is open.
     Up,
@@ -63,14 +64,14 @@ pub(crate) struct Counts {
     refused: AtomicU64,
     lost: AtomicU64,
     disconnects: AtomicU64,
-    /// Lost permits that neither a log line nor a metric shows yet, and the meters that count them.
+    /// Lost permits that are neither logged nor in a metric yet, and the meters that count them.
     uncounted: AtomicU64,
     losers: Mutex<Vec<Meter>>,
     loss_log: Mutex<LossLog>,
     has_unlogged: AtomicBool,
     /// A server may be in quarantine.
     has_quarantine: AtomicBool,
-    /// When a refused call was logged last.
+    /// When a refused call was last logged.
     refusal_logged: Mutex<Option<Instant>>,
     /// Rejected requests and lost permits of each semaphore.
     pub(crate) tallies: Tallies,
@@ -84,43 +85,44 @@ struct LossLog {
     last: Option<Instant>,
 }
 
-/// How often lost permits are logged.
+/// The shortest time between two log lines about lost permits.
 const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a refused call is logged.
+/// The shortest time between two log lines about refused calls.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Counts {
-    pub(crate) fn admitted(&self) {
+    pub(crate) fn on_admitted(&self) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn refused(&self) {
+    pub(crate) fn on_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn lost(&self, meter: Option<Meter>) {
+    /// Counts a lost permit. [`log_lost`](Self::log_lost) tells its meter, because no metric is recorded under a lock.
+    pub(crate) fn on_lost(&self, meter: Option<Meter>) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         lock(&self.losers).extend(meter);
         self.uncounted.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn quarantine_began(&self) {
+    pub(crate) fn on_quarantine(&self) {
         self.has_quarantine.store(true, Ordering::Release);
     }
 
-    /// Returns whether a server may be in quarantine. Call [`quarantine_began`](Self::quarantine_began) if one still is.
+    /// Returns whether a server may be in quarantine. Call [`on_quarantine`](Self::on_quarantine) if one still is.
     pub(crate) fn take_quarantine(&self) -> bool {
         self.has_quarantine.load(Ordering::Acquire)
             && self.has_quarantine.swap(false, Ordering::AcqRel)
     }
 
-    pub(crate) fn disconnected(&self) {
+    pub(crate) fn on_disconnected(&self) {
         self.disconnects.fetch_add(1, Ordering::Relaxed);
-        self.meter.disconnected();
+        self.meter.on_disconnected();
     }
 
-    /// Logs and counts the permits that were lost since the last time, at most once a second unless `all` is set.
-    /// Returns when there is more to log. Must not be called under a lock.
+    /// Counts and logs the permits lost since the last call; logs at most once a second unless `all` is set. Returns
+    /// when to call again to log the rest. Must not be called under a lock.
     pub(crate) fn log_lost(&self, all: bool) -> Option<Instant> {
         if self.uncounted.load(Ordering::Relaxed) == 0 && !self.has_unlogged.load(Ordering::Relaxed)
         {
@@ -128,7 +130,7 @@ impl Counts {
         }
         let new = self.uncounted.swap(0, Ordering::Relaxed);
         let losers = std::mem::take(&mut *lock(&self.losers));
-        losers.iter().for_each(Meter::lost);
+        losers.iter().for_each(Meter::on_lost);
         let now = Instant::now();
         let mut log = lock(&self.loss_log);
         log.unlogged += new;
@@ -146,7 +148,7 @@ impl Counts {
         None
     }
 
-    /// Logs, at most once a minute, that the backend refused a call though it is reachable.
+    /// Logs, at most once a minute, that a reachable backend refused a call.
     pub(crate) fn log_refused_call(&self, semaphore: &str, error: &BackendError) {
         let now = Instant::now();
         let mut logged = lock(&self.refusal_logged);

@@ -1,4 +1,4 @@
-//! Which server counts each session. In a cluster that changes while slots move.
+//! Moves sessions to other servers: in a cluster, slots move.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use super::shared_session::{Queued, SharedSession};
 use super::{Node, Server};
 
 impl Node {
-    /// Moves each semaphore of this server to the one that counts it now.
+    /// Moves each session of this server whose semaphore another server counts now.
     pub(crate) async fn rehome_all(&self, server: &Arc<Server>) {
-        // In an outage nothing changes, and there may be a hundred thousand sessions.
+        // This is called after each failed connect, and there may be a hundred thousand sessions.
         if self.backend.routing().is_some_and(|routing| server.is_routed_by(routing)) {
             return;
         }
@@ -24,7 +24,7 @@ impl Node {
         }
     }
 
-    /// Moves a session to the server that counts it now, and asks for everything again there.
+    /// Moves a session to the server that counts its semaphore now, and has it request everything again there.
     pub(crate) fn rehome(&self, shared: &Arc<SharedSession>, was_redirected: bool) {
         let server = self.servers.attach(&self.backend.shard(shared.key()), 1);
         let now = self.now();
@@ -43,7 +43,7 @@ impl Node {
             state.held_until = Some(now + REDIRECT_PAUSE);
             self.sessions.timers.push(Arc::clone(shared), now + REDIRECT_PAUSE);
         }
-        // Read after the move: a later change of the server's state finds this session.
+        // Read after the move, so that a later change of the server's state finds this session.
         if server.is_up() {
             state.session.handle_connected(server.conditions(), now);
         } else if server.is_down() {

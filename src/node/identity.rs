@@ -6,10 +6,11 @@ use crate::error::BackendError;
 use crate::protocol::NodeId;
 use crate::sync::{Mutex, lock};
 
-/// The identity of a process, from the first use of its semaphore on.
+/// The identity of a process, created at the first use of its semaphore.
 ///
-/// Two processes with one identity would take each other's permits for their own. A fork copies it, so a semaphore that
-/// has one is refused in the child; one that was only made before the fork gets one in each child.
+/// Two processes with one identity would take each other's permits for their own. A fork copies the identity, so the
+/// child may not use a semaphore that has one. A semaphore that was built, but not used, before the fork gets one in
+/// each process.
 pub(crate) struct Identity {
     pub(crate) id: NodeId,
     process: u32,
@@ -18,7 +19,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Makes one of a random number.
+    /// Makes the identity of this process from a random number.
     pub(crate) fn new(seed: u64) -> Self {
         Self::of(process::id(), seed)
     }
@@ -33,11 +34,11 @@ impl Identity {
         lock(&self.random).f64()
     }
 
-    /// Checks that it is that of this process.
+    /// Checks that this is the process that it was made for.
     ///
     /// # Errors
     ///
-    /// If this process is a copy of the one that it was made for.
+    /// If this process is a fork of that one.
     pub(crate) fn check(&self) -> Result<(), BackendError> {
         let (here, before) = (process::id(), self.process);
         if here == before {

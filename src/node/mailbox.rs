@@ -1,4 +1,4 @@
-//! What a process receives unasked: hints, overrides, and messages of other processes.
+//! What a process receives without a request: hints, news of overrides, and messages from other processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::protocol::{Hint, Tenant, Time};
 
 impl Mailbox for Node {
     fn hint(&self, name: &str, hint: Hint) {
-        // A hint for a name that is not in use here releases the place. Every client that may publish can send one,
-        // so the number of sessions that hints create is limited.
+        // A hint for a name that is not in use here needs a session that releases the place. Any client that may
+        // publish can send one, so the number of sessions that hints create is limited.
         if self.sessions.get(name).is_some() || self.sessions.may_be_made_by_hint(Instant::now()) {
             self.with_session(name, self.now(), |state, time| {
                 state.session.handle_hint(hint, time)
@@ -59,23 +59,23 @@ impl Mailbox for Node {
             PeerMessage::Held { by, process, held } => {
                 let held = held.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
                 let answer = PeerAnswer { process, held: held.collect(), ..PeerAnswer::default() };
-                self.questions.answered(name, by, &answer);
+                self.questions.on_answer(name, by, &answer);
             }
             PeerMessage::Tenants { by, names, waiting } => {
                 let waiting = waiting.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
-                self.questions.told_of_tenants(name, by, &names, &waiting.collect());
+                self.questions.on_tenants(name, by, &names, &waiting.collect());
             }
             PeerMessage::Counted { by, limit, refused, lost, kept } => {
                 let tally = Tally { refused, lost, limit: None };
-                self.questions.told_of_limit(name, by, limit, tally, kept);
+                self.questions.on_counts(name, by, limit, tally, kept);
             }
         }
     }
 }
 
 impl Node {
-    /// Returns what this process knows of the tenants of a semaphore: their names, and which of its places wait and
-    /// for how long. `None` if it knows nothing.
+    /// Returns what this process knows of the tenants of a semaphore: their names, and how long each of its places has
+    /// waited. `None` if it knows nothing.
     #[expect(clippy::type_complexity, reason = "as they stand in a message")]
     pub(crate) fn tenants_of(
         &self,

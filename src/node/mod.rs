@@ -1,11 +1,11 @@
-//! One process's part of all semaphores: how its sessions, servers and overrides work together.
+//! What one process knows of its semaphores: their sessions, the servers that count them, and the overrides.
 //!
 //! Every change of a session ends in [`Node::finish`]: act, then post what is to be sent, then wake the tasks that
-//! wait for it. Nothing in here runs by itself: the [tasks](crate::tasks) are above.
+//! wait for it. Nothing in here runs by itself; the [tasks](crate::tasks) do.
 //!
 //! # The four tables of a request
 //!
-//! Each step of a request goes through the lock of one [`SharedSession`]. It is found by name, once:
+//! Each step of a request takes the lock of one [`SharedSession`], which is found by name once:
 //!
 //! ```text
 //!  semaphore/            node/                                   protocol/             backend/
@@ -18,15 +18,15 @@
 //!  └─────────────┘        │ 1: handles, waker,   │               │ 1: waiting ───┼───► │ node:18       │
 //!    clones share         │    lost wakers       │               │ 2: free       │     │ other:3       │
 //!    the index            │ 2: spare             │               └───────────────┘     └───────────────┘
-//!                         └──────────────────────┘                an id is never used     by which processes
-//!  who asks               who is woken, and why                   again; an index is      share a semaphore
+//!                         └──────────────────────┘                an index is reused;     all processes that
+//!  what a request holds   which tasks to wake                     an id never is          share the semaphore
 //! ```
 //!
-//! * The *handle* is what a request holds. The last one that is dropped leaves the place.
-//! * The *record* has what the session must not know: the wakers of the request and of those that wait for a loss, the
+//! * The *handle* is what a request holds. Dropping the last one leaves the place.
+//! * The *record* has what the session must not know: the wakers of the request and of the listeners for a loss, the
 //!   error, and the meter. Events of the session name indexes, and [`Node::finish`] turns them into wakers.
 //! * The *place* says whether the request joins, waits, holds or leaves, and until when it may rely on that.
-//! * The *id* is what goes over the wire. Replies and hints name ids, and the session finds their places.
+//! * The *id* goes over the wire. Replies and hints name ids, and the session finds their places.
 
 mod clock;
 mod close;
@@ -68,12 +68,12 @@ use crate::protocol::session::{Connected, Session};
 use crate::sync::MutexGuard;
 use crate::sync::atomic::AtomicBool;
 
-/// A server, with sessions on it.
+/// A server with sessions on it.
 pub(crate) type Server = server::Server<Arc<SharedSession>>;
 
-/// One process's `Semaphore`.
+/// The part of a `Semaphore` that all of its clones share.
 pub(crate) struct Node {
-    /// Made with the first use: see [`Identity`].
+    /// Created at the first use; see [`Identity`].
     pub(crate) identity: OnceLock<Identity>,
     this: Weak<Self>,
     backend: Arc<dyn Backend>,
@@ -85,7 +85,7 @@ pub(crate) struct Node {
     pub(crate) counts: Arc<Counts>,
     pub(crate) meters: Meters,
     pub(crate) closed: AtomicBool,
-    /// No request may wait.
+    /// Set once no request may wait any more.
     pub(crate) is_queue_closed: AtomicBool,
 }
 
@@ -109,11 +109,11 @@ impl Node {
             backend,
         });
         if node.embedded().is_some() {
-            // Nobody else can have the permits of this process.
+            // No other process shares these permits, so a fork cannot take another's for its own.
             node.identity();
             node.learn_now();
         } else if cfg!(all(test, shuttle)) {
-            // Not where a thread may be suspended in the midst of it.
+            // Shuttle may suspend a thread inside `get_or_init`, which would block the others.
             node.identity();
         }
         node
@@ -136,7 +136,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If it is a fork of one that has used it.
+    /// If this process is a fork of one that has used the semaphore.
     pub(crate) fn check_identity(&self) -> Result<(), BackendError> {
         if self.embedded().is_some() { Ok(()) } else { self.identity().check() }
     }
@@ -166,14 +166,14 @@ impl Node {
         self.counts.health(worst, self.sessions.len(), quarantined_until, warning)
     }
 
-    /// Ends the quarantines of servers that are over. Returns when the next one will be.
+    /// Ends the quarantines of servers that are over. Returns when the next one ends.
     pub(crate) fn end_quarantines(&self) -> Option<Instant> {
         if !self.counts.take_quarantine() {
             return None;
         }
         let (now, servers) = (self.now(), self.servers.all());
         let next = servers.iter().filter_map(|server| server.end_quarantine(now)).min()?;
-        self.counts.quarantine_began();
+        self.counts.on_quarantine();
         Some(self.clock.instant(next))
     }
 
@@ -197,7 +197,7 @@ impl Node {
         }
     }
 
-    /// As [`with_session`](Self::with_session), where the caller remembers the session of the name that it asks for.
+    /// Like [`with_session`](Self::with_session), for a caller that remembers the session of its name.
     #[inline]
     pub(crate) fn with_remembered<T>(
         &self,
@@ -216,7 +216,7 @@ impl Node {
         (shared, result)
     }
 
-    /// Acts on a session that is in the registry; `None`: it is not any more.
+    /// Acts on a session; `None` if it was removed from the registry.
     #[inline]
     fn act_unless_retired<T>(
         &self,
@@ -250,7 +250,7 @@ impl Node {
         });
         match made {
             Ok(shared) => {
-                // Perhaps the server's sessions were sent elsewhere meanwhile.
+                // The slot may have moved to another server since its shard was looked up.
                 if self.backend.shard(shared.key()) != *server.shard() {
                     self.rehome(&shared, false);
                 }
@@ -283,7 +283,7 @@ impl Node {
     pub(crate) fn announce(&self, shared: &Arc<SharedSession>, connected: Connected) {
         let now = self.now();
         let mut state = shared.lock();
-        // That the server has the data it had before means nothing to a session that came since.
+        // That the server kept its data says nothing about a session that came to it during the break.
         let same_data = connected.same_data && !std::mem::take(&mut state.is_new_here);
         state.session.handle_connected(Connected { same_data, ..connected }, now);
         self.finish(shared, state, now, None);
@@ -302,8 +302,8 @@ impl Node {
         result
     }
 
-    /// As [`act`](Self::act), for what a server answered, with its error if there is one. Does nothing if the session
-    /// has moved to another server since.
+    /// Like [`act`](Self::act), for an answer of a server, with its error if there is one. Does nothing if the session
+    /// has moved to another server since the call.
     pub(crate) fn act_in(
         &self,
         (shared, stay): &(Arc<SharedSession>, u64),
@@ -327,7 +327,7 @@ impl Node {
         error: Option<&BackendError>,
     ) {
         if state.is_retired {
-            // No task renews it any more.
+            // No task renews it any more, so it sends nothing and needs no timer.
             let woken = state.take_events(shared.name(), error, &self.counts);
             drop(state);
             return woken.wake();
@@ -357,7 +357,7 @@ impl Node {
         if let Some((server, until)) = quarantine
             && server.note_quarantine(until, now)
         {
-            // The watchdog sees its end.
+            // The watchdog sleeps until the earliest deadline, and now has to end this, too.
             self.sessions.timers.wake();
         }
         if may_end {
@@ -366,21 +366,21 @@ impl Node {
         woken.wake();
     }
 
-    /// Queues a session for the driver, if it has something to send.
+    /// Puts a session into the outbox of its server, if it has something to send.
     fn post(&self, shared: &Arc<SharedSession>, state: &mut SessionState, now: Time) {
         if let Some(question) = state.session.poll_revocation_check() {
             self.overrides.check_revocations(shared, question);
             self.ask_keeper();
         }
-        // In an outage nothing is sent; the session asks for the rest when it is over.
+        // Nothing is sent in an outage. The session keeps what it has to send, and is posted again afterwards.
         if state.server.is_down() || state.held_until.is_some_and(|until| now < until) {
             return;
         }
         state.enqueue(shared);
     }
 
-    /// Carries out the calls of a session, where the backend answers at once. One thread at a time does this for each
-    /// session, so that its calls keep their order.
+    /// Carries out the calls of a session on the embedded backend. One thread at a time does this for each session, so
+    /// its calls keep their order.
     fn call_embedded<'a>(
         &self,
         counter: &dyn Counter,
@@ -388,7 +388,7 @@ impl Node {
         mut state: MutexGuard<'a, SessionState>,
         now: Time,
     ) -> MutexGuard<'a, SessionState> {
-        // The thread that carries out calls takes these too.
+        // The thread that is carrying out calls polls the session again before it ends.
         if state.is_busy {
             return state;
         }
@@ -398,7 +398,7 @@ impl Node {
                 drop(state);
                 self.learn_now();
                 state = shared.lock();
-                // Another thread may have read them without having told this session yet.
+                // Another thread may have read them, and not yet applied them to this session.
                 for id in self.overrides.revoked_of(shared.name()) {
                     state.session.handle_revoked(id, now);
                 }
@@ -407,7 +407,7 @@ impl Node {
                 state.is_busy = true;
                 drop(state);
                 let reply = counter.call(self.id(), &call, now);
-                self.counts.meter.replied(&call.op, &reply);
+                self.counts.meter.on_reply(&call.op, &reply);
                 state = shared.lock();
                 state.session.handle_reply(&call.op, &reply, false, now, now);
             } else {
@@ -422,7 +422,7 @@ impl Node {
     fn retire(&self, shared: &Arc<SharedSession>, now: Time) {
         if let Some(server) = self.sessions.retire(shared, now) {
             if let Some(limit) = shared.lock().session.policy_limit() {
-                self.counts.tallies.retired(shared.name(), limit);
+                self.counts.tallies.on_retired(shared.name(), limit);
             }
             self.servers.detach(&server);
         }
@@ -431,7 +431,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // A session keeps its server, and what stands in a server's outbox is kept by that.
+        // A session owns its server and an outbox owns its sessions: without this, the cycle would never be freed.
         self.servers.all().iter().for_each(|server| drop(server.outbox.clear()));
     }
 }

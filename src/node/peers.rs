@@ -1,4 +1,6 @@
-//! Questions of processes to each other: what they are called, and how long they have held their permits.
+//! Questions between processes: their names, and how long they have held their permits.
+//!
+//! The backend stores neither: a number per place for a page that is viewed now and then would cost every request.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -11,14 +13,14 @@ use super::tallies::Tally;
 use crate::protocol::{NodeId, Tenant};
 use crate::sync::{Mutex, lock};
 
-/// How long to wait for the answers.
+/// How long to wait for all answers. A process that does not answer is only missing on the page.
 const ANSWERS_TIMEOUT: Duration = Duration::from_millis(200);
-/// The most processes that are asked at a time.
+/// The most processes that one question is sent to.
 const ASKED_MAX: usize = 64;
 /// The most characters of its host name that a process sends.
 const HOST_MAX: usize = 64;
 
-/// The questions that are open.
+/// The open questions.
 #[derive(Default)]
 pub(crate) struct Questions {
     open: Mutex<Vec<Arc<Question>>>,
@@ -31,25 +33,25 @@ struct Question {
     answered: Notify,
 }
 
-/// What a process answered.
+/// The answer of one process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PeerAnswer {
     pub(crate) process: Arc<str>,
     /// How long its places have held their permits, by number.
     pub(crate) held: HashMap<u64, Duration>,
-    /// How long its waiting places of tenants have waited, by number.
+    /// How long its waiting places have waited, by number.
     pub(crate) waiting: HashMap<u64, Duration>,
     /// The names of tenants that it knows.
     pub(crate) tenants: Vec<(Tenant, Arc<str>)>,
     /// The limit of its policy, and its counts.
     pub(crate) limit: Option<u32>,
     pub(crate) tally: Option<Tally>,
-    /// How many permits it keeps.
+    /// The number of permits that it keeps for its next requests.
     pub(crate) kept: u64,
 }
 
 impl Questions {
-    /// Asks processes about a name, by `send`. Returns their answers in time.
+    /// Asks processes about a name, with `send`. Returns the answers that arrive in time.
     pub(crate) async fn ask(
         &self,
         name: &str,
@@ -67,23 +69,23 @@ impl Questions {
             answered: Notify::new(),
         });
         lock(&self.open).push(Arc::clone(&question));
-        let _closed = Closes(self, &question);
+        let _close = CloseOnDrop(self, &question);
         asked.into_iter().for_each(send);
         let _ = timeout(ANSWERS_TIMEOUT, question.answered.notified()).await;
         std::mem::take(&mut *lock(&question.answers))
     }
 
-    /// Takes the answer of a process.
-    pub(crate) fn answered(&self, name: &str, by: NodeId, answer: &PeerAnswer) {
+    /// Takes in the answer of a process.
+    pub(crate) fn on_answer(&self, name: &str, by: NodeId, answer: &PeerAnswer) {
         for question in &*lock(&self.open) {
             if *question.name == *name {
-                question.answered_by(by, answer.clone());
+                question.on_answer(by, answer.clone());
             }
         }
     }
 
-    /// Takes the tenants that a process sends ahead of its answer.
-    pub(crate) fn told_of_tenants(
+    /// Takes in the tenants that a process sends ahead of its answer.
+    pub(crate) fn on_tenants(
         &self,
         name: &str,
         by: NodeId,
@@ -100,8 +102,8 @@ impl Questions {
         }
     }
 
-    /// Takes the limit and the counts that a process sends ahead of its answer.
-    pub(crate) fn told_of_limit(
+    /// Takes in the limit and the counts that a process sends ahead of its answer.
+    pub(crate) fn on_counts(
         &self,
         name: &str,
         by: NodeId,
@@ -120,7 +122,7 @@ impl Questions {
 }
 
 impl Question {
-    fn answered_by(&self, by: NodeId, answer: PeerAnswer) {
+    fn on_answer(&self, by: NodeId, answer: PeerAnswer) {
         let mut missing = lock(&self.missing);
         if missing.remove(&by) {
             let mut answers = lock(&self.answers);
@@ -135,9 +137,9 @@ impl Question {
 }
 
 /// Closes a question when it is dropped.
-struct Closes<'a>(&'a Questions, &'a Arc<Question>);
+struct CloseOnDrop<'a>(&'a Questions, &'a Arc<Question>);
 
-impl Drop for Closes<'_> {
+impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         lock(&self.0.open).retain(|open| !Arc::ptr_eq(open, self.1));
     }

@@ -1,4 +1,4 @@
-//! What is sent to a server without a place: questions of operators, and messages to other processes.
+//! What is sent without a place: operators' queries, and messages to other processes.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::error::BackendError;
 use crate::policy::ANSWER_TIMEOUT;
 use crate::protocol::NodeId;
 
-/// The most redirects that a query follows.
+/// The most servers that a query is sent to, as slots move.
 const REDIRECTS_MAX: usize = 5;
 
 impl Node {
-    /// Sends a message to another process, by the server that counts the semaphore of `name`.
+    /// Sends a message to another process, through the server that counts the semaphore of `name`.
     pub(crate) fn send_message(&self, name: &str, to: NodeId, message: PeerMessage) {
         let key = self.backend.key(name);
         if let Some(embedded) = self.embedded() {
@@ -28,12 +28,11 @@ impl Node {
         }
     }
 
-    /// Asks a server a question that belongs to no place: the server of `shard`, or the one that counts the semaphore
-    /// of `key`.
+    /// Sends a query to the server of `shard` or, without one, to the server that counts the semaphore of `key`.
     ///
     /// # Errors
     ///
-    /// If there is no answer within a second, or the server refuses.
+    /// If there is no answer within [`ANSWER_TIMEOUT`], or the server refuses.
     pub(crate) async fn query<T>(
         &self,
         shard: Option<&Shard>,
@@ -60,7 +59,7 @@ impl Node {
             Err(QueryError::Failed(no_answer()))
         };
         let answer = timeout(ANSWER_TIMEOUT, answer).await;
-        // Nothing else may be sent over that connection that would show what is wrong with it.
+        // Perhaps nothing else is sent over that connection that would show whether it still works.
         let is_answered = answer.as_ref().is_ok_and(|answer| {
             answer.as_ref().err().and_then(QueryError::of_connection).is_none()
         });

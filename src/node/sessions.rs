@@ -23,16 +23,17 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Every session, from its first request until it is unused.
 pub(crate) struct Sessions {
     by_name: Sharded<Arc<SharedSession>>,
-    /// The first number for the places of the next session: no session that is gone used it.
+    /// The first number for the places of the next session. No retired session has used it or a higher one, so an id
+    /// is never reused.
     serial: AtomicU64,
-    /// A session was created since [`were_used`](Self::were_used) was called last.
+    /// A session was created since [`were_used`](Self::were_used) was last called.
     made: AtomicBool,
-    /// How many sessions hints have created, and since when.
+    /// The start of the current second, and the number of sessions that hints have created in it.
     made_by_hints: Mutex<Option<(Instant, u32)>>,
     pub(crate) timers: Timers<Arc<SharedSession>>,
 }
 
-/// Where the record of a name was last, for a caller that asks for one name again and again.
+/// The last session of a name, for a caller that uses one name again and again: it saves the lock of the registry.
 #[derive(Default)]
 pub(crate) struct Remembered(Mutex<Weak<SharedSession>>);
 
@@ -62,8 +63,8 @@ impl Sessions {
         self.by_name.of(name).get(name).cloned()
     }
 
-    /// Inserts the session that `make` creates for a name, given the first number of its places. `make` runs under the
-    /// lock of the registry. `Err` is the session that was there first.
+    /// Inserts the session that `make` creates, given the first number of its places. `make` runs under the lock of the
+    /// registry. `Err` is the session that already has the name.
     pub(crate) fn insert(
         &self,
         name: &Arc<str>,
@@ -87,7 +88,7 @@ impl Sessions {
         count < MADE_BY_HINTS_MAX
     }
 
-    /// Removes an unused session. Returns its server; `None` if the session is in use, or was removed before.
+    /// Removes an unused session. Returns its server, or `None` if the session is in use or was removed before.
     pub(crate) fn retire(
         &self,
         shared: &Arc<SharedSession>,
@@ -100,16 +101,16 @@ impl Sessions {
         }
         state.is_retired = true;
         let cancelled = state.take_timer().and_then(|timer| self.timers.remove(timer));
-        // Under the lock of the registry, so that the next session of this name numbers its places from there.
+        // Under the lock of the registry, so that the next session of this name continues from this number.
         self.serial.fetch_max(state.session.serial(), Ordering::Relaxed);
         sharded::remove(&mut sessions, shared.name());
         let server = Arc::clone(&state.server);
-        // Not the last handle: `shared` is another.
+        // Never the last handle, since `shared` is one: nothing is freed under the lock.
         drop(cancelled);
         Some(server)
     }
 
-    /// Returns all sessions by name, in an order that does not depend on hashes.
+    /// Returns all sessions, sorted by name: nothing that has an effect depends on the hash seed.
     pub(crate) fn all(&self) -> Vec<Arc<SharedSession>> {
         let mut all = Vec::new();
         for part in self.by_name.parts() {
@@ -125,7 +126,7 @@ impl Sessions {
         all
     }
 
-    /// Returns whether there was a session since the last call. A rejected request may have left none.
+    /// Returns whether there was a session since the last call, even if it is gone already.
     pub(crate) fn were_used(&self) -> bool {
         let made = self.made.swap(false, Ordering::Relaxed);
         made || self.by_name.parts().any(|part| !part.is_empty())
@@ -135,7 +136,7 @@ impl Sessions {
         self.by_name.parts().map(|part| part.len()).sum()
     }
 
-    /// Returns whether any session has something on a server, or something to send.
+    /// Returns whether any session has places on a server, or something to send.
     pub(crate) fn is_busy(&self) -> bool {
         self.any(Session::is_busy)
     }
@@ -150,23 +151,23 @@ impl Sessions {
         self.by_name.parts().any(|part| part.values().any(is))
     }
 
-    /// Removes the sessions for which `gone` returns true, whatever they have.
+    /// Removes the sessions for which `gone` returns true, in whatever state they are.
     pub(crate) fn abandon(&self, gone: impl Fn(&SessionState) -> bool) -> Vec<Arc<SharedSession>> {
-        let (mut dropped, mut cancelled) = (Vec::new(), Vec::new());
+        let (mut removed, mut cancelled) = (Vec::new(), Vec::new());
         for mut part in self.by_name.parts() {
             part.retain(|_, shared| {
-                // Under one lock: a session that moves to another server meanwhile is needed there.
+                // Checked and removed under one lock: a session that moves to another server meanwhile is needed there.
                 let mut state = shared.lock();
                 let gone = gone(&state);
                 if gone {
                     state.is_retired = true;
                     let timer = state.take_timer();
                     cancelled.extend(timer.and_then(|timer| self.timers.remove(timer)));
-                    dropped.push(Arc::clone(shared));
+                    removed.push(Arc::clone(shared));
                 }
                 !gone
             });
         }
-        dropped
+        removed
     }
 }

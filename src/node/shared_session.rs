@@ -1,4 +1,4 @@
-//! A session behind its lock, with the tasks that wait for its events.
+//! A session behind its lock, with the wakers of the tasks that wait for its events.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::protocol::session::{Event, Session, Urgency};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tenants::TenantNames;
 
-/// One process's record of one semaphore.
+/// The session of one semaphore in this process.
 pub(crate) struct SharedSession {
     name: Arc<str>,
     /// See [`Backend::key`](crate::backend::Backend::key).
     key: Arc<str>,
-    /// Counts it, where the backend is in this process.
+    /// The ledger, if the backend is embedded.
     counter: Option<Arc<dyn Counter>>,
     state: Mutex<SessionState>,
 }
@@ -32,38 +32,38 @@ pub(crate) struct SessionState {
     pub(crate) session: Session,
     /// The record of each place, by index.
     records: Vec<PlaceRecord>,
-    /// The server that counts it, and how often it has moved. A reply from an earlier stay is ignored: everything
-    /// has been asked for again since.
+    /// The server that counts it, and how often it has moved. A reply from an earlier stay is ignored, because
+    /// everything has been requested again since.
     pub(crate) server: Arc<Server<Arc<SharedSession>>>,
     pub(crate) stay: u64,
     pub(crate) moved_at: Option<Time>,
-    /// Nothing is to be sent until then.
+    /// Nothing is sent before this time.
     pub(crate) held_until: Option<Time>,
-    /// For what it is in the outbox of its server.
+    /// The classes of its server's outbox that it is in.
     pub(crate) queued: Queued,
-    /// A thread carries out its calls, where the backend is embedded.
+    /// A thread is carrying out its calls. Only used with the embedded backend.
     pub(crate) is_busy: bool,
-    /// When the watchdog handles it, and that moment as the session counts it.
+    /// The timer at which the watchdog handles it, and when that goes off.
     timer: Option<(Timer, Time)>,
     /// It was removed from the registry; get another one.
     pub(crate) is_retired: bool,
-    /// It moved to its server while that had no connection: the data of the server before that means nothing to it.
+    /// It moved to its server while that had no connection, so the server's earlier data does not include it.
     pub(crate) is_new_here: bool,
     pub(crate) tenants: TenantNames,
-    /// How many tenants waited at the last count.
+    /// The number of tenants that waited, as the metrics show it.
     lines: usize,
 }
 
-/// For what a session is in an outbox.
+/// The classes of an outbox that a session is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Queued {
-    /// For what a request waits for, or for what has time.
+    /// `Now` if a request waits for a call, `Later` if none does.
     serve: Option<Urgency>,
     keep_alive: bool,
 }
 
 impl Queued {
-    /// Notes that it was taken out for this purpose. Returns whether it was in.
+    /// Notes that the session was taken out for this purpose. Returns whether it was in.
     pub(crate) fn take(&mut self, purpose: Purpose) -> bool {
         match purpose {
             Purpose::KeepAlive => std::mem::take(&mut self.keep_alive),
@@ -71,7 +71,7 @@ impl Queued {
         }
     }
 
-    /// Whether it is in for some purpose.
+    /// Returns whether it is in any class.
     #[cfg(all(test, shuttle))]
     pub(crate) const fn is_any(self) -> bool {
         self.keep_alive || self.serve.is_some()
@@ -81,30 +81,30 @@ impl Queued {
 /// The handles on a place, and the tasks that wait for it.
 #[derive(Default)]
 struct PlaceRecord {
-    /// The request, then the clones of its permit.
+    /// The number of handles: the request, or the clones of its permit.
     handles: usize,
     waker: Option<Waker>,
-    /// The wakers of those that wait for a loss, rarely more than one, and the number of the last listener.
+    /// The wakers to call when the permit is lost, and the number of the last listener.
     lost_wakers: LostWakers,
     listeners: u32,
     /// Why the backend did not answer.
     error: Option<BackendError>,
-    /// What counts it, should its permit be lost.
+    /// The meter that counts a loss of the permit.
     meter: Option<Meter>,
 }
 
-/// How many spare records are kept for the next requests.
+/// The number of spare records that are kept for later requests.
 const RECORDS_SPARE: usize = 16;
 
-/// Wakers by listener: the number of a handle or a future.
+/// Wakers by listener, which is the number of a handle or a future. Rarely more than one.
 type LostWakers = SmallVec<[(u32, Waker); 1]>;
 
-/// Tasks to wake once the lock is released; rarely more than one.
+/// Tasks to wake once the lock is released.
 #[derive(Default)]
 pub(crate) struct Woken(SmallVec<[Waker; 2]>);
 
-/// Wakers that are not needed any more. They are dropped under no lock: a waker can drop a task, and that another
-/// permit.
+/// Wakers that are not needed any more. They must not be dropped under a lock: dropping a waker can drop a task, which
+/// may own a permit of the same session.
 #[derive(Default)]
 #[must_use = "dropped where the lock is held, it may wait for that lock"]
 pub(crate) struct Abandoned {
@@ -156,7 +156,7 @@ impl SharedSession {
 }
 
 impl SessionState {
-    /// Puts it into the outbox of its server for what it has to send, unless it is there for that.
+    /// Puts the session into each class of its server's outbox for which it has something to send.
     pub(crate) fn enqueue(&mut self, shared: &Arc<SharedSession>) {
         let Self { session, queued, server, .. } = self;
         if queued.serve != Some(Urgency::Now) {
@@ -178,12 +178,12 @@ impl SessionState {
         }
     }
 
-    /// Notes that a request took the place at `index`.
+    /// Begins the record of the place at `index`, for its first handle.
     pub(crate) fn begin(&mut self, index: usize, meter: Meter) {
         if self.records.len() <= index {
             self.records.resize_with(index + 1, PlaceRecord::default);
         }
-        // A request that was answered at once has its outcome already.
+        // Not the whole record: a request that was answered at once has its error in it already.
         let record = &mut self.records[index];
         (record.handles, record.meter) = (1, Some(meter));
     }
@@ -208,7 +208,7 @@ impl SessionState {
         if record.handles > 0 {
             return (false, self.remove_listener(index, listener));
         }
-        // Piece by piece: most have nothing of it, and the whole is large.
+        // Field by field: most are empty already, and the whole record is large to move.
         (record.listeners, record.error) = (0, None);
         record.meter = None;
         let mut abandoned = Abandoned { _waker: record.waker.take(), ..Abandoned::default() };
@@ -218,7 +218,7 @@ impl SessionState {
         (true, abandoned)
     }
 
-    /// Returns a number for one more listener for the loss of a permit.
+    /// Adds a listener for the loss of the permit. Returns its number.
     pub(crate) fn add_listener(&mut self, index: usize) -> u32 {
         let Some(record) = self.records.get_mut(index) else { return 0 };
         record.listeners = record.listeners.wrapping_add(1);
@@ -236,13 +236,13 @@ impl SessionState {
         abandoned
     }
 
-    /// Returns when the watchdog has to handle it, if its timer is not early enough for that.
+    /// Returns when the watchdog has to handle the session, if its timer would go off later.
     pub(crate) fn due_before_timer(&self) -> Option<Time> {
         let due = self.session.poll_timeout()?;
         self.timer.is_none_or(|(_, at)| due < at).then_some(due)
     }
 
-    /// Sets its timer. Returns the one before.
+    /// Sets its timer. Returns the previous one.
     pub(crate) fn set_timer(&mut self, timer: Timer, at: Time) -> Option<Timer> {
         self.timer.replace((timer, at)).map(|(before, _)| before)
     }
@@ -251,12 +251,12 @@ impl SessionState {
         self.timer.take().map(|(timer, _)| timer)
     }
 
-    /// Its timer has gone off, if this is it.
-    pub(crate) fn timer_went_off(&mut self, timer: Timer) {
+    /// Forgets the timer that has gone off, unless a later one was set.
+    pub(crate) fn on_timer(&mut self, timer: Timer) {
         self.timer = self.timer.filter(|(last, _)| *last != timer);
     }
 
-    /// Frees the memory of requests that are gone, after a burst.
+    /// Frees the memory of records that a burst of requests left.
     pub(crate) fn trim(&mut self) {
         let bound = self.session.index_bound();
         if self.records.len() <= bound + RECORDS_SPARE {
@@ -268,7 +268,7 @@ impl SessionState {
         }
     }
 
-    /// Wakes `waker` at the next event of the place. Returns the waker before, to be dropped under no lock.
+    /// Has `waker` woken at the next event of the place. Returns the previous waker.
     pub(crate) fn wait(&mut self, index: usize, waker: &Waker) -> Abandoned {
         let mut abandoned = Abandoned::default();
         if let Some(record) = self.records.get_mut(index)
@@ -279,7 +279,7 @@ impl SessionState {
         abandoned
     }
 
-    /// Wakes `waker` when the permit is lost. Returns the waker before, as [`wait`](Self::wait).
+    /// Has `waker` woken when the permit is lost. Returns the listener's previous waker.
     pub(crate) fn wait_for_loss(
         &mut self,
         index: usize,
@@ -305,7 +305,7 @@ impl SessionState {
         error.unwrap_or_else(no_answer)
     }
 
-    /// Takes the events of the session. Failures get `error`, or else the reason why the server is down.
+    /// Takes the events of the session. Failed requests get `error` or, without one, the reason for the outage.
     pub(crate) fn take_events(
         &mut self,
         name: &str,
@@ -315,12 +315,12 @@ impl SessionState {
         let mut woken = Woken::default();
         let lines = self.session.lines();
         if lines != self.lines {
-            counts.meter.lines(self.lines, lines);
+            counts.meter.on_lines_changed(self.lines, lines);
             self.lines = lines;
         }
         let passed_on = self.session.take_passed_on();
         if passed_on > 0 {
-            counts.meter.passed_on(passed_on);
+            counts.meter.on_passed_on(passed_on);
         }
         if !self.session.has_events() {
             return woken;
@@ -330,7 +330,7 @@ impl SessionState {
         let error = error.or(down.as_ref());
         let overtakes = self.session.take_overtakes();
         if overtakes > 0 {
-            counts.meter.overtook(overtakes);
+            counts.meter.on_overtaking(overtakes);
         }
         for event in events {
             let (Event::Progress(index)
@@ -344,11 +344,11 @@ impl SessionState {
             }
             let record = &mut self.records[index];
             match event {
-                Event::Admitted(_) => counts.admitted(),
-                Event::Failed(_) | Event::Refused(_) => counts.refused(),
+                Event::Admitted(_) => counts.on_admitted(),
+                Event::Failed(_) | Event::Refused(_) => counts.on_refused(),
                 Event::Lost(_) => {
-                    counts.lost(record.meter.take());
-                    counts.tallies.lost(name);
+                    counts.on_lost(record.meter.take());
+                    counts.tallies.on_lost(name);
                     woken.0.extend(record.lost_wakers.drain(..).map(|(_, waker)| waker));
                 }
                 Event::Progress(_) | Event::Released(_) => {}

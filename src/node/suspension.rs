@@ -1,13 +1,13 @@
-//! For how long this machine was suspended: by that much the clock that leases are counted by stood still.
+//! How long this machine was suspended.
 //!
-//! The clock behind [`Instant`] stands still on Linux, Android and Apple's systems while the machine is suspended, and
-//! each of them has another that goes on. On Windows `Instant` itself goes on.
+//! Leases go on in Redis while a machine is suspended. The clock behind [`Instant`] does not, on Linux, Android and
+//! Apple's systems; each of them has another clock that does. On Windows `Instant` itself goes on.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub(crate) use imp::{look, noticed};
+pub(crate) use imp::{check, noticed};
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 mod imp {
@@ -19,36 +19,37 @@ mod imp {
 
     use super::{Duration, Instant};
 
+    /// The clock that goes on during a suspension.
     #[cfg(not(target_vendor = "apple"))]
-    const GOES_ON: ClockId = ClockId::Boottime;
-    /// `Instant` is another one there.
+    const BOOT_CLOCK: ClockId = ClockId::Boottime;
+    /// There, `Instant` reads `CLOCK_UPTIME_RAW`, and this is the one that goes on.
     #[cfg(target_vendor = "apple")]
-    const GOES_ON: ClockId = ClockId::Monotonic;
+    const BOOT_CLOCK: ClockId = ClockId::Monotonic;
 
-    /// What the clocks may differ by without a suspension: they are not read in the same moment.
+    /// How much the clocks may differ without a suspension, since they are not read at the same moment.
     const GRAIN: Duration = Duration::from_micros(100);
 
-    /// What both clocks showed in the beginning. The one that stands still was read first, and is read last from then
-    /// on: so a pause between the reads never looks like a suspension.
+    /// What both clocks showed at first. Here the one that stops is read first, later it is read last, so a pause
+    /// between the two reads never looks like a suspension.
     static BEGINNING: LazyLock<(StdInstant, Duration)> =
-        LazyLock::new(|| (StdInstant::now(), goes_on()));
-    /// ns.
+        LazyLock::new(|| (StdInstant::now(), since_boot()));
+    /// In nanoseconds.
     static NOTICED: AtomicU64 = AtomicU64::new(0);
 
-    /// Returns for how long the machine was suspended since the beginning of this process, as far as that was noticed.
+    /// Returns how long the machine has been suspended since this process began, as of the last [`check`].
     pub(crate) fn noticed() -> Duration {
         Duration::from_nanos(NOTICED.load(Ordering::Relaxed))
     }
 
-    /// As [`noticed`], after a look at the clocks. `now` was read just before.
-    pub(crate) fn look(now: Instant) -> Duration {
+    /// Compares the clocks and returns how long the machine has been suspended. `now` was read just before.
+    pub(crate) fn check(now: Instant) -> Duration {
         let noticed = noticed();
-        if beyond(goes_on(), now.into_std()) <= noticed + GRAIN {
+        if ahead_by(since_boot(), now.into_std()) <= noticed + GRAIN {
             return noticed;
         }
-        // A test may have paused the clock of Tokio, and this thread may have stood still since `now` was read.
-        let went_on = goes_on();
-        let suspended = beyond(went_on, StdInstant::now());
+        // Read again: a test may have paused Tokio's clock, or this thread may have been stopped after `now` was read.
+        let since_boot = since_boot();
+        let suspended = ahead_by(since_boot, StdInstant::now());
         if suspended <= noticed + GRAIN {
             return noticed;
         }
@@ -65,17 +66,17 @@ mod imp {
         Duration::from_nanos(before.max(ns))
     }
 
-    fn goes_on() -> Duration {
-        let time = clock_gettime(GOES_ON);
+    fn since_boot() -> Duration {
+        let time = clock_gettime(BOOT_CLOCK);
         let secs = u64::try_from(time.tv_sec).unwrap_or(0);
         Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0))
     }
 
-    /// By how much the clock that goes on has gone further than the other since the beginning.
-    fn beyond(went_on: Duration, stood: StdInstant) -> Duration {
-        let (stood_first, went_on_first) = *BEGINNING;
-        let went_on = went_on.saturating_sub(went_on_first);
-        went_on.saturating_sub(stood.saturating_duration_since(stood_first))
+    /// Returns how far the clock that goes on is ahead of the other, compared with the beginning.
+    fn ahead_by(since_boot: Duration, now: StdInstant) -> Duration {
+        let (first_now, first_since_boot) = *BEGINNING;
+        let passed = since_boot.saturating_sub(first_since_boot);
+        passed.saturating_sub(now.saturating_duration_since(first_now))
     }
 }
 
@@ -87,7 +88,7 @@ mod imp {
         Duration::ZERO
     }
 
-    pub(crate) const fn look(_: Instant) -> Duration {
+    pub(crate) const fn check(_: Instant) -> Duration {
         Duration::ZERO
     }
 }
@@ -98,14 +99,14 @@ mod tests {
 
     use tokio::time::{Instant, advance};
 
-    use super::look;
+    use super::check;
 
     #[tokio::test(start_paused = true)]
     async fn a_clock_that_a_test_pauses_or_advances_is_no_suspension() {
-        assert_eq!(look(Instant::now()), Duration::ZERO);
+        assert_eq!(check(Instant::now()), Duration::ZERO);
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(look(Instant::now()), Duration::ZERO, "paused");
+        assert_eq!(check(Instant::now()), Duration::ZERO, "paused");
         advance(Duration::from_secs(3600)).await;
-        assert_eq!(look(Instant::now()), Duration::ZERO, "advanced");
+        assert_eq!(check(Instant::now()), Duration::ZERO, "advanced");
     }
 }

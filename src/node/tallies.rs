@@ -1,4 +1,4 @@
-//! Counts of each semaphore that outlive its sessions, for operators.
+//! Counts of each semaphore for operators. They outlive its sessions.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -10,14 +10,13 @@ use quick_cache::unsync::Cache;
 use crate::sharded::part_of;
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// About how many semaphores have counts: those that are counted often, so that names that come once drive none of
-/// them out.
+/// About how many semaphores have counts. Names that are counted often stay; names that come once do not evict them.
 const NAMES_MAX: usize = 1024;
 
-/// How many locks there are: under overload each request counts something.
+/// The number of parts with a lock each: under overload, every request counts something.
 const PARTS: usize = 16;
 
-/// Counts by name. They outlive the session of a name that is not in use.
+/// Counts by name.
 pub(crate) struct Tallies {
     parts: [Mutex<Part>; PARTS],
     hasher: RandomState,
@@ -30,21 +29,21 @@ type Part = Cache<Arc<str>, Tally>;
 pub(crate) struct Tally {
     pub(crate) refused: u64,
     pub(crate) lost: u64,
-    /// The limit of its last request, once its session is gone.
+    /// The limit of the last request, once the session is retired.
     pub(crate) limit: Option<u32>,
 }
 
 impl Tallies {
-    pub(crate) fn refused(&self, name: &str) {
+    pub(crate) fn on_refused(&self, name: &str) {
         self.change(name, |tally| tally.refused = tally.refused.saturating_add(1));
     }
 
-    pub(crate) fn lost(&self, name: &str) {
+    pub(crate) fn on_lost(&self, name: &str) {
         self.change(name, |tally| tally.lost = tally.lost.saturating_add(1));
     }
 
-    /// Notes that the session of a name is gone.
-    pub(crate) fn retired(&self, name: &str, limit: u32) {
+    /// Keeps the limit of a session that is retired.
+    pub(crate) fn on_retired(&self, name: &str, limit: u32) {
         self.change(name, |tally| tally.limit = Some(limit));
     }
 
@@ -84,15 +83,15 @@ mod tests {
     #[test]
     fn names_are_counted_apart_and_bounded() {
         let tallies = Tallies::default();
-        tallies.refused("a");
-        tallies.refused("a");
-        tallies.lost("b");
+        tallies.on_refused("a");
+        tallies.on_refused("a");
+        tallies.on_lost("b");
         assert_eq!(tallies.of("a"), Tally { refused: 2, ..Tally::default() });
-        tallies.retired("b", 5);
+        tallies.on_retired("b", 5);
         assert_eq!(tallies.of("b"), Tally { refused: 0, lost: 1, limit: Some(5) });
         assert_eq!(tallies.of("c"), Tally::default());
         for i in 0..3 * NAMES_MAX {
-            tallies.refused(&i.to_string());
+            tallies.on_refused(&i.to_string());
         }
         let kept: usize = tallies.parts.iter().map(|part| part.lock().unwrap().len()).sum();
         assert!(kept <= NAMES_MAX, "{kept}");

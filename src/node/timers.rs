@@ -1,4 +1,4 @@
-//! When the watchdog handles each session.
+//! The timers at which the watchdog handles sessions.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ impl<T> Timers<T> {
         lock(&self.pending).by_time.remove(&timer)
     }
 
-    /// Takes out the next timer that is due. If none is, `Err` says when the next one will be.
+    /// Takes out the next timer that is due. `Err` is when the next one will be, if there is one.
     pub(crate) fn due(&self, now: Time) -> Result<(Timer, T), Option<Time>> {
         let mut pending = lock(&self.pending);
         match pending.by_time.first_entry() {

@@ -104,7 +104,7 @@ impl Acquire {
             }
         };
         if let Stage::Answered(Some(Err(AcquireError::Rejected(_)))) = &stage {
-            semaphore.node().counts.tallies.refused(name.as_str());
+            semaphore.node().counts.tallies.on_refused(name.as_str());
         }
         let answer_timeout = answer_timeout.map_or(ANSWER_TIMEOUT, |at| at.min(ANSWER_TIMEOUT));
         Self {
@@ -125,7 +125,7 @@ impl Acquire {
     fn answered(&mut self, answer: Option<Answer>, now: Instant) -> Answer {
         // Polled once more after it was ready.
         let answer = answer.unwrap_or(Err(AcquireError::Closed));
-        self.attempt.answered(answer.as_ref().err(), now - self.began, self.wait_timeout);
+        self.attempt.on_answered(answer.as_ref().err(), now - self.began, self.wait_timeout);
         answer
     }
 
@@ -137,16 +137,16 @@ impl Acquire {
         };
         let waited = now - self.began;
         if !by_policy {
-            self.attempt.placed(|| place.id());
+            self.attempt.on_placed(|| place.id());
         }
-        let hold = self.attempt.granted(by_policy, place.cost(), waited, now);
-        Ok(Permit::new(place.measured(hold), waited))
+        let hold = self.attempt.on_granted(by_policy, place.cost(), waited, now);
+        Ok(Permit::new(place.with_hold(hold), waited))
     }
 
     /// Waits until the place may have made progress. Once the time for that is over, the next progress is the outcome.
     fn poll_wait(&mut self, has_joined: bool, now: Instant, cx: &mut Context<'_>) -> Poll<()> {
         if has_joined {
-            self.attempt.queued();
+            self.attempt.on_queued();
         }
         let until = if has_joined { self.began + self.wait_timeout } else { self.answer_by };
         let Stage::Asking(place) = &self.stage else { return Poll::Ready(()) };
@@ -158,7 +158,7 @@ impl Acquire {
             Some(alarm) if alarm.deadline() == until => {}
             Some(alarm) => alarm.as_mut().reset(until),
             None => {
-                place.ensure_looked_after();
+                place.ensure_renewed();
                 self.alarm = Some(Box::pin(sleep_until(until)));
             }
         }

@@ -13,11 +13,12 @@ use crate::name::Name;
 use crate::policy::{Limit, OnUnavailable, Policy};
 use crate::protocol::PlaceId;
 
-/// One request for a permit. If this is dropped before it has an outcome, the request was canceled.
+/// The span and the metrics of one request for a permit. If this is dropped before there is an outcome, the request was
+/// canceled.
 #[derive(Debug)]
 pub(super) struct Attempt {
     meter: Meter,
-    /// Until it has an outcome.
+    /// `None` once there is an outcome.
     span: Option<Span>,
     is_local: bool,
     is_queued: bool,
@@ -47,15 +48,15 @@ impl Attempt {
         &self.meter
     }
 
-    /// Notes that it waits in the queue.
-    pub(super) fn queued(&mut self) {
+    /// Notes that the request waits in the queue.
+    pub(super) fn on_queued(&mut self) {
         if !std::mem::replace(&mut self.is_queued, true) {
-            self.meter.queued();
+            self.meter.on_queued();
         }
     }
 
-    /// Names the place that holds its permits, which is what operators see of it.
-    pub(super) fn placed(&self, place: impl FnOnce() -> Option<PlaceId>) {
+    /// Records the place of the request, by which operators know it.
+    pub(super) fn on_placed(&self, place: impl FnOnce() -> Option<PlaceId>) {
         if let Some(span) = self.span.as_ref().filter(|span| !span.is_disabled())
             && let Some(place) = place()
         {
@@ -63,8 +64,8 @@ impl Attempt {
         }
     }
 
-    /// Notes that it has its permits. `by_policy`: the backend was not asked.
-    pub(super) fn granted(
+    /// Notes that the request has its permits: `by_policy`, if the backend could not be asked.
+    pub(super) fn on_granted(
         &mut self,
         by_policy: bool,
         permits: u32,
@@ -77,28 +78,27 @@ impl Attempt {
             (false, _, true) => Outcome::AcquiredAfterWait,
             (false, _, false) => Outcome::Acquired,
         };
-        self.over(outcome, waited);
+        self.end(outcome, waited);
         self.meter.hold(permits, now)
     }
 
-    /// Notes that it was answered without a counted permit.
-    pub(super) fn answered(
+    /// Notes that the request was answered without a counted permit.
+    pub(super) fn on_answered(
         &mut self,
         error: Option<&AcquireError>,
         waited: Duration,
         wait_timeout: Duration,
     ) {
         let outcome = error.map_or(Outcome::Unlimited, Outcome::of_error);
-        // A request that timed out waited for its timeout: the moment that it took to notice would put it into the
-        // next bucket.
+        // Record the timeout itself: the moment that it took to notice would put the request into the next bucket.
         let waited = if outcome == Outcome::QueueTimeout { wait_timeout } else { waited };
-        self.over(outcome, waited);
+        self.end(outcome, waited);
     }
 
-    fn over(&mut self, outcome: Outcome, waited: Duration) {
+    fn end(&mut self, outcome: Outcome, waited: Duration) {
         // The span ends here, even if the future is kept.
         let Some(span) = self.span.take() else { return };
-        self.meter.over(outcome, waited, self.is_queued);
+        self.meter.on_outcome(outcome, waited, self.is_queued);
         let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
         let outcome = outcome.as_str();
         if !span.is_disabled() {
@@ -111,6 +111,6 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        self.over(Outcome::Canceled, Duration::ZERO);
+        self.end(Outcome::Canceled, Duration::ZERO);
     }
 }

@@ -43,41 +43,40 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Permits by name, counted together by all processes that use the same backend.
 ///
-/// One is enough for a process: clones are cheap and share everything, and any number of names can be used. Each
-/// name is a semaphore of its own, which exists as long as a permit of it is held or waited for.
+/// One is enough for a process: clones are cheap and share everything, and it serves any number of names. Each name is
+/// a semaphore of its own, which exists as long as a permit of it is held or waited for.
 ///
 /// # Fairness
 ///
 /// Permits are granted first come, first served, over all processes: in the order in which requests reached the
-/// backend. While a request waits, a newcomer queues behind it, or is rejected if it may not wait. A permit that
-/// comes free goes to the head of the queue in the same step. With [`PolicyBuilder::reuse`], requests of another process
-/// can go first for at most 50 ms.
+/// backend. While a request waits, a newcomer queues behind it, or is rejected if it may not wait. A freed permit goes
+/// to the head of the queue in the same step. With [`PolicyBuilder::reuse`], requests of another process can go first
+/// for at most 50 ms.
 ///
-/// Where tenants share a semaphore, an [`Ask`] names the tenant. A permit that comes free then goes to the tenant
-/// with the fewest in use by weight; see [`Ask::by`].
+/// If tenants share a semaphore, an [`Ask`] names the tenant. A freed permit then goes to the tenant with the fewest
+/// permits in use by weight; see [`Ask::by`].
 ///
 /// # Leases
 ///
 /// Each request that waits or holds a permit has a lease, which background tasks of this process renew. If the
-/// process dies, its permits come free when their leases end. See [`Permit::lost`] for what happens when a lease
+/// process dies, its permits are freed when their leases end. See [`Permit::lost`] for what happens when a lease
 /// cannot be renewed.
 ///
 /// # Runtimes
 ///
-/// Requests are made inside a Tokio runtime with its timer enabled (and its I/O, for Redis). The background tasks run
-/// in the runtime of the first request. If the process has several runtimes, each one in which requests are made, or
-/// a [loss](Permit::lost) is waited for, takes over when the one before is shut down: it renews the leases and asks the
-/// backend from then on. A current-thread runtime does nothing while it is not driven. If the background tasks run in
-/// such a one, no lease is renewed meanwhile, and nothing is answered in the other runtimes: make the first request in
-/// a runtime that is always driven.
+/// Make requests inside a Tokio runtime with its timer enabled (and its I/O, for Redis). The background tasks run in
+/// the runtime of the first request. When that runtime is shut down, another one takes over, in which requests are made
+/// or a [loss](Permit::lost) is awaited. A current-thread runtime does nothing while it is not driven: if the
+/// background tasks run in one, no lease is renewed meanwhile, and no request of another runtime is answered. So make
+/// the first request in a runtime that is always driven.
 ///
-/// A process gets its identity with the first use of its semaphore. One that was only made before a fork can be used in
-/// each child; one that was used before fails in the runtime of a child with
+/// A process gets its identity at the first use of its semaphore. A semaphore that was built, but not used, before a
+/// fork can be used in each child. One that was used before fails in the runtime of a child with
 /// [`Unavailable`](crate::AcquireError::Unavailable), because the child would take the parent's permits for its own. A
-/// child that goes on in the runtime of its parent, which Tokio does not support, is not noticed. A snapshot of a whole process or machine copies the identity
-/// unnoticed: use the semaphore only after such a snapshot is restored.
+/// child that goes on in the runtime of its parent, which Tokio does not support, is not noticed. A snapshot of a whole
+/// process or machine copies the identity unnoticed: use the semaphore only after such a snapshot is restored.
 ///
-/// When the last runtime is shut down before the semaphore is, a warning is logged, and permits that are still held end
+/// If the last runtime is shut down before the semaphore is, a warning is logged, and permits that are still held end
 /// with their leases. Call [`shutdown`](Self::shutdown) first.
 ///
 /// # Examples
@@ -104,7 +103,7 @@ pub struct Semaphore {
     tenants: TenantNumbers,
 }
 
-/// Closes the node with the last clone of the semaphore. Permits keep the tasks, and not this.
+/// Closes the node with the last clone of the semaphore. Permits own the tasks, but not this.
 struct Inner {
     tasks: Arc<Tasks>,
 }
@@ -131,8 +130,8 @@ impl Semaphore {
 
     /// Creates a semaphore whose permits are counted in Redis, for all processes that use the same Redis.
     ///
-    /// Takes any of the URLs of [`RedisBackend::builder`], with its defaults: one server, a Unix socket, Sentinel or a
-    /// cluster. Does not connect yet: the first use does, and the connection is reopened whenever it breaks.
+    /// Takes any URL of [`RedisBackend::builder`], with its defaults: one server, a Unix socket, Sentinel or a cluster.
+    /// Does not connect yet: the first use does, and the connection is reopened whenever it breaks.
     ///
     /// # Errors
     ///
@@ -176,12 +175,12 @@ impl Semaphore {
 
     /// Sets a salt for the names of tenants, which must be the same in the whole fleet.
     ///
-    /// In the backend a tenant is a number of 25 bits, a hash of its name; two tenants with the same number share their
-    /// turns and their cap. Among 1,000 tenants there is such a pair with a probability of 1.5 %, among 10,000 with 78 %.
-    /// Each process that sees both logs it at debug level, and another salt separates them. If clients choose their own
+    /// The backend knows a tenant by a hash of its name, a number of 25 bits. Two tenants with the same number share
+    /// their turns and their cap. The probability of such a pair is 1.5 % among 1,000 tenants, and 78 % among 10,000.
+    /// Each process that sees both logs it at debug level; another salt separates them. If clients choose their own
     /// names, a secret salt keeps them from choosing one that collides with another's.
     ///
-    /// Call this before anything else: clones and layers keep the salt of the moment when they were made.
+    /// Call this before anything else: clones and layers keep the salt that was set when they were created.
     ///
     /// # Examples
     ///
@@ -201,11 +200,11 @@ impl Semaphore {
         self.inner.tasks.node()
     }
 
-    /// Returns the node, with its tasks running where questions need them.
+    /// Returns the node, after starting the tasks that queries need.
     fn running_node(&self) -> Result<&Node, BackendError> {
         let node = self.node();
         if node.embedded().is_none() {
-            // Each question would open a connection, for itself alone.
+            // Each query would open a connection for itself alone.
             if node.is_closed() {
                 return Err(BackendError::call("the semaphore was shut down"));
             }
@@ -214,15 +213,15 @@ impl Semaphore {
         Ok(node)
     }
 
-    /// Waits for a permit of the semaphore of this name, up to the wait timeout of the policy. An [`Ask`] says for
-    /// which tenant, and how many permits.
+    /// Waits for a permit of the semaphore of this name, up to the wait timeout of the policy. An [`Ask`] can also name
+    /// a tenant and a number of permits.
     ///
     /// The request joins the queue when this is called, not when the future is first polled. The future is `Unpin`.
     /// With a wait timeout of zero this is [`try_acquire`](Self::try_acquire).
     ///
     /// # Errors
     ///
-    /// [`Rejected`](AcquireError::Rejected) if no permit came free in time, or the queue is full;
+    /// [`Rejected`](AcquireError::Rejected) if no permit was freed in time, or the queue is full;
     /// [`Unavailable`](AcquireError::Unavailable) if the backend gave no answer within a second;
     /// [`Closed`](AcquireError::Closed) after a [`shutdown`](Self::shutdown), or for a request that would have to
     /// wait after [`stop_waiting`](Self::stop_waiting).
@@ -265,7 +264,7 @@ impl Semaphore {
         })
     }
 
-    /// As [`acquire`](Self::acquire), for a request of a layer.
+    /// Like [`acquire`](Self::acquire), for a request of a layer.
     pub(crate) fn acquire_for(&self, request: AcquireRequest<'_>) -> Acquire {
         Acquire::new(self, request)
     }
@@ -303,15 +302,15 @@ impl Semaphore {
 
     /// Applies limit and headroom of `policy` to the requests for `name` that wait in this process.
     ///
-    /// A request is judged by the policy that it was made with. Where settings are reloaded, this takes the new ones to
-    /// the requests that came before. They keep their turn, and those that the new limit lets in have their permit a
-    /// few round trips later. Permits that are held stay held. Other processes reload by themselves;
+    /// A request is judged by the policy that it was made with. When you reload your settings, this applies the new
+    /// ones to the requests that came before. They keep their turn, and those that the new limit admits get their
+    /// permit a few round trips later. Permits that are held stay held. Other processes have to reload by themselves;
     /// [`set_limit`](Self::set_limit) changes the limit for all of them at once.
     ///
-    /// What a place in the queue is judged by is part of its id, so each place that adopts another limit stands in the
-    /// queue a second time until the backend has answered, and its turn is never lost. Newcomers of any process are
-    /// rejected meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). Where reloads under load
-    /// must reject nobody, set it to twice the number of requests that may wait.
+    /// Limit and headroom are part of the id of a place, so each place that adopts another limit stands in the queue a
+    /// second time until the backend has answered; its turn is never lost. Newcomers of any process are rejected
+    /// meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). If a reload under load must not
+    /// reject any request, set it to twice the number of requests that may wait.
     ///
     /// # Examples
     ///
@@ -337,14 +336,14 @@ impl Semaphore {
         });
     }
 
-    /// What visits things from time to time, as long as the background tasks run.
+    /// Returns the watchdog's visitor, which visits things from time to time while the background tasks run.
     pub(crate) fn visitor(&self) -> Visitor {
         Visitor::new(&self.inner.tasks)
     }
 
-    /// Returns whether the backend can be asked, and how often the policy answered in its place.
+    /// Returns whether the backend can be asked, and how often policies had to answer in its place.
     ///
-    /// Reads what this process knows; does not ask the backend.
+    /// Does not ask the backend.
     ///
     /// # Examples
     ///
@@ -359,8 +358,8 @@ impl Semaphore {
         self.node().health()
     }
 
-    /// Answers all waiting requests with [`Closed`](AcquireError::Closed) at once, and from then on each request
-    /// that would have to wait. One that finds a permit free takes it. Permits in use are not affected.
+    /// Answers all waiting requests with [`Closed`](AcquireError::Closed), and from then on every request that would
+    /// have to wait. A request that finds a permit free still takes it. Permits in use are not affected.
     ///
     /// Call it when a graceful shutdown begins; otherwise the server waits until every queued request has been
     /// answered. A layer answers these requests with 503.
@@ -391,10 +390,10 @@ impl Semaphore {
         self.node().stop_waiting();
     }
 
-    /// Releases everything and ends the background tasks. Waiting requests, and all that come later, are answered with
-    /// [`Closed`](AcquireError::Closed); permits that are still held are lost to their holders.
+    /// Releases everything and ends the background tasks. Waiting requests, and all later ones, are answered with
+    /// [`Closed`](AcquireError::Closed); permits that are still held are lost.
     ///
-    /// Takes about two seconds at most, if the backend does not answer.
+    /// Takes at most about two seconds, if the backend does not answer.
     ///
     /// # Cancel safety
     ///

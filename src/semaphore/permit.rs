@@ -16,16 +16,15 @@ use crate::protocol::session::FurtherIn;
 
 /// A permit of a [`Semaphore`](crate::Semaphore), held until it and all of its clones are dropped.
 ///
-/// Dropping the last clone releases the permit. That never blocks, never panics and needs no runtime; the release
-/// goes out with whatever else the process has to send. Until then, background tasks renew the permit every third of
-/// its lease.
+/// Dropping the last clone releases the permit. That never blocks, never panics and needs no runtime; the release is
+/// sent with the next write to the backend. Until then, background tasks renew the permit every third of its lease.
 ///
 /// A permit can be *lost*: if it could not be renewed for a whole lease (the backend was unreachable, or this process
-/// stood still), another request may hold it by now. [`lost`](Self::lost) tells the holder, at a deadline that this
-/// process keeps by its own monotonic clock, counted from when it sent the last renewal that was acknowledged.
+/// was stopped), another request may hold it by now. [`lost`](Self::lost) notifies the holder at a deadline by this
+/// process's monotonic clock, counted from when it sent the last renewal that was acknowledged.
 ///
 /// In the extensions of a request, a permit stands for the permits of all layers that the request has passed: the
-/// innermost one, with those further out behind it ([`outer`](Self::outer)). It keeps all of them.
+/// innermost one, with those [further out](Self::outer) behind it. It keeps all of them.
 ///
 /// # Examples
 ///
@@ -56,7 +55,7 @@ pub struct Permit {
 #[derive(Clone)]
 enum Kind {
     Counted(PlaceHandle),
-    /// There is no limit, or none is in force.
+    /// No limit applies.
     Uncounted(Arc<str>),
 }
 
@@ -65,12 +64,12 @@ impl Permit {
         Self { kind: Kind::Counted(place), waited, outer: None }
     }
 
-    /// Creates a permit where there is no limit, or none is in force.
+    /// Creates a permit for a request to which no limit applies.
     pub(crate) fn uncounted(name: &str) -> Self {
         Self { kind: Kind::Uncounted(name.into()), waited: Duration::ZERO, outer: None }
     }
 
-    /// Puts the permits of the layers outside behind this one. One that is not counted replaces no real one.
+    /// Puts the permits of outer layers behind this one. A permit that is not counted does not hide one that is.
     pub(crate) fn within(self, outer: Self) -> Self {
         if outer.place().is_none() {
             return self;
@@ -107,8 +106,8 @@ impl Permit {
         }
     }
 
-    /// Returns how many permits of the semaphore this is: 1 unless [asked for](crate::Ask::cost) otherwise, and 0 where
-    /// there is no limit or none is in force.
+    /// Returns how many permits of the semaphore this is: the [cost](crate::Ask::cost) of its request, by default 1; 0
+    /// if no limit applies.
     ///
     /// # Examples
     ///
@@ -135,7 +134,8 @@ impl Permit {
 
     /// Returns whether the permit, or one [further out](Self::outer), is lost.
     ///
-    /// Looks at the clock: true from the deadline on, even if this process stood still and nothing else has noticed yet.
+    /// Reads the clock: the result is `true` from the deadline on, even if this process was stopped and no task has
+    /// noticed yet.
     ///
     /// # Examples
     ///
@@ -185,9 +185,9 @@ impl Permit {
         Lost { permit: self, listeners: SmallVec::new() }.await;
     }
 
-    /// As [`lost`](Self::lost), for a future or a body written by hand.
+    /// Like [`lost`](Self::lost), for a hand-written future or body.
     ///
-    /// Wakes the task of the last call on this permit; clones have a task each.
+    /// Only the task of the last call on this permit is woken; each clone has a task of its own.
     ///
     /// # Examples
     ///
@@ -210,22 +210,22 @@ impl Permit {
         if is_lost { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Wakes `waker` when the permit is lost; returns `false` if it is lost already. Does not look at the clock, as
-    /// the watchdog does.
+    /// Has `waker` woken when the permit is lost. Returns `false` if it is known to be lost already; does not read the
+    /// clock.
     pub(crate) fn on_lost(&self, waker: &Waker) -> bool {
         self.place().is_none_or(|place| place.on_lost(waker))
     }
 
-    /// Releases the permit and those [further out](Self::outer) now, whatever clones there are, and waits up to one
-    /// second for the backend's acknowledgement. Returns at once if the permit was released through a clone already, or
-    /// lost.
+    /// Releases the permit and those [further out](Self::outer), even if there are clones, and waits up to one second
+    /// for the backend's acknowledgement. Returns at once if the permit was already lost, or released through a clone.
     ///
-    /// Other clones hold no permit after this, and [`is_lost`](Self::is_lost) does not tell them: in a handler below the
-    /// layer, the response streams on without a permit.
+    /// Other clones hold no permit after this, and their [`is_lost`](Self::is_lost) does not show it: in a handler
+    /// below the layer, the response streams on without a permit.
     ///
     /// # Errors
     ///
-    /// If the backend could not be told. The permit then comes free with the next connection, or when its lease ends.
+    /// If the backend did not acknowledge it. The permit is then freed over the next connection, or when its lease
+    /// ends.
     ///
     /// # Cancel safety
     ///
@@ -245,7 +245,7 @@ impl Permit {
     /// # Ok(()) }
     /// ```
     pub async fn release(self) -> Result<(), BackendError> {
-        // All at once, so that one call releases them together.
+        // Begun together, so that one write carries all releases.
         let released: SmallVec<[_; 1]> = self.places().filter(|place| place.release()).collect();
         let acknowledged = async {
             for place in &released {
@@ -266,10 +266,10 @@ impl Permit {
     /// permits [further out](Self::outer) as well.
     ///
     /// The other side of a closed connection may go on with the request until it notices. If it counts the requests
-    /// in flight, a permit that is free at once lets in one request too many.
+    /// in flight, a permit that is freed at once admits one request too many.
     ///
     /// The layer calls this for requests that were broken off, and for the permit of an upgraded connection, such as a
-    /// WebSocket, whatever keeps it.
+    /// WebSocket.
     ///
     /// A lingering permit is renewed like any other. A process that dies or
     /// [shuts down](crate::Semaphore::shutdown) leaves it to its lease. [`release`](Self::release) ignores the
@@ -298,12 +298,12 @@ impl Permit {
         self.places().for_each(PlaceHandle::break_off);
     }
 
-    /// Returns whether there are clones of it.
+    /// Returns whether it has clones.
     pub(crate) fn is_shared(&self) -> bool {
         self.place().is_some_and(PlaceHandle::is_shared)
     }
 
-    /// Notes what became of the request further in.
+    /// Notes an event further in, by which it is decided whether the permit lingers.
     pub(crate) fn further_in(&self, event: FurtherIn) {
         self.places().for_each(|place| place.further_in(event));
     }
@@ -321,10 +321,10 @@ impl Permit {
     }
 }
 
-/// Waits for a loss. Leaves nothing behind when it is dropped.
+/// Waits for a loss. Removes its listeners when it is dropped.
 struct Lost<'a> {
     permit: &'a Permit,
-    /// One for each place, from the first poll on.
+    /// The listener of each place, once this was polled.
     listeners: SmallVec<[u32; 1]>,
 }
 

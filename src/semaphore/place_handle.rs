@@ -1,4 +1,4 @@
-//! The handle of a request on its place.
+//! A request's handle on its place.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -17,7 +17,7 @@ use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
 use crate::protocol::{Claim, PlaceId};
 use crate::tasks::Tasks;
 
-/// For how long permits are passed on after a reply said that no other process waits.
+/// How long permits are passed on after a reply that no other process waits.
 const REUSE_MS: u32 = 50;
 
 /// A handle on a place in a session. The place is left when the last handle is dropped.
@@ -26,9 +26,9 @@ pub(super) struct PlaceHandle {
     tasks: Arc<Tasks>,
     shared: Arc<SharedSession>,
     index: usize,
-    /// How many permits it takes.
+    /// The number of permits that it takes.
     cost: u32,
-    /// The number by which this handle waits for a loss.
+    /// The number of this handle as a listener for a loss.
     listener: u32,
     hold: Hold,
 }
@@ -40,12 +40,12 @@ pub(super) struct PlaceOf<'a> {
     pub(super) remembered: Option<&'a Remembered>,
     pub(super) tenant: Option<&'a Name>,
     pub(super) claim: Option<Claim>,
-    /// Counts the permit if it is lost.
+    /// The meter that counts a loss of the permit.
     pub(super) meter: &'a Meter,
 }
 
 impl<'a> PlaceOf<'a> {
-    /// Of no tenant.
+    /// A place without a tenant.
     #[cfg(all(test, shuttle))]
     pub(super) const fn plain(name: &'a Name, meter: &'a Meter) -> Self {
         Self { name, remembered: None, tenant: None, claim: None, meter }
@@ -53,6 +53,11 @@ impl<'a> PlaceOf<'a> {
 }
 
 impl PlaceHandle {
+    /// Takes a place in the session of `of`, and creates the session if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the node is closed, or the session has no index left.
     pub(super) fn take(
         tasks: &Arc<Tasks>,
         of: PlaceOf<'_>,
@@ -71,7 +76,7 @@ impl PlaceHandle {
                 return Err(AcquireError::Closed);
             }
             if node.is_queue_closed() {
-                // The same holds for `stop_waiting`.
+                // Read under the same lock as well, for `stop_waiting`.
                 options.max_queue = None;
             }
             let Some(index) = state.session.handle_request(limit, options, time) else {
@@ -91,7 +96,7 @@ impl PlaceHandle {
             None => node.with_session(name.as_str(), now, take),
         };
         if let (Some(other), Some(tenant)) = (same_number, tenant) {
-            // Not under the lock.
+            // Not under the lock: a subscriber may use a semaphore itself.
             tracing::debug!(
                 target: "tower_semaphore",
                 semaphore = name.as_str(),
@@ -106,8 +111,8 @@ impl PlaceHandle {
         Ok(Self { tasks, shared, index, cost, listener: 0, hold })
     }
 
-    /// Measures the permit, which was granted, from here on.
-    pub(super) fn measured(mut self, hold: Hold) -> Self {
+    /// Sets the measurement of the permit, once that is granted.
+    pub(super) fn with_hold(mut self, hold: Hold) -> Self {
         self.hold = hold;
         self
     }
@@ -121,7 +126,7 @@ impl PlaceHandle {
         &self.shared
     }
 
-    /// Returns the progress of the request. Unless it is done, `cx` is woken when it changes.
+    /// Returns the progress of the request. Unless that is final, `cx` is woken when it changes.
     pub(super) fn progress(&self, now: Instant, cx: &Context<'_>) -> Progress {
         let now = self.node().clock.time(now);
         let mut state = self.shared.lock();
@@ -132,13 +137,13 @@ impl PlaceHandle {
         }
         let is_pending = matches!(progress, Progress::Joining | Progress::Waiting);
         let abandoned = is_pending.then(|| state.wait(self.index, cx.waker()));
-        // A permit that came too late is asked for again, or the policy answered.
+        // The poll may have requested a permit again that came too late, or let the policy answer.
         self.node().finish(&self.shared, state, now, None);
         drop(abandoned);
         progress
     }
 
-    /// Returns the id of the place, as the backend knows it.
+    /// Returns the id by which the backend knows the place.
     pub(super) fn id(&self) -> Option<PlaceId> {
         self.shared.lock().session.place(self.index)
     }
@@ -148,13 +153,13 @@ impl PlaceHandle {
         self.shared.lock().error(self.index)
     }
 
-    /// Whether no request may wait any more.
+    /// Returns whether requests are no longer queued.
     pub(super) fn is_queue_closed(&self) -> bool {
         self.node().is_queue_closed()
     }
 
     pub(super) fn count_refusal(&self) {
-        self.node().counts.tallies.refused(self.shared.name());
+        self.node().counts.tallies.on_refused(self.shared.name());
     }
 
     pub(super) fn wait_timed_out(&self, now: Instant) {
@@ -162,14 +167,14 @@ impl PlaceHandle {
         self.node().act(&self.shared, now, |session, now| session.handle_wait_timeout(index, now));
     }
 
-    /// As [`wait_timed_out`](Self::wait_timed_out), where the server answers other calls.
+    /// Notes that the answer timeout has passed while the server answers other calls: the request was only delayed.
     pub(super) fn answer_timed_out(&self, now: Instant) {
         let (now, index) = (self.node().clock.time(now), self.index);
         self.node()
             .act(&self.shared, now, |session, now| session.handle_answer_timeout(index, now));
     }
 
-    /// Whether the server has answered something since then.
+    /// Returns whether the server has answered anything after `then`.
     pub(super) fn server_answers_since(&self, then: Instant) -> bool {
         let server = Arc::clone(&self.shared.lock().server);
         server.answers_since(then)
@@ -192,16 +197,16 @@ impl PlaceHandle {
         self.shared.lock().session.is_lost(self.index, now)
     }
 
-    /// Wakes `waker` when the permit is lost, in place of the last one of this handle. Returns `false` if it is lost
-    /// already.
+    /// Has `waker` woken when the permit is lost, instead of this handle's previous one. Returns `false` if it is known
+    /// to be lost already.
     pub(super) fn on_lost(&self, waker: &Waker) -> bool {
         self.wait_for_loss(self.listener, waker)
     }
 
-    /// As [`on_lost`](Self::on_lost), for a listener of its own: see [`listen`](Self::listen).
+    /// Like [`on_lost`](Self::on_lost), for a listener that [`listen`](Self::listen) added.
     pub(super) fn wait_for_loss(&self, listener: u32, waker: &Waker) -> bool {
         let mut state = self.shared.lock();
-        // Does not look at the clock: the watchdog does.
+        // Without reading the clock: the watchdog does, and wakes the listener.
         if state.session.was_lost(self.index) {
             return false;
         }
@@ -211,15 +216,15 @@ impl PlaceHandle {
         true
     }
 
-    /// Lets the current runtime take over the renewals, in case that of the request is shut down.
-    pub(super) fn ensure_looked_after(&self) {
-        // Without a runtime here, nothing changes.
+    /// Lets the current runtime take over the renewals, should the one that makes them be shut down.
+    pub(super) fn ensure_renewed(&self) {
+        // If there is no runtime here, nothing changes.
         let _ = self.tasks.ensure_running();
     }
 
-    /// Returns the number of a new listener for a loss, until [`unlisten`](Self::unlisten).
+    /// Adds a listener for a loss, until [`unlisten`](Self::unlisten). Returns its number.
     pub(super) fn listen(&self) -> u32 {
-        self.ensure_looked_after();
+        self.ensure_renewed();
         self.shared.lock().add_listener(self.index)
     }
 
@@ -228,7 +233,7 @@ impl PlaceHandle {
         drop(abandoned);
     }
 
-    /// Releases the permit, whatever clones there are. Returns whether there is an acknowledgement to wait for.
+    /// Releases the permit, even if there are clones. Returns whether there is an acknowledgement to wait for.
     pub(super) fn release(&self) -> bool {
         let (now, index) = (Instant::now(), self.index);
         let at = self.node().clock.time_unless_suspended(now);
@@ -238,17 +243,17 @@ impl PlaceHandle {
             (held && !session.is_held(index), awaited)
         });
         if ended {
-            self.hold.ended(now);
+            self.hold.end(now);
         }
         awaited
     }
 
-    /// Lets the permit linger once the last handle is gone.
+    /// Has the permit linger once the last handle is gone.
     pub(super) fn break_off(&self) {
         self.shared.lock().session.handle_break_off(self.index);
     }
 
-    /// Notes what became of its request further in, for whether it lingers.
+    /// Notes an event further in, by which it is decided whether the permit lingers.
     pub(super) fn further_in(&self, event: FurtherIn) {
         self.shared.lock().session.handle_further_in(self.index, event);
     }
@@ -273,7 +278,7 @@ impl PlaceHandle {
     }
 }
 
-/// Returns what a place is asked for with, under this policy.
+/// Returns the options of a place under this policy.
 fn options(policy: &Policy, claim: Option<Claim>) -> AcquireOptions {
     AcquireOptions {
         lease: policy.lease,
@@ -313,7 +318,7 @@ impl Drop for PlaceHandle {
         self.node().finish(&self.shared, state, at, None);
         drop(abandoned);
         if held {
-            self.hold.ended(now);
+            self.hold.end(now);
         }
     }
 }

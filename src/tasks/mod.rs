@@ -1,4 +1,4 @@
-//! The background tasks of a process, from the first use of its semaphores to their end.
+//! The background tasks of a process, from the first use of a semaphore until its end.
 //!
 //! Each Tokio runtime that uses a semaphore runs one supervisor. One of the supervisors leads: it starts the
 //! watchdog and a driver for each server, and waits for them. The others stand by. When the runtime of the leader
@@ -30,33 +30,33 @@ use crate::node::Node;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
-/// How long after a panic, or the end of a runtime, the tasks are started again: those that ran before may be in
-/// the midst of their last step.
+/// The pause before the tasks are started again after a panic or the end of a runtime: the old ones may still be in
+/// their last step.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
-/// How long a shutdown waits for tasks that it has aborted. In a runtime that is not driven they never end.
+/// How long a shutdown waits for tasks that it has aborted. They never end in a runtime that is not driven.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Numbers what [`STARTED`] remembers, so that no two nodes share a number.
+/// Numbers the generations of all nodes, so that [`STARTED`] never takes one node for another.
 static GENERATIONS: Counter = Counter::new(0);
 
 thread_local! {
-    /// The runtime in which this thread saw a supervisor last, with the generation of its tasks: most requests
-    /// find it here and take no lock.
+    /// The runtime in which this thread last saw a supervisor, with the generation of its tasks. Most requests find
+    /// theirs here and need no lock.
     static STARTED: Cell<Option<(u64, runtime::Id)>> = const { Cell::new(None) };
 }
 
-/// A node, and the tasks that look after it.
+/// A node, and its background tasks.
 ///
-/// The node does not know of them, so nothing in it can wait for a task.
+/// The node does not know of its tasks, so nothing in it can wait for one.
 pub(crate) struct Tasks {
     node: Arc<Node>,
     pub(crate) rounds: Rounds,
     supervisors: Mutex<Vec<Supervisor>>,
-    /// Changes with each supervisor that ends.
+    /// Changes whenever a supervisor ends.
     generation: AtomicU64,
     /// The runtime of the supervisor that leads.
     leader: Mutex<Option<runtime::Id>>,
-    /// No supervisor leads.
+    /// Notified when no supervisor leads any more.
     vacant: Notify,
 }
 
@@ -67,7 +67,7 @@ struct Supervisor {
 }
 
 impl Tasks {
-    /// Returns the tasks of a node, none of which runs yet.
+    /// Creates the tasks of a node. None runs yet.
     pub(crate) fn new(node: Arc<Node>) -> Arc<Self> {
         Arc::new(Self {
             node,
@@ -88,11 +88,11 @@ impl Tasks {
     ///
     /// # Errors
     ///
-    /// If there is no Tokio runtime, neither here nor one that used this node before; or if this process is a fork of one
-    /// that did.
+    /// If this is not called in a Tokio runtime and no runtime has used this node before, or if this process is a fork
+    /// of one that has used it.
     pub(crate) fn ensure_running(self: &Arc<Self>) -> Result<(), BackendError> {
         if cfg!(all(test, shuttle)) {
-            // The scenario runs the tasks.
+            // A scenario of tests/locks runs the tasks itself.
             return Ok(());
         }
         let generation = self.generation.load(Ordering::Acquire);
@@ -121,7 +121,7 @@ impl Tasks {
         supervisors.push(Supervisor { runtime: id, task: None });
         drop(supervisors);
         self.node.counts.meter.begin(self.node.embedded().is_some());
-        // Not under the lock: a runtime that is being shut down drops the task at once.
+        // Not under the lock: a runtime that is being shut down drops the task at once, which takes the lock.
         let task = runtime.spawn(supervise(Registered { tasks: Arc::clone(self), runtime: id }));
         let mut supervisors = lock(&self.supervisors);
         if let Some(started) = supervisors.iter_mut().find(|started| started.runtime == id) {
@@ -129,8 +129,8 @@ impl Tasks {
         }
     }
 
-    /// The task of a runtime has ended. Returns whether it was the last one.
-    fn ended_in(&self, runtime: runtime::Id) -> bool {
+    /// Removes the supervisor of a runtime, which has ended. Returns whether it was the last one.
+    fn on_ended(&self, runtime: runtime::Id) -> bool {
         let mut supervisors = lock(&self.supervisors);
         let ended = supervisors.iter().position(|supervisor| supervisor.runtime == runtime);
         let ended = ended.map(|at| supervisors.swap_remove(at));
@@ -141,10 +141,10 @@ impl Tasks {
         is_last
     }
 
-    /// Waits for the tasks, and aborts them if that takes too long: what is left then ends with its lease.
+    /// Waits for the tasks, and aborts them if that takes too long. Places that are left then end with their leases.
     pub(crate) async fn join(&self, patience: Duration) {
         let leader = *lock(&self.leader);
-        // With nothing left to do, the leader may be gone by now.
+        // Once nothing is left to do, the leader may have ended already.
         let may_lead =
             |runtime| leader.map_or_else(|| !self.node.is_finished(), |leader| leader == runtime);
         let (mut leading, mut others) = (Vec::new(), Vec::new());
@@ -152,7 +152,7 @@ impl Tasks {
             let tasks = if may_lead(supervisor.runtime) { &mut leading } else { &mut others };
             tasks.extend(supervisor.task.take());
         }
-        // They have nothing to do, and their runtimes may not be driven.
+        // The others have nothing to do, and would never end in a runtime that is not driven.
         others.iter().for_each(JoinHandle::abort);
         let aborts: Vec<_> = leading.iter().map(JoinHandle::abort_handle).collect();
         let mut leading = join_all(leading);
@@ -168,7 +168,7 @@ fn next_generation() -> u64 {
     GENERATIONS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Leads once no other supervisor does. Returns when the node is closed and empty.
+/// Takes the lead once no other supervisor has it. Returns when the node is closed and empty.
 async fn supervise(registered: Registered) {
     let Registered { tasks, runtime } = &registered;
     let mut has_stood_by = false;
@@ -188,7 +188,7 @@ async fn supervise(registered: Registered) {
         }
         match lead.run().await {
             Ok(()) => return,
-            // Permits in use must not depend on a next request.
+            // Started again here: permits in use must not depend on another request coming.
             Err(error) if error.is_panic() => tracing::error!(
                 target: "tower_semaphore",
                 "a background task panicked; all are started again"
@@ -200,7 +200,7 @@ async fn supervise(registered: Registered) {
     }
 }
 
-/// The lead. The next supervisor has it once this is dropped.
+/// The lead. Another supervisor can take it once this is dropped.
 struct Lead<'a> {
     tasks: &'a Arc<Tasks>,
 }
@@ -214,11 +214,11 @@ impl<'a> Lead<'a> {
         })
     }
 
-    /// Starts the tasks of a node, and waits until they end by themselves.
+    /// Runs the tasks of a node until they end by themselves.
     ///
     /// # Errors
     ///
-    /// As soon as one panics. The others are ended.
+    /// As soon as one panics. The others are aborted.
     async fn run(&self) -> Result<(), JoinError> {
         let node = &self.tasks.node;
         let mut tasks = JoinSet::new();
@@ -244,14 +244,14 @@ impl<'a> Lead<'a> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        // Nothing is left of this lead when the next one begins: that starts a driver for each server without one.
+        // The next leader starts a driver for each server that has none.
         self.tasks.node.servers.abandon();
         *lock(&self.tasks.leader) = None;
         self.tasks.vacant.notify_waiters();
     }
 }
 
-/// The supervisor of a runtime, until it ends: by itself, or because that runtime is shut down.
+/// The supervisor of a runtime, until it ends by itself or the runtime is shut down.
 struct Registered {
     tasks: Arc<Tasks>,
     runtime: runtime::Id,
@@ -260,11 +260,11 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let node = &self.tasks.node;
-        if !self.tasks.ended_in(self.runtime) {
+        if !self.tasks.on_ended(self.runtime) {
             return;
         }
         if node.is_closed() {
-            // Nobody looks after what is left: it ends with its lease.
+            // No task renews the places that are left: they end with their leases.
             node.abandon(|_| true);
         } else if node.sessions.are_in_use() {
             tracing::warn!(

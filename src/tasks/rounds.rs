@@ -1,4 +1,5 @@
-//! The watchdog's rounds: what it visits from time to time, because nothing would wake it.
+//! The watchdog's rounds: it visits connections from time to time, because nothing wakes a task when a peer closes a
+//! socket in which data lies unread.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,19 +10,19 @@ use crate::sync::{Mutex, lock};
 
 /// The pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(250);
-/// So many are visited before leases that are due and other tasks have their turn.
+/// The number of visits before leases that are due, and other tasks, have their turn.
 const AT_A_TIME: usize = 500;
 
 /// What the watchdog visits.
 pub(crate) trait Visited: Send + Sync {
-    /// Called in each round, under no lock. Returns whether to come again.
+    /// Called in each round, under no lock. Returns whether to visit it again.
     fn visit(&self) -> bool;
 
-    /// No visit of this visitor comes any more.
-    fn left_out(self: Arc<Self>);
+    /// Called when the rounds end while it still wants visits.
+    fn on_rounds_end(self: Arc<Self>);
 }
 
-/// What is visited in each round.
+/// The list of what is visited in each round.
 #[derive(Default)]
 pub(crate) struct Rounds {
     list: Mutex<List>,
@@ -34,7 +35,7 @@ struct List {
     is_over: bool,
 }
 
-/// A round. Whatever interrupts it, those that were to be visited again are.
+/// A round. If it is interrupted, its list goes back to the next one.
 pub(crate) struct Round<'a> {
     rounds: &'a Rounds,
     visited: Vec<Weak<dyn Visited>>,
@@ -42,7 +43,7 @@ pub(crate) struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Visits the next ones. Returns whether there are more: other tasks, and leases that are due, have their turn first.
+    /// Makes up to [`AT_A_TIME`] visits. Returns whether there are more to make.
     pub(crate) fn go_on(&mut self) -> bool {
         for _ in 0..AT_A_TIME {
             let Some(visited) = self.visited.get(self.at) else { return false };
@@ -57,8 +58,8 @@ impl Round<'_> {
 }
 
 impl Rounds {
-    /// Adds something to the next rounds. Returns whether it is the first, of which the watchdog does not know; `None` if
-    /// there are no more rounds.
+    /// Adds something to the next rounds. Returns whether it is the only one, so that the watchdog has to be woken;
+    /// `None` if there are no more rounds.
     pub(crate) fn add(&self, visited: Weak<dyn Visited>) -> Option<bool> {
         let mut list = lock(&self.list);
         if list.is_over {
@@ -72,7 +73,7 @@ impl Rounds {
         Some(is_first)
     }
 
-    /// Begins a round, if it is time.
+    /// Begins a round, if one is due.
     pub(crate) fn begin(&self) -> Option<Round<'_>> {
         let mut list = lock(&self.list);
         list.next.filter(|next| *next <= Instant::now())?;
@@ -80,18 +81,18 @@ impl Rounds {
         Some(Round { rounds: self, visited: std::mem::take(&mut list.visited), at: 0 })
     }
 
-    /// Returns when the next round is to begin.
+    /// Returns when the next round is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         lock(&self.list).next
     }
 
-    /// There are no more rounds.
+    /// Ends the rounds for good.
     pub(crate) fn end(&self) {
         let mut list = lock(&self.list);
         list.is_over = true;
         let visited = std::mem::take(&mut list.visited);
         drop(list);
-        left_out(visited);
+        notify_of_end(visited);
     }
 }
 
@@ -107,7 +108,7 @@ impl Drop for Round<'_> {
         let mut list = lock(&self.rounds.list);
         if list.is_over {
             drop(list);
-            return left_out(visited);
+            return notify_of_end(visited);
         }
         visited.append(&mut list.visited);
         if visited.capacity() > 4 * visited.len() + 64 {
@@ -119,8 +120,8 @@ impl Drop for Round<'_> {
 }
 
 /// Must not be called under the lock.
-fn left_out(visited: impl IntoIterator<Item = Weak<dyn Visited>>) {
-    visited.into_iter().filter_map(|visited| visited.upgrade()).for_each(|it| it.left_out());
+fn notify_of_end(visited: impl IntoIterator<Item = Weak<dyn Visited>>) {
+    visited.into_iter().filter_map(|visited| visited.upgrade()).for_each(|it| it.on_rounds_end());
 }
 
 #[cfg(all(test, not(shuttle)))]
@@ -133,26 +134,26 @@ mod tests {
     use super::{AT_A_TIME, PAUSE, Visited};
     use crate::semaphore::Semaphore;
 
-    /// Stays for so many visits.
+    /// Wants this number of visits.
     struct Guest {
-        stays: usize,
+        wanted: usize,
         visits: AtomicUsize,
-        left_out: AtomicUsize,
+        ends: AtomicUsize,
     }
 
     impl Guest {
-        fn new(stays: usize) -> Arc<Self> {
-            Arc::new(Self { stays, visits: AtomicUsize::new(0), left_out: AtomicUsize::new(0) })
+        fn new(wanted: usize) -> Arc<Self> {
+            Arc::new(Self { wanted, visits: AtomicUsize::new(0), ends: AtomicUsize::new(0) })
         }
     }
 
     impl Visited for Guest {
         fn visit(&self) -> bool {
-            self.visits.fetch_add(1, Ordering::Relaxed) + 1 < self.stays
+            self.visits.fetch_add(1, Ordering::Relaxed) + 1 < self.wanted
         }
 
-        fn left_out(self: Arc<Self>) {
-            self.left_out.fetch_add(1, Ordering::Relaxed);
+        fn on_rounds_end(self: Arc<Self>) {
+            self.ends.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -168,8 +169,8 @@ mod tests {
         assert!(guests.iter().all(|guest| add(&semaphore, guest)));
         sleep(10 * PAUSE).await;
         for guest in guests {
-            assert_eq!(guest.visits.load(Ordering::Relaxed), guest.stays);
-            assert_eq!(guest.left_out.load(Ordering::Relaxed), 0);
+            assert_eq!(guest.visits.load(Ordering::Relaxed), guest.wanted);
+            assert_eq!(guest.ends.load(Ordering::Relaxed), 0);
         }
         // Another one comes, after rounds without any.
         let late = Guest::new(2);
@@ -179,12 +180,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_are_left_out_are_told() {
+    async fn the_end_of_the_rounds_is_notified() {
         let semaphore = Semaphore::in_memory();
         let [before, after] = [Guest::new(usize::MAX), Guest::new(usize::MAX)];
         assert!(add(&semaphore, &before));
         semaphore.shutdown().await;
-        assert_eq!(before.left_out.load(Ordering::Relaxed), 1);
+        assert_eq!(before.ends.load(Ordering::Relaxed), 1);
         assert!(!add(&semaphore, &after));
     }
 }

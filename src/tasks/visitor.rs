@@ -1,4 +1,4 @@
-//! How others have the watchdog visit something.
+//! The way to have the watchdog visit something.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use super::Tasks;
 use super::rounds::Visited;
 
-/// The watchdog of a semaphore. Does not keep that.
+/// The watchdog of a semaphore, which this does not keep alive.
 #[derive(Clone)]
 pub(crate) struct Visitor {
     tasks: Weak<Tasks>,
@@ -17,11 +17,11 @@ impl Visitor {
         Self { tasks: Arc::downgrade(tasks) }
     }
 
-    /// Has it visit something in each round. Returns whether it makes any.
+    /// Has something visited in each round. Returns whether there will be rounds.
     pub(crate) fn visit(&self, visited: Weak<dyn Visited>) -> bool {
         let Some(tasks) = self.tasks.upgrade() else { return false };
         let Some(is_first) = tasks.rounds.add(visited) else { return false };
-        // A semaphore without a limit has started none. Without a runtime here, nothing changes.
+        // Requests without a limit have started no tasks. If there is no runtime here either, nothing changes.
         let _ = tasks.ensure_running();
         if is_first {
             tasks.node().sessions.timers.wake();

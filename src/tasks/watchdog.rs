@@ -1,4 +1,4 @@
-//! The task that acts on time: it renews leases that are due, tells when one is lost, and makes its rounds.
+//! The task that acts on deadlines: it renews leases that are due, reports lost ones, and makes its rounds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::node::Node;
 use crate::node::sessions::SESSIONS_AT_A_TIME;
 use crate::protocol::Time;
 
-/// How soon after a suspension of the machine lost permits are told.
-const LOOK: Duration = Duration::from_millis(500);
+/// How soon lost permits are reported after a suspension of the machine.
+const SUSPENSION_CHECK: Duration = Duration::from_millis(500);
 /// How long to sleep when nothing is due.
-const FAR: Duration = Duration::from_secs(24 * 3600);
+const NOTHING_DUE: Duration = Duration::from_secs(24 * 3600);
 
 /// Handles each session when it is due, until the node is closed and empty.
 pub(crate) async fn run(tasks: Arc<Tasks>) {
@@ -29,9 +29,10 @@ pub(crate) async fn run(tasks: Arc<Tasks>) {
         let due = due.map(|due| node.clock.instant(due));
         let due = [due, rounds.next(), node.counts.log_lost(false), node.end_quarantines()];
         let due = due.into_iter().flatten().min();
-        let next = due.map_or(FAR, |due| due.saturating_duration_since(Instant::now()));
-        // The timers of Tokio stand still while the machine is suspended.
-        let next = if due.is_some() && node.embedded().is_none() { next.min(LOOK) } else { next };
+        let next = due.map_or(NOTHING_DUE, |due| due.saturating_duration_since(Instant::now()));
+        // Tokio's timers stand still while the machine is suspended; leases in Redis do not.
+        let may_be_late = due.is_some() && node.embedded().is_none();
+        let next = if may_be_late { next.min(SUSPENSION_CHECK) } else { next };
         tokio::select! {
             biased;
             () = node.sessions.timers.came() => {}
@@ -59,7 +60,7 @@ pub(crate) async fn handle_due(node: &Node) -> Option<Time> {
                 Err(next) => return next,
             };
             let mut state = shared.lock();
-            state.timer_went_off(timer);
+            state.on_timer(timer);
             if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {
                 state.session.handle_timeout(now);
             }

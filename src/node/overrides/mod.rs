@@ -1,7 +1,7 @@
-//! The overrides that operators set, as this process knows them.
+//! The operators' overrides, as this process knows them.
 //!
-//! One server keeps them. They are read when a connection to that server opens, when a message announces a change, and
-//! each second while this process uses any semaphore.
+//! One server keeps them. A process reads them when a connection to that server opens, when a message announces a
+//! change, and, in case a message is lost, each second in which it uses any semaphore.
 
 pub(crate) mod refresh;
 
@@ -22,12 +22,12 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
 
-/// The known overrides, and the questions for newer ones.
+/// The known overrides, and the state of the questions for newer ones.
 pub(crate) struct OverrideCache {
-    /// The key that keeps them.
+    /// The key under which the server keeps them.
     key: Arc<str>,
     state: Mutex<Known>,
-    /// A tenant has an override. Usually none has, and then a request of a tenant needs no lock.
+    /// Whether any tenant has an override. Usually none has, and a tenant's request then needs no lock.
     has_tenants: AtomicBool,
     answered: Notify,
 }
@@ -42,28 +42,29 @@ struct Known {
     /// The number of the last question, and of the last one that was answered.
     asked: u64,
     answered: u64,
-    /// The number of the last question whose answer the sessions have applied; and its error.
-    told: u64,
+    /// The number of the last question whose answer the sessions have applied, and its error.
+    applied: u64,
     error: Option<BackendError>,
-    /// When another server was named as the one that keeps them.
+    /// When a server last answered that another one keeps the overrides.
     moved_at: Option<Instant>,
     /// The next question is not asked earlier than this.
     not_before: Option<Instant>,
-    /// The last question failed, which is logged once.
+    /// The last question failed. Only the first of several failures is logged.
     failed: bool,
-    /// Sessions that wait for the answer to a later question: places of theirs are gone, and may have been revoked.
+    /// Sessions that wait for the answer to the next question: places of theirs are gone, and may have been revoked.
+    /// Only a question that is asked after a place was found gone cannot miss the record of its revocation.
     checking: Vec<Check>,
 }
 
-/// A session that waits for an answer, and the number that the session gave its question.
+/// A session that waits for an answer, and its own number of the check.
 pub(crate) type Check = (Arc<SharedSession>, u64);
 
 /// The changes in an answer.
 #[derive(Default)]
 pub(crate) struct News {
-    /// The names whose override changed.
+    /// The names whose overrides changed.
     pub(crate) names: BTreeSet<Arc<str>>,
-    /// Places that were revoked, and the names of their semaphores.
+    /// The places that were revoked, and the names of their semaphores.
     pub(crate) revoked: Vec<(PlaceId, Arc<str>)>,
 }
 
@@ -92,24 +93,26 @@ impl OverrideCache {
             return TenantOverride::default();
         }
         let state = lock(&self.state);
-        let set = |field: String| state.overrides.of(&field).limit;
+        let value = |field: String| state.overrides.of(&field).limit;
         TenantOverride {
-            limit: set(limit_field(name, tenant)),
-            weight: set(weight_field(name, tenant)),
+            limit: value(limit_field(name, tenant)),
+            weight: value(weight_field(name, tenant)),
         }
     }
 
     /// Returns the known overrides of all tenants, by semaphore and tenant.
     pub(crate) fn of_tenants(&self) -> Vec<(Name, Name, TenantOverride)> {
         let fields: Vec<_> = lock(&self.state).overrides.names.keys().cloned().collect();
-        let mut of: Vec<_> = fields.iter().filter_map(|field| tenant_of_field(field)).collect();
-        of.sort_by(|a, b| (a.0.as_str(), a.1.as_str()).cmp(&(b.0.as_str(), b.1.as_str())));
-        of.dedup();
-        let set = |(name, tenant): (Name, Name)| {
-            let set = self.of_tenant(&name, &tenant);
-            (name, tenant, set)
+        let mut tenants: Vec<_> =
+            fields.iter().filter_map(|field| tenant_of_field(field)).collect();
+        tenants.sort_by(|a, b| (a.0.as_str(), a.1.as_str()).cmp(&(b.0.as_str(), b.1.as_str())));
+        // A limit and a weight are two fields of one tenant.
+        tenants.dedup();
+        let with_override = |(name, tenant): (Name, Name)| {
+            let of_tenant = self.of_tenant(&name, &tenant);
+            (name, tenant, of_tenant)
         };
-        of.into_iter().map(set).collect()
+        tenants.into_iter().map(with_override).collect()
     }
 
     /// Returns all known overrides of names.
@@ -132,14 +135,14 @@ impl OverrideCache {
 
     /// Returns whether the sessions have applied an answer. Before that, a call can still carry the policy's limit.
     pub(crate) fn were_applied(&self) -> bool {
-        lock(&self.state).told > 0
+        lock(&self.state).applied > 0
     }
 
     pub(crate) fn want(&self) {
         lock(&self.state).wanted = true;
     }
 
-    /// Wants an answer, for a caller that waits. Returns the number of its question.
+    /// Requests an answer for a caller that waits. Returns the number of its question.
     pub(crate) fn want_answer(&self) -> u64 {
         let mut state = lock(&self.state);
         state.wanted = true;
@@ -149,22 +152,22 @@ impl OverrideCache {
     /// Returns the outcome of a question, or of a later one.
     pub(crate) fn outcome(&self, question: u64) -> Option<Result<(), BackendError>> {
         let state = lock(&self.state);
-        (state.told >= question).then(|| state.error.clone().map_or(Ok(()), Err))
+        (state.applied >= question).then(|| state.error.clone().map_or(Ok(()), Err))
     }
 
-    /// Is ready when the next answer has been applied.
+    /// Waits until the next answer has been applied.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.answered.notified()
     }
 
-    /// Wants an answer, for a session that found places gone.
+    /// Requests an answer for a session that found places gone.
     pub(crate) fn check_revocations(&self, shared: &Arc<SharedSession>, question: u64) {
         let mut state = lock(&self.state);
         state.wanted = true;
         state.checking.push((Arc::clone(shared), question));
     }
 
-    /// Returns when to ask, if a question is wanted and none is unanswered.
+    /// Returns when to ask the next question, if one is wanted and none is unanswered.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let state = lock(&self.state);
         (state.wanted && !state.asking).then(|| state.not_before.map_or(now, |at| at.max(now)))
@@ -180,7 +183,7 @@ impl OverrideCache {
         (state.asked, std::mem::take(&mut state.checking))
     }
 
-    /// Ends a question without an answer: its sessions wait for the next one.
+    /// Ends a question without an answer. Its sessions wait for the next one.
     pub(crate) fn abandon(&self, question: u64, checking: Vec<Check>) {
         let mut state = lock(&self.state);
         state.asking &= question < state.asked;
@@ -188,7 +191,7 @@ impl OverrideCache {
         state.checking.extend(checking);
     }
 
-    /// Ends a question because another server keeps the overrides. That one is asked at once or, if servers redirect
+    /// Ends a question because another server keeps the overrides. That server is asked at once or, if servers redirect
     /// to each other, after a pause.
     pub(crate) fn redirect(&self, question: u64, checking: Vec<Check>, now: Instant) {
         let mut state = lock(&self.state);
@@ -200,13 +203,14 @@ impl OverrideCache {
         state.checking.extend(checking);
     }
 
-    /// Takes the sessions that wait, in an outage of the server that keeps the overrides: they go by what is known.
+    /// Takes the sessions that wait for an answer. In an outage of the server that keeps the overrides they go on with
+    /// what is known.
     pub(crate) fn take_checking(&self) -> Vec<Check> {
         std::mem::take(&mut lock(&self.state).checking)
     }
 
-    /// Takes in the answer to a question, unless a later one was answered before. Returns the changes, for the sessions
-    /// to apply; [`tell`](Self::tell) comes after that.
+    /// Takes in the answer to a question, unless a later question was answered before. Returns the changes, which the
+    /// sessions apply before [`set_applied`](Self::set_applied) is called.
     pub(crate) fn take_in(
         &self,
         question: u64,
@@ -248,9 +252,9 @@ impl OverrideCache {
     }
 
     /// Notes that the sessions have applied the answer to this question, and wakes its callers.
-    pub(crate) fn tell(&self, question: u64) {
+    pub(crate) fn set_applied(&self, question: u64) {
         let mut state = lock(&self.state);
-        state.told = state.told.max(question);
+        state.applied = state.applied.max(question);
         drop(state);
         self.answered.notify_waiters();
     }
@@ -266,7 +270,7 @@ mod tests {
         let (question, _) = cache.begin();
         cache.take_in(question, Ok(Some(Overrides::default())));
         assert!(!cache.were_applied(), "another server's first call would pass a pause");
-        cache.tell(question);
+        cache.set_applied(question);
         assert!(cache.were_applied());
     }
 }

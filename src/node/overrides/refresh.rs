@@ -1,4 +1,4 @@
-//! How a process learns what operators set.
+//! How a process learns of the overrides that operators set.
 //!
 //! ```text
 //!   a timer, a message, a new connection ── want ────┐
@@ -6,15 +6,15 @@
 //!   an operator's call ───────────────── catch_up ───┼──► wanted ── begin ──► question over its connection
 //!            ▲                                       │                              │          │
 //!            │                                       └──────────── abandon ◄── no answer     answer
-//!            └── told ◄─────────────────────────────────────────────────── take_in ◄───────────┘
+//!            └── set_applied ◄──────────────────────────────────────────── take_in ◄───────────┘
 //!                                       sessions apply it, and know what was revoked
 //! ```
 //!
 //! `want` says that this process may not know everything; `begin` asks, one question at a time; `take_in` applies an
-//! answer to the sessions, and only then wakes those that wait in `catch_up`; `abandon` has the question asked again.
+//! answer to the sessions, and only then wakes the callers in `catch_up`; `abandon` has the question asked again.
 //!
-//! One server keeps the overrides. An error of the call counts as an answer: without the right to read them, a process
-//! goes by its policies. The embedded backend answers at once: [`learn_now`](Node::learn_now) begins and takes in.
+//! One server keeps the overrides. An error of the call counts as an answer: a process that may not read them applies
+//! its policies alone. The embedded backend answers at once: [`learn_now`](Node::learn_now) begins and takes in.
 
 use std::sync::Arc;
 
@@ -33,13 +33,13 @@ use crate::policy::ANSWER_TIMEOUT;
 
 /// A question, with the sessions that wait for its answer.
 pub(crate) struct Refresh {
-    pub(crate) answer: BoxFuture<'static, Answered>,
+    pub(crate) answer: BoxFuture<'static, TimedAnswer>,
     question: u64,
     checking: Vec<Check>,
 }
 
-/// The outcome of a question within the response timeout.
-pub(crate) type Answered = Result<Result<Option<Overrides>, QueryError>, Elapsed>;
+/// The answer to a question within the response timeout.
+pub(crate) type TimedAnswer = Result<Result<Option<Overrides>, QueryError>, Elapsed>;
 
 impl Refresh {
     pub(crate) fn begin(node: &Node, connection: &Arc<dyn Connection>) -> Self {
@@ -49,7 +49,7 @@ impl Refresh {
         Self { answer, question, checking }
     }
 
-    pub(crate) fn end(self, node: &Node, answer: Answered) {
+    pub(crate) fn end(self, node: &Node, answer: TimedAnswer) {
         let Self { question, checking, .. } = self;
         match answer {
             Ok(Ok(news)) => {
@@ -62,7 +62,7 @@ impl Refresh {
                 node.overrides.redirect(question, checking, Instant::now());
                 node.ask_keeper();
             }
-            // If nothing else is answered either, the connection is given up, and the next one begins with the
+            // If nothing else is answered either, the connection is given up, and the next one begins with this
             // question.
             Ok(Err(QueryError::Failed(_))) | Err(_) => node.overrides.abandon(question, checking),
         }
@@ -85,12 +85,12 @@ impl Node {
         self.servers.attach(&self.backend().shard(self.overrides.key()), 0)
     }
 
-    /// Wakes the driver of that server, so that it asks for what is wanted.
+    /// Wakes the driver of that server, so that it asks the wanted question.
     pub(crate) fn ask_keeper(&self) {
         self.keeper().outbox.wake();
     }
 
-    /// Asks again, if any semaphore was used.
+    /// Asks again, if any semaphore was used since the last call.
     pub(crate) fn want_overrides(&self) {
         if self.sessions.were_used() {
             self.overrides.want();
@@ -98,11 +98,11 @@ impl Node {
         }
     }
 
-    /// Applies everything that operators set before this call.
+    /// Waits until everything that operators set before this call is applied.
     ///
     /// # Errors
     ///
-    /// If the server that keeps it cannot be asked.
+    /// If the server that keeps the overrides cannot be asked.
     pub(crate) async fn catch_up(&self) -> Result<(), BackendError> {
         if self.embedded().is_some() {
             self.learn_now();
@@ -127,7 +127,7 @@ impl Node {
         timeout(ANSWER_TIMEOUT, caught_up).await.unwrap_or_else(|_| Err(no_answer()))
     }
 
-    /// Reads and applies the overrides, where the backend answers at once.
+    /// Reads and applies the overrides of the embedded backend.
     pub(crate) fn learn_now(&self) {
         let Some(embedded) = self.embedded() else { return };
         loop {
@@ -140,7 +140,7 @@ impl Node {
         }
     }
 
-    /// Applies an answer to the sessions, then wakes those that wait for it. Returns whether there is anything new.
+    /// Applies an answer to the sessions, then wakes its callers. Returns whether anything changed.
     fn take_in(
         &self,
         question: u64,
@@ -162,12 +162,12 @@ impl Node {
             }
         }
         self.settle(checking);
-        self.overrides.tell(question);
+        self.overrides.set_applied(question);
         !news.names.is_empty() || !news.revoked.is_empty()
     }
 
-    /// Tells the sessions that wait that all revocations are known to them: an outage of the server that keeps the
-    /// overrides does not keep them from going on.
+    /// Ends the revocation checks of all sessions without an answer, so that an outage of the server that keeps the
+    /// overrides does not stop them.
     pub(crate) fn settle_checks(&self) {
         self.settle(self.overrides.take_checking());
     }

@@ -1,4 +1,4 @@
-//! One server of the backend, as this process sees it: the connection to it, and the outbox for it.
+//! One server of the backend, as this process sees it: its connection, and the outbox of its driver.
 
 pub(crate) mod outbox;
 mod quarantine;
@@ -24,32 +24,32 @@ use crate::protocol::session::{Connected, Quarantine};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
-/// The most messages to other processes that wait to be sent.
+/// The most messages to other processes that wait to be sent. More are dropped.
 const MESSAGES_MAX: usize = 1000;
 
-/// One server. `T` is a session, or stands for one in tests.
+/// One server. `T` is a session, or a stand-in for one in tests.
 pub(crate) struct Server<T> {
     shard: Shard,
     clock: Clock,
     counts: Arc<Counts>,
     /// Whether a loss of data begins a quarantine, and for how long at least.
     quarantine: Option<Duration>,
-    state: Mutex<State>,
-    /// Whether the state is `Down`, for callers to which the lock would cost too much.
+    state: Mutex<ServerState>,
+    /// Whether the state is `Down`. Each call of each session reads it, so it has no lock.
     is_down: AtomicBool,
     changed: Notify,
-    met: Mutex<Option<Met>>,
-    /// What operators see of it.
+    last_data: Mutex<Option<LastData>>,
+    /// The quarantine as operators see it.
     shown_quarantine: ServerQuarantine,
-    /// When it answered last.
+    /// When it last answered.
     heard_at: Mutex<Option<Instant>>,
     was_poll_only: AtomicBool,
     warning: Mutex<Option<String>>,
     pub(crate) outbox: Outbox<T>,
     messages: Mutex<VecDeque<Message>>,
-    /// The version of the routing by which its sessions were moved last.
+    /// The version of the routing for which its sessions were last checked.
     routing: AtomicU64,
-    /// A question over its connection went unanswered, and the driver has not checked the connection yet.
+    /// A query over its connection went unanswered, and the driver has not checked the connection since.
     doubted: AtomicBool,
     /// It has left the backend, and no session is on it.
     ended: AtomicBool,
@@ -58,27 +58,27 @@ pub(crate) struct Server<T> {
 /// A message to another process: the key of its semaphore, the process, and the message.
 pub(crate) type Message = (Arc<str>, NodeId, PeerMessage);
 
-enum State {
-    /// No connection is open yet, or it was lost just now. Requests wait for it.
+enum ServerState {
+    /// No connection is open yet, or it was just lost. Requests wait for it.
     Connecting,
     Up {
         connection: Arc<dyn Connection>,
         connected: Connected,
         _open: Level,
     },
-    /// The connection could not be opened. Requests do not wait for it.
+    /// The connection could not be opened. Requests do not wait for it, their policies apply.
     Down {
         error: BackendError,
         since: Instant,
-        _away: Level,
+        _outage: Level,
     },
 }
 
-/// The data that the server had last.
-struct Met {
+/// The data that the server had on its last connection.
+struct LastData {
     /// See [`ServerInfo::data`].
     data: Option<String>,
-    /// When data was lost before that, if a quarantine may still be on.
+    /// When the data before it was lost, if a quarantine may still be on.
     lost_at: Option<Time>,
 }
 
@@ -102,10 +102,10 @@ impl<T> Server<T> {
             clock,
             counts,
             quarantine,
-            state: Mutex::new(State::Connecting),
+            state: Mutex::new(ServerState::Connecting),
             is_down: AtomicBool::new(false),
             changed: Notify::new(),
-            met: Mutex::default(),
+            last_data: Mutex::default(),
             shown_quarantine: ServerQuarantine::default(),
             heard_at: Mutex::default(),
             was_poll_only: AtomicBool::new(false),
@@ -124,48 +124,49 @@ impl<T> Server<T> {
 
     // ===== its state =====
 
-    /// Returns whether the policy answers in its place.
+    /// Returns whether it is unreachable, so that policies apply.
     pub(crate) fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Acquire)
     }
 
-    /// Returns why it cannot be asked, in an outage.
+    /// Returns the reason for the outage, if there is one.
     pub(crate) fn down(&self) -> Option<BackendError> {
         if !self.is_down() {
             return None;
         }
         match &*lock(&self.state) {
-            State::Connecting | State::Up { .. } => None,
-            State::Down { error, .. } => Some(error.clone()),
+            ServerState::Connecting | ServerState::Up { .. } => None,
+            ServerState::Down { error, .. } => Some(error.clone()),
         }
     }
 
     pub(crate) fn health(&self) -> ConnectionState {
         match &*lock(&self.state) {
-            State::Connecting => ConnectionState::Connecting,
-            State::Up { .. } => ConnectionState::Up,
-            State::Down { error, since, .. } => {
+            ServerState::Connecting => ConnectionState::Connecting,
+            ServerState::Up { .. } => ConnectionState::Up,
+            ServerState::Down { error, since, .. } => {
                 ConnectionState::Down { error: error.clone(), since: *since }
             }
         }
     }
 
-    /// Returns until when it is in quarantine, if it is.
+    /// Returns the end of its quarantine, if it is in one.
     pub(crate) fn quarantined_until(&self) -> Option<Instant> {
         let until = self.shown_quarantine.until(self.clock.time(Instant::now()))?;
         Some(self.clock.instant(until))
     }
 
-    /// Notes that a session on it is in quarantine until then. Must not be called under a lock.
+    /// Notes that one of its sessions is in quarantine. Returns whether the server's quarantine begins with that. Must
+    /// not be called under a lock.
     pub(crate) fn note_quarantine(&self, until: Time, now: Time) -> bool {
         let begins = self.shown_quarantine.note(until, now, &self.counts.meter);
         if begins {
-            self.counts.quarantine_began();
+            self.counts.on_quarantine();
         }
         begins
     }
 
-    /// Ends its quarantine if that is over. Otherwise returns when it will be, if it is on.
+    /// Ends its quarantine if that is over. Returns when it will end otherwise.
     pub(crate) fn end_quarantine(&self, now: Time) -> Option<Time> {
         self.shown_quarantine.end(now)
     }
@@ -178,34 +179,36 @@ impl<T> Server<T> {
     pub(crate) fn conditions(&self) -> Connected {
         let quarantine = self.last_loss();
         match &*lock(&self.state) {
-            State::Up { connected, .. } => Connected { same_data: false, quarantine, ..*connected },
+            ServerState::Up { connected, .. } => {
+                Connected { same_data: false, quarantine, ..*connected }
+            }
             _ => Connected { quarantine, ..Connected::default() },
         }
     }
 
     /// Notes that it answered a call.
-    pub(crate) fn hear(&self, now: Instant) {
+    pub(crate) fn on_answer(&self, now: Instant) {
         *lock(&self.heard_at) = Some(now);
     }
 
-    /// Returns whether it is connected and has answered a call, or a part of a write, since then.
+    /// Returns whether it is connected and has answered a call, or a part of a write, after `then`.
     pub(crate) fn answers_since(&self, then: Instant) -> bool {
         let heard_at = *lock(&self.heard_at);
-        let State::Up { connection, .. } = &*lock(&self.state) else { return false };
+        let ServerState::Up { connection, .. } = &*lock(&self.state) else { return false };
         heard_at.max(connection.heard_at()).is_some_and(|at| at > then)
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*lock(&self.state), State::Up { .. })
+        matches!(&*lock(&self.state), ServerState::Up { .. })
     }
 
     fn last_loss(&self) -> Quarantine {
-        let lost_at = lock(&self.met).as_ref().and_then(|met| met.lost_at);
+        let lost_at = lock(&self.last_data).as_ref().and_then(|last| last.lost_at);
         let at_least = self.quarantine.unwrap_or_default();
         Quarantine { is_on: self.quarantine.is_some(), at_least, lost_at }
     }
 
-    /// Waits until the connection is open, or known to be impossible.
+    /// Waits until the connection is open or could not be opened.
     pub(crate) async fn reach(&self) -> Reach {
         loop {
             let changed = self.changed.notified();
@@ -213,28 +216,28 @@ impl<T> Server<T> {
                 return Reach::Ended;
             }
             match &*lock(&self.state) {
-                State::Connecting => {}
-                State::Up { connection, .. } => return Reach::Up(Arc::clone(connection)),
-                State::Down { error, .. } => return Reach::Down(error.clone()),
+                ServerState::Connecting => {}
+                ServerState::Up { connection, .. } => return Reach::Up(Arc::clone(connection)),
+                ServerState::Down { error, .. } => return Reach::Down(error.clone()),
             }
             changed.await;
         }
     }
 
     /// Notes a new connection. Returns what sessions need to know of it.
-    pub(crate) fn connected(&self, connection: &Arc<dyn Connection>) -> Connected {
+    pub(crate) fn on_connected(&self, connection: &Arc<dyn Connection>) -> Connected {
         let info = connection.server();
-        self.warn(info.warning.as_deref());
-        let same_data = self.meet(info);
+        self.set_warning(info.warning.as_deref());
+        let same_data = self.has_same_data(info);
         let connected =
             Connected { poll_only: info.poll_only, same_data, quarantine: self.last_loss() };
-        let up = State::Up {
+        let up = ServerState::Up {
             connection: Arc::clone(connection),
             connected,
-            _open: self.counts.meter.connected(),
+            _open: self.counts.meter.on_connected(),
         };
-        match self.become_(up) {
-            State::Down { since, .. } => {
+        match self.set_state(up) {
+            ServerState::Down { since, .. } => {
                 let away_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
                 tracing::info!(target: "tower_semaphore", away_ms, "the backend is reachable again");
             }
@@ -249,19 +252,19 @@ impl<T> Server<T> {
     }
 
     /// Keeps the warning of the server, and logs it if it is a new one.
-    fn warn(&self, warning: Option<&str>) {
+    fn set_warning(&self, warning: Option<&str>) {
         let before = std::mem::replace(&mut *lock(&self.warning), warning.map(str::to_owned));
         if let Some(warning) = warning.filter(|warning| before.as_deref() != Some(warning)) {
             tracing::warn!(target: "tower_semaphore", warning, "the backend is not configured as it should be");
         }
     }
 
-    /// Compares the data behind a new connection. Returns whether it is certainly the same as before.
-    fn meet(&self, info: &ServerInfo) -> bool {
+    /// Compares the data of a new connection with that of the last one. Returns whether it is certainly the same.
+    fn has_same_data(&self, info: &ServerInfo) -> bool {
         let now = self.clock.now();
-        let mut met = lock(&self.met);
-        let (same, lost_at) = match &*met {
-            // On the first connection, all that is known is the age of the data, if that.
+        let mut last = lock(&self.last_data);
+        let (same, lost_at) = match &*last {
+            // On the first connection, at most the age of the data is known.
             None => (
                 false,
                 match info.age {
@@ -269,32 +272,32 @@ impl<T> Server<T> {
                     None => Some(now),
                 },
             ),
-            Some(Met { data: Some(data), lost_at }) if Some(data) == info.data.as_ref() => {
+            Some(LastData { data: Some(data), lost_at }) if Some(data) == info.data.as_ref() => {
                 (true, *lost_at)
             }
             Some(_) => (false, Some(now)),
         };
         let lost_at = lost_at.filter(|_| self.quarantine.is_some());
-        *met = Some(Met { data: info.data.clone(), lost_at });
+        *last = Some(LastData { data: info.data.clone(), lost_at });
         same
     }
 
-    /// Notes that the connection broke. That is not an outage yet.
-    pub(crate) fn disconnected(&self, error: &BackendError) {
+    /// Notes that the connection broke. Only a failure to reconnect is an outage.
+    pub(crate) fn on_disconnected(&self, error: &BackendError) {
         tracing::debug!(target: "tower_semaphore", %error, "the connection to the backend is lost");
-        self.counts.disconnected();
-        self.abandoned();
+        self.counts.on_disconnected();
+        self.on_abandoned();
     }
 
     /// Notes that no connection can be opened. Returns whether an outage begins with that.
-    pub(crate) fn unreachable(&self, error: &BackendError) -> bool {
-        self.counts.meter.connect_failed();
-        if let State::Down { error: last, .. } = &mut *lock(&self.state) {
+    pub(crate) fn on_unreachable(&self, error: &BackendError) -> bool {
+        self.counts.meter.on_connect_failed();
+        if let ServerState::Down { error: last, .. } = &mut *lock(&self.state) {
             *last = error.clone();
             return false;
         }
-        let _away = self.counts.meter.unavailable();
-        self.become_(State::Down { error: error.clone(), since: Instant::now(), _away });
+        let _outage = self.counts.meter.on_outage();
+        self.set_state(ServerState::Down { error: error.clone(), since: Instant::now(), _outage });
         tracing::warn!(
             target: "tower_semaphore",
             %error,
@@ -304,22 +307,22 @@ impl<T> Server<T> {
     }
 
     /// Notes that the connection is gone, or that no driver keeps it.
-    pub(crate) fn abandoned(&self) {
-        self.become_(State::Connecting);
+    pub(crate) fn on_abandoned(&self) {
+        self.set_state(ServerState::Connecting);
     }
 
-    /// Returns whether its sessions were moved by this version of the routing, and notes that they are now.
+    /// Returns whether its sessions were checked for this version of the routing, and notes that they are now.
     pub(crate) fn is_routed_by(&self, routing: u64) -> bool {
         self.routing.swap(routing, Ordering::AcqRel) == routing
     }
 
-    /// Notes that a question went unanswered: the driver checks the connection.
+    /// Has the driver check the connection, because a query went unanswered.
     pub(crate) fn doubt(&self) {
         self.doubted.store(true, Ordering::Release);
         self.outbox.wake();
     }
 
-    /// Returns whether the connection is to be checked, once.
+    /// Returns whether the connection is to be checked, and clears that.
     pub(crate) fn take_doubt(&self) -> bool {
         self.doubted.load(Ordering::Acquire) && self.doubted.swap(false, Ordering::AcqRel)
     }
@@ -331,20 +334,20 @@ impl<T> Server<T> {
         self.outbox.wake();
     }
 
-    fn become_(&self, state: State) -> State {
-        let is_down = matches!(state, State::Down { .. });
+    /// Returns the previous state, which must not be dropped under a lock: its gauges change with it.
+    fn set_state(&self, state: ServerState) -> ServerState {
+        let is_down = matches!(state, ServerState::Down { .. });
         let mut current = lock(&self.state);
         self.is_down.store(is_down, Ordering::Release);
         let before = std::mem::replace(&mut *current, state);
         drop(current);
         self.changed.notify_waiters();
-        // Dropped by the caller, under no lock: gauges change with it.
         before
     }
 
     // ===== messages to other processes =====
 
-    /// Queues a message that needs no answer. Drops it if too many wait.
+    /// Queues a message that needs no answer, or drops it if too many wait.
     pub(crate) fn send_message(&self, message: Message) {
         let mut messages = lock(&self.messages);
         if messages.len() < MESSAGES_MAX {

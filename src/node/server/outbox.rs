@@ -1,4 +1,7 @@
 //! The sessions that have something to send to a server, the most urgent first.
+//!
+//! Renewals go first and by themselves: behind a burst of requests they would come too late, and a permit would be
+//! lost.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,10 +13,9 @@ use crate::protocol::Time;
 use crate::protocol::session::Urgency;
 use crate::sync::{Mutex, lock};
 
-/// A queue with three classes: what requests wait for, renewals, and the rest.
+/// A queue with three classes: calls that requests wait for, renewals, and the rest.
 ///
-/// An item can be in several of them, and more than once; the driver that takes it out checks whether it still has
-/// something to send.
+/// An item can be in several classes, and more than once. The driver checks whether it still has something to send.
 pub(crate) struct Outbox<T> {
     queue: Mutex<Queue<T>>,
     came: Notify,
@@ -78,7 +80,7 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Takes out the next item for this purpose: in the order in which leases end, or that which a request waits for.
+    /// Takes out the next item for this purpose: the one whose lease ends first, or one that a request waits for.
     pub(crate) fn pop(&self, purpose: Purpose) -> Option<T> {
         let mut queue = lock(&self.queue);
         match purpose {

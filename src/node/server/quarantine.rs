@@ -1,7 +1,7 @@
 //! The quarantine of one server, as operators see it.
 //!
-//! Each session keeps its own, which lasts for its lease. That of a server lasts until the last of them is over: so there
-//! is one log line at its beginning and one at its end, however many sessions there are.
+//! Each session has a quarantine of its own, which lasts for its lease. The server's lasts until the last of them is
+//! over, so there is one log line at its beginning and one at its end, however many sessions there are.
 
 use crate::error::QUARANTINE;
 use crate::metrics::backend::{BackendMeter, Level};
@@ -10,24 +10,24 @@ use crate::sync::{Mutex, lock};
 
 #[derive(Default)]
 pub(crate) struct ServerQuarantine {
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<Running>>,
 }
 
-struct State {
+struct Running {
     began: Time,
     until: Time,
-    /// Raised under no lock, so a moment later.
+    /// Set a moment later, because no gauge is raised under a lock.
     level: Option<Level>,
 }
 
 impl ServerQuarantine {
-    /// Returns until when it lasts, if it is on.
+    /// Returns when it ends, if it is on.
     pub(crate) fn until(&self, now: Time) -> Option<Time> {
         lock(&self.state).as_ref().map(|state| state.until).filter(|until| now < *until)
     }
 
-    /// Notes that a session is in quarantine until then. Returns whether that of the server begins. Must not be called
-    /// under a lock.
+    /// Notes that a session is in quarantine. Returns whether the server's quarantine begins with that. Must not be
+    /// called under a lock.
     pub(crate) fn note(&self, until: Time, now: Time, meter: &BackendMeter) -> bool {
         if now >= until {
             return false;
@@ -37,10 +37,10 @@ impl ServerQuarantine {
             state.until = state.until.max(until);
             return false;
         }
-        *state = Some(State { began: now, until, level: None });
+        *state = Some(Running { began: now, until, level: None });
         drop(state);
-        let level = Some(meter.quarantined());
-        // Dropped behind the lock: gauges change with it.
+        let level = Some(meter.on_quarantine());
+        // Dropped after the lock is released, because its gauge changes with it.
         let _spare = match &mut *lock(&self.state) {
             Some(state) => std::mem::replace(&mut state.level, level),
             None => level,
@@ -50,13 +50,13 @@ impl ServerQuarantine {
         true
     }
 
-    /// Ends it if it is over. Otherwise returns when it will be, if it is on. Must not be called under a lock.
+    /// Ends it if it is over. Returns when it will end otherwise. Must not be called under a lock.
     pub(crate) fn end(&self, now: Time) -> Option<Time> {
         let mut state = lock(&self.state);
         if let Some(until) = state.as_ref().map(|state| state.until).filter(|until| now < *until) {
             return Some(until);
         }
-        let State { began, level: _level, .. } = state.take()?;
+        let Running { began, level: _level, .. } = state.take()?;
         drop(state);
         let after_ms = millis(now, began);
         tracing::info!(target: "tower_semaphore", after_ms, "the quarantine is over; permits are granted again");

@@ -11,14 +11,14 @@ use crate::node::clock::Clock;
 use crate::node::health::Counts;
 use crate::sync::{Mutex, lock};
 
-/// Two servers can redirect to each other for a moment. A session that is redirected twice within this time waits for
-/// [`REDIRECT_PAUSE`].
+/// A session that is redirected twice within this time waits for [`REDIRECT_PAUSE`]: two servers can redirect to each
+/// other for a moment.
 pub(crate) const REDIRECT_LOOP: Duration = Duration::from_millis(100);
 /// The pause of a session that two servers redirect to each other.
 pub(crate) const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
 
-/// The servers of a backend; most have one. Each has its own connection and driver, so an outage of one affects only
-/// the semaphores that it counts.
+/// The servers of a backend; most have one. Each has a connection and a driver of its own, so an outage of one affects
+/// only the semaphores that it counts.
 pub(crate) struct Servers<T> {
     clock: Clock,
     counts: Arc<Counts>,
@@ -50,7 +50,7 @@ impl<T> Servers<T> {
         lock(&self.all).iter().map(|entry| (Arc::clone(&entry.server), entry.sessions)).collect()
     }
 
-    /// Returns the server of a shard, after adding this many sessions to it.
+    /// Returns the server of a shard, and adds this number of sessions to it.
     pub(crate) fn attach(&self, shard: &Shard, sessions: usize) -> Arc<Server<T>> {
         let mut all = lock(&self.all);
         if let Some(entry) = all.iter_mut().find(|entry| entry.server.shard() == shard) {
@@ -100,11 +100,11 @@ impl<T> Servers<T> {
         self.came.notified().await;
     }
 
-    /// Marks all servers as having neither driver nor connection. Their drivers have ended, and no other begins
+    /// Marks all servers as having neither driver nor connection. All drivers must have ended, and none may start
     /// meanwhile.
     pub(crate) fn abandon(&self) {
-        // Under no lock: callers are woken, and connections dropped.
-        self.all().iter().for_each(|server| server.abandoned());
+        // Not under the lock: callers are woken, and connections dropped.
+        self.all().iter().for_each(|server| server.on_abandoned());
         lock(&self.all).iter_mut().for_each(|entry| entry.is_driven = false);
     }
 

@@ -66,7 +66,7 @@ impl Keeper {
         assert!(version >= needed);
         let new = Overrides { version, ..Overrides::default() };
         self.cache.take_in(question, Ok(Some(new)));
-        self.cache.tell(question);
+        self.cache.set_applied(question);
     }
 
     /// Asks when it is due, as a driver does. A connection can break; the next one begins with the

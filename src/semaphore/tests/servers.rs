@@ -167,7 +167,7 @@ async fn newcomers_wait_for_what_is_held_whatever_comes_first_a_session_or_its_c
     let connection = TwoServers(Arc::clone(&world)).connect(b.shard()).await.unwrap().unwrap();
     world.set(|world| &world.moved, true);
     // The driver of b has its new connection; before it tells its sessions, that of a sends one there.
-    let connected = b.connected(&connection);
+    let connected = b.on_connected(&connection);
     node.rehome(&node.sessions.get("x").unwrap(), true);
     for shared in node.sessions.on(&b) {
         node.announce(&shared, connected);

@@ -1,4 +1,4 @@
-//! The calls of one write: how they are collected from sessions, and how answers are passed to these.
+//! The calls of one write: how they are collected from sessions, and how their answers are passed back.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::node::{Node, Server};
 use crate::protocol::session::Session;
 use crate::protocol::{Op, Time};
 
-/// The cost of a call without its places, as a number of places: for this long a server is busy with it.
+/// The cost of a call without its places, as the number of places that keep a server busy for as long.
 const CALL_COST: usize = 8;
 
 /// The calls of one write, until it is answered.
@@ -19,16 +19,16 @@ pub(super) struct Batch {
     calls: Arc<[AddressedCall]>,
     senders: Vec<(Arc<SharedSession>, u64)>,
     pub(super) sent: Instant,
-    /// The same, from which leases count.
-    pub(super) sent_at: Time,
+    /// The same as a `Time`: the start of the leases that this write takes or renews.
+    sent_at: Time,
     pub(super) purpose: Purpose,
-    /// In places, where a call counts as [`CALL_COST`] more.
+    /// The number of places, and [`CALL_COST`] for each call.
     pub(super) cost: usize,
 }
 
 impl Batch {
-    /// Collects the calls of the next write from the outbox of a server, as far as there is room for them. `None`: there
-    /// are none.
+    /// Collects the calls of the next write from the outbox of a server, as far as there is room. Returns `None` if
+    /// there are none.
     pub(super) fn collect(
         node: &Node,
         server: &Arc<Server>,
@@ -53,7 +53,7 @@ impl Batch {
         Arc::clone(&self.calls)
     }
 
-    /// Passes answers to their sessions. Returns how many requests may have been woken.
+    /// Passes answers to their sessions. Returns how many requests they may have woken.
     pub(super) fn take_answers(&self, node: &Node, answers: Vec<Answer>) -> usize {
         let mut woken = 0;
         let (sent, now) = (self.sent_at, node.clock.now());
@@ -62,7 +62,7 @@ impl Batch {
             let (shared, stay) = sender;
             let op = &addressed.call.op;
             let fail = |error, handle: fn(&mut Session, &Op, Time)| {
-                node.counts.meter.answered(op, false, after);
+                node.counts.meter.on_answer(op, false, after);
                 node.counts.log_refused_call(shared.name(), error);
                 node.act_in(sender, now, Some(error), |session, now| handle(session, op, now));
             };
@@ -74,8 +74,8 @@ impl Batch {
                     }
                 }
                 Answer::Reply { reply, late } => {
-                    node.counts.meter.answered(op, true, after);
-                    node.counts.meter.replied(op, &reply);
+                    node.counts.meter.on_answer(op, true, after);
+                    node.counts.meter.on_reply(op, &reply);
                     woken += reply.granted.len();
                     if let Op::Acquire { ids, .. } | Op::Release { ids } = op {
                         woken += ids.len();
@@ -95,12 +95,12 @@ impl Batch {
         woken
     }
 
-    /// Tells the sessions that their calls go unanswered: they ask again for what they need.
+    /// Notifies the sessions that their calls remain unanswered. They request again what they need.
     pub(super) fn abandon(self, node: &Node) {
         let now = Instant::now();
         for (addressed, sender) in self.calls.iter().zip(&self.senders) {
             let op = &addressed.call.op;
-            node.counts.meter.unanswered(op, now - self.sent);
+            node.counts.meter.on_unanswered(op, now - self.sent);
             node.act_in(sender, node.clock.time(now), None, |session, _| {
                 session.handle_unanswered(op)
             });
@@ -108,13 +108,13 @@ impl Batch {
     }
 }
 
-/// The calls of a write, and the sessions that make them, each with the stay at its server in which it does.
+/// The calls of a write, and the sessions that make them, each with its current stay.
 pub(crate) struct Collected<'a> {
     pub(crate) calls: &'a mut Vec<AddressedCall>,
     pub(crate) senders: &'a mut Vec<(Arc<SharedSession>, u64)>,
 }
 
-/// Collects the calls of one session for a purpose, as far as there is room. Returns their cost.
+/// Collects the calls of one session for one purpose, as far as there is room. Returns their cost.
 pub(crate) fn collect_of(
     node: &Node,
     server: &Arc<Server>,
@@ -124,7 +124,7 @@ pub(crate) fn collect_of(
     Collected { calls, senders }: Collected<'_>,
 ) -> usize {
     let mut state = shared.lock();
-    // It may have been collected before, or have moved.
+    // It may have been collected already, or have moved.
     if !Arc::ptr_eq(&state.server, server) || !state.queued.take(purpose) {
         return 0;
     }

@@ -1,13 +1,13 @@
-//! What goes over one connection to a server, and what comes back.
+//! The exchange over one connection to a server: writes of calls, and their answers.
 //!
 //! Everything that has come since the last write goes out in the next one, as one call for each session and
-//! operation. A write does not wait for the answer to the one before. A [window](super::window) bounds what is
-//! unanswered by the time that the server takes to answer. What keeps leases alive goes first, in writes of its own and
-//! in the order in which the leases end; it has half of the window, and requests the other half. When the connection breaks, each
-//! session asks again for what went unanswered.
+//! operation. A write does not wait for the answer to the previous one. A [window](super::window) bounds what is
+//! unanswered by the time that the server takes to answer. Calls that keep leases alive go first, in writes of their
+//! own and in the order in which the leases end; they have half of the window, and requests the other half. When the
+//! connection breaks, each session requests again what was not answered.
 //!
-//! A connection is given up when a call, a question for overrides, or one of an operator goes unanswered, and nothing
-//! else was answered meanwhile, not even a part of a write.
+//! A connection is given up for silence, not for slowness: when a call, a question for overrides, or an operator's
+//! query is not answered in time, and nothing else was answered meanwhile, not even a part of a write.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -33,17 +33,17 @@ use crate::node::overrides::refresh::Refresh;
 use crate::node::server::outbox::Purpose;
 use crate::node::{Node, Server};
 
-/// The most unanswered writes, some of which are left to what keeps leases alive.
+/// The most unanswered writes, and how many of them are reserved for renewals.
 const WRITES_MAX: usize = 64;
-const WRITES_KEPT: usize = 8;
+const WRITES_RESERVED: usize = 8;
 /// How often to read the overrides, in case messages are lost or forbidden.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The most unanswered messages to other processes.
 const MESSAGES_IN_FLIGHT_MAX: usize = 64;
 
-/// The subtasks of an exchange. Where several are woken at once, they are polled in this order.
+/// The subtasks of an exchange. If several are woken at once, they are polled in this order.
 const SUBTASKS: usize = 7;
-/// What drives the connection; see [`Connection::drive`].
+/// Drives the connection; see [`Connection::drive`].
 const LINK: usize = 0;
 const ANSWERS: usize = 1;
 const REFRESH: usize = 2;
@@ -52,12 +52,12 @@ const ALARM: usize = 4;
 const MESSAGES: usize = 5;
 const REFRESH_TIMER: usize = 6;
 
-/// Why a connection is of no further use.
+/// A connection that is of no further use, and why.
 pub(crate) struct Broken {
     pub(crate) error: BackendError,
-    /// It was not closed, but went unanswered.
+    /// It was not closed, but the server did not answer.
     pub(crate) was_given_up: bool,
-    /// How many writes were answered on it.
+    /// The number of writes that were answered on it.
     pub(crate) answered: u64,
 }
 
@@ -78,11 +78,11 @@ struct Exchange<'a> {
     answered_at: Instant,
     answered: u64,
     was_given_up: bool,
-    /// How many requests answers may have woken since the outbox was looked at.
+    /// The number of requests that answers may have woken since calls were last sent.
     woken: usize,
 }
 
-/// Sends calls and takes answers, until the connection breaks or nothing is left to do.
+/// Sends calls and takes answers until the connection breaks or nothing is left to do.
 pub(crate) async fn run(
     node: &Node,
     server: &Arc<Server>,
@@ -112,16 +112,16 @@ pub(crate) async fn run(
     result.map_err(|error| Broken { error, was_given_up, answered })
 }
 
-/// What an exchange waits for, beside the answers to what it sent.
+/// What an exchange waits for, beside answers.
 struct Events<'e, 'a> {
-    /// What drives the connection. Ready once that is closed.
+    /// Drives the connection. Ready once the connection is closed.
     link: BoxFuture<'e, ()>,
-    /// There may be something to send.
+    /// Ready when there may be something to send.
     came: Pin<&'e mut Notified<'a>>,
-    /// When the first batch must be answered.
+    /// Goes off when the first batch must be answered.
     alarm: Pin<&'e mut Sleep>,
     is_alarm_set: bool,
-    /// When the overrides are to be read.
+    /// Goes off when the overrides are to be read.
     refresh_timer: Pin<&'e mut Sleep>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Exchange<'a> {
         poll_fn(|cx| subtasks.poll(cx, &mut poll)).await
     }
 
-    /// Takes in what has come, and then sends what there is to send.
+    /// Takes in everything that has come, then sends what there is to send.
     fn poll(
         &mut self,
         subtasks: &Subtasks<SUBTASKS>,
@@ -150,8 +150,8 @@ impl<'a> Exchange<'a> {
             return Poll::Pending;
         }
         if woken.has(OUTBOX) && std::mem::take(&mut self.woken) > 1 {
-            // The first of those that were woken has something to send, and a runtime of several threads runs
-            // this task next: each of the others would have a call of its own.
+            // A multi-threaded runtime runs the task that was woken last first, so this task would run before all but
+            // the first of these requests, and each of them would have a call of its own, for good.
             subtasks.wake_after_others(OUTBOX);
             return Poll::Pending;
         }
@@ -174,7 +174,7 @@ impl<'a> Exchange<'a> {
         Poll::Pending
     }
 
-    /// Takes in what has come. Returns whether there may be something to send now.
+    /// Takes in everything that has come. Returns whether there may be something to send now.
     fn take_in(
         &mut self,
         subtasks: &Subtasks<SUBTASKS>,
@@ -221,12 +221,12 @@ impl<'a> Exchange<'a> {
         events: &mut Events<'_, '_>,
     ) -> Result<(), BackendError> {
         match events.link.as_mut().poll(&mut subtasks.context(LINK)) {
-            Poll::Ready(()) => Err(self.take_the_last_answers()),
+            Poll::Ready(()) => Err(self.take_last_answers()),
             Poll::Pending => Ok(()),
         }
     }
 
-    /// Looks whether the first batch has gone unanswered for too long, if the alarm goes off.
+    /// If the alarm has gone off, checks whether the first batch has been unanswered for too long.
     fn take_alarm(
         &mut self,
         subtasks: &Subtasks<SUBTASKS>,
@@ -236,10 +236,10 @@ impl<'a> Exchange<'a> {
         if !events.is_alarm_set || events.alarm.as_mut().poll(&mut cx).is_pending() {
             return Ok(false);
         }
-        // This process may have stood still, with the answers in the socket.
+        // This process may have been stopped, with the answers unread in its socket.
         self.drive(subtasks, events)?;
         let acts = self.take_answers(&mut subtasks.context(ANSWERS))?;
-        // Usually it was set for a batch that was answered meanwhile; it is set again for the first one now.
+        // Usually the alarm was set for a batch that was answered meanwhile; set it for the one that is first now.
         let due = self.first_is_due()?;
         events.is_alarm_set = due.is_some();
         if let Some(due) = due {
@@ -253,7 +253,7 @@ impl<'a> Exchange<'a> {
         for purpose in Purpose::ALL {
             let writes = match purpose {
                 Purpose::KeepAlive => WRITES_MAX,
-                Purpose::Serve => WRITES_MAX - WRITES_KEPT,
+                Purpose::Serve => WRITES_MAX - WRITES_RESERVED,
             };
             while self.batches.len() < writes
                 && let Some(batch) = self.collect(purpose)
@@ -266,7 +266,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Collects the calls of the next write, as far as there is room for them, if there are any.
+    /// Collects the calls of the next write, as far as there is room, if there are any.
     fn collect(&mut self, purpose: Purpose) -> Option<Batch> {
         if !self.server.outbox.has(purpose) {
             return None;
@@ -275,13 +275,13 @@ impl<'a> Exchange<'a> {
         let of_this = *self.unanswered.of(purpose);
         let room = self.window.room(purpose, self.unanswered.all(), of_this);
         if room == 0 {
-            self.window.is_full(purpose, sent);
+            self.window.on_full(purpose, sent);
             return None;
         }
         Batch::collect(self.node, self.server, purpose, room, sent)
     }
 
-    /// Sends messages and questions. Returns when the next question for overrides is due, if it is not yet.
+    /// Sends messages and questions. Returns when the next question for overrides is due, if that is later.
     fn send_questions(&mut self, subtasks: &Subtasks<SUBTASKS>) -> Option<Instant> {
         while self.messages.len() < MESSAGES_IN_FLIGHT_MAX
             && let Some((key, to, message)) = self.server.next_message()
@@ -291,7 +291,7 @@ impl<'a> Exchange<'a> {
             subtasks.wake(MESSAGES);
         }
         if self.server.take_doubt() {
-            // Any answer will do, a redirection too.
+            // The answer does not matter: even a redirection shows that the connection works.
             let overrides = &self.node.overrides;
             let question = self.connection.overrides(overrides.key(), overrides.version());
             let question = async { question.await.map(drop) };
@@ -311,14 +311,14 @@ impl<'a> Exchange<'a> {
         None
     }
 
-    /// Returns by when the first batch must be answered, if any is unanswered.
+    /// Returns when the first unanswered batch must be answered, if there is one.
     fn first_is_due(&mut self) -> Result<Option<Instant>, BackendError> {
         let Some(first) = self.batches.front() else { return Ok(None) };
         let due = first.sent.max(self.heard_at()) + self.patience;
         if due <= Instant::now() { Err(self.give_up()) } else { Ok(Some(due)) }
     }
 
-    /// When the server answered something last.
+    /// Returns when the server last answered anything.
     fn heard_at(&self) -> Instant {
         self.connection.heard_at().map_or(self.answered_at, |at| at.max(self.answered_at))
     }
@@ -328,28 +328,28 @@ impl<'a> Exchange<'a> {
         unanswered(self.patience)
     }
 
-    /// Takes the overrides, if they are there. Returns whether they are.
+    /// Takes the answer to the question for overrides, if it has come. Returns whether it has.
     fn take_overrides(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
         let Some(refresh) = &mut self.refresh else { return Ok(false) };
         let Poll::Ready(answer) = refresh.answer.as_mut().poll(cx) else { return Ok(false) };
-        let heard = self.hear(&answer);
+        let heard = self.check_answer(&answer);
         if let Some(refresh) = self.refresh.take() {
             refresh.end(self.node, answer);
         }
         heard.map(|()| true)
     }
 
-    /// Hears of messages that have arrived or failed. Returns whether there were any.
+    /// Takes the answers to messages. Returns whether there were any.
     fn take_messages(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
         let mut any = false;
         while let Poll::Ready(Some(answer)) = self.messages.poll_next_unpin(cx) {
-            self.hear(&answer)?;
+            self.check_answer(&answer)?;
             any = true;
         }
         Ok(any)
     }
 
-    /// Takes the answers that are there. Returns whether there were any.
+    /// Takes the answers to writes. Returns whether there were any.
     fn take_answers(&mut self, cx: &mut Context<'_>) -> Result<bool, BackendError> {
         let mut any = false;
         while let Poll::Ready(Some(answer)) = self.answers.poll_next_unpin(cx) {
@@ -359,10 +359,10 @@ impl<'a> Exchange<'a> {
         Ok(any)
     }
 
-    /// Takes the answers that came before the connection was closed. Returns why it ends.
-    fn take_the_last_answers(&mut self) -> BackendError {
+    /// Takes the answers that came before the connection was closed. Returns the error that ends it.
+    fn take_last_answers(&mut self) -> BackendError {
         let taken = poll_fn(|cx| Poll::Ready(self.take_answers(cx)));
-        // However much was polled before: what was answered counts.
+        // Unconstrained: Tokio's budget for this task may be used up, and no answer may be missed.
         match pin!(unconstrained(taken)).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Err(error)) => error,
             Poll::Ready(Ok(_)) | Poll::Pending => closed(),
@@ -373,21 +373,21 @@ impl<'a> Exchange<'a> {
         &mut self,
         answer: Result<Vec<Answer>, BackendError>,
     ) -> Result<(), BackendError> {
-        // Removed only once it is answered: the sessions ask again for the rest.
+        // A batch without an answer stays, so that `end` notifies its sessions.
         let answers = answer?;
         if let Some(batch) = self.batches.pop_front() {
             self.answered_at = Instant::now();
             self.answered += 1;
-            self.server.hear(self.answered_at);
+            self.server.on_answer(self.answered_at);
             *self.unanswered.of(batch.purpose) -= batch.cost;
-            self.window.answered(batch.cost, batch.sent, self.answered_at);
+            self.window.on_answer(batch.cost, batch.sent, self.answered_at);
             self.woken += batch.take_answers(self.node, answers);
         }
         Ok(())
     }
 
-    /// Learns from an answer, or from its absence, whether the connection works.
-    fn hear<T>(
+    /// Checks by an answer, or its absence, whether the connection works.
+    fn check_answer<T>(
         &mut self,
         answer: &Result<Result<T, QueryError>, Elapsed>,
     ) -> Result<(), BackendError> {
@@ -405,7 +405,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Tells the sessions that their calls go unanswered.
+    /// Notifies the sessions whose calls remain unanswered.
     fn end(self) {
         let node = self.node;
         self.batches.into_iter().for_each(|batch| batch.abandon(node));

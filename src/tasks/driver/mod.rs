@@ -1,4 +1,4 @@
-//! The task that keeps a connection to one server, and tells its sessions when it opens and when it is lost.
+//! The task that keeps a connection to one server, and notifies sessions when it opens and when it breaks.
 
 pub(crate) mod batch;
 mod exchange;
@@ -20,10 +20,10 @@ use crate::node::sessions::SESSIONS_AT_A_TIME;
 use crate::node::shared_session::Queued;
 use crate::node::{Node, Server};
 
-/// The first and the longest pause between attempts to connect. After a loss of data, the permits of a process may be
-/// counted again later than those of another by this much.
+/// The first and the longest pause between attempts to connect. After a loss of data, one process may have its permits
+/// counted again later than another by this much.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
-/// A connection that answered and lived this long was useful: its break counts as the first one.
+/// A connection that answered and lived this long was of use: a break of it is no reason for a pause.
 const USEFUL: Duration = Duration::from_secs(1);
 /// How long a connection waits for the overrides of another server.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_millis(250);
@@ -42,15 +42,15 @@ pub(crate) async fn run(node: Arc<Node>, server: Arc<Server>) {
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
-        let is_away = !matches!(used, Ok(Some(_)));
+        let is_unreachable = !matches!(used, Ok(Some(_)));
         match used {
             Ok(Some(Used::Finished)) => break,
             Ok(Some(Used::Lost { opened, broken })) => {
-                server.disconnected(&broken.error);
+                server.on_disconnected(&broken.error);
                 if broken.answered > 0 && opened.elapsed() > USEFUL {
                     backoff = BACKOFF.0;
-                    // One break is no outage yet, and needs no pause unless it repeats. If the server is too busy to
-                    // answer, the fleet must not come back in step.
+                    // One break is not an outage, and needs no pause. But if the server was too busy to answer, the
+                    // fleet must not come back in step.
                     if !broken.was_given_up {
                         continue;
                     }
@@ -66,11 +66,11 @@ pub(crate) async fn run(node: Arc<Node>, server: Arc<Server>) {
             }
             Err(error) => {
                 node.rehome_all(&server).await;
-                unreachable(&node, &server, &error).await;
+                on_unreachable(&node, &server, &error).await;
             }
         }
         let was_closed = node.is_closed();
-        if is_away && was_closed && node.give_up(&server) {
+        if is_unreachable && was_closed && node.give_up(&server) {
             break;
         }
         tokio::select! {
@@ -100,7 +100,7 @@ enum Used {
 ///
 /// # Errors
 ///
-/// If it breaks before anything else is sent over it than the question for the overrides.
+/// If it breaks before the overrides are read.
 async fn use_up(
     node: &Node,
     server: &Arc<Server>,
@@ -109,7 +109,7 @@ async fn use_up(
     let mut closed = connection.drive();
     read_overrides(node, server, connection, &mut closed).await?;
     let opened = Instant::now();
-    // Its socket is read meanwhile.
+    // The socket is driven meanwhile: sessions may be many.
     let announced = pin!(announce(node, server, connection));
     if let Either::Right(((), announced)) = select(announced, &mut closed).await {
         announced.await;
@@ -122,7 +122,7 @@ async fn use_up(
     })
 }
 
-/// Reads the overrides before anything is sent over a connection.
+/// Reads the overrides before anything else is sent over a connection, so that a restart does not bypass a pause.
 async fn read_overrides(
     node: &Node,
     server: &Server,
@@ -133,7 +133,7 @@ async fn read_overrides(
         let mut refresh = Refresh::begin(node, connection);
         let (answer, is_closed) = match select(&mut refresh.answer, closed).await {
             Either::Left((answer, _)) => (answer, false),
-            // It fails at once, unless it was there before.
+            // The answer is there already, or fails at once.
             Either::Right(((), answer)) => (answer.await, true),
         };
         let broken = match &answer {
@@ -146,15 +146,15 @@ async fn read_overrides(
             return Err(error);
         }
     } else if !node.overrides.were_applied() && !node.is_closed() {
-        // The server that keeps them may be unreachable.
+        // Bounded, because the server that keeps them may be unreachable.
         let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
     }
     Ok(())
 }
 
-/// Tells all sessions of the server of its new connection.
+/// Notifies all sessions of the server of its new connection.
 async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connection>) {
-    let connected = server.connected(connection);
+    let connected = server.on_connected(connection);
     for (count, shared) in node.sessions.on(server).into_iter().enumerate() {
         node.announce(&shared, connected);
         if count % SESSIONS_AT_A_TIME == SESSIONS_AT_A_TIME - 1 {
@@ -163,9 +163,9 @@ async fn announce(node: &Node, server: &Arc<Server>, connection: &Arc<dyn Connec
     }
 }
 
-/// Notes that no connection can be opened, and tells the sessions once: their policies answer from then on.
-async fn unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
-    if server.unreachable(error) {
+/// Notes that no connection can be opened, and notifies each session once. From then on their policies apply.
+async fn on_unreachable(node: &Node, server: &Arc<Server>, error: &BackendError) {
+    if server.on_unreachable(error) {
         for shared in server.outbox.clear() {
             let mut state = shared.lock();
             // A session that moved meanwhile is in the outbox of its new server.

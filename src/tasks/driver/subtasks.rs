@@ -1,8 +1,8 @@
 //! A task of several subtasks, which wake each other.
 //!
-//! A wake-up names the subtask that it concerns, and only that subtask is polled. A subtask that is woken by another one, while
-//! the task runs, is polled in the same run: a task that wakes itself would go to the end of its runtime's queue, and
-//! have another thread woken to look there.
+//! `select!` polls all of its branches at each wake-up. Here each subtask has a waker of its own, and only those that
+//! were woken are polled. A subtask that another one wakes while the task runs is polled in the same run: a task that
+//! wakes itself would go to the end of its runtime's queue, and have another thread woken to look there.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -11,21 +11,22 @@ use futures_util::task::AtomicWaker;
 
 use crate::sync::atomic::{AtomicU8, Ordering};
 
-/// How often subtasks are polled before other tasks have their turn.
+/// How many rounds of polling a run has before other tasks have their turn.
 const ROUNDS_MAX: usize = 64;
 
-/// Stands beside the subtasks that are woken: the task runs, and looks at them before it ends.
+/// The bit beside those of woken subtasks that is set while the task runs. It looks at the others before it ends, so no
+/// wake-up of the task is needed.
 const RUNS: u8 = 1 << 7;
 
-/// The subtasks of a task, by number: 0 to `N` - 1, and `N` is 7 at most.
+/// The subtasks of a task, by number: 0 to `N` - 1, where `N` is at most 7.
 pub(crate) struct Subtasks<const N: usize> {
     woken: Arc<Woken>,
     wakers: [Waker; N],
-    /// To be polled in the next run.
+    /// The subtasks to poll in the next run.
     next: AtomicU8,
 }
 
-/// Some of the subtasks.
+/// A set of subtasks.
 #[derive(Clone, Copy)]
 pub(crate) struct Which(u8);
 
@@ -41,7 +42,7 @@ struct Subtask {
 }
 
 impl<const N: usize> Subtasks<N> {
-    /// All of them are woken.
+    /// Creates the subtasks, all of them woken.
     pub(crate) fn new() -> Self {
         const { assert!(N <= 7, "the eighth bit is taken") };
         let woken = Arc::new(Woken::default());
@@ -53,7 +54,7 @@ impl<const N: usize> Subtasks<N> {
         Self { woken, wakers, next: AtomicU8::new(0) }
     }
 
-    /// The context in which a subtask is polled.
+    /// Returns the context in which a subtask is polled.
     pub(crate) fn context(&self, subtask: usize) -> Context<'_> {
         Context::from_waker(&self.wakers[subtask])
     }
@@ -62,12 +63,12 @@ impl<const N: usize> Subtasks<N> {
         self.wakers[subtask].wake_by_ref();
     }
 
-    /// Has a subtask polled once the tasks that are ready now have had their turn. Called by a subtask as it is polled.
+    /// Has a subtask polled again once the tasks that are ready now have had their turn. Call it while polling.
     pub(crate) fn wake_after_others(&self, subtask: usize) {
         self.next.fetch_or(1 << subtask, Ordering::Relaxed);
     }
 
-    /// Calls `poll` with the subtasks that were woken, until none is or the task is done.
+    /// Calls `poll` with the subtasks that were woken, until none is left or the task is done.
     pub(crate) fn poll<T>(
         &self,
         cx: &Context<'_>,
@@ -109,7 +110,7 @@ impl Wake for Subtask {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Else it runs, or was woken already.
+        // Otherwise the task runs, or was woken already.
         if self.woken.subtasks.fetch_or(self.bit, Ordering::AcqRel) == 0 {
             self.woken.task.wake();
         }
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Polls, and returns which of two subtasks were polled in each round.
+    /// Polls the task. Returns which of two subtasks were polled in each round.
     fn rounds(subtasks: &Subtasks<2>, task: &Arc<Task>, act: impl Fn(usize)) -> Vec<[bool; 2]> {
         let (waker, mut rounds) = (Waker::from(Arc::clone(task)), Vec::new());
         let polled = subtasks.poll(&Context::from_waker(&waker), |woken| {
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_parts_that_are_woken_are_polled() {
+    fn only_subtasks_that_are_woken_are_polled() {
         let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
         assert_eq!(rounds(&subtasks, &task, |_| {}), [[true, true]]);
         assert_eq!(rounds(&subtasks, &task, |_| {}), [[false; 2]; 0]);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_another_one_wakes_is_polled_in_the_same_run() {
+    fn a_subtask_that_another_one_wakes_is_polled_in_the_same_run() {
         let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
         let wake = |round| {
             if round == 0 {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_lets_others_go_first_is_polled_in_the_next_run() {
+    fn a_subtask_that_lets_others_go_first_is_polled_in_the_next_run() {
         let (subtasks, task) = (Subtasks::<2>::new(), Arc::default());
         let yields = |round| {
             if round == 0 {
