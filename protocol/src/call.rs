@@ -21,6 +21,13 @@ pub struct Call {
     pub op: Op,
 }
 
+impl Call {
+    /// A call without limits, which the session fills in.
+    pub(crate) const fn of(op: Op) -> Self {
+        Self { limit: 0, headroom: 0, for_all: false, max_waiting: 0, recalls: false, op }
+    }
+}
+
 /// An operation of the [`Ledger`](super::ledger::Ledger). Each is answered by a
 /// [`Reply`](super::ledger::Reply).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -30,7 +30,7 @@ impl Session {
         }
         self.reloaded = Some(Reloaded { limit, headroom, arrival: self.places.last_arrival() });
         // Those that are about to return under ids that were never sent.
-        let unsent: BTreeSet<u64> = self.revocation_checks.iter().map(|check| check.new).collect();
+        let unsent: BTreeSet<u64> = self.revocations.numbers().collect();
         for index in self.indexes() {
             self.adopt(index, |n| unsent.contains(&n), now);
         }
@@ -119,9 +119,7 @@ impl Session {
         let new = Release::of(node, place, now);
         (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
         self.places.set_number(index, old.n);
-        let checks = self.revocation_checks.len();
-        self.revocation_checks.retain(|check| check.new != new.id.n);
-        if self.revocation_checks.len() == checks {
+        if !self.revocations.forget(new.id.n) {
             // It may stand there.
             self.releases.push(new);
         }

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use super::Session;
 use super::local::LocalQueue;
-use super::place::Sent;
-use super::{Session, State};
 use crate::call::Op;
 use crate::reject::RejectReason;
 use crate::time::Time;
@@ -45,49 +44,15 @@ impl Session {
         self.end_reuse(now);
         self.local_queue = LocalQueue::new();
         self.take_calls_back();
-        self.renewals.clear();
         self.releases.handle_connected();
-        self.renew_at = None;
-        // Whether a place is gone is asked again.
-        self.ask_revocations = false;
-        for check in std::mem::take(&mut self.revocation_checks) {
-            if let Some(place) = self.places.find(check.new) {
+        for n in self.revocations.handle_connected() {
+            if let Some(place) = self.places.find(n) {
                 place.check = true;
-                self.renew = true;
+                self.renewals.want();
             }
         }
-        self.reasserts.clear();
-        let (mut joins, mut is_live) = (Vec::new(), false);
-        for place in self.places.iter_mut() {
-            is_live |= place.is_live();
-            place.restoring = false;
-            let due = now >= place.acked + place.interval();
-            match &mut place.state {
-                State::Admitted { .. } => {
-                    place.refused = false;
-                    place.acked = now;
-                    self.reasserts.push_back(place.n);
-                }
-                State::Held => self.renew |= due || place.check || place.refused,
-                // Its hint may have been lost.
-                State::Waiting { .. } => self.renew = true,
-                State::Joining { sent, hint } => {
-                    // A hint that was kept is of the connection before, and perhaps of data before. An
-                    // id that was sent stays as it is.
-                    *hint = None;
-                    if *sent == Sent::No {
-                        place.poll_only = poll_only;
-                    }
-                    joins.push((place.arrival, place.n));
-                }
-                _ => {}
-            }
-        }
-        joins.sort_unstable();
-        self.joins = joins.into_iter().map(|(_, n)| n).collect();
-        // What is not known since an earlier connection is not known yet.
-        self.resync = is_live && (self.resync || !same_data);
-        self.renew |= self.resync;
+        self.renewals.handle_connected(&mut self.places, same_data, now);
+        self.joins.handle_connected(&mut self.places);
         self.audit.handle_connected(same_data);
         // In the outage it was to be kept for longer.
         self.want_end(now);
@@ -98,7 +63,7 @@ impl Session {
     pub fn handle_unanswered(&mut self, op: &Op) {
         self.arrived(op);
         match op {
-            Op::Renew { .. } | Op::Reassert { .. } => self.renew |= self.resync,
+            Op::Renew { .. } | Op::Reassert { .. } => self.renewals.handle_unanswered(),
             Op::Audit { .. } => self.audit.handle_unanswered(),
             Op::Acquire { .. } | Op::Release { .. } => {}
         }
@@ -106,34 +71,14 @@ impl Session {
 
     /// No call is on its way any more.
     pub(super) fn take_calls_back(&mut self) {
-        self.renewing = 0;
+        self.renewals.take_back();
         self.audit.take_back();
         self.releases.take_back();
     }
 
     #[inline]
     pub(super) fn end_resync(&mut self) {
-        if self.resync {
-            self.end_resync_if_done();
-        }
-    }
-
-    #[inline(never)]
-    fn end_resync_if_done(&mut self) {
-        if self.renewing == 0
-            && !self.renew
-            && self.renewals.is_empty()
-            && self.reasserts.is_empty()
-            && self.revocation_checks.is_empty()
-            && (self.renew_at.is_none() || !self.is_any_put_off())
-        {
-            self.resync = false;
-        }
-    }
-
-    /// Whether a place is to be renewed that was refused.
-    fn is_any_put_off(&self) -> bool {
-        self.places.iter().any(|(_, place)| place.refused && place.is_live())
+        self.renewals.end_resync(self.revocations.is_checking(), &self.places);
     }
 
     /// When the quarantine ends, if there is one: not before the watchdog has noticed that it is over.

@@ -11,6 +11,7 @@ mod adopt;
 mod audit;
 mod connection;
 mod counts;
+mod joins;
 mod limits;
 mod local;
 mod options;
@@ -18,17 +19,19 @@ mod outage;
 mod overrides;
 mod place;
 mod places;
+mod probe;
 mod releases;
+mod renewals;
 mod reply;
 mod request;
 mod reuse;
+mod revocations;
 mod tenants;
 #[cfg(test)]
 mod tests;
 mod timeout;
 mod transmit;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -37,16 +40,19 @@ use self::adopt::Reloaded;
 use self::audit::Audit;
 pub use self::connection::{Connected, Quarantine};
 use self::counts::Counts;
+use self::joins::Joins;
 use self::limits::Limits;
 use self::local::LocalQueue;
 pub use self::options::{AcquireOptions, OnUnavailable};
-use self::overrides::RevocationCheck;
 use self::place::State;
 pub use self::places::PLACES_MAX;
 use self::places::Places;
+use self::probe::Probe;
 use self::releases::Releases;
+use self::renewals::Renewals;
 pub use self::request::FurtherIn;
 use self::reuse::Reuse;
+use self::revocations::Revocations;
 pub use self::transmit::Urgency;
 use super::claim::Tenant;
 use super::id::NodeId;
@@ -71,39 +77,21 @@ pub struct Session {
     quarantine: Quarantine,
     /// In an outage: the places that wait for a share of the process's own.
     local_queue: LocalQueue,
-    /// After data may have been lost: joins wait until it is known what became of the places, over as
-    /// many connections as that takes.
-    resync: bool,
 
     // What is to be sent.
-    joins: VecDeque<u64>,
+    joins: Joins,
     releases: Releases,
-    renew_at: Option<Time>,
-    renew: bool,
+    renewals: Renewals,
+    probe: Probe,
+    audit: Audit,
+    revocations: Revocations,
     /// The last policy that the requests which waited were to adopt.
     reloaded: Option<Reloaded>,
     /// How many places replace another, which still keeps their turn.
     replacing: usize,
-    /// A permit may be free for a place that waits: one call is to find out.
-    ask: bool,
-    renewals: VecDeque<u64>,
-    reasserts: VecDeque<u64>,
-    /// Renewals and reassertions that are on their way.
-    renewing: usize,
-    /// The server stopped promoting at its bound: it is to be called again.
-    more: bool,
-    audit: Audit,
-    /// Places that are gone: lost by the backend, or revoked?
-    revocation_checks: Vec<RevocationCheck>,
-    /// That is still to be asked; and the number of the next question.
-    ask_revocations: bool,
-    question: u64,
 
     // Time.
     timeout: Option<Time>,
-    /// When to ask just after the earliest lease end of the semaphore, if anyone waits; and when that was done last.
-    ask_at: Option<Time>,
-    asked_at: Option<Time>,
     /// In use and waiting in the whole semaphore, when last heard of.
     seen: (u64, u64),
     events: SmallVec<[Event; 2]>,
@@ -172,25 +160,15 @@ impl Session {
             outage: is_outage,
             quarantine: connected.quarantine,
             local_queue: LocalQueue::new(),
-            resync: false,
-            joins: VecDeque::new(),
+            joins: Joins::default(),
             releases: Releases::default(),
-            renew_at: None,
-            renew: false,
+            renewals: Renewals::default(),
+            probe: Probe::default(),
+            audit: Audit::default(),
+            revocations: Revocations::default(),
             reloaded: None,
             replacing: 0,
-            ask: false,
-            renewals: VecDeque::new(),
-            reasserts: VecDeque::new(),
-            renewing: 0,
-            more: false,
-            audit: Audit::default(),
-            revocation_checks: Vec::new(),
-            ask_revocations: false,
-            question: 0,
             timeout: None,
-            ask_at: None,
-            asked_at: None,
             seen: (0, 0),
             events: SmallVec::new(),
         }

@@ -157,7 +157,7 @@ impl Session {
         self.events.push(Event::Admitted(index));
         if !self.outage {
             // Only this call failed, or went unanswered: the backend can be told at once.
-            self.reasserts.push_back(n);
+            self.renewals.push_proof(n);
         }
         self.want(now + WAITING_RENEWAL);
     }

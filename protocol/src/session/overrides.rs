@@ -9,22 +9,14 @@ use crate::overrides::Override;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// A place that is gone, and whether it was revoked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct RevocationCheck {
-    /// The number that it had, and the one that it has now.
-    pub(super) old: u64,
-    pub(super) new: u64,
-    /// The first question whose answer counts.
-    question: u64,
-}
-
 impl Session {
     /// An operator set something else. If there are more permits now, the waiters ask for them at once:
     /// only their process knows how many its policy allows.
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
         let (before, limit) = self.limits.handle_override(overrides);
-        self.ask |= limit > before && self.counts.has_waiting();
+        if limit > before {
+            self.probe.want(self.counts.has_waiting());
+        }
         if limit != before {
             self.limit_changed(limit < before, now);
         }
@@ -59,12 +51,11 @@ impl Session {
     /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
     /// ask for what that freed: only their process knows the limit.
     pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {
-        self.ask |= self.counts.has_waiting();
+        self.probe.want(self.counts.has_waiting());
         if id.node != self.places.node() {
             return;
         }
-        let renamed = self.revocation_checks.iter().find(|check| check.old == id.n);
-        let n = renamed.map_or(id.n, |check| check.new);
+        let n = self.revocations.current(id.n);
         let index = self.places.index(n).or_else(|| self.replacing(n));
         let Some(index) = index else { return };
         let Some(place) = self.places.get(index) else { return };
@@ -94,42 +85,32 @@ impl Session {
             self.audit.handle_left(now);
         }
         self.places.find(new).into_iter().for_each(|place| place.restoring = true);
-        self.revocation_checks.push(RevocationCheck { old: n, new, question: self.question });
-        self.ask_revocations = true;
+        self.revocations.push(n, new);
     }
 
     /// Whether it is to be asked which places were revoked: gives the number of that question, once. What
     /// was read is followed by [`handle_revocations_known`](Self::handle_revocations_known).
     pub const fn poll_revocation_check(&mut self) -> Option<u64> {
-        if !std::mem::replace(&mut self.ask_revocations, false) {
-            return None;
-        }
-        self.question += 1;
-        Some(self.question - 1)
+        self.revocations.poll()
     }
 
     /// The revocations are known, from the answer to this question: the other places that were gone when
     /// it was asked were lost by the backend. Those that were found gone since wait for the answer to the
     /// next one.
     pub fn handle_revocations_known(&mut self, question: u64, now: Time) {
-        let is_known = |check: &RevocationCheck| check.question <= question;
-        let (known, unknown) = std::mem::take(&mut self.revocation_checks)
-            .into_iter()
-            .partition::<Vec<_>, _>(is_known);
-        self.revocation_checks = unknown;
-        for RevocationCheck { new: n, .. } in known {
+        for n in self.revocations.handle_known(question) {
             let Some(index) = self.places.index(n) else { continue };
             let Some(place) = self.places.get_mut(index) else { continue };
             match place.state {
                 State::Held => {
-                    self.reasserts.push_back(n);
+                    self.renewals.push_proof(n);
                     self.data_was_lost(now);
                 }
-                State::Waiting { ticket: Some(_) } => self.reasserts.push_back(n),
+                State::Waiting { ticket: Some(_) } => self.renewals.push_proof(n),
                 State::Waiting { ticket: None } => {
                     place.restoring = false;
                     self.set(index, State::Joining { sent: Sent::No, hint: None });
-                    self.joins.push_back(n);
+                    self.joins.push(n);
                 }
                 _ => {}
             }

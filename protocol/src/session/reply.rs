@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::place::{Linger, Place};
-use super::releases::{Release, earlier, refusal_pause};
+use super::releases::Release;
 use super::{Event, IDLE, Session, State};
 use crate::call::Op;
 use crate::id::PlaceId;
@@ -13,10 +13,6 @@ use crate::ledger::{Hint, PlaceStatus, Reply};
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// How far behind the earliest lease end the next renewal comes.
-const AFTER_LEASE_END: Duration = Duration::from_millis(2);
-/// Leases that end at short intervals are asked after together: no more often than this.
-pub(super) const ASK_GAP: Duration = Duration::from_millis(100);
 /// How soon a place is asked about again whose answer contradicts what is known of it.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -70,17 +66,11 @@ impl Session {
         for grant in &reply.granted {
             self.promoted(grant.id, grant.lease_end, now);
         }
-        self.more |= reply.more;
         self.end_refusals(op, now);
-        if reply.earliest > 0 {
-            let server_now = reply.lease_end.saturating_sub(op.lease_ms());
-            let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
-            let at = now + left + AFTER_LEASE_END;
-            let at = self.asked_at.map_or(at, |asked_at| at.max(asked_at + ASK_GAP));
-            self.ask_at = Some(at);
-            if self.counts.has_waiting() {
-                self.want(at);
-            }
+        if let Some(at) = self.probe.handle_reply(op, reply, now)
+            && self.counts.has_waiting()
+        {
+            self.want(at);
         }
         self.end_resync();
         self.want_end(now);
@@ -126,12 +116,17 @@ impl Session {
                 }
             }
             Op::Release { ids } => self.stayed(ids, now),
-            Op::Renew { lease_ms, ids } => self.not_renewed(ids.iter(), *lease_ms, now),
+            Op::Renew { lease_ms, ids } => {
+                let at = self.renewals.handle_refused(ids.iter(), &mut self.places, *lease_ms, now);
+                self.want(at);
+            }
             Op::Reassert { lease_ms, proofs } => {
                 for (id, _) in proofs {
                     self.restored(id.n);
                 }
-                self.not_renewed(proofs.iter().map(|(id, _)| id), *lease_ms, now);
+                let ids = proofs.iter().map(|(id, _)| id);
+                let at = self.renewals.handle_refused(ids, &mut self.places, *lease_ms, now);
+                self.want(at);
             }
             Op::Audit { .. } => {
                 // As long as it looks for what left not long ago.
@@ -156,7 +151,7 @@ impl Session {
     pub(super) fn arrived(&mut self, op: &Op) {
         match op {
             Op::Renew { .. } | Op::Reassert { .. } => {
-                self.renewing = self.renewing.saturating_sub(1);
+                self.renewals.handle_answered();
             }
             Op::Audit { .. } => self.audit.handle_answered(),
             Op::Acquire { .. } | Op::Release { .. } => {}
@@ -246,7 +241,7 @@ impl Session {
         match (place.state, status) {
             (State::Held, PlaceStatus::Gone) if place.granted_at > timing.sent => {
                 place.check = true;
-                self.renew = true;
+                self.renewals.want();
             }
             (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => self.gone(n, timing.now),
             _ => self.confirmed(n, status, lease_end, timing),
@@ -261,7 +256,7 @@ impl Session {
         let Some(place) = self.places.get(index) else { return };
         match (place.state, status) {
             (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
-            (State::Waiting { .. }, PlaceStatus::Gone) => self.renew = true,
+            (State::Waiting { .. }, PlaceStatus::Gone) => self.renewals.want(),
             _ if !place.is_live() => self.release_late(id, status, timing),
             _ => self.confirmed(id.n, status, lease_end, timing),
         }
@@ -343,7 +338,7 @@ impl Session {
         let Some(place) = self.places.get_mut(index) else { return };
         if now >= place.deadline() {
             if place.is_waiting() {
-                self.renew = true;
+                self.renewals.want();
             } else {
                 self.wait_again(index, now);
             }
@@ -395,21 +390,6 @@ impl Session {
         if let Some(at) = self.releases.end_refusals(has_released, self.limits.lease(), now) {
             self.want(at);
         }
-    }
-
-    /// The renewals or proofs of these places were refused.
-    fn not_renewed<'a>(
-        &mut self,
-        ids: impl Iterator<Item = &'a PlaceId>,
-        lease_ms: u64,
-        now: Time,
-    ) {
-        for id in ids {
-            self.places.find(id.n).into_iter().for_each(|place| place.refused = true);
-        }
-        let at = earlier(self.renew_at, now + refusal_pause(Duration::from_millis(lease_ms)));
-        self.renew_at = Some(at);
-        self.want(at);
     }
 
     fn release_answered(&mut self, n: u64, acknowledged: bool) {

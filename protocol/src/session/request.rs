@@ -53,7 +53,7 @@ impl Session {
         } else if self.outage {
             self.join_in_outage(index, now);
         } else {
-            self.joins.push_back(n);
+            self.joins.push(n);
         }
         Some(index)
     }
@@ -160,7 +160,7 @@ impl Session {
             self.releases.push(Release::of(self.places.node(), &place, now));
             self.audit.handle_left(now);
         } else if matches!(place.state, State::Joining { .. }) {
-            self.forget_join(place.n);
+            self.joins.forget(place.n, &self.places);
         } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
             self.audit.handle_left(now);
         }
@@ -318,25 +318,10 @@ impl Session {
             self.releases.push(Release::of(self.places.node(), place, now));
             self.audit.handle_left(now);
         } else if place.is_joining() {
-            self.forget_join(n);
+            self.joins.forget(n, &self.places);
         }
         if let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) {
             self.local_queue.leave(index, place);
-        }
-    }
-
-    /// Takes a place that was never sent out of what is to be sent.
-    pub(super) fn forget_join(&mut self, n: u64) {
-        if self.joins.back() == Some(&n) {
-            self.joins.pop_back();
-        } else if self.joins.front() == Some(&n) {
-            self.joins.pop_front();
-        } else {
-            // Passed over when its turn comes; but never more of them than of others.
-            let places = &mut self.places;
-            if self.joins.len() > 2 * places.len() + 16 {
-                self.joins.retain(|n| places.find(*n).is_some_and(|place| place.is_joining()));
-            }
         }
     }
 
@@ -367,7 +352,7 @@ impl Session {
         } else if self.outage {
             self.meet_outage(index, now);
         } else {
-            self.renew = true;
+            self.renewals.want();
         }
         self.admit_local(now);
     }
@@ -397,7 +382,7 @@ impl Session {
         if let Some(place) = self.places.get_mut(index) {
             place.linger = Linger::Lost;
             let over = place.deadline();
-            self.renew = true;
+            self.renewals.want();
             self.want(over);
         }
     }

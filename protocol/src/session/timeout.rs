@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
-use super::place::{Place, State, WAITING_RENEWAL};
-use super::reply::ASK_GAP;
+use super::place::{Place, WAITING_RENEWAL};
 use super::{Event, IDLE, Session};
 use crate::time::Time;
 
@@ -21,16 +18,13 @@ impl Session {
     /// over is forgotten.
     pub fn handle_timeout(&mut self, now: Time) {
         self.timeout = None;
-        if self.renew_at.is_some_and(|at| now >= at) {
-            self.renew_at = None;
-            self.renew = true;
-        }
-        self.renew_at.into_iter().for_each(|at| self.want(at));
         self.drop_expired_releases(now);
         if let Some(at) = self.releases.handle_timeout(self.limits.lease(), now) {
             self.want(at);
         }
-        for index in self.look_at_places(now) {
+        let (expired, next) = self.renewals.handle_timeout(&self.places, now);
+        next.into_iter().for_each(|at| self.want(at));
+        for index in expired {
             self.expire(index, now);
         }
         self.release_idle(now);
@@ -45,78 +39,16 @@ impl Session {
             // No script runs by itself: a call of a process whose places wait starts the grants.
             Some(_) => {
                 self.quarantine.lost_at = None;
-                self.ask |= self.counts.has_waiting();
+                self.probe.want(self.counts.has_waiting());
             }
             None => {}
         }
-        match self.ask_at {
-            Some(at) if self.counts.has_waiting() && now < at => self.want(at),
-            Some(_) => {
-                self.ask |= self.counts.has_waiting();
-                self.ask_at = None;
-            }
-            None => {}
+        if let Some(at) = self.probe.handle_timeout(self.counts.has_waiting(), now) {
+            self.want(at);
         }
         if self.timeout.is_none() && !self.is_idle() {
             self.want(now + IDLE);
         }
-    }
-
-    /// Has renewed what is due. Gives the places that reached their deadline, or have lingered long enough.
-    fn look_at_places(&mut self, now: Time) -> SmallVec<[usize; 4]> {
-        let mut expired = SmallVec::new();
-        let (mut next, mut renew): (Option<Time>, bool) = (None, false);
-        let is_put_off = self.renew_at.is_some();
-        let mut want = |at: Time| next = Some(next.map_or(at, |next| next.min(at)));
-        for (index, place) in self.places.iter() {
-            match place.lingers_until() {
-                Some(until) if now >= until => {
-                    expired.push(index);
-                    continue;
-                }
-                Some(until) => want(until),
-                None => {}
-            }
-            match place.state {
-                State::Held if now >= place.deadline() => {
-                    expired.push(index);
-                    continue;
-                }
-                State::Held => want(place.deadline()),
-                State::Waiting { .. } => {}
-                // Tried again and again, until it is counted.
-                State::Admitted { .. } if is_put_off && place.refused => continue,
-                State::Admitted { .. } => {
-                    if now >= place.acked + WAITING_RENEWAL {
-                        renew = true;
-                        want(now + WAITING_RENEWAL);
-                    } else {
-                        want(place.acked + WAITING_RENEWAL);
-                    }
-                    continue;
-                }
-                _ => {
-                    want(now + IDLE);
-                    continue;
-                }
-            }
-            if is_put_off && place.refused {
-                continue;
-            }
-            let due = place.acked + place.interval();
-            if now >= due || place.check {
-                renew = true;
-                want(now + place.interval());
-            } else {
-                want(due);
-            }
-        }
-        // Sent once the renewals that are on their way are answered.
-        self.renew |= renew;
-        if let Some(next) = next {
-            self.want(next);
-        }
-        expired
     }
 
     /// Whether nothing is here, nor on its way.
@@ -144,7 +76,7 @@ impl Session {
     pub fn is_busy(&self) -> bool {
         self.is_in_use()
             || self.releases.is_any()
-            || self.renewing > 0
+            || self.renewals.is_any_sent()
             || self.audit.is_sent()
             // In an outage nothing is asked, and the record is not kept for it.
             || (self.audit.is_due() && !self.outage)
@@ -161,13 +93,12 @@ impl Session {
             at.min(horizon)
         };
         self.timeout = self.timeout.map(round);
-        self.ask_at = self.ask_at.map(round);
-        self.asked_at = self.asked_at.filter(|at| now < *at + ASK_GAP).map(round);
+        self.probe.coarsen(round, now);
         self.releases.coarsen(round, now);
-        self.renew_at = self.renew_at.map(round).filter(|at| now < *at);
+        self.renewals.coarsen(round, now);
         self.audit.coarsen(reuse, now, horizon);
         self.seen = (0, 0);
-        let is_renewing = self.renewing > 0;
+        let is_renewing = self.renewals.is_any_sent();
         for place in self.places.iter_mut() {
             if place.is_joining() {
                 place.acked = Time::ZERO;

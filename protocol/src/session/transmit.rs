@@ -1,30 +1,13 @@
 //! What goes out.
 
-use std::collections::VecDeque;
-
-use super::options::AcquireOptions;
-use super::place::{Place, WAITING_RENEWAL};
-use super::places::Places;
-use super::{Session, State};
+use super::Session;
 use crate::call::{Call, Op};
 use crate::id::{Ids, PlaceId};
-use crate::ledger::TICKET_MIN;
 use crate::time::Time;
 
 /// Places in one call, at the most; where they take several permits, so many permits, and the last place may
 /// take more.
 pub(super) const CALL_MAX: usize = 512;
-/// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
-const NEVER_ENDS: u64 = TICKET_MIN - 1;
-
-/// What a call says of its requests beside the operation.
-struct CallHead {
-    limit: u32,
-    headroom: u32,
-    max_waiting: u32,
-    recalls: bool,
-}
-
 /// How soon a session's next call is to go out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Urgency {
@@ -51,8 +34,8 @@ impl Session {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.releases.has_unsent()
-            || self.more
-            || (!self.joins.is_empty() && !self.resync)
+            || self.probe.has_more()
+            || (!self.joins.is_empty() && !self.renewals.is_resync())
             || self.is_kept_for_nobody()
     }
 
@@ -75,9 +58,8 @@ impl Session {
     fn has_nothing_to_send(&self) -> bool {
         !self.releases.has_unsent()
             && self.joins.is_empty()
-            && self.reasserts.is_empty()
-            && self.renewals.is_empty()
-            && !(self.renew || self.ask || self.audit.is_due() || self.more)
+            && self.renewals.is_at_rest()
+            && !(self.probe.is_due() || self.probe.has_more() || self.audit.is_due())
             && self.asks_since().is_none()
             && !self.is_kept_for_nobody()
     }
@@ -85,13 +67,11 @@ impl Session {
     /// Whether what stands there of this process is to be asked now: not just after that was refused.
     #[must_use]
     pub fn may_audit(&self) -> bool {
-        self.audit.is_due() && !self.resync && !self.releases.is_put_off()
+        self.audit.is_due() && !self.renewals.is_resync() && !self.releases.is_put_off()
     }
 
     fn has_renewals(&self) -> bool {
-        !self.reasserts.is_empty()
-            || !self.renewals.is_empty()
-            || ((self.renew || self.ask) && self.renewing == 0)
+        self.renewals.has_call(self.probe.is_due())
     }
 
     /// The next call to send, until there is none for now. In this order: releases, so that a process
@@ -122,71 +102,64 @@ impl Session {
         if self.is_kept_for_nobody() {
             self.release_kept(now);
         }
-        if renews && let Some((permit, first)) = self.take_question() {
-            self.renewals.push_back(permit);
-            self.renewals.extend(first);
+        if renews {
+            self.take_question_up();
         }
         if self.releases.is_first_expired(self.limits.lease(), now) {
             self.drop_expired_releases(now);
         }
         if renews {
-            self.begin_to_renew(now);
+            self.choose_renewals(now);
         }
         self.end_resync();
-        let joins = !self.resync && self.skip_to_join();
-        let between = renews && (!self.reasserts.is_empty() || !self.renewals.is_empty());
-        let mut head = CallHead {
-            limit: self.limits.of_policy(),
-            headroom: self.limits.headroom(),
-            max_waiting: 0,
-            recalls: false,
-        };
-        let op = if self.releases.has_unsent() {
+        let joins = !self.renewals.is_resync() && self.joins.skip(&self.places);
+        let between = renews && self.renewals.has_unsent();
+        let call = if self.releases.has_unsent() {
             let ids = self.releases.poll(most);
             let limit = self.limit_to_promote(&ids);
             // What they free may be for a place of a higher limit than the newcomers know.
-            if joins && !between && self.next_limit() >= Some(limit) {
-                self.next_acquire(ids, most, &mut head)
+            if joins && !between && self.joins.next_limit(&self.places) >= Some(limit) {
+                self.joins.poll(ids, most, &mut self.places)
             } else {
-                Op::Release { ids }
+                Call::of(Op::Release { ids })
             }
-        } else if between && let Some(op) = self.next_of_leases(most) {
-            op
+        } else if between && let Some(op) = self.renewals.poll(&mut self.places, most) {
+            Call::of(op)
         } else if joins {
-            self.next_acquire(Ids::new(), most, &mut head)
+            self.joins.poll(Ids::new(), most, &mut self.places)
         } else if self.may_audit() {
-            self.audit.poll()
-        } else if self.more {
-            Op::Release { ids: Ids::new() }
+            Call::of(self.audit.poll())
+        } else if self.probe.has_more() {
+            Call::of(Op::Release { ids: Ids::new() })
         } else if renews
-            && (self.renew || self.ask)
-            && self.renewing == 0
-            && self.renewals.is_empty()
+            && self.renewals.may_choose(self.probe.is_due())
+            && self.renewals.is_queue_empty()
         {
             // The places that were to be renewed before are gone, and the others are still to be.
             return self.poll(most, renews, now);
         } else {
             // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
-            let waited = self.resync;
+            let waited = self.renewals.is_resync();
             self.end_resync();
-            return if waited && !self.resync { self.poll(most, renews, now) } else { None };
+            return if waited && !self.renewals.is_resync() {
+                self.poll(most, renews, now)
+            } else {
+                None
+            };
         };
-        Some(self.call_of(op, head, now))
+        Some(self.fill_in(call, now))
     }
 
     /// The next call that renews leases, ahead of all else that is to be sent; `None`: there is none for now. For at
     /// most so many places.
     pub fn poll_keep_alive(&mut self, most: usize, now: Time) -> Option<Call> {
         let most = most.clamp(1, CALL_MAX);
-        if let Some((permit, first)) = self.take_question() {
-            self.renewals.push_back(permit);
-            self.renewals.extend(first);
-        }
+        self.take_question_up();
         let op = loop {
-            self.begin_to_renew(now);
-            match self.next_of_leases(most) {
+            self.choose_renewals(now);
+            match self.renewals.poll(&mut self.places, most) {
                 // Those that were to be renewed before are gone, and the others are still to be.
-                None if (self.renew || self.ask) && self.renewing == 0 => {}
+                None if self.renewals.may_choose(self.probe.is_due()) => {}
                 None => {
                     self.end_resync();
                     return None;
@@ -194,47 +167,47 @@ impl Session {
                 Some(op) => break op,
             }
         };
-        let head = CallHead {
-            limit: self.limits.of_policy(),
-            headroom: self.limits.headroom(),
-            max_waiting: 0,
-            recalls: false,
-        };
-        Some(self.call_of(op, head, now))
+        Some(self.fill_in(Call::of(op), now))
+    }
+
+    /// Has the places renewed whose reply says who waits.
+    #[inline]
+    fn take_question_up(&mut self) {
+        if let Some((permit, first)) = self.take_question() {
+            self.renewals.push(permit);
+            first.into_iter().for_each(|first| self.renewals.push(first));
+        }
     }
 
     #[inline]
-    fn begin_to_renew(&mut self, now: Time) {
-        if (self.renew || self.ask) && self.renewing == 0 && self.renewals.is_empty() {
-            if self.renew {
-                self.begin_renewals(now);
-            }
-            if std::mem::take(&mut self.ask) && self.renewals.is_empty() {
-                self.begin_to_ask(now);
-            }
+    fn choose_renewals(&mut self, now: Time) {
+        if !self.renewals.may_choose(self.probe.is_due()) || !self.renewals.is_queue_empty() {
+            return;
+        }
+        self.renewals.choose(&mut self.places, now);
+        if self.probe.take() && self.renewals.is_queue_empty() {
+            let (is_put_off, has_waiting) = (self.renewals.is_put_off(), self.counts.has_waiting());
+            let place = self.probe.choose(&self.places, is_put_off, has_waiting, now);
+            place.into_iter().for_each(|n| self.renewals.push(n));
         }
     }
 
-    fn next_of_leases(&mut self, most: usize) -> Option<Op> {
-        let op = self.next_reassert(most).or_else(|| self.next_renewal(most))?;
-        self.renewing += 1;
-        Some(op)
-    }
-
-    fn call_of(&mut self, op: Op, mut head: CallHead, now: Time) -> Call {
-        // Whatever it is, it promotes; if only up to its bound again, its reply says so.
-        if !matches!(op, Op::Audit { .. }) {
-            self.more = false;
+    /// Fills in by which limits the call is judged.
+    #[inline]
+    fn fill_in(&mut self, mut call: Call, now: Time) -> Call {
+        if !matches!(call.op, Op::Audit { .. }) {
+            self.probe.handle_call();
         }
-        if !matches!(op, Op::Acquire { .. }) {
-            let ids = if let Op::Release { ids } = &op { &ids[..] } else { &[] };
-            head.limit = self.limit_to_promote(ids);
-            self.note_limit_of_calls(head.limit, now);
+        if !matches!(call.op, Op::Acquire { .. }) {
+            let ids = if let Op::Release { ids } = &call.op { &ids[..] } else { &[] };
+            call.limit = self.limit_to_promote(ids);
+            call.headroom = self.limits.headroom();
+            self.note_limit_of_calls(call.limit, now);
         }
-        let CallHead { limit, headroom, max_waiting, recalls } = head;
-        let set = self.limit_for_all(now);
-        let (limit, for_all) = (set.unwrap_or(limit), set.is_some());
-        Call { limit, headroom, for_all, max_waiting, recalls, op }
+        if let Some(limit) = self.limit_for_all(now) {
+            (call.limit, call.for_all) = (limit, true);
+        }
+        call
     }
 
     /// Up to how many permits in use a call without newcomers grants, which releases these places. Each place that waits
@@ -243,11 +216,6 @@ impl Session {
         let waiting = self.counts.highest_limit();
         let left = leaving.iter().filter_map(|id| id.bound).map(|bound| bound.limit).max();
         self.limits.of_policy().max(waiting.unwrap_or(0)).max(left.unwrap_or(0))
-    }
-
-    /// The limit of the next newcomer.
-    fn next_limit(&mut self) -> Option<u32> {
-        self.joins.front().and_then(|n| self.places.find(*n)).map(|place| place.limit)
     }
 
     /// The limit that counts for all places, whatever they brought: an operator's, or none in a quarantine.
@@ -264,176 +232,4 @@ impl Session {
             self.left_queue(id.n);
         }
     }
-
-    /// Places that are due, or half way there: so all places of a process come to be renewed by one
-    /// call.
-    fn begin_renewals(&mut self, now: Time) {
-        self.renew = false;
-        let (resync, is_put_off) = (self.resync, self.renew_at.is_some());
-        let mut waiting = Vec::new();
-        for place in self.places.iter_mut() {
-            let due = match place.state {
-                _ if place.restoring || is_put_off && place.refused => false,
-                State::Waiting { .. } => true,
-                State::Held => {
-                    let is_soon = now >= place.acked + place.interval() / 2;
-                    resync || place.check || place.refused || is_soon
-                }
-                State::Admitted { .. } => {
-                    if place.refused || now >= place.acked + WAITING_RENEWAL / 2 {
-                        place.refused = false;
-                        place.acked = now;
-                        self.reasserts.push_back(place.n);
-                    }
-                    false
-                }
-                _ => false,
-            };
-            if due {
-                (place.check, place.refused) = (false, false);
-                if place.is_waiting() {
-                    waiting.push(place.n);
-                } else {
-                    self.renewals.push_back(place.n);
-                }
-            }
-        }
-        // Behind those that hold, however many they are.
-        self.renewals.extend(waiting);
-    }
-
-    /// A permit may be free for whichever place is first. One call finds out for all of them, and its reply says when
-    /// the next lease ends: the renewal of any place that waits.
-    fn begin_to_ask(&mut self, now: Time) {
-        self.asked_at = Some(now);
-        let is_put_off = self.renew_at.is_some();
-        let is_there = |place: &Place| {
-            place.is_waiting() && !place.restoring && !(is_put_off && place.refused)
-        };
-        match self.places.iter().find(|(_, place)| is_there(place)) {
-            Some((_, place)) => self.renewals.push_back(place.n),
-            // A call without places sweeps and promotes, too.
-            None => self.more |= self.counts.has_waiting(),
-        }
-    }
-
-    fn next_reassert(&mut self, most: usize) -> Option<Op> {
-        let (node, mut proofs) = (self.places.node(), Vec::new());
-        let lease_ms =
-            next_places(&mut self.reasserts, &mut self.places, most, |place, now_sent| {
-                let proof = match place.state {
-                    State::Waiting { ticket: Some(ticket) } => ticket,
-                    State::Held => place.lease_end,
-                    State::Admitted { .. } => NEVER_ENDS,
-                    _ => return false,
-                };
-                if now_sent {
-                    if let State::Admitted { announced } = &mut place.state {
-                        announced.send();
-                    }
-                    proofs.push((place.id(node), proof));
-                }
-                true
-            })?;
-        Some(Op::Reassert { lease_ms, proofs })
-    }
-
-    fn next_renewal(&mut self, most: usize) -> Option<Op> {
-        let (node, mut ids) = (self.places.node(), Ids::new());
-        let lease_ms =
-            next_places(&mut self.renewals, &mut self.places, most, |place, now_sent| {
-                let is_there = matches!(place.state, State::Waiting { .. } | State::Held);
-                if is_there && now_sent {
-                    ids.push(place.id(node));
-                }
-                is_there
-            })?;
-        Some(Op::Renew { lease_ms, ids })
-    }
-
-    /// Passes over joins that are none any more; whether there is one.
-    fn skip_to_join(&mut self) -> bool {
-        while let Some(n) = self.joins.front() {
-            if self.places.find(*n).is_some_and(|place| place.is_joining()) {
-                return true;
-            }
-            self.joins.pop_front();
-        }
-        false
-    }
-
-    /// The joins in front that ask for the same, of whatever tenants, in the order of their arrival; as many as
-    /// there is room for beside those that leave. What else the call says of them goes into `head`.
-    fn next_acquire(&mut self, leaving: Ids, most: usize, head: &mut CallHead) -> Op {
-        let (node, mut ids) = (self.places.node(), Ids::new());
-        let mut common: Option<(u32, AcquireOptions)> = None;
-        let mut permits = leaving.iter().map(|id| id.cost() as usize).sum::<usize>();
-        while permits < most
-            && let Some(n) = self.joins.front().copied()
-        {
-            let place = match self.places.find(n) {
-                Some(place) if place.is_joining() => place,
-                // It is no newcomer any more.
-                _ => {
-                    self.joins.pop_front();
-                    continue;
-                }
-            };
-            match &common {
-                None => common = Some((place.limit, place.options)),
-                Some((limit, options)) => {
-                    if *limit != place.limit || !options.may_share_a_call(&place.options) {
-                        break;
-                    }
-                }
-            }
-            if let State::Joining { sent, .. } = &mut place.state {
-                sent.send();
-            }
-            head.recalls |= place.options.reuse_ms > 0;
-            permits += place.cost() as usize;
-            ids.push(place.id(node));
-            self.joins.pop_front();
-        }
-        match common {
-            Some((limit, options)) => {
-                let lease_ms = options.lease_ms();
-                (head.limit, head.headroom) = (limit, options.headroom);
-                head.max_waiting = options.max_waiting;
-                Op::Acquire { leaving, lease_ms, max_queue: options.max_queue, ids }
-            }
-            None => Op::Release { ids: leaving },
-        }
-    }
-}
-
-/// Takes places with one lease out of a queue, with at most so many permits, and leaves the others
-/// there. `visit` says whether a place is still to be sent; with `true` it is sent now. Gives the lease
-/// of those sent.
-fn next_places(
-    queue: &mut VecDeque<u64>,
-    places: &mut Places,
-    most: usize,
-    mut visit: impl FnMut(&mut Place, bool) -> bool,
-) -> Option<u64> {
-    let (mut common, mut permits, mut others) = (None, 0, VecDeque::new());
-    while permits < most
-        && let Some(n) = queue.pop_front()
-    {
-        let Some(place) = places.find(n) else { continue };
-        let lease_ms = place.lease_ms();
-        if !visit(place, false) {
-            continue;
-        }
-        if *common.get_or_insert(lease_ms) == lease_ms {
-            visit(place, true);
-            permits += place.cost() as usize;
-        } else {
-            others.push_back(n);
-        }
-    }
-    while let Some(n) = others.pop_back() {
-        queue.push_front(n);
-    }
-    common
 }

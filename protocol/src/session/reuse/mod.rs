@@ -212,7 +212,7 @@ impl Session {
         };
         let limit = limit.map(|limit| u64::from(self.limits.in_force_for(limit)));
         // A permit in use here that the backend does not count is missing in the reply.
-        let is_counted = !self.resync && !self.counts.has_admitted();
+        let is_counted = !self.renewals.is_resync() && !self.counts.has_admitted();
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
         let hears = !self.places.is_poll_only() && !self.outage;
         let Some(reuse) = &mut self.reuse else { return };

@@ -17,6 +17,7 @@ mod sending;
 mod tenants;
 mod waiting;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use smallvec::smallvec;
