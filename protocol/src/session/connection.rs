@@ -1,9 +1,6 @@
 //! A connection opens, and breaks.
 
-use std::time::Duration;
-
-use super::Session;
-use super::local::LocalQueue;
+use super::{Quarantine, Session};
 use crate::call::Op;
 use crate::reject::RejectReason;
 use crate::time::Time;
@@ -19,30 +16,17 @@ pub struct Connected {
     pub quarantine: Quarantine,
 }
 
-/// After data was lost nothing is granted for one lease, where that is asked for: all calls of this
-/// process say that there are no permits, so newcomers queue and nobody is promoted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Quarantine {
-    /// Whether that is asked for.
-    pub is_on: bool,
-    /// How long it lasts at least: other processes may have longer leases.
-    pub at_least: Duration,
-    /// When data was lost last, if that may still matter.
-    pub lost_at: Option<Time>,
-}
-
 impl Session {
     /// There is a new connection: what went unanswered is asked for again (rule 5).
     pub fn handle_connected(&mut self, connected: Connected, now: Time) {
         let Connected { poll_only, same_data, quarantine } = connected;
         self.places.set_poll_only(poll_only);
-        (self.quarantine.is_on, self.quarantine.at_least) = (quarantine.is_on, quarantine.at_least);
-        if let Some(at) = quarantine.lost_at {
-            self.data_was_lost(at);
+        self.quarantine.handle_connected(quarantine);
+        if quarantine.lost_at.is_some() {
+            self.want_end_of_quarantine();
         }
-        self.outage = false;
+        self.outage = None;
         self.end_reuse(now);
-        self.local_queue = LocalQueue::new();
         self.take_calls_back();
         self.releases.handle_connected();
         for n in self.revocations.handle_connected() {
@@ -84,15 +68,7 @@ impl Session {
     /// When the quarantine ends, if there is one: not before the watchdog has noticed that it is over.
     #[must_use]
     pub fn quarantined_until(&self) -> Option<Time> {
-        let lost_at = self.quarantine.lost_at.filter(|_| self.quarantine.is_on)?;
-        Some(
-            lost_at
-                + self
-                    .limits
-                    .lease()
-                    .max(self.limits.longest_lease())
-                    .max(self.quarantine.at_least),
-        )
+        self.quarantine.until(self.limits.any_lease())
     }
 
     /// Why a request is refused for lack of a permit or of room in the queue: because of a quarantine, if there was one
@@ -113,12 +89,12 @@ impl Session {
     }
 
     /// The backend forgot a place that was held, or may have.
-    pub(super) fn data_was_lost(&mut self, at: Time) {
-        if self.quarantine.is_on {
-            self.quarantine.lost_at = self.quarantine.lost_at.max(Some(at));
-            if let Some(end) = self.quarantined_until() {
-                self.want(end);
-            }
-        }
+    pub(super) fn handle_data_lost(&mut self, at: Time) {
+        self.quarantine.handle_lost(at);
+        self.want_end_of_quarantine();
+    }
+
+    fn want_end_of_quarantine(&mut self) {
+        self.quarantined_until().into_iter().for_each(|end| self.want(end));
     }
 }

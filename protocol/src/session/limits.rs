@@ -60,6 +60,11 @@ impl Limits {
         self.longest_lease
     }
 
+    /// The longest lease that the server may know, or will.
+    pub(super) fn any_lease(&self) -> Duration {
+        self.lease.max(self.longest_lease)
+    }
+
     /// The limit that counts.
     pub(super) fn in_force(&self) -> u32 {
         self.in_force_for(self.limit)

@@ -26,6 +26,15 @@ impl LocalQueue {
         Self { lines: Lines::new(), touched: SmallVec::new_const() }
     }
 
+    /// A queue in which nobody waits yet, and the permits in flight count.
+    pub(super) fn of(places: &Places) -> Self {
+        let mut queue = Self::new();
+        for (_, place) in places.iter().filter(|(_, place)| place.is_in_flight()) {
+            queue.count(place.options.claim, true);
+        }
+        queue
+    }
+
     pub(super) fn join(&mut self, index: usize, place: &Place) {
         let tenant = place.claim().tenant();
         self.lines.join(tenant, place.arrival, index);
@@ -63,11 +72,6 @@ impl LocalQueue {
         self.touched.push(tenant);
     }
 
-    /// How many wait in the line of this claim's tenant.
-    pub(super) fn waiting_of(&self, claim: Claim) -> u64 {
-        self.lines.waiting_of(claim.tenant())
-    }
-
     fn settle(&mut self, places: &Places, now: Time) {
         let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
         let claim_of = |index| places.get(index).map_or_else(Claim::nobodys, Place::claim);
@@ -96,12 +100,9 @@ impl LocalQueue {
 impl Session {
     /// While shares of the process's own are free, gives them to those that wait for one, by their turns.
     pub(super) fn admit_local(&mut self, now: Time) {
-        if !self.outage {
-            return;
-        }
-        loop {
-            self.local_queue.settle(&self.places, now);
-            let Some(index) = self.local_queue.next() else { return };
+        while let Some(queue) = &mut self.outage {
+            queue.settle(&self.places, now);
+            let Some(index) = queue.next() else { return };
             let Some(place) = self.places.get(index) else { return };
             if self.exceeds_share(place) {
                 self.fail(index, now);
@@ -146,21 +147,20 @@ impl Session {
         match place.options.max_queue {
             _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
             _ if place.queued => None,
-            None if self.local_queue.lines.is_stopped(place.claim().tenant()) => {
-                Some(RejectReason::TenantLimit)
-            }
+            None if self.is_stopped_locally(place) => Some(RejectReason::TenantLimit),
             None => Some(RejectReason::Limit),
             Some(max) => (before >= u64::from(max)).then_some(RejectReason::QueueFull),
         }
     }
 
-    /// What is in flight counts from here on, and nobody waits yet.
-    pub(super) fn open_local_queue(&mut self) {
-        self.local_queue = LocalQueue::new();
-        for (_, place) in self.places.iter() {
-            if place.is_in_flight() {
-                self.local_queue.count(place.options.claim, true);
-            }
-        }
+    fn is_stopped_locally(&self, place: &Place) -> bool {
+        let is_stopped = |queue: &LocalQueue| queue.lines.is_stopped(place.claim().tenant());
+        self.outage.as_ref().is_some_and(is_stopped)
+    }
+
+    /// How many wait for a share in the line of this place.
+    pub(super) fn waiting_locally(&self, place: &Place) -> u64 {
+        let tenant = place.claim().tenant();
+        self.outage.as_ref().map_or(0, |queue| queue.lines.waiting_of(tenant))
     }
 }

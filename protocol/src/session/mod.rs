@@ -7,7 +7,6 @@
 //!
 //! The rules are in `../README.md`; comments name them by their numbers.
 
-mod adopt;
 mod audit;
 mod connection;
 mod counts;
@@ -20,7 +19,9 @@ mod overrides;
 mod place;
 mod places;
 mod probe;
+mod quarantine;
 mod releases;
+mod reload;
 mod renewals;
 mod reply;
 mod request;
@@ -36,9 +37,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use self::adopt::Reloaded;
 use self::audit::Audit;
-pub use self::connection::{Connected, Quarantine};
+pub use self::connection::Connected;
 use self::counts::Counts;
 use self::joins::Joins;
 use self::limits::Limits;
@@ -48,7 +48,9 @@ use self::place::State;
 pub use self::places::PLACES_MAX;
 use self::places::Places;
 use self::probe::Probe;
+pub use self::quarantine::Quarantine;
 use self::releases::Releases;
+use self::reload::Reload;
 use self::renewals::Renewals;
 pub use self::request::FurtherIn;
 use self::reuse::Reuse;
@@ -71,12 +73,9 @@ pub struct Session {
     /// Where permits are passed on.
     reuse: Option<Box<Reuse>>,
 
-    // The connection.
-    /// The backend cannot be asked.
-    outage: bool,
-    quarantine: Quarantine,
     /// In an outage: the places that wait for a share of the process's own.
-    local_queue: LocalQueue,
+    outage: Option<LocalQueue>,
+    quarantine: Quarantine,
 
     // What is to be sent.
     joins: Joins,
@@ -85,10 +84,7 @@ pub struct Session {
     probe: Probe,
     audit: Audit,
     revocations: Revocations,
-    /// The last policy that the requests which waited were to adopt.
-    reloaded: Option<Reloaded>,
-    /// How many places replace another, which still keeps their turn.
-    replacing: usize,
+    reload: Reload,
 
     // Time.
     timeout: Option<Time>,
@@ -157,17 +153,15 @@ impl Session {
             counts: Counts::default(),
             limits: Limits::default(),
             reuse: None,
-            outage: is_outage,
+            outage: is_outage.then(LocalQueue::new),
             quarantine: connected.quarantine,
-            local_queue: LocalQueue::new(),
             joins: Joins::default(),
             releases: Releases::default(),
             renewals: Renewals::default(),
             probe: Probe::default(),
             audit: Audit::default(),
             revocations: Revocations::default(),
-            reloaded: None,
-            replacing: 0,
+            reload: Reload::default(),
             timeout: None,
             seen: (0, 0),
             events: SmallVec::new(),
@@ -232,8 +226,8 @@ impl Session {
         if self.reuse.is_some() && before.is_without_permit() != state.is_without_permit() {
             self.follow_queue(index, state.is_without_permit());
         }
-        if self.outage {
-            self.local_queue.change(claim, before, state);
+        if let Some(queue) = &mut self.outage {
+            queue.change(claim, before, state);
         }
         self.counts.change(index, (limit, claim), (before, state));
     }

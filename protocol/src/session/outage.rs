@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::local::LocalQueue;
 use super::options::OnUnavailable;
 use super::place::{Sent, WAITING_RENEWAL};
 use super::{Event, Session, State};
@@ -14,13 +15,13 @@ impl Session {
     /// goes on waiting, unless the policy lets it pass. A caller that waits for an acknowledgement is
     /// told.
     pub fn handle_unreachable(&mut self, now: Time) {
-        self.outage = true;
+        self.outage.get_or_insert_with(LocalQueue::new);
         self.end_reuse(now);
         self.take_calls_back();
         let mut places: Vec<_> =
             self.places.iter().map(|(index, place)| (place.arrival, index)).collect();
         places.sort_unstable();
-        self.open_local_queue();
+        self.outage = Some(LocalQueue::of(&self.places));
         for (_, index) in &places {
             let Some(place) = self.places.get(*index) else { continue };
             match place.state {
@@ -63,7 +64,11 @@ impl Session {
     pub(super) fn meet_outage(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         match place.options.on_unavailable {
-            OnUnavailable::Local(_) => self.local_queue.join(index, place),
+            OnUnavailable::Local(_) => {
+                if let Some(queue) = &mut self.outage {
+                    queue.join(index, place);
+                }
+            }
             OnUnavailable::Refuse | OnUnavailable::Admit => self.wait_or_fall_back(index, now),
         }
     }
@@ -93,7 +98,7 @@ impl Session {
     /// Whether the backend was last said to be out of reach.
     #[must_use]
     pub const fn is_outage(&self) -> bool {
-        self.outage
+        self.outage.is_some()
     }
 
     /// A request comes in an outage.
@@ -102,7 +107,9 @@ impl Session {
         if !matches!(place.options.on_unavailable, OnUnavailable::Local(_)) {
             return self.fall_back(index, now);
         }
-        self.local_queue.join(index, place);
+        if let Some(queue) = &mut self.outage {
+            queue.join(index, place);
+        }
         self.admit_local(now);
         let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
             return;
@@ -110,7 +117,7 @@ impl Session {
         if self.exceeds_share(place) {
             return self.fail(index, now);
         }
-        let before = self.local_queue.waiting_of(place.claim()).saturating_sub(1);
+        let before = self.waiting_locally(place).saturating_sub(1);
         match self.refused_locally(place, before) {
             Some(reason) => self.refuse_by_policy(index, reason, before, now),
             None => self.places.get_mut(index).into_iter().for_each(|place| place.queued = true),
@@ -155,7 +162,7 @@ impl Session {
         self.hear_of_admission();
         self.set(index, State::Admitted { announced: Sent::No });
         self.events.push(Event::Admitted(index));
-        if !self.outage {
+        if !self.is_outage() {
             // Only this call failed, or went unanswered: the backend can be told at once.
             self.renewals.push_proof(n);
         }

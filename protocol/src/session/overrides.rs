@@ -56,7 +56,7 @@ impl Session {
             return;
         }
         let n = self.revocations.current(id.n);
-        let index = self.places.index(n).or_else(|| self.replacing(n));
+        let index = self.places.index(n).or_else(|| self.reload.replacement_of(n, &self.places));
         let Some(index) = index else { return };
         let Some(place) = self.places.get(index) else { return };
         if place.has_left() {
@@ -104,7 +104,7 @@ impl Session {
             match place.state {
                 State::Held => {
                     self.renewals.push_proof(n);
-                    self.data_was_lost(now);
+                    self.handle_data_lost(now);
                 }
                 State::Waiting { ticket: Some(_) } => self.renewals.push_proof(n),
                 State::Waiting { ticket: None } => {

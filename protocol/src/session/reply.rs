@@ -345,10 +345,10 @@ impl Session {
             return;
         }
         let index = self.first_in_turn(index);
-        if self.outage
-            && let Some(place) = self.places.get(index).filter(|place| place.waits_locally())
+        if let (Some(queue), Some(place)) = (&mut self.outage, self.places.get(index))
+            && place.waits_locally()
         {
-            self.local_queue.leave(index, place);
+            queue.leave(index, place);
         }
         let Some(place) = self.places.get_mut(index) else { return };
         place.held_at = now;

@@ -50,7 +50,7 @@ impl Session {
             && self.places.get(index).is_some_and(|place| self.limits.never_fit(place))
         {
             self.refuse(index, RejectReason::CostTooHigh, self.seen);
-        } else if self.outage {
+        } else if self.is_outage() {
             self.join_in_outage(index, now);
         } else {
             self.joins.push(n);
@@ -61,11 +61,12 @@ impl Session {
     /// How far the request at `index` has come. If it is not done, a [`Event::Progress`] says when to
     /// look again.
     pub fn handle_poll(&mut self, index: usize, now: Time) -> Progress {
+        let is_outage = self.is_outage();
         let Some(place) = self.places.get_mut(index) else { return Progress::Closed };
         match place.state {
             State::Joining { .. } => {
                 let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
-                if place.queued || (self.outage && local) {
+                if place.queued || (is_outage && local) {
                     Progress::Waiting
                 } else {
                     Progress::Joining
@@ -152,8 +153,8 @@ impl Session {
         self.release_replaced(index);
         let Some(place) = self.places.remove(index) else { return };
         self.forget_kept(&place);
-        if self.outage && place.is_in_flight() {
-            self.local_queue.count(place.options.claim, false);
+        if let Some(queue) = self.outage.as_mut().filter(|_| place.is_in_flight()) {
+            queue.count(place.options.claim, false);
         }
         self.counts.remove(index, (place.limit, place.options.claim), place.state);
         if place.is_there() {
@@ -164,8 +165,8 @@ impl Session {
         } else if matches!(place.state, State::Releasing | State::Released { .. } | State::Lost) {
             self.audit.handle_left(now);
         }
-        if self.outage && place.waits_locally() {
-            self.local_queue.leave(index, &place);
+        if let Some(queue) = self.outage.as_mut().filter(|_| place.waits_locally()) {
+            queue.leave(index, &place);
         }
         self.admit_local(now);
         self.want(now + IDLE);
@@ -238,12 +239,14 @@ impl Session {
         let Some(place) = self.places.get(index) else { return };
         let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
         match place.state {
-            State::Joining { .. } | State::Waiting { .. } if self.outage && local => {
-                let waiting = self.local_queue.waiting_of(place.claim());
+            State::Joining { .. } | State::Waiting { .. } if self.is_outage() && local => {
+                let waiting = self.waiting_locally(place);
                 self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
             }
-            State::Waiting { .. } if !self.outage => self.wait_in_vain(index, now),
-            State::Joining { .. } if !self.outage && place.queued => self.wait_in_vain(index, now),
+            State::Waiting { .. } if !self.is_outage() => self.wait_in_vain(index, now),
+            State::Joining { .. } if !self.is_outage() && place.queued => {
+                self.wait_in_vain(index, now)
+            }
             State::Joining { .. } | State::Waiting { .. } => self.fall_back(index, now),
             _ => {}
         }
@@ -255,7 +258,7 @@ impl Session {
     /// admits it.
     pub fn handle_answer_timeout(&mut self, index: usize, now: Time) {
         let place = self.places.get(index).filter(|place| place.is_joining() && !place.queued);
-        let Some(place) = place.filter(|_| !self.outage) else {
+        let Some(place) = place.filter(|_| !self.is_outage()) else {
             return self.handle_wait_timeout(index, now);
         };
         if place.options.max_queue.is_some() {
@@ -268,7 +271,7 @@ impl Session {
 
     /// Releases every place: permits are lost to their holders, requests are told that it is over.
     pub fn handle_close(&mut self, now: Time) {
-        self.local_queue = LocalQueue::new();
+        self.outage.iter_mut().for_each(|queue| *queue = LocalQueue::new());
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
             if place.is_for_the_next() {
@@ -320,8 +323,8 @@ impl Session {
         } else if place.is_joining() {
             self.joins.forget(n, &self.places);
         }
-        if let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) {
-            self.local_queue.leave(index, place);
+        if let Some(queue) = self.outage.as_mut().filter(|_| place.waits_locally()) {
+            queue.leave(index, place);
         }
     }
 
@@ -349,7 +352,7 @@ impl Session {
         self.places.get_mut(index).into_iter().for_each(|place| place.restoring = false);
         if self.places.get(index).is_some_and(|place| place.options.max_queue.is_none()) {
             self.fall_back(index, now);
-        } else if self.outage {
+        } else if self.is_outage() {
             self.meet_outage(index, now);
         } else {
             self.renewals.want();

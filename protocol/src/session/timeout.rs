@@ -34,14 +34,11 @@ impl Session {
         } else {
             self.audit.forget();
         }
-        match self.quarantined_until() {
-            Some(end) if now < end => self.want(end),
+        let (is_over, end) = self.quarantine.handle_timeout(self.limits.any_lease(), now);
+        end.into_iter().for_each(|at| self.want(at));
+        if is_over {
             // No script runs by itself: a call of a process whose places wait starts the grants.
-            Some(_) => {
-                self.quarantine.lost_at = None;
-                self.probe.want(self.counts.has_waiting());
-            }
-            None => {}
+            self.probe.want(self.counts.has_waiting());
         }
         if let Some(at) = self.probe.handle_timeout(self.counts.has_waiting(), now) {
             self.want(at);
@@ -79,7 +76,7 @@ impl Session {
             || self.renewals.is_any_sent()
             || self.audit.is_sent()
             // In an outage nothing is asked, and the record is not kept for it.
-            || (self.audit.is_due() && !self.outage)
+            || (self.audit.is_due() && !self.is_outage())
     }
 
     /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between
@@ -135,7 +132,7 @@ impl Session {
     /// Until when the session is kept though it is unused; in an outage for as long as what was
     /// released just before it can be of any harm.
     pub(super) fn idle_until(&self, now: Time) -> Time {
-        let kept = if self.outage { self.limits.longest_lease().max(IDLE) } else { IDLE };
+        let kept = if self.is_outage() { self.limits.longest_lease().max(IDLE) } else { IDLE };
         self.audit.kept_until(kept, now)
     }
 

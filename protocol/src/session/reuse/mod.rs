@@ -214,7 +214,7 @@ impl Session {
         // A permit in use here that the backend does not count is missing in the reply.
         let is_counted = !self.renewals.is_resync() && !self.counts.has_admitted();
         let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
-        let hears = !self.places.is_poll_only() && !self.outage;
+        let hears = !self.places.is_poll_only() && !self.is_outage();
         let Some(reuse) = &mut self.reuse else { return };
         reuse.own_waiting.hear(op, reply, late, sent, &self.places);
         if late {

@@ -138,10 +138,11 @@ impl Rig {
         self.session.counts.check(places);
         let units = self.session.counts.in_flight();
         let replacing = places.iter().filter(|(_, place)| place.replaces.is_some()).count();
-        assert_eq!(self.session.replacing, replacing, "replacing");
+        assert_eq!(self.session.reload.replacing(), replacing, "replacing");
         self.session.check_reuse();
-        let queue = self.session.local_queue.places();
-        for index in &queue {
+        let places_of = |session: &Session| session.outage.as_ref().map(LocalQueue::places);
+        let queue = places_of(&self.session);
+        for index in queue.iter().flatten() {
             let place = self.session.places.get(*index);
             let is_there = place.is_some_and(|place| place.state.is_without_permit());
             assert!(is_there, "{index} waits for a share");
@@ -149,9 +150,9 @@ impl Rig {
         // Nobody waits for what is free.
         let mut rest = self.session.clone();
         rest.admit_local(self.now());
-        assert_eq!(rest.local_queue.places(), queue);
-        if self.session.outage {
-            assert_eq!(self.session.local_queue.units(), units, "in flight by tenants");
+        assert_eq!(places_of(&rest), queue);
+        if let Some(queue) = &self.session.outage {
+            assert_eq!(queue.units(), units, "in flight by tenants");
         }
     }
 

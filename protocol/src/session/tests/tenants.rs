@@ -410,7 +410,7 @@ fn a_line_that_waits_leaves_nothing_behind() {
         rig.leave(index);
     }
     rig.session.admit_local(rig.now());
-    assert_eq!(rig.session.local_queue, LocalQueue::new());
+    assert_eq!(rig.session.outage, Some(LocalQueue::new()));
 }
 
 #[test]

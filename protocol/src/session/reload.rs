@@ -1,4 +1,4 @@
-//! Requests that wait adopt a policy that was reloaded.
+//! A reload: requests that wait adopt another policy.
 //!
 //! The id of a place says what it is judged by, so a place that waits returns under a new id with its old ticket, as one
 //! does that the backend lost. The old place keeps the turn until the new one stands there.
@@ -7,17 +7,71 @@ use std::collections::BTreeSet;
 
 use super::options::AcquireOptions;
 use super::place::{Place, Sent, State};
+use super::places::Places;
 use super::releases::Release;
 use super::{IDLE, Session};
+use crate::bound::Bound;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// What the requests up to an arrival are judged by.
+/// The policy that requests up to an arrival are judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Reloaded {
+struct Policy {
     limit: u32,
     headroom: u32,
     arrival: u64,
+}
+
+/// What was reloaded last, and what became of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Reload {
+    policy: Option<Policy>,
+    /// How many places replace another, which still keeps their turn.
+    replacing: usize,
+}
+
+impl Reload {
+    #[cfg(test)]
+    pub(super) const fn replacing(&self) -> usize {
+        self.replacing
+    }
+
+    /// What the place is to be judged by from now on: its limit, bound and options; `None`: by what it is.
+    fn terms_for(&self, place: &Place) -> Option<(u32, Option<Bound>, AcquireOptions)> {
+        let Policy { limit, headroom, arrival } = self.policy?;
+        if !place.state.is_without_permit() || place.has_left() || place.arrival > arrival {
+            return None;
+        }
+        let options = AcquireOptions { headroom, ..place.options };
+        let bound = place.bound.and_then(|_| options.bound(limit));
+        (bound != place.bound).then_some((limit, bound, options))
+    }
+
+    /// The place replaces the one that `replaced` releases.
+    fn replace(&mut self, place: &mut Place, replaced: Release) {
+        place.replaces = Some(Box::new(replaced));
+        self.replacing += 1;
+    }
+
+    /// What releases the place that the one at `index` replaces: it keeps nobody's turn any more.
+    fn take_replaced(&mut self, index: usize, places: &mut Places) -> Option<Release> {
+        if self.replacing == 0 {
+            return None;
+        }
+        let replaced = places.get_mut(index)?.replaces.take()?;
+        self.replacing -= 1;
+        Some(*replaced)
+    }
+
+    /// The index of the place that replaces the one with this number.
+    pub(super) fn replacement_of(&self, n: u64, places: &Places) -> Option<usize> {
+        // All grants come here, and only those soon after a reload look at all places.
+        if self.replacing == 0 {
+            return None;
+        }
+        let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.id.n == n);
+        places.iter().find(|(_, place)| replaces(place)).map(|(index, _)| index)
+    }
 }
 
 impl Session {
@@ -28,7 +82,8 @@ impl Session {
         if limit_now != before {
             self.limit_changed(limit_now < before, now);
         }
-        self.reloaded = Some(Reloaded { limit, headroom, arrival: self.places.last_arrival() });
+        let arrival = self.places.last_arrival();
+        self.reload.policy = Some(Policy { limit, headroom, arrival });
         // Those that are about to return under ids that were never sent.
         let unsent: BTreeSet<u64> = self.revocations.numbers().collect();
         for index in self.indexes() {
@@ -41,22 +96,14 @@ impl Session {
     /// The place at `index` was answered: it adopts what was reloaded meanwhile, and the one that it replaces leaves.
     pub(super) fn adopt_late(&mut self, index: usize, now: Time) {
         self.release_replaced(index);
-        if self.reloaded.is_some() {
+        if self.reload.policy.is_some() {
             self.adopt(index, |_| false, now);
         }
     }
 
     fn adopt(&mut self, index: usize, is_unsent: impl Fn(u64) -> bool, now: Time) {
-        let Some(Reloaded { limit, headroom, arrival }) = self.reloaded else { return };
         let Some(place) = self.places.get(index) else { return };
-        if !place.state.is_without_permit() || place.has_left() || place.arrival > arrival {
-            return;
-        }
-        let options = AcquireOptions { headroom, ..place.options };
-        let bound = place.bound.and_then(|_| options.bound(limit));
-        if bound == place.bound {
-            return;
-        }
+        let Some((limit, bound, options)) = self.reload.terms_for(place) else { return };
         let (n, was_waiting) = (place.n, place.is_waiting());
         let is_new_to_the_backend = match place.state {
             State::Joining { sent, .. } if sent != Sent::No => return,
@@ -77,8 +124,7 @@ impl Session {
         if let Some(place) = self.places.get_mut(index) {
             (place.limit, place.bound, place.options) = (limit, bound, options);
             if !is_new_to_the_backend {
-                place.replaces = Some(Box::new(replaced));
-                self.replacing += 1;
+                self.reload.replace(place, replaced);
             }
         }
         self.follow_queue(index, true);
@@ -96,24 +142,18 @@ impl Session {
 
     /// The place that this one replaces is not needed any more.
     pub(super) fn release_replaced(&mut self, index: usize) {
-        if let Some(replaced) = self.take_replaced(index) {
+        if let Some(replaced) = self.reload.take_replaced(index, &mut self.places) {
             self.releases.push(replaced);
         }
     }
 
-    fn take_replaced(&mut self, index: usize) -> Option<Release> {
-        if self.replacing == 0 {
-            return None;
-        }
-        let replaced = self.places.get_mut(index)?.replaces.take()?;
-        self.replacing -= 1;
-        Some(*replaced)
-    }
-
     /// A place that is being replaced has its permit: it is its request's again, under the number that it has there.
     pub(super) fn take_back(&mut self, n: u64, now: Time) {
-        let Some(index) = self.replacing(n) else { return };
-        let Some(Release { id: old, .. }) = self.take_replaced(index) else { return };
+        let Some(index) = self.reload.replacement_of(n, &self.places) else { return };
+        let Some(Release { id: old, .. }) = self.reload.take_replaced(index, &mut self.places)
+        else {
+            return;
+        };
         let node = self.places.node();
         let Some(place) = self.places.get_mut(index) else { return };
         let new = Release::of(node, place, now);
@@ -123,15 +163,5 @@ impl Session {
             // It may stand there.
             self.releases.push(new);
         }
-    }
-
-    /// The index of the place that replaces the one with this number.
-    pub(super) fn replacing(&self, n: u64) -> Option<usize> {
-        // All grants come here, and only those soon after a reload look at all places.
-        if self.replacing == 0 {
-            return None;
-        }
-        let replaces = |place: &Place| place.replaces.as_ref().is_some_and(|old| old.id.n == n);
-        self.places.iter().find(|(_, place)| replaces(place)).map(|(index, _)| index)
     }
 }
