@@ -16,6 +16,7 @@ mod local;
 mod options;
 mod outage;
 mod overrides;
+mod pass_on;
 mod place;
 mod places;
 mod probe;
@@ -70,9 +71,8 @@ pub struct Session {
     places: Places,
     counts: Counts,
     limits: Limits,
-    /// Where permits are passed on.
-    reuse: Option<Box<Reuse>>,
-
+    /// Whether permits are passed on, and to which requests.
+    reuse: Reuse,
     /// In an outage: the places that wait for a share of the process's own.
     outage: Option<LocalQueue>,
     quarantine: Quarantine,
@@ -152,7 +152,7 @@ impl Session {
             places: Places::new(node, serial, connected.poll_only),
             counts: Counts::default(),
             limits: Limits::default(),
-            reuse: None,
+            reuse: Reuse::default(),
             outage: is_outage.then(LocalQueue::new),
             quarantine: connected.quarantine,
             joins: Joins::default(),
@@ -223,8 +223,8 @@ impl Session {
             place.queued = true;
         }
         let (limit, claim) = (place.limit, place.options.claim);
-        if self.reuse.is_some() && before.is_without_permit() != state.is_without_permit() {
-            self.follow_queue(index, state.is_without_permit());
+        if self.reuse.is_on() && before.is_without_permit() != state.is_without_permit() {
+            self.reuse.follow(index, state.is_without_permit(), &self.places);
         }
         if let Some(queue) = &mut self.outage {
             queue.change(claim, before, state);

@@ -159,7 +159,7 @@ impl Session {
             place.granted_at = now;
             place.acked = now;
         }
-        self.hear_of_admission();
+        self.reuse.handle_admission();
         self.set(index, State::Admitted { announced: Sent::No });
         self.events.push(Event::Admitted(index));
         if !self.is_outage() {

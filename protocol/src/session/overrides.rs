@@ -13,13 +13,11 @@ impl Session {
     /// An operator set something else. If there are more permits now, the waiters ask for them at once:
     /// only their process knows how many its policy allows.
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
-        let (before, limit) = self.limits.handle_override(overrides);
-        if limit > before {
+        let (before, after) = self.limits.handle_override(overrides);
+        if after > before {
             self.probe.want(self.counts.has_waiting());
         }
-        if limit != before {
-            self.limit_changed(limit < before, now);
-        }
+        self.reuse.handle_limit(before, after, now);
         // What can never be served any more would hold up its line.
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };

@@ -247,6 +247,24 @@ impl Place {
         matches!(self.linger, Linger::Kept(_) | Linger::Spare)
     }
 
+    /// Until when it is kept, and for how long permits are.
+    pub(super) fn kept(&self) -> Option<(Time, Duration)> {
+        let Linger::Kept(until) = self.linger else { return None };
+        Some((until, self.options.reuse()))
+    }
+
+    /// A new request has it.
+    pub(super) const fn begin_again(&mut self, now: Time) {
+        self.linger = Linger::No;
+        (self.taken, self.queued) = (false, false);
+        self.held_at = now;
+    }
+
+    /// It is not on its way any more.
+    pub(super) const fn end_spare(&mut self) {
+        self.linger = Linger::No;
+    }
+
     /// Its request has left, and it lingers. Returns until when.
     pub(super) fn begin_to_linger(&mut self, now: Time) -> Time {
         let held_ms = now.since(self.held_at).as_nanos().div_ceil(1_000_000);

@@ -78,10 +78,8 @@ impl Session {
     /// Requests that wait are judged by another limit and headroom from here on, and keep their turn. One whose call is on
     /// its way adopts them once that is answered.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
-        let (before, limit_now) = self.limits.handle_policy(limit);
-        if limit_now != before {
-            self.limit_changed(limit_now < before, now);
-        }
+        let (before, after) = self.limits.handle_policy(limit);
+        self.reuse.handle_limit(before, after, now);
         let arrival = self.places.last_arrival();
         self.reload.policy = Some(Policy { limit, headroom, arrival });
         // Those that are about to return under ids that were never sent.
@@ -113,7 +111,7 @@ impl Session {
         };
         let replaced = Release::of(self.places.node(), place, now);
         let before = place.limit;
-        self.follow_queue(index, false);
+        self.reuse.follow(index, false, &self.places);
         if !is_new_to_the_backend {
             // One of a reload before, if the call that was to end it failed.
             self.release_replaced(index);
@@ -127,14 +125,14 @@ impl Session {
                 self.reload.replace(place, replaced);
             }
         }
-        self.follow_queue(index, true);
+        self.reuse.follow(index, true, &self.places);
         if self.places.get(index).is_some_and(|place| limit == 0 || self.limits.never_fit(place)) {
             let reason = if limit == 0 { RejectReason::Limit } else { RejectReason::CostTooHigh };
             self.leave_server(index, now);
             return self.refuse(index, reason, self.seen);
         }
         if !is_new_to_the_backend {
-            self.left_queue(n);
+            self.reuse.handle_left_queue(n);
             // An operator may have revoked it, and the word of that be on its way.
             self.gone(n, now);
         }

@@ -38,7 +38,9 @@ impl Session {
     pub fn handle_reply(&mut self, op: &Op, reply: &Reply, late: bool, sent: Time, now: Time) {
         let timing = Timing { sent, now, late };
         self.arrived(op);
-        self.hear_who_waits(op, reply, late, (sent, now));
+        if self.reuse.is_on() {
+            self.note_who_waits(op, reply, late, (sent, now));
+        }
         // A reply in short says nothing of it.
         if (reply.in_use, reply.waiting) != (0, 0) {
             self.seen = (reply.in_use, reply.waiting);
@@ -142,7 +144,7 @@ impl Session {
     /// A hint: a place of this process was granted.
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, bound, claim, lease_end } = hint;
-        self.left_queue(n);
+        self.reuse.handle_left_queue(n);
         let id = PlaceId { node: self.places.node(), poll_only: false, n, bound, claim };
         self.promoted(id, lease_end, now);
     }
@@ -193,7 +195,7 @@ impl Session {
             return self.release_late(id, status, timing);
         };
         if self.places.get(index).is_some_and(|place| place.linger == Linger::Spare) {
-            return self.spare_joined(index, status, (reply.lease_end, timing.sent), timing.now);
+            return self.process_spare(index, status, (reply.lease_end, timing.sent), timing.now);
         }
         let hint = match self.places.get(index) {
             Some(Place { state: State::Joining { hint, .. }, .. }) => *hint,
@@ -221,12 +223,12 @@ impl Session {
                 self.adopt_late(index, timing.now);
             }
             PlaceStatus::NoPermit => {
-                let index = self.last_in_turn(index);
+                let index = self.exchange_with_last(index);
                 let reason = self.blame(index, RejectReason::Limit, seen.0, timing.sent);
                 self.refuse(index, reason, seen);
             }
             PlaceStatus::QueueFull => {
-                let index = self.last_in_turn(index);
+                let index = self.exchange_with_last(index);
                 let reason = self.blame(index, RejectReason::QueueFull, seen.0, timing.sent);
                 self.refuse(index, reason, seen);
             }
@@ -344,7 +346,7 @@ impl Session {
             }
             return;
         }
-        let index = self.first_in_turn(index);
+        let index = self.exchange_with_first(index);
         if let (Some(queue), Some(place)) = (&mut self.outage, self.places.get(index))
             && place.waits_locally()
         {
@@ -372,7 +374,7 @@ impl Session {
             return;
         }
         let (dropped, at) = self.releases.handle_refused(ids.len(), self.limits.lease(), now);
-        dropped.iter().for_each(|id| self.left_queue(id.n));
+        dropped.iter().for_each(|id| self.reuse.handle_left_queue(id.n));
         at.into_iter().for_each(|at| self.want(at));
         for id in ids {
             self.release_answered(id.n, false);

@@ -34,14 +34,14 @@ impl Session {
             return None;
         }
         self.limits.handle_request(limit, options.headroom);
-        if let Some(index) = self.take_kept(limit, &options, now) {
+        if let Some(index) = self.reuse.take(limit, &options, now, &mut self.places, &self.limits) {
             return Some(index);
         }
         let is_first = self.places.is_empty() && !self.releases.is_any();
         self.limits.handle_lease(options.lease, is_first);
         let index = self.places.insert(limit, options, now);
         self.counts.add_joining();
-        self.follow_queue(index, true);
+        self.reuse.follow(index, true, &self.places);
         let n = self.places.get(index).map_or(0, |place| place.n);
         self.want(now + IDLE);
         if self.limits.is_draining() {
@@ -139,7 +139,7 @@ impl Session {
         if let Some(place) = self.places.get_mut(index).filter(due) {
             let until = place.begin_to_linger(now);
             self.want(until);
-        } else if self.may_pass_on(index, now) {
+        } else if self.reuse.may_pass_on(index, now, &self.places, &self.limits) {
             self.pass_on(index, now);
         } else {
             self.take_out(index, now);
@@ -149,10 +149,10 @@ impl Session {
     /// Takes a place out that no request has.
     #[inline]
     pub(super) fn take_out(&mut self, index: usize, now: Time) {
-        self.follow_queue(index, false);
+        self.reuse.follow(index, false, &self.places);
         self.release_replaced(index);
         let Some(place) = self.places.remove(index) else { return };
-        self.forget_kept(&place);
+        self.reuse.forget(&place);
         if let Some(queue) = self.outage.as_mut().filter(|_| place.is_in_flight()) {
             queue.count(place.options.claim, false);
         }

@@ -104,7 +104,7 @@ impl Session {
                 (place.held_at, place.granted_at) = (Time::ZERO, Time::ZERO);
             }
         }
-        self.coarsen_reuse(reuse, now);
+        self.reuse.coarsen(reuse, now);
     }
 
     /// A held place reached its deadline, or has lingered for long enough.

@@ -43,7 +43,7 @@ impl Session {
     /// one.
     #[must_use]
     pub fn keeps_alive(&self) -> Option<Time> {
-        if let Some(at) = self.asks_since() {
+        if let Some(at) = self.reuse.asks_since() {
             return Some(at);
         }
         if !self.has_renewals() {
@@ -60,7 +60,7 @@ impl Session {
             && self.joins.is_empty()
             && self.renewals.is_at_rest()
             && !(self.probe.is_due() || self.probe.has_more() || self.audit.is_due())
-            && self.asks_since().is_none()
+            && self.reuse.asks_since().is_none()
             && !self.is_kept_for_nobody()
     }
 
@@ -173,7 +173,7 @@ impl Session {
     /// Has the places renewed whose reply says who waits.
     #[inline]
     fn take_question_up(&mut self) {
-        if let Some((permit, first)) = self.take_question() {
+        if let Some((permit, first)) = self.reuse.poll_question(&self.places) {
             self.renewals.push(permit);
             first.into_iter().for_each(|first| self.renewals.push(first));
         }
@@ -202,7 +202,7 @@ impl Session {
             let ids = if let Op::Release { ids } = &call.op { &ids[..] } else { &[] };
             call.limit = self.limit_to_promote(ids);
             call.headroom = self.limits.headroom();
-            self.note_limit_of_calls(call.limit, now);
+            self.reuse.handle_call(call.limit, now);
         }
         if let Some(limit) = self.limit_for_all(now) {
             (call.limit, call.for_all) = (limit, true);
@@ -229,7 +229,7 @@ impl Session {
     /// Drops the releases of places that are gone by themselves.
     pub(super) fn drop_expired_releases(&mut self, now: Time) {
         for id in self.releases.drop_expired(self.limits.lease(), now) {
-            self.left_queue(id.n);
+            self.reuse.handle_left_queue(id.n);
         }
     }
 }

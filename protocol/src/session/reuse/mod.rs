@@ -5,449 +5,417 @@
 //! said so. The idea is that of locks that stay with the node that used them last until another node asks, as in GFS2
 //! ("glocks") and in NFSv4 (delegations); that it must not be done while others wait is what lock cohorting
 //! (Dice, Marathe and Shavit, 2012) bounds by a count and this by a message.
+//!
+//! The session tells [`Reuse`] what happens, asks it what to do with a place, and does that. Nothing outside this folder
+//! touches its fields.
 
+mod line;
+mod others;
 mod own_waiting;
-mod passing;
+mod stock;
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use self::own_waiting::OwnWaiting;
-use super::options::{AcquireOptions, OnUnavailable};
-use super::place::{Linger, Place};
+use self::line::{Line, Terms};
+use self::others::Others;
+use self::stock::Stock;
+use super::audit::Audit;
+use super::limits::Limits;
+use super::options::AcquireOptions;
+use super::place::Place;
+use super::places::{Places, serial_of};
 use super::{Session, State};
 use crate::call::Op;
-use crate::claim::Claim;
-use crate::ledger::{PlaceStatus, Reply};
+use crate::ledger::Reply;
 use crate::time::Time;
 
 /// What a session needs to pass permits on. The first request that asks for it creates it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Reuse {
-    /// The requests of this process that have no permit, by arrival and index.
-    queue: BTreeSet<(u64, usize)>,
-    /// The same, by what they ask for.
-    by_terms: BTreeMap<Terms, BTreeSet<(u64, usize)>>,
-    /// Permits without a request, by number; the one used last is at the back.
-    kept: VecDeque<u64>,
-    /// Places without a request that are on their way to the backend, by number, the oldest in front.
-    spare: VecDeque<u64>,
-    own_waiting: OwnWaiting,
-    alone: Option<Alone>,
-    /// Calls sent before this say nothing of who waits.
-    recalled_at: Option<Time>,
-    /// The limit of the last call without newcomers. Calls sent before `limit_since` had another one.
-    call_limit: Option<u32>,
-    limit_since: Option<Time>,
-    /// When the last call was sent whose reply said that another process waits; or a recall said so.
-    others_at: Option<Time>,
-    /// The place that is to be renewed for the sake of the reply, and when one was last chosen.
-    ask: Option<u64>,
-    asked_at: Option<Time>,
-    /// How many permits went to another request since that was last asked.
+pub(super) struct Reuse(Option<Box<Parts>>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Parts {
+    /// Whether other processes wait.
+    others: Others,
+    /// The requests of this process that have no permit.
+    line: Line,
+    /// The places that no request has.
+    stock: Stock,
+    /// How many permits went to another request since the last [`Reuse::take_passed_on`].
     passed_on: u64,
 }
 
-/// No other process waited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Alone {
-    /// When the call was sent whose reply said so; where own places wait, that whose reply last said so of the first of
-    /// them.
-    heard: Time,
-    /// Permits in use then, at most.
-    in_use: u64,
+/// A reply, and what the session knows beside it.
+pub(super) struct Heard<'a> {
+    pub(super) op: &'a Op,
+    pub(super) reply: &'a Reply,
+    /// Calls that were sent later may have been carried out before this one.
+    pub(super) late: bool,
+    pub(super) sent: Time,
+    pub(super) now: Time,
+    /// Hints arrive, and the backend counts every permit of this process and grants them.
+    pub(super) is_trusted: bool,
 }
 
-/// What a request asks for. Requests with equal terms may exchange their places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Terms {
-    // The first field, so that requests of one claim are neighbours.
-    claim: Option<Claim>,
-    limit: u32,
-    headroom: u32,
-    lease: Duration,
-    max_queue: Option<u32>,
-    max_waiting: u32,
-    /// The variant, and its share.
-    on_unavailable: (u8, u32),
-    linger_ms: u32,
-    reuse_ms: u32,
+/// Where a permit goes whose request leaves.
+pub(super) enum Next {
+    /// To the request at this index.
+    Request(usize),
+    /// It is kept. Others are kept already, or what is known of other processes ends then.
+    Kept(Option<Time>),
 }
 
-impl Terms {
-    fn of(place: &Place) -> Self {
-        Self::new(place.limit, &place.options)
-    }
-
-    fn new(limit: u32, options: &AcquireOptions) -> Self {
-        let AcquireOptions {
-            lease,
-            max_queue,
-            max_waiting,
-            on_unavailable,
-            headroom,
-            claim,
-            linger_ms,
-            reuse_ms,
-        } = *options;
-        let on_unavailable = match on_unavailable {
-            OnUnavailable::Refuse => (0, 0),
-            OnUnavailable::Admit => (1, 0),
-            OnUnavailable::Local(share) => (2, share),
-        };
-        Self {
-            claim,
-            limit,
-            headroom,
-            lease,
-            max_queue,
-            max_waiting,
-            on_unavailable,
-            linger_ms,
-            reuse_ms,
-        }
-    }
+/// What becomes of kept permits as time passes.
+pub(super) enum Idle {
+    /// The permit at this index is given back.
+    Release(usize),
+    /// Nothing happens until then.
+    Until(Time),
 }
 
 impl Reuse {
-    fn join(&mut self, index: usize, place: &Place) {
-        if self.queue.insert((place.arrival, index)) {
-            self.by_terms.entry(Terms::of(place)).or_default().insert((place.arrival, index));
-        }
-    }
-
-    fn leave(&mut self, index: usize, place: &Place) {
-        if self.queue.remove(&(place.arrival, index))
-            && let Entry::Occupied(mut same) = self.by_terms.entry(Terms::of(place))
-        {
-            same.get_mut().remove(&(place.arrival, index));
-            if same.get().is_empty() {
-                same.remove();
-            }
-        }
-    }
-
-    /// Whether all requests without a permit have one claim.
-    fn has_one_claim(&self) -> bool {
-        let [first, last] = [self.by_terms.first_key_value(), self.by_terms.last_key_value()]
-            .map(|entry| entry.map(|(terms, _)| terms.claim));
-        first == last
-    }
-
-    /// Forgets a place that is removed.
-    fn forget(&mut self, place: &Place) {
-        let numbers = match place.linger {
-            Linger::Kept(_) => &mut self.kept,
-            Linger::Spare => &mut self.spare,
-            _ => return,
-        };
-        if let Some(at) = numbers.iter().position(|n| *n == place.n) {
-            numbers.remove(at);
-        }
-    }
-}
-
-/// Permits in use and places that wait after a call with this limit, if the limit is known. `None`: the reply does not
-/// say.
-fn counted(op: &Op, reply: &Reply, limit: Option<u64>) -> Option<(u64, u64)> {
-    match op {
-        Op::Release { .. } | Op::Audit { .. } => None,
-        _ if (reply.in_use, reply.waiting) != (0, 0) => Some((reply.in_use, reply.waiting)),
-        // A short reply. Permits of tenants may be granted by one while lines of others are stopped.
-        Op::Acquire { leaving, ids, .. }
-            if leaving.iter().chain(ids).any(|id| id.claim.is_some()) =>
-        {
-            None
-        }
-        // A short reply: nobody waits, and the limit is kept.
-        _ => Some((limit?, 0)),
-    }
-}
-
-impl Session {
-    /// Another process waits: kept permits are given back, and nothing is passed on until the reply to a call that is
-    /// sent from here on says that no other process waits.
-    pub fn handle_recall(&mut self, now: Time) {
-        if let Some(reuse) = &mut self.reuse {
-            (reuse.recalled_at, reuse.others_at) = (Some(now), Some(now));
-            reuse.alone = None;
-        }
-    }
-
-    /// How many permits went from one request of this process straight to its next one, since the last call.
-    pub fn take_passed_on(&mut self) -> u64 {
-        self.reuse.as_mut().map_or(0, |reuse| std::mem::take(&mut reuse.passed_on))
-    }
-
-    /// How many permits are kept for the next requests of this process.
-    #[must_use]
-    pub fn kept(&self) -> usize {
-        self.reuse.as_ref().map_or(0, |reuse| reuse.kept.len())
-    }
-
-    /// Takes a reply's word for who waits.
+    /// Whether any request has asked for it.
     #[inline]
-    pub(super) fn hear_who_waits(
-        &mut self,
-        op: &Op,
-        reply: &Reply,
-        late: bool,
-        timing: (Time, Time),
-    ) {
-        if self.reuse.is_some() {
-            self.hear_counts(op, reply, late, timing);
-        }
+    pub(super) const fn is_on(&self) -> bool {
+        self.0.is_some()
     }
 
-    #[inline(never)]
-    fn hear_counts(&mut self, op: &Op, reply: &Reply, late: bool, (sent, now): (Time, Time)) {
-        // Calls of one limit are made for all of their places.
-        let limit = match op {
-            Op::Acquire { ids, .. } => ids
-                .first()
-                .and_then(|id| self.places.get(self.places.index(id.n)?))
-                .map(|place| place.limit),
-            _ => self.reuse.as_ref().and_then(|reuse| reuse.call_limit),
-        };
-        let limit = limit.map(|limit| u64::from(self.limits.in_force_for(limit)));
-        // A permit in use here that the backend does not count is missing in the reply.
-        let is_counted = !self.renewals.is_resync() && !self.counts.has_admitted();
-        let is_quarantined = self.quarantined_until().is_some_and(|end| now < end);
-        let hears = !self.places.is_poll_only() && !self.is_outage();
-        let Some(reuse) = &mut self.reuse else { return };
-        reuse.own_waiting.hear(op, reply, late, sent, &self.places);
-        if late {
-            return;
-        }
-        let counted = counted(op, reply, limit);
-        let own = reuse.own_waiting.len();
-        if counted.is_some_and(|(_, waiting)| waiting > own) {
-            reuse.others_at = reuse.others_at.max(Some(sent));
-        }
-        let is_over = reuse.recalled_at.is_some_and(|at| sent <= at)
-            || reuse.limit_since.is_some_and(|at| sent < at);
-        if is_over {
-            return;
-        }
-        let Some((in_use, waiting)) = counted else {
-            if let Op::Acquire { ids, .. } = op
-                && let Some(id) = ids.first()
-            {
-                self.ask_if_hot(id.n, now);
+    fn begin(&mut self, places: &Places, now: Time) -> &mut Parts {
+        self.0.get_or_insert_with(|| {
+            // Earlier recalls left no trace.
+            let mut parts = Parts { others: Others::starting_at(now), ..Parts::default() };
+            for (index, place) in places.iter() {
+                parts.line.follow(index, place, true);
             }
-            return;
-        };
-        if waiting < own {
-            // A hint was lost, and the reply does not say which.
-            reuse.own_waiting.clear();
-        }
-        let is_gone = reply.statuses.contains(&PlaceStatus::Gone);
-        let is_alone = waiting <= reuse.own_waiting.len();
-        let is_known = is_counted && hears && !is_quarantined && !is_gone;
-        let first = reuse.own_waiting.heard();
-        // Of as many, one may be another process's, which waited before, if a hint was lost since the first was heard of.
-        let is_certain = first.is_none_or(|at| reuse.others_at < Some(at));
-        let heard = first.map_or(sent, |at| at.min(sent));
-        reuse.alone = (is_alone && is_known && is_certain).then_some(Alone { heard, in_use });
-        let first = reuse.own_waiting.numbers().next().filter(|_| is_alone && !is_certain);
-        if let Some(first) = first {
-            self.ask_if_hot(first, now);
-        }
+            Box::new(parts)
+        })
     }
 
-    /// A place of this process has left the queue.
-    pub(super) fn left_queue(&mut self, n: u64) {
-        if let Some(reuse) = &mut self.reuse {
-            reuse.own_waiting.remove(n);
+    /// Another process waits: kept permits are given back, and nothing is passed on until the reply to a call that is
+    /// sent from now on says that no other process waits.
+    pub(super) fn handle_recall(&mut self, now: Time) {
+        self.0.iter_mut().for_each(|parts| parts.others.handle_recall(now));
+    }
+
+    /// Notes what a reply says of who waits.
+    #[inline(never)]
+    pub(super) fn handle_reply(
+        &mut self,
+        heard: &Heard<'_>,
+        places: &Places,
+        limits: &Limits,
+        audit: &Audit,
+    ) {
+        let Some(parts) = &mut self.0 else { return };
+        let Some(n) = parts.others.handle_reply(heard, places, limits) else { return };
+        // If permits are used so often that the question is worth a call.
+        let within = places.with_number(n).map(|place| place.options.reuse());
+        if let Some(within) = within.filter(|within| audit.has_left_within(*within, heard.now)) {
+            parts.others.ask_ahead(n, within, heard.now);
         }
-    }
-
-    /// Whether this process knows, by a call sent not long ago, that no other one waits, and that no more permits are in
-    /// use than the limit of these terms.
-    fn is_alone(&self, limit: u32, options: &AcquireOptions, now: Time) -> bool {
-        let alone = self.reuse.as_ref().and_then(|reuse| reuse.alone);
-        alone.is_some_and(|alone| now < alone.heard + options.reuse() && self.keeps(alone, limit))
-    }
-
-    fn keeps(&self, alone: Alone, limit: u32) -> bool {
-        alone.in_use <= u64::from(self.limits.in_force_for(limit))
     }
 
     /// A call without newcomers is sent, with this limit.
     #[inline]
-    pub(super) fn note_limit_of_calls(&mut self, limit: u32, now: Time) {
-        if let Some(reuse) = &mut self.reuse
-            && reuse.call_limit.replace(limit) != Some(limit)
-        {
-            reuse.limit_since = Some(now);
+    pub(super) fn handle_call(&mut self, limit: u32, now: Time) {
+        if let Some(parts) = &mut self.0 {
+            parts.others.handle_call(limit, now);
         }
     }
 
-    /// Calls have another limit from here on. If it is lower, nothing is passed on until a reply says how many permits
-    /// are in use.
-    #[inline]
-    pub(super) fn limit_changed(&mut self, is_lower: bool, now: Time) {
-        if let Some(reuse) = &mut self.reuse {
-            reuse.limit_since = Some(now);
-            if is_lower {
-                reuse.recalled_at = Some(now);
-                reuse.alone = None;
-            }
+    /// Calls have another limit from now on.
+    pub(super) fn handle_limit(&mut self, before: u32, after: u32, now: Time) {
+        if let Some(parts) = self.0.as_mut().filter(|_| after != before) {
+            parts.others.handle_limit(after < before, now);
         }
     }
 
     /// A permit is in flight that the backend does not count yet.
-    pub(super) fn hear_of_admission(&mut self) {
-        if let Some(reuse) = &mut self.reuse {
-            reuse.alone = None;
-        }
+    pub(super) fn handle_admission(&mut self) {
+        self.0.iter_mut().for_each(|parts| parts.others.forget());
     }
 
-    /// A request joins those without a permit, or leaves them.
+    /// Nothing is known of other processes from now on.
+    pub(super) fn handle_break(&mut self) {
+        self.0.iter_mut().for_each(|parts| parts.others.handle_break());
+    }
+
+    /// The place with this number has left the backend's queue.
     #[inline]
-    pub(super) fn follow_queue(&mut self, index: usize, is_in: bool) {
-        if self.reuse.is_some() {
-            self.move_in_queue(index, is_in);
+    pub(super) fn handle_left_queue(&mut self, n: u64) {
+        if let Some(parts) = &mut self.0 {
+            parts.others.handle_left_queue(n);
         }
     }
 
+    /// The request at `index` joins those without a permit, or leaves them.
+    #[inline]
+    pub(super) fn follow(&mut self, index: usize, is_in: bool, places: &Places) {
+        if let Some(parts) = &mut self.0 {
+            parts.follow(index, is_in, places);
+        }
+    }
+
+    /// The place is removed, or has a request again.
+    #[inline]
+    pub(super) fn forget(&mut self, place: &Place) {
+        if let Some(parts) = &mut self.0 {
+            parts.stock.forget(place);
+        }
+    }
+
+    /// Gives a new request a place that no request has: the permit that was used last; or a place that is on its way, so
+    /// that a process asks for no more permits than it has requests. Returns its index.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        limit: u32,
+        options: &AcquireOptions,
+        now: Time,
+        places: &mut Places,
+        limits: &Limits,
+    ) -> Option<usize> {
+        if options.reuse_ms == 0 {
+            return None;
+        }
+        self.begin(places, now).take(limit, options, now, places, limits)
+    }
+
+    /// The index of the request that came first of those that ask for the same as the one at `index`.
+    #[inline]
+    pub(super) fn first_in_turn(&self, index: usize, places: &Places) -> usize {
+        self.0.as_ref().map_or(index, |parts| parts.line.first_like(index, places))
+    }
+
+    /// The index of the request that came last of those that ask for the same as the one at `index`, if its place was
+    /// asked for earlier; else `index`.
+    #[inline]
+    pub(super) fn last_in_turn(&self, index: usize, places: &Places) -> usize {
+        let Some(parts) = &self.0 else { return index };
+        let last = parts.line.last_like(index, places);
+        let serial = |index| places.get(index).map(|place| serial_of(place.n));
+        if serial(last) < serial(index) { last } else { index }
+    }
+
+    /// Whether the permit at `index`, whose request leaves, may go to another request of this process.
+    #[inline]
+    pub(super) fn may_pass_on(
+        &self,
+        index: usize,
+        now: Time,
+        places: &Places,
+        limits: &Limits,
+    ) -> bool {
+        self.0.as_ref().is_some_and(|parts| parts.may_pass_on(index, now, places, limits))
+    }
+
+    /// The permit at `index` goes to the request of this process that has waited longest, or is kept.
     #[inline(never)]
-    fn move_in_queue(&mut self, index: usize, is_in: bool) {
-        let (Some(reuse), Some(place)) = (&mut self.reuse, self.places.get(index)) else { return };
-        match is_in {
-            true if place.state.is_without_permit() && !place.has_left() => {
-                reuse.join(index, place);
-            }
-            _ => reuse.leave(index, place),
+    pub(super) fn pass_on(&mut self, index: usize, now: Time, places: &mut Places) -> Next {
+        let (Some(parts), Some(place)) = (&mut self.0, places.get_mut(index)) else {
+            return Next::Kept(None);
+        };
+        let within = place.options.reuse();
+        parts.others.ask_ahead(place.n, within, now);
+        if let Some(to) = parts.line.first() {
+            parts.passed_on += 1;
+            return Next::Request(to);
+        }
+        let is_first = parts.stock.keep(place, now + within);
+        Next::Kept(is_first.then(|| parts.others.known_until(within, now)))
+    }
+
+    /// The place at `index` is on its way, and its request was handed another permit: it is for the next request.
+    pub(super) fn spare(&mut self, place: &mut Place) {
+        if let Some(parts) = &mut self.0 {
+            parts.stock.spare(place);
         }
     }
 
-    /// Permits are passed on from the first request that asks for it.
-    fn begin_reuse(&mut self, now: Time) {
-        if self.reuse.is_none() {
-            // Earlier recalls left no trace.
-            let reuse = Reuse { limit_since: Some(now), ..Reuse::default() };
-            self.reuse = Some(Box::new(reuse));
-            for index in self.indexes() {
-                self.follow_queue(index, true);
-            }
-        }
+    /// Whether permits are kept that no request of this process will get.
+    #[inline]
+    pub(super) fn is_kept_for_nobody(&self, places: &Places, limits: &Limits) -> bool {
+        self.0.as_ref().is_some_and(|parts| parts.is_kept_for_nobody(places, limits))
     }
 
-    /// Has a place renewed before what is known of other processes is too old: the reply says who waits.
-    fn ask_ahead(&mut self, n: u64, within: Duration, now: Time) {
-        let Some(reuse) = &mut self.reuse else { return };
-        let is_old = |at: Time| now >= at + within / 2;
-        if reuse.alone.is_none_or(|alone| is_old(alone.heard)) && reuse.asked_at.is_none_or(is_old)
-        {
-            (reuse.ask, reuse.asked_at) = (Some(n), Some(now));
-        }
+    /// Ends the stock. Returns the numbers of all places that no request has.
+    pub(super) fn take_all(&mut self) -> Vec<u64> {
+        self.0.as_mut().map(|parts| parts.stock.take_all()).unwrap_or_default()
     }
 
-    /// The same, if permits are used so often that the question is worth a call.
-    fn ask_if_hot(&mut self, n: u64, now: Time) {
-        let Some(within) = self.places.find(n).map(|place| place.options.reuse()) else { return };
-        if self.audit.has_left_within(within, now) {
-            self.ask_ahead(n, within, now);
+    /// What becomes of the permit that was kept first: it is given back if it was not used for some time, or will not have
+    /// been before long, and once what is known of other processes is too old.
+    pub(super) fn poll_idle(&self, now: Time, places: &Places) -> Option<Idle> {
+        let parts = self.0.as_ref()?;
+        let index = places.index(parts.stock.first_kept()?)?;
+        let (until, within) = places.get(index)?.kept()?;
+        let known = parts.others.known_until(within, now);
+        if now < known && now + within / 2 < until {
+            return Some(Idle::Until(until.min(known)));
         }
+        Some(Idle::Release(index))
     }
 
     /// Since when the question who waits is due, if it is.
     #[inline]
     pub(super) fn asks_since(&self) -> Option<Time> {
-        let reuse = self.reuse.as_ref().filter(|reuse| reuse.ask.is_some())?;
-        reuse.asked_at
+        self.0.as_ref()?.others.asks_since()
     }
 
     /// Takes the places that are to be renewed for the sake of the reply: a permit, if one is in use, and the first place
     /// that waits.
     #[inline]
-    pub(super) fn take_question(&mut self) -> Option<(u64, Option<u64>)> {
-        if self.reuse.is_none() { None } else { self.take_question_of_reuse() }
+    pub(super) fn poll_question(&mut self, places: &Places) -> Option<(u64, Option<u64>)> {
+        self.0.as_mut()?.others.poll_question(places)
     }
 
-    #[inline(never)]
-    fn take_question_of_reuse(&mut self) -> Option<(u64, Option<u64>)> {
-        let reuse = self.reuse.as_mut()?;
-        let permit = reuse.ask.take()?;
-        let waits = |n: &u64| {
-            let place = self.places.index(*n).and_then(|index| self.places.get(index));
-            place.is_some_and(|place| matches!(place.state, State::Waiting { .. }))
-        };
-        Some((permit, reuse.own_waiting.numbers().find(waits).filter(|first| *first != permit)))
-    }
-
-    /// A place is removed.
-    #[inline]
-    pub(super) fn forget_kept(&mut self, place: &Place) {
-        if let Some(reuse) = &mut self.reuse {
-            reuse.forget(place);
-        }
+    fn take_passed_on(&mut self) -> u64 {
+        self.0.as_mut().map_or(0, |parts| std::mem::take(&mut parts.passed_on))
     }
 
     /// For explorers: forgets what is too old to decide anything.
-    pub(super) fn coarsen_reuse(&mut self, within: Duration, now: Time) {
-        let Some(reuse) = &mut self.reuse else { return };
-        reuse.passed_on = 0;
-        let is_old = |at: Time| now >= at + within;
-        reuse.recalled_at = reuse.recalled_at.filter(|at| !is_old(*at));
-        reuse.asked_at = reuse.asked_at.filter(|at| !is_old(*at));
-        reuse.limit_since = reuse.limit_since.filter(|at| !is_old(*at));
-        reuse.others_at = reuse.others_at.filter(|at| !is_old(*at));
-        reuse.own_waiting.coarsen(Time::ZERO + now.since(Time::ZERO + within));
-        if reuse.kept.is_empty() {
-            reuse.alone = reuse.alone.filter(|alone| !is_old(alone.heard));
+    pub(super) fn coarsen(&mut self, within: Duration, now: Time) {
+        let Some(parts) = &mut self.0 else { return };
+        parts.passed_on = 0;
+        parts.others.coarsen(within, now, parts.stock.kept() > 0);
+    }
+}
+
+impl Parts {
+    #[inline(never)]
+    fn follow(&mut self, index: usize, is_in: bool, places: &Places) {
+        if let Some(place) = places.get(index) {
+            self.line.follow(index, place, is_in);
         }
     }
 
-    /// Nothing is known of other processes from here on.
-    pub(super) fn end_reuse(&mut self, now: Time) {
-        self.release_kept(now);
-        if let Some(reuse) = &mut self.reuse {
-            reuse.alone = None;
-            reuse.ask = None;
-            reuse.own_waiting.clear();
+    #[inline(never)]
+    fn take(
+        &mut self,
+        limit: u32,
+        options: &AcquireOptions,
+        now: Time,
+        places: &mut Places,
+        limits: &Limits,
+    ) -> Option<usize> {
+        if self.stock.is_empty() || limits.is_draining() {
+            return None;
         }
+        let in_force = limits.in_force_for(limit);
+        if !self.others.is_alone(in_force, options.reuse(), now) {
+            return None;
+        }
+        let Some(n) = self.stock.last_kept() else {
+            return self.take_spare(limit, options, now, places);
+        };
+        // An earlier request could not use what is kept, so that is given back.
+        if !self.line.is_empty() {
+            return None;
+        }
+        let index = places.index(n)?;
+        let place = places.get_mut(index)?;
+        if place.limit != limit || place.options != *options || !is_good_for_another(place, now) {
+            return None;
+        }
+        self.stock.forget(place);
+        place.begin_again(now);
+        self.passed_on += 1;
+        self.others.ask_ahead(n, options.reuse(), now);
+        Some(index)
+    }
+
+    fn take_spare(
+        &mut self,
+        limit: u32,
+        options: &AcquireOptions,
+        now: Time,
+        places: &mut Places,
+    ) -> Option<usize> {
+        if self.line.has_others_than(&Terms::new(limit, options)) {
+            // The request would have its place before some that came earlier.
+            return None;
+        }
+        let index = places.index(self.stock.first_spare()?)?;
+        let place = places.get(index)?;
+        if place.limit != limit || place.options != *options {
+            return None;
+        }
+        let arrival = places.next_arrival();
+        let place = places.get_mut(index)?;
+        self.stock.forget(place);
+        place.begin_again(now);
+        (place.acked, place.arrival) = (now, arrival);
+        self.line.follow(index, place, true);
+        Some(index)
+    }
+
+    #[inline(never)]
+    fn may_pass_on(&self, index: usize, now: Time, places: &Places, limits: &Limits) -> bool {
+        let Some(place) = places.get(index) else { return false };
+        let in_force = limits.in_force_for(place.limit);
+        if place.options.reuse_ms == 0
+            || !matches!(place.state, State::Held)
+            || place.has_left()
+            // No recall reaches such a place.
+            || place.poll_only
+            || !is_good_for_another(place, now)
+            || !self.others.is_alone(in_force, place.options.reuse(), now)
+        {
+            return false;
+        }
+        let Some(first) = self.line.first() else { return !limits.is_draining() };
+        // Only the backend knows whose turn it is among tenants.
+        self.line.has_one_claim()
+            && places
+                .get(first)
+                .is_some_and(|other| (other.limit, other.options) == (place.limit, place.options))
+    }
+
+    fn is_kept_for_nobody(&self, places: &Places, limits: &Limits) -> bool {
+        let last = self.stock.last_kept().and_then(|n| places.with_number(n));
+        last.is_some_and(|last| {
+            !self.line.is_empty() || !self.others.keeps(limits.in_force_for(last.limit))
+        })
+    }
+}
+
+/// Whether a permit is good for one more request: more than half of the time for which one may use it is left.
+fn is_good_for_another(place: &Place, now: Time) -> bool {
+    let half = (place.options.lease - place.options.linger()) / 2;
+    !place.restoring && now + half < place.acked + place.reliance()
+}
+
+impl Session {
+    /// Another process waits: kept permits are given back, and nothing is passed on until the reply to a call that is
+    /// sent from now on says that no other process waits.
+    pub fn handle_recall(&mut self, now: Time) {
+        self.reuse.handle_recall(now);
+    }
+
+    /// How many permits went from one request of this process straight to its next one, since the last call.
+    pub fn take_passed_on(&mut self) -> u64 {
+        self.reuse.take_passed_on()
+    }
+
+    /// How many permits are kept for the next requests of this process.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.reuse.0.as_ref().map_or(0, |parts| parts.stock.kept())
     }
 }
 
 #[cfg(test)]
 impl Session {
-    /// What is noted for passing permits on is what there is.
+    /// Checks what is noted for passing permits on against the places.
     pub(super) fn check_reuse(&self) {
-        let Some(reuse) = &self.reuse else { return };
-        let places = || self.places.iter();
-        let waits = places().filter(|(_, p)| p.state.is_without_permit() && !p.has_left());
-        let queue: BTreeSet<_> = waits.map(|(index, place)| (place.arrival, index)).collect();
-        assert_eq!(reuse.queue, queue, "requests without a permit");
-        let mut by_terms: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-        for entry in &queue {
-            let terms = Terms::of(self.places.get(entry.1).expect("a place"));
-            by_terms.entry(terms).or_default().insert(*entry);
-        }
-        assert_eq!(reuse.by_terms, by_terms, "their terms");
-        let is_kept = |place: &Place| matches!(place.linger, Linger::Kept(_));
-        let kept: BTreeSet<_> = places().filter(|(_, p)| is_kept(p)).map(|(_, p)| p.n).collect();
-        assert_eq!(reuse.kept.iter().copied().collect::<BTreeSet<_>>(), kept, "kept permits");
-        assert_eq!(reuse.kept.len(), kept.len(), "each once");
-        let spare = places().filter(|(_, place)| place.linger == Linger::Spare);
-        let spare: BTreeSet<_> = spare.map(|(_, place)| place.n).collect();
-        assert_eq!(reuse.spare.iter().copied().collect::<BTreeSet<_>>(), spare, "spare places");
-        assert_eq!(reuse.spare.len(), spare.len(), "each once");
-        let left: BTreeSet<_> = self.releases.ids().map(|id| id.n).collect();
-        reuse.own_waiting.check();
-        for n in reuse.own_waiting.numbers() {
-            let place = self.places.index(n).and_then(|index| self.places.get(index));
-            let waits = place.is_some_and(|place| place.state.is_without_permit());
-            assert!(waits || left.contains(&n), "{n} stands in the queue");
-        }
-        for (index, place) in places() {
-            assert_eq!(
-                self.places.index(place.n),
-                Some(index),
-                "each place is found by its number"
-            );
+        let Some(parts) = &self.reuse.0 else { return };
+        parts.line.check(&self.places);
+        parts.stock.check(&self.places);
+        let left = self.releases.ids().map(|id| id.n).collect();
+        parts.others.check(&self.places, &left);
+        for (index, place) in self.places.iter() {
+            let found = self.places.index(place.n);
+            assert_eq!(found, Some(index), "each place is found by its number");
         }
     }
 }
