@@ -1,8 +1,8 @@
 //! A gateway to an LLM whose provider allows six requests at a time, shared by tenants on two plans.
 //!
 //! ```sh
-//! cargo run --features admin,metrics --example llm_gateway             # prints what to try with curl
-//! cargo run --features admin,metrics --example llm_gateway -- --demo   # calls itself and ends
+//! cargo run -p example-llm-gateway             # prints what to try with curl
+//! cargo run -p example-llm-gateway -- --demo   # calls itself and ends
 //! ```
 //!
 //! The provider is a fake that this program starts itself: it streams the words of a prompt back. Set

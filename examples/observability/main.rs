@@ -1,7 +1,7 @@
 //! An Axum app with observability: metrics for Prometheus, spans and events in the log.
 //!
 //! ```sh
-//! cargo run --all-features --example observability
+//! cargo run -p example-observability
 //! ```
 //!
 //! This directory also has a Grafana dashboard and alert rules for Prometheus. Set `REDIS_URL` to share permits

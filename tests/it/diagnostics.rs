@@ -65,7 +65,7 @@ const MISTAKES: [(&str, &str, &[&str]); 7] = [
 
 #[test]
 fn the_compiler_says_what_is_missing() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let bins = dir.path().join("src/bin");
     std::fs::create_dir_all(&bins).unwrap();

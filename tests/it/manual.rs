@@ -47,7 +47,7 @@ fn messages(folder: &Path, found: &mut BTreeSet<String>) {
 #[test]
 fn every_event_is_documented() {
     let mut found = BTreeSet::new();
-    messages(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+    messages(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src"), &mut found);
     let page = include_str!("../../docs/observability.md");
     assert!(found.len() > 20, "{found:?}");
     for message in found {
@@ -95,8 +95,22 @@ fn every_snippet_of_the_page_on_testing_is_a_test_that_runs() {
 #[test]
 fn the_adapter_of_the_page_on_stacks_is_that_of_the_example() {
     let (page, example) =
-        (include_str!("../../docs/stacks.md"), include_str!("../../examples/client.rs"));
+        (include_str!("../../docs/stacks.md"), include_str!("../../examples/client/main.rs"));
     let (_, adapter) = page.split_once("\n/// Wraps `inner`").unwrap();
     let (adapter, _) = adapter.split_once("\n}\n").unwrap();
-    assert!(example.contains(adapter), "examples/client.rs lacks this:\n{adapter}");
+    assert!(example.contains(adapter), "examples/client/main.rs lacks this:\n{adapter}");
+}
+
+#[test]
+fn the_exporter_of_the_module_is_that_of_the_page() {
+    let module = include_str!("../../src/metrics/mod.rs");
+    let (_, snippet) = module.split_once("//! ```ignore\n").unwrap();
+    let (snippet, _) = snippet.split_once("//! ```\n").unwrap();
+    let shown = |line: &str| !line.starts_with("# ") && !line.is_empty();
+    let page = include_str!("../../docs/observability.md").lines().filter(|line| shown(line));
+    let page: String = page.map(|line| format!("{line}\n")).collect();
+    let snippet = snippet.lines().map(|line| line.strip_prefix("//! ").unwrap_or_default());
+    let snippet: String =
+        snippet.filter(|line| shown(line)).map(|line| format!("{line}\n")).collect();
+    assert!(page.contains(&snippet), "docs/observability.md lacks this:\n{snippet}");
 }

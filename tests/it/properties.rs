@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 /// Runs a check on every file of a corpus.
 fn corpus(target: &str, check: fn(&[u8])) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut files = 0;
     for entry in
         std::fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()))

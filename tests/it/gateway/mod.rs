@@ -1,4 +1,4 @@
-//! The example gateway, byte by byte: what it takes, what it passes on, and when it gives up.
+//! The gateway, byte by byte: what it takes, what it passes on, and when it gives up.
 
 mod config;
 mod config_secrets;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -19,7 +19,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 
-/// A process of the example `gateway`; killed when this is dropped.
+/// A process of the gateway; killed when this is dropped.
 pub(crate) struct Gateway {
     process: Child,
     url: String,
@@ -35,7 +35,7 @@ impl Gateway {
 
     /// The program, without arguments; its stdout is read.
     pub(crate) fn command() -> Command {
-        let mut command = Command::new(binary());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gateway"));
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         // The checks may set it for examples.
         command.env_remove("REDIS_URL");
@@ -93,32 +93,6 @@ impl Drop for Gateway {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// The example's binary, built with the features of this test.
-fn binary() -> &'static str {
-    static BINARY: OnceLock<String> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "gateway"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        if cfg!(feature = "axum") {
-            build.arg("--all-features");
-        }
-        build.current_dir(env!("CARGO_MANIFEST_DIR"));
-        // What cargo says of this package: dependencies that look at it would be built anew each time.
-        for (name, _) in std::env::vars() {
-            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
-                build.env_remove(name);
-            }
-        }
-        assert!(build.status().unwrap().success(), "the gateway does not build");
-        let test = std::env::current_exe().unwrap();
-        let target = test.parent().unwrap().parent().unwrap();
-        target.join("examples/gateway").to_str().unwrap().to_owned()
-    })
 }
 
 /// A service that cannot take much: it counts what it has in flight.

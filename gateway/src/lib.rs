@@ -1,21 +1,23 @@
-//! A reverse proxy that takes a permit for each request before it goes on to an upstream: the
-//! layer as a sidecar, for services in any language.
+//! The gateway of [`tower_semaphore`]: a reverse proxy that takes a permit for each request before it goes on to an
+//! upstream. A sidecar, for services in any language.
 //!
 //! ```sh
-//! cargo run --release --example gateway -- \
+//! semaphore-gateway \
 //!     --listen 127.0.0.1:8080 --upstream http://127.0.0.1:9000 \
 //!     --redis redis://127.0.0.1/ --key header:x-tenant --limit 5 --limit-for acme=20
 //! ```
 //!
-//! It takes HTTP/1.1 and HTTP/2 without TLS, and speaks HTTP/1.1, HTTP/2 (`h2c://`) or, with the
+//! It accepts HTTP/1.1 and HTTP/2 without TLS, and speaks HTTP/1.1, HTTP/2 (`h2c://`) or, with the
 //! feature `tls`, `https://` to the upstream. With the feature `admin`, `--admin 9090` serves a page
 //! for operators, on loopback; with `metrics`, `--status 9091` shows metrics beside probes.
-//! docs/gateway.md is its manual.
+//! `docs/gateway.md` is its manual.
 //!
 //! All gateways with the same `--redis` and `--name` share their permits. `--help` lists the rest.
-//! `--config FILE` takes several limits, each for all paths or some; the file is reloaded at SIGHUP.
+//! `--config FILE` reads several limits, each for all paths or some; the file is reloaded at SIGHUP.
 //! SIGTERM or Ctrl-C drains: requests in flight end, permits are released, the exit code is 0. A
 //! second signal ends it at once, with 1.
+//!
+//! The crate is a program. Its library has only what the program starts, and follows no version.
 
 #![allow(clippy::print_stdout, reason = "says where it listens")]
 
@@ -45,7 +47,6 @@ mod pool;
 mod problem;
 mod progress;
 #[cfg(feature = "metrics")]
-#[path = "../shared/prometheus.rs"]
 mod prometheus;
 mod room;
 mod server;
@@ -78,7 +79,9 @@ use self::status::Status;
 /// How long the logs may take to write what is left, beyond the drain timeout.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
-fn main() -> ExitCode {
+/// Runs the program, with the arguments and the environment of this process.
+#[must_use]
+pub fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -25,7 +25,7 @@ use super::{file, headers, host, path};
 /// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
 /// Redis count together.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "gateway")]
+#[command(name = "semaphore-gateway")]
 pub(crate) struct Args {
     /// A TOML file with any of these options and several limits, reloaded at SIGHUP. The command line
     /// takes precedence

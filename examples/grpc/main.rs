@@ -1,8 +1,8 @@
 //! A tonic server that answers two calls at a time, streams included, and its client.
 //!
 //! ```sh
-//! cargo run --example grpc              # serves grpc.health.v1.Health on 127.0.0.1:3000
-//! cargo run --example grpc -- --demo    # calls itself and ends
+//! cargo run -p example-grpc              # serves grpc.health.v1.Health on 127.0.0.1:3000
+//! cargo run -p example-grpc -- --demo    # calls itself and ends
 //! ```
 //!
 //! The service is that of `tonic-health`, whose code is generated already; replace it with yours. Permits are counted
@@ -10,7 +10,7 @@
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
-#[path = "shared/signals.rs"]
+#[path = "../shared/signals.rs"]
 mod signals;
 
 use std::time::Duration;

@@ -5,13 +5,13 @@
 //! notices later; it is released at once after a client has closed its socket.
 //!
 //! ```sh
-//! cargo run --features axum --example websocket              # then: websocat ws://127.0.0.1:3000/
-//! cargo run --features axum --example websocket -- --demo    # connects to itself and ends
+//! cargo run -p example-websocket              # then: websocat ws://127.0.0.1:3000/
+//! cargo run -p example-websocket -- --demo    # connects to itself and ends
 //! ```
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
 
-#[path = "shared/signals.rs"]
+#[path = "../shared/signals.rs"]
 mod signals;
 
 use std::time::Duration;
