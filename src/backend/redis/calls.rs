@@ -3,14 +3,14 @@
 use deadpool_redis::redis::{Cmd, Value};
 use smallvec::smallvec;
 
-use super::scripts::{self, By};
+use super::scripts::{self, By, Lua};
 use super::tenanted::Tenanted;
 use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
 use crate::protocol::{Op, PlaceId, PlaceStatus, Reply};
 
-/// Upper bounds for the bytes of an id, with a claim and without, and of everything else in a call.
+/// Upper bounds for the bytes of an id without a claim, of one with a claim, and of everything else in a call.
 const ID: usize = 32;
 const FAIR_ID: usize = 55;
 const REST: usize = 80;
@@ -51,59 +51,49 @@ pub(super) fn has_tenants(family: Family, value: &Value) -> bool {
 /// `PUBLISH` returns the number of receivers, which it does not in a cluster.
 pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted: bool) -> Cmd {
     let AddressedCall { key, node, call } = addressed;
-    let plain = family == Family::Plain;
-    let script = match &call.op {
-        Op::Acquire { .. } if plain => &scripts::ACQUIRE,
-        Op::Acquire { .. } => &scripts::FAIR_ACQUIRE,
-        Op::Release { .. } if plain => &scripts::RELEASE,
-        Op::Release { .. } => &scripts::FAIR_RELEASE,
-        Op::Renew { .. } if plain => &scripts::RENEW,
-        Op::Renew { .. } => &scripts::FAIR_RENEW,
-        Op::Reassert { .. } if plain => &scripts::REASSERT,
-        Op::Reassert { .. } => &scripts::FAIR_REASSERT,
-        Op::Audit { .. } => &scripts::INSPECT,
-    };
+    let (script, is_plain) = (script(&call.op, family), family == Family::Plain);
     let places = match &call.op {
         Op::Reassert { proofs, .. } => 2 * proofs.len(),
         Op::Audit { .. } => 0,
         op => op.places(),
     };
-    let id = if plain { ID } else { FAIR_ID };
+    let id = if is_plain { ID } else { FAIR_ID };
     let mut command = scripts::call(script, by, key, 9 + places, REST + places * id);
-    let (node, counted) = (node.text(), u8::from(counted));
     if let Op::Audit { most } = &call.op {
         command.arg(*most);
         return command;
     }
+    let (node, counted) = (node.text(), u8::from(counted));
     command.arg(call.limit).arg(u8::from(call.for_all));
-    if !plain {
+    if !is_plain {
         command.arg(call.headroom);
     }
+    if let Op::Acquire { lease_ms, .. }
+    | Op::Renew { lease_ms, .. }
+    | Op::Reassert { lease_ms, .. } = &call.op
+    {
+        command.arg(*lease_ms);
+    }
+    if let Op::Acquire { max_queue, .. } = &call.op {
+        command.arg(max_queue.map_or(-1, i64::from));
+        if !is_plain {
+            command.arg(call.max_waiting);
+        }
+    }
+    command.arg(counted).arg(&node[..]);
     match &call.op {
-        Op::Acquire { leaving, lease_ms, max_queue, ids } => {
-            command.arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
-            if !plain {
-                command.arg(call.max_waiting);
-            }
-            command.arg(counted).arg(&node[..]).arg(leaving.len()).arg(u8::from(call.recalls));
+        Op::Acquire { leaving, ids, .. } => {
+            command.arg(leaving.len()).arg(u8::from(call.recalls));
             for id in leaving.iter().chain(ids) {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
-        Op::Release { ids } => {
-            command.arg(counted).arg(&node[..]);
+        Op::Release { ids } | Op::Renew { ids, .. } => {
             for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
-        Op::Renew { lease_ms, ids } => {
-            command.arg(*lease_ms).arg(counted).arg(&node[..]);
-            for id in ids {
-                command.arg(id.text_of(&node).as_bytes());
-            }
-        }
-        Op::Reassert { lease_ms, proofs } => {
-            command.arg(*lease_ms).arg(counted).arg(&node[..]);
+        Op::Reassert { proofs, .. } => {
             for (id, proof) in proofs {
                 command.arg(id.text_of(&node).as_bytes()).arg(*proof);
             }
@@ -111,6 +101,21 @@ pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted
         Op::Audit { .. } => {}
     }
     command
+}
+
+fn script(op: &Op, family: Family) -> &'static Lua {
+    let is_plain = family == Family::Plain;
+    match op {
+        Op::Acquire { .. } if is_plain => &scripts::ACQUIRE,
+        Op::Acquire { .. } => &scripts::FAIR_ACQUIRE,
+        Op::Release { .. } if is_plain => &scripts::RELEASE,
+        Op::Release { .. } => &scripts::FAIR_RELEASE,
+        Op::Renew { .. } if is_plain => &scripts::RENEW,
+        Op::Renew { .. } => &scripts::FAIR_RENEW,
+        Op::Reassert { .. } if is_plain => &scripts::REASSERT,
+        Op::Reassert { .. } => &scripts::FAIR_REASSERT,
+        Op::Audit { .. } => &scripts::INSPECT,
+    }
 }
 
 /// Decodes the reply of a script, as its header describes it.
