@@ -173,15 +173,18 @@
 //!
 //! | name    | what                                                        | default |
 //! |---------|-------------------------------------------------------------|---------|
-//! | `redis` | permits shared through Redis, over `deadpool-redis` 0.23     | yes     |
+//! | `redis` | permits shared through Redis                                 | yes     |
+//! | `deadpool-redis` | `RedisBackend::from_pool`, for pools of `deadpool-redis` 0.23 | yes |
 //! | `tls`   | `rediss://` URLs, with rustls 0.23 and its provider `ring`     | no      |
 //! | `tls-no-provider` | the same without `ring`: the process brings the crypto provider, see `TlsSettings` | no |
 //! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` for WebSockets and clients that leave | no |
 //! | `tonic` | `PeerIpKey` for the connections of tonic's server                | no |
 //! | `metrics` | metrics of semaphores and layers, through the crate `metrics`: `tower_semaphore::metrics` | no |
 //! | `admin` | the operator's page and its JSON, as an Axum router                    | no |
+//! | `unstable-backend` | the traits that a backend implements, and the protocol. Not covered by semver | no |
 //!
-//! Without `redis` there is only the embedded backend.
+//! Without `redis` there is only the embedded backend. `docs/stability.md` says which types follow the versions of other
+//! crates.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -211,8 +214,11 @@ pub use self::name::Name;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 pub use self::semaphore::{Acquire, Permit, Semaphore};
 pub use self::semaphore::{ConnectionState, Health};
-/// The protocol, for backends of your own and for tests.
+/// The protocol, for backends of your own and for tests: see [`backend::seam`].
+#[cfg(feature = "unstable-backend")]
 pub use tower_semaphore_protocol as protocol;
+#[cfg(not(feature = "unstable-backend"))]
+use tower_semaphore_protocol as protocol;
 pub use tower_semaphore_protocol::PlaceId;
 
 /// What an operator sees of a running fleet, and sets in it.

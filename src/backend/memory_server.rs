@@ -16,11 +16,11 @@ use crate::error::BackendError;
 use crate::protocol::{NodeId, PlaceId, Time};
 
 /// A stand-in for Redis in tests: it counts permits in this process, as [`MemoryBackend`] does, but is reached over
-/// connections, which a test can break.
+/// connections, which a switch breaks.
 ///
-/// Everything above the connection runs as with Redis: the outage policy, reconnects, renewals, the log and
-/// [`health`](crate::Semaphore::health). Calls take no time, so with Tokio's clock paused, a test of an outage of
-/// minutes takes milliseconds. `docs/testing.md` has tests to start from.
+/// Everything above the connection is what runs with Redis: the outage policy, the reconnects, the renewals, the log and
+/// [`health`](crate::Semaphore::health). No time passes on the way to it, so on Tokio's paused clock a test of an
+/// outage of minutes takes milliseconds. `docs/testing.md` has tests to start from.
 ///
 /// Clones are the same server: each [`Semaphore`](crate::Semaphore) on a clone is a process of the fleet.
 ///
@@ -53,15 +53,15 @@ pub struct MemoryServer {
 #[derive(Clone, Copy, Debug)]
 struct State {
     is_available: bool,
-    /// The number of outages. A connection that was opened before the last one is dead.
+    /// How often it became unavailable. A connection opened before the last time is dead.
     outages: u64,
-    /// The number of losses of data, and when the present data began.
+    /// How often data was lost, and since when there is data.
     losses: u64,
     since: Instant,
 }
 
-/// A connection to a [`MemoryServer`].
-struct MemoryConnection {
+/// A connection to it.
+struct Line {
     memory: MemoryBackend,
     state: watch::Receiver<State>,
     outages: u64,
@@ -96,11 +96,10 @@ impl MemoryServer {
         self
     }
 
-    /// Makes the server unavailable, like a Redis that was killed, or available again.
+    /// Makes the server unavailable, as a Redis that was killed, or available again.
     ///
-    /// With `false`, all connections break, and none can be opened until this is called with `true`; the data is kept.
-    /// Processes notice the outage when their tasks next run, and the return of the server within a quarter of a
-    /// second.
+    /// With `false` all connections break, and none opens until it is called with `true`; the data is kept. Processes
+    /// notice it when their tasks run next, and the return of the server within a quarter of a second.
     ///
     /// # Examples
     ///
@@ -120,9 +119,9 @@ impl MemoryServer {
         });
     }
 
-    /// Loses all data: places, queues and overrides.
+    /// Loses all data: places, queues, and what operators set.
     ///
-    /// While the server is available, this is a `FLUSHALL`: no connection breaks, and each process notices it when it
+    /// While the server is available, it is a `FLUSHALL`: no connection breaks, and each process notices it as it
     /// renews its leases. During an outage it is a restart without data.
     pub fn forget_all(&self) {
         self.memory.forget_all();
@@ -170,14 +169,14 @@ impl Backend for MemoryServer {
             return ready(Err(unavailable())).boxed();
         }
         let info = ServerInfo {
-            // As with a `FLUSHALL`, connections that are open do not notice a change.
+            // Connections that are open do not learn it, as with a `FLUSHALL`.
             data: Some(format!("{}", state.losses)),
             age: Some(state.since.elapsed()),
             ..ServerInfo::default()
         };
         let memory = self.memory.clone();
-        let opened = MemoryConnection { memory, state: receiver, outages: state.outages, info };
-        ready(Ok(Some(Arc::new(opened) as _))).boxed()
+        let line = Line { memory, state: receiver, outages: state.outages, info };
+        ready(Ok(Some(Arc::new(line) as _))).boxed()
     }
 
     fn quarantine(&self) -> Option<Duration> {
@@ -189,12 +188,12 @@ impl Backend for MemoryServer {
     }
 }
 
-impl MemoryConnection {
+impl Line {
     fn is_open(&self) -> bool {
         self.state.borrow().outages == self.outages
     }
 
-    /// Sends a query, if the connection is open.
+    /// Asks a question, if the connection is open.
     fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&MemoryBackend) -> Query<T>) -> Query<T> {
         if self.is_open() {
             ask(&self.memory)
@@ -204,7 +203,7 @@ impl MemoryConnection {
     }
 }
 
-impl Connection for MemoryConnection {
+impl Connection for Line {
     fn server(&self) -> &ServerInfo {
         &self.info
     }
@@ -212,7 +211,7 @@ impl Connection for MemoryConnection {
     fn drive(&self) -> BoxFuture<'_, ()> {
         let mut state = self.state.clone();
         async move {
-            // An error means that the last clone of the server is gone, so nothing can break this connection any more.
+            // An error: the last clone of the server is gone, and with it whatever could break this connection.
             if state.wait_for(|state| state.outages != self.outages).await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -239,7 +238,7 @@ impl Connection for MemoryConnection {
     }
 }
 
-impl Queries for MemoryConnection {
+impl Queries for Line {
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
         self.ask(|memory| memory.inspect(key, most))
     }

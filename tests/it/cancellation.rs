@@ -26,7 +26,8 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, service_fn};
-use tower_semaphore::backend::{Backend, Connection, Embedded, Mailbox, MemoryBackend, Shard};
+use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::backend::seam::{Backend, Connection, Embedded, Mailbox, Shard};
 use tower_semaphore::limit::{ConcurrencyLimitBuilder, HoldUntil, ResponseBody};
 use tower_semaphore::protocol::NodeId;
 use tower_semaphore::{

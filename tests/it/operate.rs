@@ -15,14 +15,15 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 #[cfg(feature = "redis")]
 use tower_semaphore::BackendError;
+use tower_semaphore::backend::MemoryBackend;
 #[cfg(feature = "redis")]
-use tower_semaphore::backend::{
+use tower_semaphore::backend::RedisBackend;
+#[cfg(feature = "redis")]
+use tower_semaphore::backend::seam::{
     AddressedCall, Answer, Connection, Listing, Mailbox, Names, PeerMessage, QueryError,
-    RedisBackend, ServerInfo, Shard,
+    ServerInfo, Shard,
 };
-use tower_semaphore::backend::{
-    Backend, Change, MemoryBackend, OVERRIDES, Overrides, Queries, Query,
-};
+use tower_semaphore::backend::seam::{Backend, Change, OVERRIDES, Overrides, Queries, Query};
 use tower_semaphore::operate::{Cursor, Mode};
 #[cfg(feature = "redis")]
 use tower_semaphore::protocol::NodeId;

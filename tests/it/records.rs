@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::time::sleep;
-use tower_semaphore::backend::{Backend, Connection, Embedded, Mailbox, MemoryBackend, Shard};
+use tower_semaphore::backend::MemoryBackend;
+use tower_semaphore::backend::seam::{Backend, Connection, Embedded, Mailbox, Shard};
 use tower_semaphore::protocol::{Hint, NodeId};
 use tower_semaphore::{AcquireError, BackendError, Policy, Semaphore};
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::time::timeout;
-use tower_semaphore::backend::{Backend, Connection, Mailbox, MemoryBackend, RedisBackend, Shard};
+use tower_semaphore::backend::seam::{Backend, Connection, Mailbox, Shard};
+use tower_semaphore::backend::{MemoryBackend, RedisBackend};
 use tower_semaphore::protocol::NodeId;
 use tower_semaphore::{AcquireError, BackendError, Policy, Semaphore};
 

@@ -18,43 +18,43 @@ const fn scramble(value: u64) -> u64 {
 pub struct Rng(u64);
 
 impl Rng {
-    /// Creates a generator whose numbers depend on this seed alone.
+    /// A generator whose numbers depend on this seed alone.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Returns the next number.
+    /// The next number.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         scramble(self.0)
     }
 
-    /// Returns a number below `n`; 0 if that is 0.
+    /// A number below `n`; 0 for 0.
     pub const fn below(&mut self, n: u64) -> u64 {
         if n == 0 { 0 } else { self.next() % n }
     }
 
-    /// Returns an index below `n`.
+    /// An index below `n`.
     pub fn index(&mut self, n: usize) -> usize {
         usize::try_from(self.below(n as u64)).unwrap_or(0)
     }
 
-    /// Returns a number from `low` to `high`, inclusive.
+    /// A number from `low` to `high`, both included.
     pub const fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// Returns true with this probability, in percent.
+    /// True in so many of a hundred cases.
     pub const fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// Returns one of these.
+    /// One of these.
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// If there are none.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.index(of.len())]
     }

@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "deadpool-redis")]
 use deadpool_redis::Pool;
 
 use super::cluster::Cluster;
-use super::dial::Timeouts;
+use super::dial::Patience;
 use super::endpoint::Endpoint;
 use super::keys::Keys;
 use super::sentinel::Sentinel;
@@ -24,7 +25,7 @@ use crate::policy::Policy;
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct RedisBackendBuilder {
-    source: Source,
+    to: To,
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
@@ -36,15 +37,16 @@ pub struct RedisBackendBuilder {
 }
 
 #[derive(Clone)]
-pub(super) enum Source {
+pub(super) enum To {
     Url(String),
+    #[cfg(feature = "deadpool-redis")]
     Pool(Pool),
 }
 
 impl RedisBackendBuilder {
-    pub(super) fn new(source: Source) -> Self {
+    pub(super) fn new(to: To) -> Self {
         Self {
-            source,
+            to,
             prefix: "semaphore".to_owned(),
             connect_timeout: RedisBackend::DEFAULT_CONNECT_TIMEOUT,
             response_timeout: RedisBackend::DEFAULT_RESPONSE_TIMEOUT,
@@ -56,8 +58,8 @@ impl RedisBackendBuilder {
         }
     }
 
-    /// Sets the prefix of all keys and channels: 1 to 40 characters of `A-Z a-z 0-9 . _ -`. Processes share permits
-    /// only if they use the same prefix.
+    /// Sets the prefix of all keys and channels: 1 to 40 characters of `A-Z a-z 0-9 . _ -`. Processes share permits only
+    /// if they use the same prefix.
     ///
     /// Default: `semaphore`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -140,13 +142,13 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Builds the backend, without connecting. For TLS, this reads the system's certificate authorities unless others
-    /// are set.
+    /// Builds the backend, without connecting. For TLS, this reads the system's certificate authorities unless others are
+    /// set.
     ///
     /// # Errors
     ///
-    /// If the URL, the prefix or a certificate is invalid, if a timeout is zero, or if there are TLS settings but the
-    /// URL does not use TLS.
+    /// If the URL, the prefix or a certificate is invalid, if a timeout is zero, or if there are TLS settings but the URL
+    /// does not use TLS.
     pub fn build(self) -> Result<RedisBackend, ConfigError> {
         let keys = Keys::new(&self.prefix)?;
         for (name, timeout) in
@@ -164,12 +166,13 @@ impl RedisBackendBuilder {
                 "quarantine: {duration:?} is too long; allowed: up to {allowed:?}"
             )));
         }
-        let servers = match &self.source {
-            Source::Pool(pool) => {
+        let servers = match &self.to {
+            #[cfg(feature = "deadpool-redis")]
+            To::Pool(pool) => {
                 self.connectors(false, false)?;
                 Servers::Pool(pool.clone())
             }
-            Source::Url(url) => {
+            To::Url(url) => {
                 let Url { servers, tls, sentinel_tls } = Url::parse(url)?;
                 let (tls, sentinel_tls) = self.connectors(tls, sentinel_tls)?;
                 let server = |info| Endpoint::new(info, tls.clone());
@@ -192,13 +195,13 @@ impl RedisBackendBuilder {
         Ok(RedisBackend {
             servers,
             keys,
-            timeouts: Timeouts { connect: self.connect_timeout, answer: self.response_timeout },
+            patience: Patience { connect: self.connect_timeout, answer: self.response_timeout },
             after_loss: self.after_loss,
             caller: Arc::default(),
         })
     }
 
-    /// Builds the connectors for servers and for sentinels, if they use TLS.
+    /// The TLS settings for connections to servers and to sentinels.
     #[cfg(feature = "tls-no-provider")]
     fn connectors(
         &self,

@@ -1,19 +1,16 @@
-//! Opens a connection to a server, prepares it and probes it.
-//!
-//! A replica, a server that is loading, a user without rights or a Redis that is too old fails here, once, and not in
-//! each request.
+//! Opens a connection to a server, prepares it and tests it.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use deadpool_redis::redis::{
-    AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, cmd,
-};
 use futures_util::FutureExt;
 use futures_util::future::{Either, ready, select};
+use redis::{
+    AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, cmd,
+};
 
 use super::connection::{Member, Named, RedisConnection};
-use super::dial::{self, dial_named};
+use super::dial::dial_named;
 use super::endpoint::Endpoint;
 use super::keys::Keys;
 use super::multiplexed::{Driver, Multiplexed};
@@ -30,35 +27,37 @@ impl RedisBackend {
     ) -> Result<Option<RedisConnection>, BackendError> {
         match &self.servers {
             Servers::One(server) => self.open(server, None).await.map(Some),
+            #[cfg(feature = "deadpool-redis")]
             Servers::Pool(pool) => {
-                let connection = tokio::time::timeout(self.timeouts.connect, dial::from_pool(pool));
+                let connection =
+                    tokio::time::timeout(self.patience.connect, super::dial::from(pool));
                 let connection = connection.await.map_err(|_| no_answer())??;
                 self.prepare(connection.into(), None, None).await.map(Some)
             }
             Servers::Sentinel(sentinel) => {
-                let server = sentinel.master(self.timeouts).await?;
+                let server = sentinel.master(self.patience).await?;
                 let mut opened = self.open(&server, None).await;
                 match &mut opened {
                     Ok(opened) => {
-                        let (by, timeouts) = (Arc::clone(sentinel), self.timeouts);
-                        opened.named = Some(Named { by, server, timeouts });
+                        let (by, patience) = (Arc::clone(sentinel), self.patience);
+                        opened.named = Some(Named { by, server, patience });
                     }
-                    // The server may be down, or no longer the master: ask another sentinel next.
+                    // It may be down, or no longer the master: ask another sentinel next.
                     Err(_) => sentinel.distrust(),
                 }
                 opened.map(Some)
             }
             Servers::Cluster(cluster) => {
-                let refreshed = cluster.refresh(shard, self.timeouts).await;
+                let told = cluster.refresh(shard, self.patience).await;
                 let Some(server) = cluster.endpoint(shard) else {
-                    refreshed?;
+                    told?;
                     return if cluster.is_complete() { Ok(None) } else { Err(no_master()) };
                 };
-                if refreshed.is_ok() && !cluster.has(shard) {
+                if told.is_ok() && !cluster.has(shard) {
                     return Ok(None);
                 }
                 let (cluster, node) = (Arc::clone(cluster), shard.clone());
-                let member = Member { cluster, node, timeouts: self.timeouts };
+                let member = Member { cluster, node, patience: self.patience };
                 self.open(&server, Some(member)).await.map(Some)
             }
         }
@@ -72,12 +71,11 @@ impl RedisBackend {
         let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
         let deliver = deliver(caller, keys, member.clone());
         let config = AsyncConnectionConfig::new().set_push_sender(deliver);
-        let (connection, driver) = dial_named(to, config, self.timeouts).await?;
+        let (connection, driver) = dial_named(to, config, self.patience).await?;
         self.prepare(connection.into(), Some(driver), member).await
     }
 
-    /// Loads the scripts, probes the connection and subscribes to hints. A connection without a driver cannot receive
-    /// hints.
+    /// Loads the scripts, tests the connection and subscribes to hints. Without a driver it cannot receive hints.
     async fn prepare(
         &self,
         connection: Multiplexed,
@@ -89,7 +87,7 @@ impl RedisBackend {
             let Some(driver) = driver else { return set_up.await };
             let (opened, driver) = match select(pin!(set_up), driver).await {
                 Either::Left((opened, driver)) => (opened, driver),
-                // The connection is closed, so the next command fails.
+                // It is closed: whatever is still to be answered fails.
                 Either::Right(((), set_up)) => (set_up.await, ready(()).boxed()),
             };
             Ok(RedisConnection { driver: Mutex::new(Some(driver)), ..opened? })
@@ -97,10 +95,10 @@ impl RedisBackend {
         prepared.await
     }
 
-    /// Waits for an answer, up to the response timeout. Each answer has this time, not all of them together: a server
-    /// to which many processes return at once is slow, not unreachable.
+    /// Waits for an answer. Each has this time, not all together: a server that many processes come back to at once is
+    /// slow, and not away.
     async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, BackendError> {
-        tokio::time::timeout(self.timeouts.answer, answer).await.map_err(|_| no_answer())
+        tokio::time::timeout(self.patience.answer, answer).await.map_err(|_| no_answer())
     }
 
     async fn set_up(
@@ -113,7 +111,7 @@ impl RedisBackend {
         let (driver, tenanted) = (Mutex::default(), Arc::default());
         let mut opened =
             RedisConnection { connection, tenanted, server, driver, member, named: None };
-        // Refusals are ignored: without the right to load scripts, each is sent in full, once.
+        // A user that may not load scripts sends each of them in full, once.
         let scripts = scripts::load();
         let count = scripts.len();
         let loaded = opened.connection.send_packed_commands(&scripts, 0, count);
@@ -160,7 +158,7 @@ impl RedisBackend {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
         }
-        // No process has this id, so no process receives the message.
+        // No process has this id, so nobody receives it.
         let channel = self.keys.mailbox(NodeId::new(0));
         let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
         let published = published.query_async::<()>(&mut *opened.connection);
@@ -177,7 +175,7 @@ impl RedisBackend {
     }
 }
 
-/// Returns a function that passes on hints. It runs in the task that drives the connection, and must not block.
+/// Passes on hints. Runs in the task that makes the calls of this connection, and must not block.
 fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
@@ -190,7 +188,7 @@ fn deliver(
         if let Some((key, hints)) = messages::hints(message)
             && let Some(name) = keys.name(key)
             && (name == OVERRIDES || Name::from_stored(name).is_some())
-            // In a cluster each message arrives from every node; take it from the master alone.
+            // In a cluster every node forwards each message; only that of the master counts.
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
             if name == OVERRIDES {

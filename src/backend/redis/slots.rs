@@ -1,20 +1,39 @@
 //! The slots of a cluster and their nodes.
 
-use crc::{CRC_16_XMODEM, Crc};
-use deadpool_redis::redis::{Value, from_redis_value_ref};
+use redis::{Value, from_redis_value_ref};
 
 use crate::backend::Shard;
 
 const SLOTS: usize = 16384;
-/// Stands for the index of an unknown master.
-const UNKNOWN: u16 = u16::MAX;
+/// Marks a slot whose master is unknown.
+const NOBODY: u16 = u16::MAX;
 
-/// Returns the slot of a key: that of its hash tag, if it has one.
+/// The slot of a key: that of its hash tag, if it has one.
 pub(super) fn slot(key: &str) -> u16 {
-    const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
-    CRC.checksum(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % 16384
+    crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % 16384
 }
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ CRCS[usize::from((crc >> 8) ^ u16::from(*byte))])
+}
+
+/// The CRC of each byte.
+const CRCS: [u16; 256] = {
+    let mut crcs = [0; 256];
+    let mut byte = 0_u16;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte << 8, 0);
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        crcs[byte as usize] = crc;
+        byte += 1;
+    }
+    crcs
+};
 
 /// The master of each slot.
 #[derive(Clone)]
@@ -22,17 +41,17 @@ pub(super) struct Slots {
     masters: Vec<Shard>,
     /// The index of the master of each slot.
     of: Box<[u16]>,
-    /// All nodes, including replicas: each can be asked for the map.
+    /// All nodes, replicas included: each can be asked for the map.
     pub(super) nodes: Vec<(String, u16)>,
 }
 
 impl Slots {
     pub(super) fn unknown() -> Self {
-        Self { masters: Vec::new(), of: vec![UNKNOWN; SLOTS].into(), nodes: Vec::new() }
+        Self { masters: Vec::new(), of: vec![NOBODY; SLOTS].into(), nodes: Vec::new() }
     }
 
-    /// Decodes the reply to `CLUSTER SLOTS`: `[first, last, [host, port, ...], replicas ...]` for each range. A node
-    /// without a host is on the host that was `asked`.
+    /// From the answer to `CLUSTER SLOTS`: `[first, last, [host, port, ...], replicas ...]` for each
+    /// range. Where no host is named, it is the one that was `asked`.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut slots = Self::unknown();
@@ -62,7 +81,7 @@ impl Slots {
         self.masters.get(usize::from(*self.of.get(usize::from(slot))?))
     }
 
-    /// Returns the masters that have slots, ordered by their first slots.
+    /// The masters that have slots, ordered by their first.
     pub(super) fn masters(&self) -> Vec<Shard> {
         let mut seen = vec![false; self.masters.len()];
         let first = |index: &&u16| {
@@ -80,13 +99,13 @@ impl Slots {
         }
     }
 
-    /// Returns whether each slot has the same master in both.
+    /// Whether each slot has the same master in both.
     pub(super) fn is_same_map(&self, other: &Self) -> bool {
         (0..=u16::MAX).take(SLOTS).all(|slot| self.master(slot) == other.master(slot))
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        !self.of.contains(&UNKNOWN)
+        !self.of.contains(&NOBODY)
     }
 
     pub(super) fn has(&self, master: &Shard) -> bool {
@@ -99,16 +118,16 @@ impl Slots {
             self.masters.push(master.clone());
             self.masters.len() - 1
         });
-        u16::try_from(at).unwrap_or(UNKNOWN)
+        u16::try_from(at).unwrap_or(NOBODY)
     }
 }
 
-/// Returns the node at an address.
+/// A node by its address.
 pub(super) fn shard(host: &str, port: u16) -> Shard {
     Shard::named(format!("{host}:{port}"))
 }
 
-/// Returns the address of a node.
+/// The address that names it.
 pub(super) fn address(shard: &Shard) -> Option<(&str, u16)> {
     let (host, port) = shard.name()?.rsplit_once(':')?;
     Some((host, port.parse().ok()?))
@@ -123,13 +142,13 @@ fn number(value: &Value) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use deadpool_redis::redis::parse_redis_value;
+    use redis::parse_redis_value;
 
     use super::{Slots, address, shard, slot};
 
     #[test]
     fn slots_are_those_of_redis() {
-        // As CLUSTER KEYSLOT replies.
+        // As CLUSTER KEYSLOT answers.
         for (key, of) in [
             ("foo", 12182),
             ("semaphore:{foo}", 12182),
@@ -157,7 +176,7 @@ mod tests {
         assert!(before.is_same_map(&before.clone()) && !before.is_same_map(&slots));
         assert!(slots.is_complete() && slots.has(&shard("h2", 7001)));
         assert_eq!(address(&shard("::1", 7)), Some(("::1", 7)));
-        // An invalid range, with no nodes.
+        // A range that is none.
         assert!(
             Slots::read(&parse_redis_value(b"*1\r\n*2\r\n:5\r\n:20000\r\n").unwrap(), "").is_some()
         );
