@@ -1,13 +1,13 @@
-//! The cost and the speed of the crate, beside what there would be without it.
+//! What the crate costs and how fast it is, beside what there would be without it.
 //!
-//! `cargo bench -p benches --bench semaphore` starts its own Redis servers and processes, and ends them. Each figure
-//! stands beside its reference from the same run: rounds of both alternate, and medians are compared. The table and the
-//! plots are written to `target/bench/`.
+//! `cargo bench -p benches --bench semaphore` starts its own Redis servers and processes, and ends
+//! them. Each figure stands beside its reference, taken in the same run: rounds of both alternate, and
+//! medians are compared. The table and the plots go to `target/bench/`.
 //!
 //! Times depend on the machine and never fail a run; counts (commands, allocations, instructions) do.
 //!
-//! The reference on Redis is the least that one could write by hand (`reference.rs`): it neither queues nor notifies
-//! anyone.
+//! The reference on Redis is the least that could be written by hand (`reference.rs`): it neither
+//! queues nor tells anyone anything.
 
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
@@ -55,35 +55,35 @@ use self::table::Table;
 struct Args {
     /// Only these cases, by name or a part of it.
     filters: Vec<String>,
-    /// Takes one minute in all instead of seven.
+    /// A minute in all, instead of seven.
     #[arg(long)]
     quick: bool,
-    /// Lists the cases and does nothing.
+    /// Names the cases and does nothing.
     #[arg(long)]
     list: bool,
-    /// Passed by cargo; ignored.
+    /// What cargo says; means nothing here.
     #[arg(long, hide = true)]
     bench: bool,
-    /// Runs as another process of a case.
+    /// This is another process of a case.
     #[arg(long, hide = true)]
     child: Option<String>,
 }
 
-/// The context of a case, and where its figures go.
+/// What a case goes by, and where its figures go.
 struct Context {
     quick: bool,
     table: Table,
-    /// The directory of the table and the plots.
+    /// Where table and plots go.
     directory: PathBuf,
 }
 
 impl Context {
-    /// The number of rounds.
+    /// How often each side is measured.
     const fn rounds(&self) -> usize {
         if self.quick { 3 } else { 5 }
     }
 
-    /// Returns the first value in quick runs, else the second.
+    /// One or the other.
     fn either<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -140,8 +140,8 @@ fn main() -> ExitCode {
             continue;
         }
         let before = Instant::now();
-        // Servers and children end with the case, even if it fails, and the others still run. Only counts need the
-        // counting allocator.
+        // Servers and children end with the case, and the others still run. Only counts have use for
+        // the counting allocator.
         let run =
             || if name == "counts" { case(&mut context) } else { opt_out(|| case(&mut context)) };
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
@@ -166,27 +166,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// A filter that equals the name of a case selects that case alone.
+/// A filter that names a case means that one alone.
 fn is_wanted(name: &str, filters: &[String]) -> bool {
     let is_named = |filter: &String| CASES.iter().any(|(name, _)| name == filter);
     let means = |filter: &String| name == filter || !is_named(filter) && name.contains(&**filter);
-    // Takes half a minute in real time, for what another case counts.
+    // Half a minute in real time, for what another case counts.
     let is_usual = name != fair::ON_REDIS;
     filters.is_empty() && is_usual || filters.iter().any(means)
 }
 
-/// Unless it says otherwise, a case measures on one thread.
+/// All cases measure on one thread, as far as they do not say otherwise.
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// Reads a clock that all processes of this machine share, in ns.
+/// A clock that all processes of this machine share, in ns.
 fn clock() -> i64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// Raises the limit of open files.
+/// So many files may be open.
 fn descriptors() -> u32 {
     let limits = std::fs::read_to_string("/proc/self/limits").expect("Linux");
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));

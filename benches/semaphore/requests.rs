@@ -1,4 +1,4 @@
-//! One request after the other through a service, bare and with a layer.
+//! One request after the other through a service: bare, and with a layer.
 
 use std::convert::Infallible;
 
@@ -10,10 +10,10 @@ use tower::limit::ConcurrencyLimitLayer as TowerLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
 
-/// A limit that is never reached.
+/// Never reached.
 const LIMIT: u32 = 1000;
 
-/// What is in front of the handler.
+/// What stands before the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Before {
     Nothing,
@@ -23,15 +23,15 @@ pub(crate) enum Before {
     Ours,
 }
 
-/// The extensions of a request.
+/// What a request brings along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Extensions {
     None,
-    /// As behind Axum's router, which adds extensions.
+    /// As behind Axum's router, which adds what it found out.
     Some,
 }
 
-/// Serves this number of requests one by one, and reads their bodies to the end.
+/// Answers so many requests, one by one, and reads the bodies to their ends.
 pub(crate) async fn answer(
     before: Before,
     extensions: Extensions,

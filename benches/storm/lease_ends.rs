@@ -1,7 +1,7 @@
-//! Very many requests wait, and the leases of a dead holder end one after the other.
+//! Very many wait, and the leases of a dead holder end one after the other.
 //!
-//! Each end frees one permit for the first in the queue. It must cost a look at the head of the queue, and no message
-//! to each waiting request.
+//! Each end is one permit for the first in the queue. It must cost a look at the head of the queue, and not a word
+//! of each that waits.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,21 +14,21 @@ use super::server::TestRedis;
 use super::{Figures, count, seconds};
 
 const NAME: &str = "hot";
-/// The number of permits of the dead process, and the time between the ends of their leases.
+/// Permits that the dead hold, and how far apart their leases end.
 const HELD: u32 = 100;
 const APART: Duration = Duration::from_millis(40);
-/// Longer than it takes all to join, so that no lease is renewed before the last request waits.
+/// Longer than all take to join, and not renewed before the last is held.
 const LEASE: Duration = Duration::from_secs(15);
-/// The number of replicas among which the waiting requests are spread.
+/// Replicas among which those that wait are spread.
 const PROCESSES: usize = 3;
-/// How long after the last end all permits must have been granted.
+/// How long after the last end all must have been passed on.
 const PASSED_ON: Duration = Duration::from_millis(500);
 const SILENCE: Duration = Duration::from_secs(60);
-/// The bounds on the cost: the share of the server's time, and calls per second.
+/// What it may cost: the share of the server's time, and calls per second.
 const SHARE: f64 = 0.1;
 const CALLS: f64 = 60.0;
 
-/// Holds permits whose leases end one after the other, or waits this number of times.
+/// Holds permits whose leases end one after the other, or waits so many times over.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Job {
     Hold(String),
@@ -48,7 +48,7 @@ fn run(figures: &mut Figures, waiters: usize, processes: usize) -> Result<(), St
     let start = |job| Process::start(&process::Job::LeaseEnds(job));
     let holder = start(Job::Hold(redis.url()));
     let _: String = holder.hear(SILENCE)?;
-    // The last lease began a moment ago, the first one earlier.
+    // The last was held a moment ago, and the first a while before.
     let held = Instant::now();
     drop(holder);
     let each = waiters / processes;
@@ -88,7 +88,7 @@ fn until_waiting(redis: &TestRedis, waiters: usize) -> Result<(), String> {
     runtime.block_on(super::waiters::until_waiting(&redis.semaphore(), NAME, waiters))
 }
 
-/// The work of the server up to a moment.
+/// What the server did until a moment.
 struct Cost {
     at: Instant,
     cpu: f64,
@@ -108,14 +108,14 @@ impl Cost {
         Self { at: Instant::now(), cpu, calls: redis.calls("evalsha") }
     }
 
-    /// Returns its work since then.
+    /// What it did since then.
     fn since(self, before: &Self) -> Spent {
         let calls = usize::try_from(self.calls - before.calls).unwrap_or(usize::MAX);
         Spent { over: self.at.duration_since(before.at), cpu: self.cpu - before.cpu, calls }
     }
 }
 
-/// The work of the server in an interval.
+/// What the server did in a while.
 struct Spent {
     over: Duration,
     cpu: f64,

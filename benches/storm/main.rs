@@ -1,4 +1,4 @@
-//! The cost of a fault for a process with very many names, in figures that have bounds.
+//! What a fault costs a process with very many names, in figures that have bounds.
 //!
 //! `tests/long storm` runs it. It starts its own Redis servers and processes, and ends them. It fails if a
 //! bound is broken.
@@ -23,19 +23,19 @@ use clap::{Parser, ValueEnum};
 
 use self::process::Job;
 
-/// Faults with very many names, and bounds.
+/// Faults under very many names, with bounds.
 #[derive(Parser)]
 #[command(name = "storm")]
 struct Args {
-    /// Only these scenarios; by default all.
+    /// Only these; all unless given.
     scenarios: Vec<Scenario>,
-    /// The number of names or tenants in a process, instead of each scenario's own.
+    /// Names or tenants in a process, in place of each scenario's own number.
     #[arg(long)]
     names: Option<usize>,
-    /// Passed by cargo; ignored.
+    /// What cargo says; means nothing here.
     #[arg(long, hide = true)]
     bench: bool,
-    /// Runs as another process of a scenario.
+    /// This is another process of a scenario.
     #[arg(long, hide = true)]
     child: Option<String>,
 }
@@ -50,13 +50,13 @@ enum Scenario {
     Refused,
     /// 50,000 names are used for a few seconds with a lease of an hour.
     Released,
-    /// 100,000 requests wait for one permit in a process that is killed.
+    /// 100,000 wait for one permit in a process that is killed.
     Waiters,
-    /// 9,900 requests wait, and the leases of 100 permits of a killed process end one after the other.
+    /// 9,900 wait, and the leases of 100 permits of a killed process end one after the other.
     LeaseEnds,
-    /// After an outage, 25 processes request permits for 8,000 tenants each at once.
+    /// After an outage, 25 processes ask for 8,000 tenants each at once.
     Crowd,
-    /// A process requests permits for 80,000 tenants at once, under a policy that admits in an outage.
+    /// A process asks for 80,000 tenants at once, under a policy that admits in an outage.
     Flood,
 }
 
@@ -67,13 +67,13 @@ struct Figures {
 }
 
 impl Figures {
-    /// A figure with an upper bound.
+    /// A figure that may be so much at the most.
     fn most(&mut self, what: &str, value: f64, bound: f64) {
         let broken = value.is_nan() || value > bound;
         self.add(what, value, &format!("at most {bound}"), broken);
     }
 
-    /// A figure with a lower bound.
+    /// A figure that must be so much at least.
     fn least(&mut self, what: &str, value: f64, bound: f64) {
         let broken = value.is_nan() || value < bound;
         self.add(what, value, &format!("at least {bound}"), broken);
@@ -90,7 +90,7 @@ impl Figures {
         println!("  {what:<64} {value:>10.1}  {bound:<16} {verdict}");
     }
 
-    /// A figure that must be 0.
+    /// What should not have happened at all.
     fn fail(&mut self, what: &str) {
         self.broken += 1;
         println!("  {what}  BROKEN");
