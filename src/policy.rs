@@ -1,4 +1,4 @@
-//! The settings of a semaphore, validated once, when they are built.
+//! The settings of a semaphore, validated when they are built.
 
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ impl From<u32> for Limit {
 ///     .lease(Duration::from_secs(5))
 ///     .max_queue(100)
 ///     .build()?;
+/// assert_eq!(policy.lease(), Duration::from_secs(5));
+/// assert_eq!(policy.max_queue(), 100);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +51,7 @@ pub struct Policy {
     pub(crate) wait_timeout: Duration,
     pub(crate) lease: Duration,
     pub(crate) max_queue: u32,
-    /// `None`: by the longest line.
+    /// `None`: derived from `max_queue`.
     pub(crate) max_waiting: Option<u32>,
     pub(crate) headroom: u32,
     pub(crate) linger: Duration,
@@ -111,12 +113,6 @@ impl Policy {
         PolicyBuilder { policy: Self::new(limit) }
     }
 
-    /// Returns how many requests of tenants may wait.
-    pub(crate) fn max_waiting(&self) -> u32 {
-        let longest = self.max_queue.max(Self::DEFAULT_MAX_QUEUE);
-        self.max_waiting.unwrap_or_else(|| longest.saturating_mul(2))
-    }
-
     /// Returns the linger in ms, rounded up.
     pub(crate) fn linger_ms(&self) -> u32 {
         if self.linger.is_zero() {
@@ -142,10 +138,138 @@ impl Policy {
         self
     }
 
-    /// Returns the limit.
+    /// Returns the number of permits.
     #[must_use]
     pub const fn limit(&self) -> Limit {
         self.limit
+    }
+
+    /// Returns how long a request may [wait](PolicyBuilder::wait_timeout) for a permit.
+    #[must_use]
+    pub const fn wait_timeout(&self) -> Duration {
+        self.wait_timeout
+    }
+
+    /// Returns how long a permit [outlives](PolicyBuilder::lease) a process that dies.
+    #[must_use]
+    pub const fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// Returns how many requests may wait [in one line](PolicyBuilder::max_queue).
+    #[must_use]
+    pub const fn max_queue(&self) -> u32 {
+        self.max_queue
+    }
+
+    /// Returns how many requests of tenants may wait [in all lines](PolicyBuilder::max_waiting): the default, if it
+    /// was not set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// assert_eq!(Policy::new(10).max_waiting(), 20_000);
+    /// assert_eq!(Policy::builder(10).max_queue(15_000).build()?.max_waiting(), 30_000);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn max_waiting(&self) -> u32 {
+        let longest = self.max_queue.max(Self::DEFAULT_MAX_QUEUE);
+        self.max_waiting.unwrap_or_else(|| longest.saturating_mul(2))
+    }
+
+    /// Returns how many permits are [reserved](PolicyBuilder::headroom) for requests of class 0.
+    #[must_use]
+    pub const fn headroom(&self) -> u32 {
+        self.headroom
+    }
+
+    /// Returns how long a permit [stays taken](PolicyBuilder::linger) after its request was broken off.
+    #[must_use]
+    pub const fn linger(&self) -> Duration {
+        self.linger
+    }
+
+    /// Returns whether a process [reuses](PolicyBuilder::reuse) permits for its own requests.
+    #[must_use]
+    pub const fn reuse(&self) -> bool {
+        self.reuse
+    }
+
+    /// Returns what happens to a request while the [backend is unavailable](PolicyBuilder::on_unavailable).
+    #[must_use]
+    pub const fn on_unavailable(&self) -> OnUnavailable {
+        self.on_unavailable
+    }
+
+    /// Returns the value of the label `policy` in the metrics of the feature `metrics`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Checks each value, and the values against each other.
+    fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_times()?;
+        if self.reuse && (self.wait_timeout.is_zero() || self.max_queue == 0) {
+            return Err(ConfigError::new(
+                "reuse: not with a wait timeout or a max queue of zero, because a request that may not wait is \
+                 rejected while another process keeps a permit that nobody uses; allowed: a longer wait timeout \
+                 and queue, or no reuse",
+            ));
+        }
+        match self.limit {
+            Limit::Permits(limit @ 1..) => self.validate_against(limit),
+            Limit::Permits(0) | Limit::Unlimited => Ok(()),
+        }
+    }
+
+    fn validate_times(&self) -> Result<(), ConfigError> {
+        let Self { lease, linger, wait_timeout, .. } = *self;
+        if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
+            return Err(ConfigError::new(format!(
+                "lease: {lease:?} is out of range; allowed: {:?} to {:?}",
+                Self::MIN_LEASE,
+                Self::MAX_LEASE
+            )));
+        }
+        if linger > lease / 2 {
+            return Err(ConfigError::new(format!(
+                "linger: {linger:?} is more than half of the lease of {lease:?}; allowed: 0 to {:?}, or set \
+                 a longer lease",
+                lease / 2
+            )));
+        }
+        if wait_timeout > Self::MAX_WAIT_TIMEOUT {
+            return Err(ConfigError::new(format!(
+                "wait timeout: {wait_timeout:?} is too long; allowed: 0 (refuse at once) to {:?}",
+                Self::MAX_WAIT_TIMEOUT
+            )));
+        }
+        Ok(())
+    }
+
+    fn validate_against(&self, limit: u32) -> Result<(), ConfigError> {
+        let headroom = self.headroom;
+        if headroom >= limit {
+            return Err(ConfigError::new(format!(
+                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
+                 to {}",
+                limit - 1
+            )));
+        }
+        if let OnUnavailable::Local(share) = self.on_unavailable
+            && share > limit
+        {
+            return Err(ConfigError::new(format!(
+                "on unavailable: a local share of {share} is more than the limit of {limit} permits; allowed: 0 to \
+                 {limit}, which is the limit divided by the number of processes"
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -195,8 +319,8 @@ impl PolicyBuilder {
     /// requests name a [tenant](crate::Ask::by), this is the maximum of each tenant, and
     /// [`max_waiting`](Self::max_waiting) that of all of them.
     ///
-    /// The default is 10,000. Who is rejected while the queue is full is not shared out between processes: where one has
-    /// workers that ask again at once, let this be more than their number.
+    /// The default is 10,000. A full queue rejects requests regardless of their process. If a process has workers that
+    /// ask again at once, set this to more than their number.
     ///
     /// # Examples
     ///
@@ -380,53 +504,7 @@ impl PolicyBuilder {
     /// assert_eq!(error.to_string(), "lease: 0ns is out of range; allowed: 500ms to 86400s");
     /// ```
     pub fn build(self) -> Result<Policy, ConfigError> {
-        let Policy { lease, wait_timeout, .. } = self.policy;
-        if lease < Policy::MIN_LEASE || lease > Policy::MAX_LEASE {
-            return Err(ConfigError::new(format!(
-                "lease: {lease:?} is out of range; allowed: {:?} to {:?}",
-                Policy::MIN_LEASE,
-                Policy::MAX_LEASE
-            )));
-        }
-        let linger = self.policy.linger;
-        if linger > lease / 2 {
-            return Err(ConfigError::new(format!(
-                "linger: {linger:?} is more than half of the lease of {lease:?}; allowed: 0 to {:?}, or set \
-                 a longer lease",
-                lease / 2
-            )));
-        }
-        if wait_timeout > Policy::MAX_WAIT_TIMEOUT {
-            return Err(ConfigError::new(format!(
-                "wait timeout: {wait_timeout:?} is too long; allowed: 0 (refuse at once) to {:?}",
-                Policy::MAX_WAIT_TIMEOUT
-            )));
-        }
-        if self.policy.reuse && (wait_timeout.is_zero() || self.policy.max_queue == 0) {
-            return Err(ConfigError::new(
-                "reuse: not with a wait timeout or a max queue of zero, because a request that may not wait is \
-                 rejected while another process keeps a permit that nobody uses; allowed: a longer wait timeout \
-                 and queue, or no reuse",
-            ));
-        }
-        if let Policy { limit: Limit::Permits(limit @ 1..), headroom, .. } = self.policy
-            && headroom >= limit
-        {
-            return Err(ConfigError::new(format!(
-                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
-                 to {}",
-                limit - 1
-            )));
-        }
-        if let Policy { limit: Limit::Permits(limit @ 1..), on_unavailable, .. } = self.policy
-            && let OnUnavailable::Local(share) = on_unavailable
-            && share > limit
-        {
-            return Err(ConfigError::new(format!(
-                "on unavailable: a local share of {share} is more than the limit of {limit} permits; allowed: 0 to \
-                 {limit}, which is the limit divided by the number of processes"
-            )));
-        }
+        self.policy.validate()?;
         Ok(self.policy)
     }
 }
