@@ -133,7 +133,7 @@ pub use self::plan::Plan;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};
 #[cfg(feature = "axum")]
-pub use self::serve::{ConnectionListener, MakeConnectionService, serve, serve_over_tcp};
+pub use self::serve::{IncomingConnection, Serve, ServeFuture, WithGracefulShutdown, serve};
 pub use self::service::ConcurrencyLimit;
 pub use self::settings::{HoldUntil, OnLost};
 pub use self::shadow::{ShadowCounts, WouldRefuse};

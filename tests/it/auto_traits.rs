@@ -199,7 +199,7 @@ fn what_axum_needs_is_there() {
     use axum::response::IntoResponse;
     use axum::routing::Route;
     use tower_semaphore::limit::{
-        ConnectionListener, MakeConnectionService, MatchedPathKey, PermitMissing,
+        IncomingConnection, MatchedPathKey, PermitMissing, Serve, ServeFuture, WithGracefulShutdown,
     };
 
     fn is_response<T: IntoResponse>() {}
@@ -208,9 +208,11 @@ fn what_axum_needs_is_there() {
     is_error::<PermitMissing>();
     is_copy::<MatchedPathKey>();
     is_free::<ConcurrencyLimit<Route>>();
-    is_free::<ConnectionListener<tokio::net::TcpListener>>();
-    is_free::<MakeConnectionService<axum::Router>>();
-    is_clone::<MakeConnectionService<axum::Router>>();
+    is_free::<Serve<tokio::net::TcpListener, axum::Router>>();
+    is_free::<WithGracefulShutdown<tokio::net::TcpListener, axum::Router, ()>>();
+    is_send::<ServeFuture>();
+    is_unpin::<ServeFuture>();
+    is_copy::<IncomingConnection<'static, tokio::net::TcpListener>>();
     is_send::<ResponseFuture<Route, AxumBody>>();
 }
 

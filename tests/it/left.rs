@@ -23,7 +23,7 @@ use tower_semaphore::limit::{Connection, ConnectionIo};
 use tower_semaphore::{ConcurrencyLimitLayer, Permit, Policy, Semaphore};
 
 use crate::support::gateway::Gateway;
-use crate::support::http::Server;
+use crate::support::http::{Buffered, Server};
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{in_use, waiting};
 use crate::support::wire::{Wire, WireServer};
@@ -426,6 +426,27 @@ async fn where_half_of_a_connection_may_be_closed_only_a_reset_is_an_end() {
     Leaves::Rst.leave(client);
     waiting(&semaphore, NAME, 0).await;
     assert!(began.elapsed() < SOON);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_over_a_listener_of_ones_own_that_left_takes_no_place() {
+    let semaphore = Semaphore::in_memory();
+    let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).wait_timeout(LONG);
+    let app = Router::new().route("/", any(async || "never")).layer(builder.build().unwrap());
+    let listener = Buffered::bind().await;
+    let serve = tower_semaphore::limit::serve(listener, app).over_tcp(|io| io.get_ref());
+    let address = serve.local_addr().unwrap().to_string();
+    let server = tokio::spawn(serve.into_future());
+    let _permit = semaphore.acquire(NAME, &Policy::new(1)).await.unwrap();
+    for shape in SHAPES {
+        let client = shape.client(&address).await;
+        waiting(&semaphore, NAME, 1).await;
+        let began = Instant::now();
+        drop(client);
+        waiting(&semaphore, NAME, 0).await;
+        assert!(began.elapsed() < SOON, "{shape:?}");
+    }
+    server.abort();
 }
 
 #[cfg(unix)]

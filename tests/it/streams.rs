@@ -2,13 +2,16 @@
 //! gives it to the next one as soon as it ends. On a real Redis, through real sockets.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::WebSocketUpgrade;
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, WebSocketUpgrade};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
+use axum::serve::Listener;
 use futures_util::{SinkExt, StreamExt, stream};
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -19,11 +22,11 @@ use tokio::time::{sleep, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tonic::Code;
-use tower_semaphore::limit::{ConcurrencyLimitBuilder, OnLost};
+use tower_semaphore::limit::{ConcurrencyLimitBuilder, IncomingConnection, OnLost};
 use tower_semaphore::{AcquireError, ConcurrencyLimitLayer, Permit, Policy, Semaphore};
 
 use crate::support::grpc::GrpcServer;
-use crate::support::http::Server;
+use crate::support::http::{Buffered, Server};
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{empty, in_use, waiting};
 
@@ -323,9 +326,7 @@ async fn a_connection_whose_permit_is_lost_goes_on_if_so_set() {
 /// Whoever serves on such connections still learns who asks, and can stop gracefully.
 #[tokio::test]
 async fn serving_on_such_connections_is_as_axum_serves() {
-    let who = get(async |peer: axum::extract::ConnectInfo<std::net::SocketAddr>| {
-        peer.0.ip().to_string().into_response()
-    });
+    let who = get(async |peer: ConnectInfo<SocketAddr>| peer.0.ip().to_string().into_response());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -337,6 +338,29 @@ async fn serving_on_such_connections_is_as_axum_serves() {
     assert_eq!((reply.status, &*reply.body), (200, "127.0.0.1"));
     stop.send(()).unwrap();
     timeout(LONG, task).await.expect("it stops").unwrap().unwrap();
+}
+
+/// What a user's own listener tells of a connection reaches the handler, beside the address of the peer.
+#[tokio::test]
+async fn requests_have_what_their_connection_tells_of_itself() {
+    #[derive(Clone)]
+    struct LocalPort(u16);
+    impl Connected<IncomingConnection<'_, Buffered>> for LocalPort {
+        fn connect_info(connection: IncomingConnection<'_, Buffered>) -> Self {
+            assert!(connection.remote_addr().ip().is_loopback());
+            Self(connection.io().get_ref().local_addr().unwrap().port())
+        }
+    }
+    let told = async |ConnectInfo(port): ConnectInfo<LocalPort>, peer: ConnectInfo<SocketAddr>| {
+        format!("{} of {}", port.0, peer.0.ip())
+    };
+    let listener = Buffered::bind().await;
+    let port = listener.local_addr().unwrap().port();
+    let serve = tower_semaphore::limit::serve(listener, Router::new().route("/", get(told)));
+    let task = tokio::spawn(serve.connect_info::<LocalPort>().into_future());
+    let reply = crate::support::http::curl(&format!("http://127.0.0.1:{port}/"), &[]).await;
+    assert_eq!((reply.status, &*reply.body), (200, &*format!("{port} of 127.0.0.1")));
+    task.abort();
 }
 
 // ===== gRPC =====

@@ -4,15 +4,40 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
+use axum::serve::Listener;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::BufStream;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
+
+/// A listener whose connections are not sockets themselves.
+pub(crate) struct Buffered(TcpListener);
+
+impl Buffered {
+    pub(crate) async fn bind() -> Self {
+        Self(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+}
+
+impl Listener for Buffered {
+    type Io = BufStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        let (io, address) = Listener::accept(&mut self.0).await;
+        (BufStream::new(io), address)
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
 
 /// A server on a free loopback port, as `axum::serve` runs it; stops to listen when it is dropped.
 pub(crate) struct Server {
