@@ -177,8 +177,8 @@
 //! | `deadpool-redis` | `RedisBackend::from_pool`, for pools of `deadpool-redis` 0.23 | yes |
 //! | `tls`   | `rediss://` URLs, with rustls 0.23 and its provider `ring`     | no      |
 //! | `tls-no-provider` | the same without `ring`: the process brings the crypto provider, see `TlsSettings` | no |
-//! | `axum`  | `MatchedPathKey`, `ConnectInfo` for `PeerIpKey`, `Permit` as an extractor, `limit::serve` for WebSockets and clients that leave | no |
-//! | `tonic` | `PeerIpKey` for the connections of tonic's server                | no |
+//! | `axum`  | `MatchedPathKey`, `PeerIpKey::from_axum`, `Permit` as an extractor, `limit::serve` for WebSockets and clients that leave | no |
+//! | `tonic` | `PeerIpKey::from_tonic`             | no |
 //! | `metrics` | metrics of semaphores and layers, through the crate `metrics`: `tower_semaphore::metrics` | no |
 //! | `admin` | the operator's page and its JSON, as an Axum router                    | no |
 //! | `unstable-backend` | the traits that a backend implements, and the protocol. Not covered by semver | no |

@@ -453,7 +453,7 @@ impl Rule {
         let mut builder = match &self.key {
             Key::Global => builder,
             Key::Path => builder.key(PathKey),
-            Key::PeerIp => builder.key(PeerIpKey::new()),
+            Key::PeerIp => builder.key(PeerIpKey::from_extension()),
             Key::Header(name) => builder.key(HeaderKey::new(name.clone())),
         };
         if !matches!(self.key, Key::Global) {
@@ -497,7 +497,7 @@ impl Rule {
         builder = match &self.fair_by {
             None | Some(Key::Global) => builder,
             Some(Key::Path) => builder.fair_by(PathKey),
-            Some(Key::PeerIp) => builder.fair_by(PeerIpKey::new()),
+            Some(Key::PeerIp) => builder.fair_by(PeerIpKey::from_extension()),
             Some(Key::Header(name)) => builder.fair_by(HeaderKey::new(name.clone())),
         };
         if self.fair_by.is_some() {

@@ -107,8 +107,8 @@ impl Required {
                 header,
                 %status,
                 "a request has no key for this layer, and none had one so far: see its `key` and `on_missing_key`; \
-                 what inserts the key must be outside the layer, and `PeerIpKey` needs the feature `axum` or `tonic` \
-                 to see the address that they insert"
+                 what inserts the key must be outside the layer; for `PeerIpKey::from_axum`, serve with \
+                 `limit::serve` or `into_make_service_with_connect_info`"
             ),
             Part::Key => tracing::debug!(
                 target: "tower_semaphore",

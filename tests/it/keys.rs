@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ConnectInfo;
+use axum::extract::connect_info::MockConnectInfo;
 use axum::routing::get;
 use bytes::Bytes;
 use http::request::Parts;
@@ -120,6 +121,56 @@ fn an_extension_is_taken_by_its_type() {
 }
 
 #[test]
+fn an_extension_that_is_shared_or_optional_is_found() {
+    let account = || "acme".to_owned();
+    let extractor = ExtensionKey::<String>::new();
+    assert_eq!(found(extractor, extended(Arc::new(account()))), "acme");
+    assert_eq!(found(extractor, extended(Some(account()))), "acme");
+    assert_eq!(found(extractor, extended(Some(Arc::new(account())))), "acme");
+    assert_eq!(key(extractor, extended(None::<String>)), None);
+    assert_eq!(key(extractor, extended(None::<Arc<String>>)), None);
+    assert_eq!(found(ExtensionKey::<str>::new(), extended(Arc::<str>::from("acme"))), "acme");
+    assert_eq!(found(ExtensionKey::<str>::new(), extended(Some(Arc::<str>::from("acme")))), "acme");
+    assert_eq!(key(ExtensionKey::<str>::new(), extended(None::<Arc<str>>)), None);
+}
+
+#[test]
+fn a_closure_takes_the_key_of_an_extension() {
+    #[derive(Clone)]
+    struct Account {
+        id: u64,
+        team: Option<&'static str>,
+    }
+    let account = |team| Account { id: 42, team };
+    let id = ExtensionKey::by(|account: &Account| Some(account.id.to_string()));
+    assert_eq!(found(id, extended(account(None))), "42");
+    assert_eq!(found(id, extended(Arc::new(account(None)))), "42");
+    assert_eq!(key(id, bare()), None);
+    let team = ExtensionKey::by(|account: &Account| account.team);
+    assert_eq!(found(team, extended(account(Some("a")))), "a");
+    assert_eq!(key(team, extended(account(None))), None);
+}
+
+#[test]
+fn an_extractor_can_be_shared_or_left_out() {
+    static SHARED: HeaderKey = TENANT;
+    let shared = Arc::new(TENANT);
+    let dynamic: Arc<dyn KeyExtractor> = shared.clone();
+    let boxed: Box<dyn KeyExtractor> = Box::new(PathKey);
+    assert_eq!(found(shared, tenant(b"acme")), "acme");
+    assert_eq!(found(dynamic, tenant(b"acme")), "acme");
+    assert_eq!(found(&SHARED, tenant(b"acme")), "acme");
+    assert_eq!(found(boxed, bare()), "%2Fa%2Fb");
+    assert_eq!(found(Some(TENANT), tenant(b"acme")), "acme");
+    assert_eq!(key(Some(TENANT), bare()), None);
+    assert_eq!(key(None::<HeaderKey>, bare()), key(GlobalKey, bare()));
+    // They are what is inside, without a key as well.
+    let (parts, ()) = bare().into_parts();
+    assert_eq!(Arc::new(TENANT).missing_header(&parts), TENANT.missing_header(&parts));
+    assert_eq!(Some(MatchedPathKey).missing_key(&parts), MissingKey::Bypass);
+}
+
+#[test]
 fn closures_are_extractors_whatever_they_make_names_of() {
     assert_eq!(found(|parts: &Parts| Some(parts.method.to_string()), bare()), "GET");
     assert_eq!(found(|_: &Parts| Some("a b"), bare()), "a%20b");
@@ -158,10 +209,11 @@ fn the_keys_of_a_tuple_are_one_key_together() {
 
 fn peer(address: &str) -> Option<String> {
     let address: IpAddr = address.parse().unwrap();
-    let key_of_ip = key(PeerIpKey::new(), extended(address));
+    let key_of_ip = key(PeerIpKey::from_extension(), extended(address));
     let with_port = SocketAddr::new(address, 4711);
-    assert_eq!(key_of_ip, key(PeerIpKey::default(), extended(with_port)));
-    assert_eq!(key_of_ip, key(PeerIpKey::new(), extended(ConnectInfo(with_port))));
+    assert_eq!(key_of_ip, key(PeerIpKey::from_extension(), extended(with_port)));
+    assert_eq!(key_of_ip, key(PeerIpKey::from_axum(), extended(ConnectInfo(with_port))));
+    assert_eq!(key_of_ip, key(PeerIpKey::from_axum(), extended(MockConnectInfo(with_port))));
     key_of_ip
 }
 
@@ -175,13 +227,14 @@ fn a_peer_is_its_ipv4_address_or_its_ipv6_network() {
     assert_eq!(peer("2001:db8:1:2:ffff::1"), peer("2001:db8:1:2:3:4:5:6"));
     assert_ne!(peer("2001:db8:1:3::1"), peer("2001:db8:1:2::1"));
     assert_eq!(peer("::1"), Some("%3A%3A%2F64".to_owned()));
-    assert_eq!(key(PeerIpKey::new(), bare()), None);
+    assert_eq!(key(PeerIpKey::from_extension(), bare()), None);
+    assert_eq!(key(PeerIpKey::from_axum(), bare()), None);
 }
 
 #[test]
 fn the_network_of_a_peer_can_be_of_any_size() {
     let peer = |bits, address: &str| {
-        let key = PeerIpKey::ipv6_prefix(bits).unwrap();
+        let key = PeerIpKey::from_extension().ipv6_prefix(bits).unwrap();
         found(key, extended(address.parse::<IpAddr>().unwrap()))
     };
     assert_eq!(peer(48, "2001:db8:1:2::1"), peer(48, "2001:db8:1:ffff::1"));
@@ -194,12 +247,16 @@ fn the_network_of_a_peer_can_be_of_any_size() {
     assert_ne!(peer(1, "192.0.2.7"), peer(1, "192.0.2.8"));
 }
 
+/// Whatever else is in the extensions, and whatever other crates turn on.
 #[test]
-fn the_connection_counts_more_than_what_another_layer_put_there() {
+fn a_peer_is_read_from_where_its_key_says() {
     let connection: SocketAddr = "192.0.2.1:1".parse().unwrap();
     let other: SocketAddr = "192.0.2.2:2".parse().unwrap();
-    let request = Request::builder().extension(other).extension(ConnectInfo(connection));
-    assert_eq!(found(PeerIpKey::new(), request.body(()).unwrap()), "192.0.2.1");
+    let request = || Request::builder().extension(other).extension(ConnectInfo(connection));
+    assert_eq!(found(PeerIpKey::from_axum(), request().body(()).unwrap()), "192.0.2.1");
+    assert_eq!(found(PeerIpKey::from_extension(), request().body(()).unwrap()), "192.0.2.2");
+    assert_eq!(key(PeerIpKey::from_extension(), extended(ConnectInfo(connection))), None);
+    assert_eq!(key(PeerIpKey::from_axum(), extended(other)), None);
 }
 
 /// The name of the permit of a request, as the handler sees it.
@@ -214,7 +271,7 @@ fn layer(semaphore: &Semaphore, key: impl KeyExtractor) -> ConcurrencyLimitLayer
 #[tokio::test]
 async fn axum_says_who_the_peer_is_if_it_is_served_so() {
     let semaphore = Semaphore::in_memory();
-    let router = Router::new().route("/", named()).layer(layer(&semaphore, PeerIpKey::new()));
+    let router = Router::new().route("/", named()).layer(layer(&semaphore, PeerIpKey::from_axum()));
     let server = Server::start(router.clone()).await;
     assert_eq!(text(server.get("/").await).await, "api:127.0.0.1");
 
@@ -327,13 +384,13 @@ async fn the_first_request_without_a_key_is_told_of_if_none_had_one() {
     };
     let router = || Router::new().route("/", get(async || "served"));
     // The address is not in the extensions.
-    let by_peer = router().layer(layer(&semaphore, PeerIpKey::new()));
+    let by_peer = router().layer(layer(&semaphore, PeerIpKey::from_axum()));
     assert_eq!(ask(&by_peer, None).await, StatusCode::BAD_REQUEST);
     assert_eq!(ask(&by_peer, None).await, StatusCode::BAD_REQUEST);
     let [warning] = &told.aloud()[..] else { panic!("once: {:?}", told.aloud()) };
     assert_eq!(warning.level, Level::WARN);
     assert!(warning.fields["extractor"].contains("PeerIpKey"), "{warning:?}");
-    assert!(warning.name.contains("feature `axum`"), "{warning:?}");
+    assert!(warning.name.contains("`limit::serve`"), "{warning:?}");
 
     let by_tenant = router().layer(layer(&semaphore, HeaderKey::from_static("x-tenant")));
     assert_eq!(ask(&by_tenant, Some("a")).await, StatusCode::OK);
@@ -420,7 +477,8 @@ fn tonic_says_where_a_connection_comes_from() {
     let (mut parts, ()) = Request::new(()).into_parts();
     let remote_addr = Some("198.51.100.7:4711".parse().unwrap());
     parts.extensions.insert(TcpConnectInfo { local_addr: None, remote_addr });
-    assert_eq!(PeerIpKey::new().extract(&parts), Some(Name::new("198.51.100.7")));
+    assert_eq!(PeerIpKey::from_tonic().extract(&parts), Some(Name::new("198.51.100.7")));
+    assert_eq!(PeerIpKey::from_extension().extract(&parts), None);
 }
 
 // ===== names =====
@@ -663,7 +721,7 @@ async fn two_spellings_of_one_value_share_a_permit() {
     let (semaphore, elsewhere) = (redis.semaphore(), redis.semaphore());
     let policy = Policy::new(1);
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "api")
-        .key((TENANT, PeerIpKey::new()))
+        .key((TENANT, PeerIpKey::from_extension()))
         .limit(1)
         .wait_timeout(Duration::ZERO)
         .build()

@@ -631,10 +631,15 @@ fn a_limit_must_be_set() {
 #[test]
 fn an_ipv6_prefix_has_1_to_128_bits() {
     for bits in [0, 129, 255] {
-        let key = PeerIpKey::ipv6_prefix(bits).map(drop).map_err(|error| error.to_string());
+        let key = PeerIpKey::from_extension()
+            .ipv6_prefix(bits)
+            .map(drop)
+            .map_err(|error| error.to_string());
         assert_told(key, &["IPv6 prefix", &bits.to_string(), "1 to 128"]);
     }
-    assert!(PeerIpKey::ipv6_prefix(1).is_ok() && PeerIpKey::ipv6_prefix(128).is_ok());
+    for bits in [1, 128] {
+        assert!(PeerIpKey::from_extension().ipv6_prefix(bits).is_ok());
+    }
 }
 
 #[cfg(feature = "redis")]
