@@ -1,11 +1,11 @@
-//! What a request may have of a semaphore that is shared between tenants.
+//! The claim of a request on a semaphore that tenants share.
 
 use std::fmt;
 use std::num::NonZeroU64;
 
 /// A tenant by its number: a keyed hash of its name, 25 bits wide.
 ///
-/// Two tenants of one number share a line; for two names that happens once in 3·10⁷.
+/// Two tenants with one number share a line; for two names the chance is 1 in 3·10⁷.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(u32);
 
@@ -13,14 +13,14 @@ impl Tenant {
     /// The highest number.
     pub const MAX: u32 = (1 << 25) - 1;
 
-    /// The tenant that a hash of its name stands for.
+    /// The tenant whose name has this hash.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the remainder has 25 bits")]
     pub const fn of_hash(hash: u64) -> Self {
         Self((hash % Self::MAX as u64) as u32 + 1)
     }
 
-    /// In a process's own queue: the requests of no tenant.
+    /// The requests without a tenant, in a process's own queue.
     pub(crate) const NOBODY: Self = Self(0);
 
     /// The number, from 1 to [`MAX`](Self::MAX).
@@ -57,10 +57,10 @@ impl fmt::Debug for Tenant {
     }
 }
 
-/// The tenant of a request, and by what it is compared with others.
+/// The tenant of a request, and what it is compared by.
 ///
-/// A claim is a part of the [`PlaceId`](super::PlaceId), at its end, so the backend knows it wherever it
-/// meets a place and stores it nowhere else.
+/// A claim is the end of a [`PlaceId`](super::PlaceId), so the backend finds it with the place and stores it nowhere
+/// else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Claim(NonZeroU64);
 
@@ -91,30 +91,30 @@ impl Claim {
         Self(NonZeroU64::new(u64::from(tenant.0) << TENANT_AT | weight).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// What a request of no tenant counts as, in a process's own queue.
+    /// The claim of a request without a tenant, in a process's own queue.
     pub(crate) fn nobodys() -> Self {
         Self::new(Tenant::NOBODY)
     }
 
-    /// The same claim with another weight; out of 1 to 64, the nearest of them.
+    /// The same claim with another weight, clamped to 1 to 64.
     #[must_use]
     pub fn with_weight(self, weight: u32) -> Self {
         self.with(WEIGHT_AT, 6, Self::WEIGHT_MAX - weight.clamp(1, Self::WEIGHT_MAX))
     }
 
-    /// The same claim to another number of permits; out of 1 to 64, the nearest of them.
+    /// The same claim to another number of permits, clamped to 1 to 64.
     #[must_use]
     pub fn with_cost(self, cost: u32) -> Self {
         self.with(COST_AT, 6, cost.clamp(1, Self::COST_MAX) - 1)
     }
 
-    /// The same claim in another class; above 7, the last one.
+    /// The same claim in another class, at most 7.
     #[must_use]
     pub fn with_class(self, class: u8) -> Self {
         self.with(CLASS_AT, 3, u32::from(class.min(Self::CLASS_MAX)))
     }
 
-    /// The same claim of a tenant that may have so many permits in use, 2²⁴ − 1 at the most.
+    /// The same claim of a tenant with this cap on its permits in use, at most 2²⁴ − 1.
     #[must_use]
     pub fn with_each(self, each: Option<u32>) -> Self {
         self.with(0, 24, each.map_or(0, |each| each.clamp(1, Self::EACH_MAX)))
@@ -138,7 +138,7 @@ impl Claim {
         self.bits(COST_AT, 6) + 1
     }
 
-    /// The class: as long as a request of a lower one could be served, this one is not.
+    /// The class: while a request of a lower class could be served, this one is not.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "three bits")]
     pub const fn class(self) -> u8 {

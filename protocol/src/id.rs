@@ -92,7 +92,7 @@ impl IdText {
 impl PlaceId {
     /// The numbers of places are below this: eleven digits in base 36.
     pub const N_MAX: u64 = 36u64.pow(11);
-    /// None comes before it.
+    /// The first id in order.
     pub const FIRST: Self =
         Self { node: NodeId(0), poll_only: false, n: 0, bound: None, claim: None };
 
@@ -108,7 +108,7 @@ impl PlaceId {
         self.text_of(&self.node.text())
     }
 
-    /// As [`text`](Self::text), where the node's is known already.
+    /// Like [`text`](Self::text), with the known text of the node.
     #[must_use]
     pub fn text_of(&self, node: &[u8; NODE_LEN]) -> IdText {
         let mut text = [0; ID_LEN];
@@ -159,7 +159,7 @@ impl PlaceId {
         (id.text().as_bytes() == text).then_some(id)
     }
 
-    /// Reads what a hint says of a place of its own process: the number, and what follows it.
+    /// Reads the part of an id that a hint carries: the number, and what follows it.
     #[must_use]
     pub fn parse_number(text: &[u8]) -> Option<Numbered> {
         let (text, claim) = match text.iter().position(|c| *c == b'.') {
@@ -209,7 +209,7 @@ impl PartialOrd for PlaceId {
 
 impl Ord for PlaceId {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // As Redis orders them; numbers that no place has last.
+        // As Redis orders them. Numbers that no place has come last.
         self.text().as_bytes().cmp(other.text().as_bytes()).then(self.n.cmp(&other.n))
     }
 }

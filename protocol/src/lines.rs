@@ -1,12 +1,11 @@
 //! Whose turn it is, among tenants that wait for permits of one semaphore.
 //!
-//! Max-min fairness over permits in use: the next permit goes to the tenant that has the fewest units in use
-//! by weight, in the best class that waits; among equals to the one that has been at that level longest.
-//! Within a tenant: first come, first served. Nothing is remembered of a tenant that neither holds nor waits.
+//! Max-min fairness over permits in use: the next permit goes to the tenant with the fewest units in use by weight, in the
+//! best class that waits; among equals, to the one that has been at that level longest. Within a tenant: first come,
+//! first served. A tenant that neither holds nor waits is forgotten.
 //!
-//! Each tenant that waits has a *line* and, for it, a *turn*: a number, the lowest of which is next. It is
-//! made of class, level and time, in a double as Redis keeps scores, so that the scripts in `lua/` come to
-//! the same number by the same arithmetic. Turns are derived: [`Lines::settle`] computes one from the first
+//! Each waiting tenant has a *line* with a *turn*: a number, the lowest of which is next. It is made of class, level and
+//! time, in a double like Redis' scores, so that the scripts in `lua/` compute the same number. Turns are derived: [`Lines::settle`] computes one from the first
 //! place of the line and from what its tenant has in use.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,10 +18,10 @@ const LEVEL: f64 = 4_503_599_627_370_496.0; // 2^52
 /// One unit in use at weight 1, in levels: so that the level is a whole number at each weight.
 const UNIT: u64 = 64;
 
-/// The turn of a line that its tenant's own cap stops: it comes last, and never.
+/// The turn of a line that its tenant's own cap stops: it never comes.
 pub(crate) const STOPPED: f64 = f64::INFINITY;
 
-/// The turn of a line whose tenant has come to this level at a time (µs); the lower, the sooner.
+/// The turn of a line whose tenant has been at this level since a time (µs); the lowest is next.
 pub(crate) fn turn(class: u8, units: u64, weight: u32, since: u64) -> f64 {
     (first_turn(units, weight) + since as f64) * class_factor(class)
 }
@@ -62,7 +61,7 @@ impl<I: Copy + Ord> Lines<I> {
         Self { tenants: BTreeMap::new(), turns: BTreeSet::new(), units: 0, waiting: 0 }
     }
 
-    /// Whether nobody holds or waits.
+    /// Whether no place holds or waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.tenants.is_empty()
     }
@@ -98,7 +97,7 @@ impl<I: Copy + Ord> Lines<I> {
         self.tenants.get(&tenant).is_some_and(|line| line.turn == Some(STOPPED.to_bits()))
     }
 
-    /// Whether no line waits for its turn; those that are stopped do not.
+    /// Whether no line waits for its turn. Stopped lines do not.
     pub(crate) fn nobody_in_turn(&self) -> bool {
         self.next().is_none()
     }
@@ -116,14 +115,14 @@ impl<I: Copy + Ord> Lines<I> {
         Some(*id)
     }
 
-    /// A place joins a line. The tenant is to be settled after this and each of the next three.
+    /// Adds a place to a line. After this and each of the next three, the caller settles the tenant.
     pub(crate) fn join(&mut self, tenant: Tenant, ticket: u64, id: I) {
         if self.line(tenant).queue.insert((ticket, id)) {
             self.waiting += 1;
         }
     }
 
-    /// A place leaves a line, if it stands there.
+    /// Removes a place from a line, if it is there.
     pub(crate) fn leave(&mut self, tenant: Tenant, ticket: u64, id: I) {
         if let Some(line) = self.tenants.get_mut(&tenant)
             && line.queue.remove(&(ticket, id))
@@ -132,13 +131,13 @@ impl<I: Copy + Ord> Lines<I> {
         }
     }
 
-    /// A tenant has so many units more in use.
+    /// Counts `cost` more units in use by a tenant.
     pub(crate) fn hold(&mut self, tenant: Tenant, cost: u32) {
         self.line(tenant).units += u64::from(cost);
         self.units += u64::from(cost);
     }
 
-    /// A tenant has so many units fewer in use.
+    /// Counts `cost` fewer units in use by a tenant.
     pub(crate) fn free(&mut self, tenant: Tenant, cost: u32) {
         let Some(line) = self.tenants.get_mut(&tenant) else { return };
         let cost = u64::from(cost).min(line.units);
@@ -146,7 +145,7 @@ impl<I: Copy + Ord> Lines<I> {
         self.units -= cost;
     }
 
-    /// Puts a tenant's turn where its line and its use say. A line that stays at its level keeps its time.
+    /// Sets a tenant's turn to what its line and its use imply. A line that stays at its level keeps its time.
     pub(crate) fn settle(&mut self, tenant: Tenant, now: u64, claim_of: impl Fn(I) -> Claim) {
         let Some(line) = self.tenants.get(&tenant) else { return };
         let turn = line.queue.first().map(|(_, id)| {
@@ -165,7 +164,7 @@ impl<I: Copy + Ord> Lines<I> {
         self.set_turn(tenant, turn);
     }
 
-    /// Stops a line, until it is settled the next time.
+    /// Stops a line until it is settled again.
     pub(crate) fn stop(&mut self, tenant: Tenant) {
         self.set_turn(tenant, Some(STOPPED.to_bits()));
     }
@@ -198,13 +197,13 @@ impl<I: Copy + Ord> Lines<I> {
         self.tenants.values().flat_map(|line| line.queue.iter().map(|(_, id)| *id))
     }
 
-    /// The turns, for those that compare them with what Redis keeps.
+    /// The turns, to compare them with those in Redis.
     pub(crate) fn turns(&self) -> impl Iterator<Item = (Tenant, f64)> + '_ {
         self.turns.iter().map(|(bits, tenant)| (*tenant, f64::from_bits(*bits)))
     }
 }
 
-/// Whether a claim stays within its tenant's own cap, if the tenant has so many units in use.
+/// Whether a claim fits under its tenant's own cap, if the tenant has `units` in use.
 pub(crate) fn fits_each(units: u64, claim: Claim) -> bool {
     claim.each().is_none_or(|each| units + u64::from(claim.cost()) <= u64::from(each))
 }

@@ -1,11 +1,11 @@
-//! Time as the protocol sees it: a number that comes in.
+//! Time: a number that is passed in.
 
 use std::ops::Add;
 use std::time::Duration;
 
 /// A moment of one process's monotonic clock, in ns since an epoch that the process chooses.
 ///
-/// Nothing in the protocol reads a clock: every input brings the time along.
+/// Nothing in the protocol reads a clock: every input carries the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time(u64);
 

@@ -207,7 +207,7 @@ impl PlaceHandle {
     pub(super) fn wait_for_loss(&self, listener: u32, waker: &Waker) -> bool {
         let mut state = self.shared.lock();
         // Without reading the clock: the watchdog does, and wakes the listener.
-        if state.session.was_lost(self.index) {
+        if state.session.is_known_lost(self.index) {
             return false;
         }
         let abandoned = state.wait_for_loss(self.index, listener, waker);
@@ -265,7 +265,7 @@ impl PlaceHandle {
 
     pub(super) fn poll_released(&self, cx: &Context<'_>) -> Poll<Result<(), BackendError>> {
         let mut state = self.shared.lock();
-        match state.session.released(self.index) {
+        match state.session.release_answer(self.index) {
             Some(true) => Poll::Ready(Ok(())),
             Some(false) => Poll::Ready(Err(state.error(self.index))),
             None => {

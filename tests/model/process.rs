@@ -248,7 +248,7 @@ impl Process {
     pub(crate) fn wants(&self, id: Id) -> bool {
         let session = self.session.as_ref();
         self.slot_of(id).is_some_and(|slot| {
-            slot.phase != Phase::Releasing && !session.is_some_and(|s| s.was_lost(slot.index))
+            slot.phase != Phase::Releasing && !session.is_some_and(|s| s.is_known_lost(slot.index))
         })
     }
 
@@ -261,7 +261,7 @@ impl Process {
             && !if fenced {
                 session.is_lost(slot.index, time(now))
             } else {
-                session.was_lost(slot.index)
+                session.is_known_lost(slot.index)
             }
     }
 

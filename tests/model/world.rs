@@ -911,7 +911,8 @@ impl World {
             Phase::Asking => {}
             Phase::Working => return,
             Phase::Releasing => {
-                if p.session.as_ref().is_none_or(|session| session.released(index).is_some()) {
+                if p.session.as_ref().is_none_or(|session| session.release_answer(index).is_some())
+                {
                     self.saw(Seen::Acknowledged);
                     self.leave(s, process, at);
                 }
@@ -1085,8 +1086,9 @@ impl World {
             OnUnavailable::Admit => {}
             OnUnavailable::Local(share) => {
                 self.saw(if was_asked { Seen::ShareWaited } else { Seen::Shared });
-                let in_flight =
-                    |slot: &&Slot| session.is_held(slot.index) && !session.was_lost(slot.index);
+                let in_flight = |slot: &&Slot| {
+                    session.is_held(slot.index) && !session.is_known_lost(slot.index)
+                };
                 let share = set.map_or(share, |limit| share.min(limit));
                 let (request, tenant) = (p.slots[at].request, p.slots[at].tenant());
                 let earlier = |slot: &Slot| {

@@ -1,4 +1,4 @@
-//! How places come: granted, in the queue, or refused.
+//! Newcomers: granted, queued or refused.
 
 use smallvec::SmallVec;
 
@@ -8,15 +8,15 @@ use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
 use crate::lines::fits_each;
 
-/// Places that are looked at for nodes to recall permits from: those with the latest lease ends.
+/// How many places, those with the latest lease ends, are examined for nodes to recall permits from.
 const RECALL_MAX: usize = 128;
 
 impl Ledger {
-    /// Takes out those that are leaving, as [`release`](Self::release) does; then grants each place a
+    /// Removes the leaving places, as [`release`](Self::release) does; then grants each newcomer a
     /// permit, lets it join the queue, or refuses it.
     ///
-    /// `max_queue` says how many may wait; `None`: these ids may not. An id that is there keeps its
-    /// place and its lease is renewed, so a repetition is safe.
+    /// `max_queue` says how many may wait; `None`: these ids may not. A known id keeps its place, and
+    /// its lease is renewed, so a repetition is safe.
     pub fn acquire(
         &mut self,
         caller: Caller,
@@ -39,7 +39,7 @@ impl Ledger {
             }
             self.settle(caller.now);
         } else {
-            // Full, or so it looks: waiting places go first, and only then the newcomers.
+            // It may be full: waiting places go first, then the newcomers.
             let budget = self.sweep(caller.now);
             let most = self.most(caller, !leaving.is_empty());
             reply.granted = self.promote(caller, most, budget, post);
@@ -72,7 +72,7 @@ impl Ledger {
         self.close(caller, caller.limit.into(), reply)
     }
 
-    /// The other nodes with places here, those that used theirs last before the others, as far as they are looked at.
+    /// The other nodes among the examined places, the latest used first.
     fn used_last(&mut self, caller: NodeId) -> SmallVec<[NodeId; 4]> {
         let mut nodes = SmallVec::new();
         for (.., id) in self.by_end().iter().rev().take(RECALL_MAX) {
@@ -83,7 +83,7 @@ impl Ledger {
         nodes
     }
 
-    /// What becomes of a place that is not there yet. `last`: the last ticket of the queue.
+    /// Grants, queues or refuses an unknown place. `last`: the last ticket of the queue.
     fn newcomer(
         &self,
         caller: Caller,
@@ -114,7 +114,7 @@ impl Ledger {
         match max_queue {
             None => refused,
             Some(max) if waiting >= u64::from(max) => PlaceStatus::QueueFull,
-            // A line may be as long as there is room for others: so there is room for a tenant that has none.
+            // A line may take half of the room that is left, so a tenant without a place finds room.
             Some(_)
                 if id.claim.is_some()
                     && waiting + self.waiting() >= u64::from(caller.max_waiting) =>
@@ -130,10 +130,10 @@ impl Ledger {
         }
     }
 
-    /// Why a place with a claim is refused, if it may not wait.
+    /// Why a place with a claim that may not wait is refused.
     fn refused(caller: Caller, claim: Claim, units: u64) -> PlaceStatus {
         let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
-        // Without any permits it waits for an operator.
+        // If there are no permits, it waits for an operator.
         let never = (room > 0 && cost > room) || claim.exceeds_each();
         match () {
             () if never => PlaceStatus::NeverFits,

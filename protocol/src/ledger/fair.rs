@@ -1,4 +1,4 @@
-//! What a ledger keeps of places with a claim: the lines of their tenants.
+//! Places with a claim: the lines of their tenants.
 
 use smallvec::SmallVec;
 
@@ -22,13 +22,13 @@ pub(super) fn next_in_line(now: u64, last: Option<u64>) -> u64 {
     last.map_or(time, |last| time.max(last + 1)).min(TICKET_MIN + LINE_MAX)
 }
 
-/// What there is of places with a claim.
+/// The places with a claim.
 #[derive(Clone, Debug)]
 pub(super) struct FairPlaces {
     pub(super) lines: Lines<PlaceId>,
     /// Places that wait or hold.
     pub(super) count: usize,
-    /// Tenants whose turn is to be looked at.
+    /// Tenants to settle.
     pub(super) touched: SmallVec<[Tenant; 4]>,
 }
 
@@ -37,7 +37,7 @@ impl FairPlaces {
         Self { lines: Lines::new(), count: 0, touched: SmallVec::new_const() }
     }
 
-    /// A place comes, or is there already with `before`.
+    /// Adds a place, or changes one that was `before`.
     pub(super) fn put(
         &mut self,
         id: PlaceId,
@@ -47,7 +47,7 @@ impl FairPlaces {
     ) {
         let tenant = claim.tenant();
         match (before, ticket) {
-            // Renewed: a line that was stopped is looked at once more.
+            // A renewal: a stopped line is examined again.
             (Some(_), Some(_)) if self.lines.is_stopped(tenant) => self.touched.push(tenant),
             (Some(_), _) => {}
             (None, Some(ticket)) => {

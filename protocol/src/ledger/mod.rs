@@ -2,24 +2,24 @@
 //!
 //! A [`Ledger`] is one semaphore. Operations go in, with the time as an argument; a [`Reply`] comes
 //! out, and hints for other nodes go through a closure. [`MemoryBackend`] is this ledger behind a
-//! lock, and the scripts in `lua/` are this ledger in the words of Redis: generated histories hold
-//! the two against each other, reply by reply.
+//! lock, and the scripts in `lua/` are this ledger in Redis commands: generated histories compare
+//! the two, reply by reply.
 //!
 //! # The one idea
 //!
 //! *A place has one lease, from joining to leaving, whether it waits or holds.* A place that waits
-//! has a ticket besides; taking the ticket away **is** the grant. Nothing else is stored: no
+//! also has a ticket; removing the ticket **is** the grant. Nothing else is stored: no
 //! counter that could drift, nothing to initialise, nothing left when the last place is gone.
 //!
 //! Every operation that changes anything ends in the same way: sweep what has expired, then
-//! promote, so that no permit is idle while anyone waits. While anyone waits nobody barges: a
-//! newcomer joins the queue or is refused.
+//! promote, so that no permit is idle while any place waits. While any place waits, a newcomer
+//! joins the queue or is refused.
 //!
 //! # Tenants
 //!
 //! A place whose id carries a [`Claim`](super::Claim) stands in the line of its tenant, and what the tenant
 //! has in use says which line is next: see [`Lines`]. Places without a claim are one line more,
-//! with its tickets as they are. Where no place has a claim, nothing of this is there.
+//! with its tickets as they are. Without claims, none of this exists.
 //!
 //! [`MemoryBackend`]: https://docs.rs/tower-semaphore/latest/tower_semaphore/backend/struct.MemoryBackend.html
 
@@ -43,24 +43,24 @@ use foldhash::fast::RandomState;
 /// about 10¹²).
 pub const TICKET_MIN: u64 = 100_000_000_000_000;
 
-/// The bound on the work of one operation. A place that is swept costs as much as it takes of permits, and
-/// so does a head of the queue that is granted; one that is passed over costs 1, and a hint to another node
-/// [`HINT_WORK`] more. The places that the operation names are not counted.
+/// The bound on the work of one operation. A swept place and a granted head of the queue cost as much as their permits;
+/// a place that is passed over costs 1, and a hint to another node [`HINT_WORK`] more. The places that the operation
+/// names are not counted.
 pub const WORK_MAX: usize = 500;
 
 /// The cost of one hint to another node, out of [`WORK_MAX`].
 pub const HINT_WORK: usize = 4;
 
-/// What every operation brings along: who asks, when, and under which limit.
+/// The caller of an operation: who asks, when, and under which limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     /// µs since 1970 by the ledger's one clock.
     pub now: u64,
     /// Permits of this semaphore, as the caller knows it: newcomers are judged by it, and so is a waiting place whose
-    /// id has no [`Bound`]. A call that frees nothing grants no waiting place once so many are in use, whatever that
+    /// id has no [`Bound`]. A call that frees nothing grants no waiting place once this many are in use, whatever that
     /// place brought.
     pub limit: u32,
-    /// So many of them are left to class 0.
+    /// The permits that are reserved for class 0.
     pub headroom: u32,
     /// The limit counts for all places, whatever they brought: an operator set it, or it withholds grants.
     pub for_all: bool,
@@ -90,8 +90,8 @@ impl Caller {
     }
 }
 
-/// Delivers hints to a node, or, without grants, the word that a place waits; `false` says that nobody listens there,
-/// so the node is gone.
+/// Delivers hints to a node, or a recall if there are no grants. Returns `false` if nobody listens there, so the node is
+/// gone.
 pub type Post<'a> = &'a mut dyn FnMut(NodeId, &[Grant]) -> bool;
 
 /// One semaphore: its places, held and waiting.
@@ -123,14 +123,14 @@ impl Place {
 }
 
 impl Ledger {
-    /// A semaphore that nobody has.
+    /// Creates a semaphore without places.
     #[must_use]
     pub fn new() -> Self {
         Self::with_work_max(WORK_MAX)
     }
 
-    /// As [`new`](Self::new), with another bound than [`WORK_MAX`], at least 1. For tests: a small bound
-    /// is reached by short histories.
+    /// Like [`new`](Self::new), with another bound than [`WORK_MAX`], at least 1. For tests: short histories reach a small
+    /// bound.
     #[must_use]
     pub fn with_work_max(work_max: usize) -> Self {
         Self {
@@ -149,33 +149,32 @@ impl Ledger {
         self.places.is_empty()
     }
 
-    /// How many permits are in use, those of dead places among them until they are swept.
+    /// How many permits are in use, including those of dead places that are not swept yet.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.units());
         self.held_in_order() + in_lines
     }
 
-    /// How many places hold that have no claim.
+    /// How many places without a claim hold a permit.
     fn held_in_order(&self) -> u64 {
         let in_lines = self.lines.as_ref().map_or(0, |fair| fair.count);
         (self.places.len() - self.queue.len() - in_lines) as u64
     }
 
-    /// How many places wait, dead ones among them until they are swept.
+    /// How many places wait, including dead ones that are not swept yet.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         let in_lines = self.lines.as_ref().map_or(0, |fair| fair.lines.waiting());
         self.queue.len() as u64 + in_lines
     }
 
-    /// The places and what they have: id, lease end (ms), ticket while it waits. In no order.
+    /// The places in no order: id, lease end (ms), and the ticket of a waiting one.
     pub fn places(&self) -> impl Iterator<Item = (PlaceId, u64, Option<u64>)> + '_ {
         self.places.iter().map(|(id, place)| (*id, place.lease_end, place.ticket))
     }
 
-    /// The turns of the tenants that wait, as a score each; infinite where a tenant's own cap stops it. In no
-    /// order.
+    /// The turns of the waiting tenants as scores, in no order; infinite where a tenant's own cap stops it.
     pub fn turns(&self) -> impl Iterator<Item = (Tenant, f64)> + '_ {
         self.lines.iter().flat_map(|fair| fair.lines.turns())
     }
@@ -186,10 +185,10 @@ impl Ledger {
         self.lines.as_ref().map_or(0, |fair| fair.lines.units_of(tenant))
     }
 
-    /// Takes places out, waiting or held, and hands what that frees to the head of the queue.
+    /// Removes places, waiting or held, and grants what that frees to the head of the queue.
     ///
-    /// An id that is not there is passed over, so a repetition is safe. With no ids it sweeps and
-    /// promotes: that is the call to make after a reply with [`more`](Reply::more).
+    /// An unknown id is ignored, so a repetition is safe. Without ids it sweeps and promotes: that is
+    /// the call to make after a reply with [`more`](Reply::more).
     #[inline]
     pub fn release(&mut self, caller: Caller, ids: &[PlaceId], post: Post<'_>) -> Reply {
         for id in ids {
@@ -202,7 +201,7 @@ impl Ledger {
         self.hand_on(caller, post)
     }
 
-    /// Grants what is free, if anyone waits.
+    /// Grants free permits, if any place waits.
     fn hand_on(&mut self, caller: Caller, post: Post<'_>) -> Reply {
         if self.waiting() == 0 {
             return Reply::default();
@@ -213,9 +212,9 @@ impl Ledger {
         Reply { granted, more: self.stopped_early(caller, most), ..Reply::default() }
     }
 
-    /// Takes a place out, waiting or held, on an operator's word; or only looks. Says when its lease
-    /// ends, or would have, ms. The operator does not know the limit: what that frees is granted when
-    /// someone asks who does.
+    /// Removes a place, waiting or held, for an operator; or only looks. Returns when its lease ends, or
+    /// would have ended, ms. The operator does not know the limit, so the freed permit is granted by the
+    /// next call that does.
     pub fn revoke(&mut self, id: PlaceId, take: bool, now: u64) -> Option<u64> {
         let lease_end = self.places.get(&id)?.lease_end;
         if take {
@@ -235,7 +234,7 @@ impl Ledger {
     ) -> Reply {
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
-        // First the dead, then the leases: a place that ended is not brought back by asking late.
+        // The sweep comes first, so a late renewal does not revive a place.
         let budget = self.sweep(caller.now);
         for id in ids {
             let status = match self.places.get(id).copied() {
@@ -252,11 +251,11 @@ impl Ledger {
         self.close(caller, caller.limit.into(), reply)
     }
 
-    /// A renewal with proof, for places that a renewal found gone.
+    /// Renews with proof, for places that a renewal found gone.
     ///
-    /// The score that a place had last is the proof: a lease end that has not come yet shows that
-    /// the ledger lost a permit which is in flight, so it is counted again, even past the limit; a
-    /// ticket gives a place that waited its old turn, under a new id.
+    /// The last score of a place is the proof: a lease end in the future shows that the ledger lost a
+    /// permit that is in flight, so it is counted again, even past the limit; a ticket gives a waiting
+    /// place its old turn, under a new id.
     pub fn reassert(
         &mut self,
         caller: Caller,
@@ -267,7 +266,7 @@ impl Ledger {
         let now_ms = caller.now / 1000;
         let mut reply = Reply { lease_end: now_ms.saturating_add(lease_ms), ..Reply::default() };
         let budget = self.sweep(caller.now);
-        // As the script does, look at all of them before any is written.
+        // Like the script, this reads all of them before it writes any.
         let known: Vec<_> = proofs.iter().map(|(id, _)| self.places.get(id).copied()).collect();
         for ((id, proof), place) in proofs.iter().zip(known) {
             let status = match place {
@@ -288,7 +287,7 @@ impl Ledger {
         self.close(caller, caller.limit.into(), reply)
     }
 
-    /// Lists the places of `node`, among those `most` with the earliest lease ends that run still.
+    /// Lists the places of `node` among the `most` live ones with the earliest lease ends.
     #[must_use]
     pub fn audit(&self, now: u64, node: NodeId, most: usize) -> Vec<PlaceId> {
         let mut places: Vec<_> =
@@ -354,7 +353,7 @@ impl Ledger {
 
     fn take(&mut self, id: &PlaceId) {
         let Some(place) = self.places.remove(id) else {
-            // The caller of Redis does not learn which were there: their tenants are settled anyway.
+            // A caller of Redis does not learn which existed, so their tenants are settled in any case.
             if let (Some(fair), Some(claim)) = (&mut self.lines, id.claim) {
                 fair.touched.push(claim.tenant());
             }
@@ -380,7 +379,7 @@ impl Ledger {
         self.lines.get_or_insert_with(|| Box::new(FairPlaces::new()))
     }
 
-    /// Puts the turns of the tenants right that were touched.
+    /// Settles the tenants whose places changed.
     #[inline]
     fn settle(&mut self, now: u64) {
         if self.lines.is_some() {
@@ -405,7 +404,7 @@ impl Default for Ledger {
     }
 }
 
-// A ledger is its places: what is derived from them takes no part in comparing two.
+// Two ledgers are equal if their places are: everything else is derived from them.
 
 impl PartialEq for Ledger {
     fn eq(&self, other: &Self) -> bool {

@@ -1,4 +1,4 @@
-//! Takes out what has expired, and grants free permits to the place whose turn it is.
+//! Sweep and promote: expired places are removed, and free permits go to the next in turn.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ enum Next {
 }
 
 impl Ledger {
-    /// Whether the newcomers can all be granted at once, with nothing to sweep: nobody waits who could be
-    /// served, and no cap stands in the way.
+    /// Whether all newcomers can be granted at once, with nothing to sweep: no waiting place could be served, and every
+    /// cap has room.
     pub(super) fn all_fit(&self, caller: Caller, ids: &[PlaceId]) -> bool {
         if !self.queue.is_empty() {
             return false;
@@ -33,7 +33,7 @@ impl Ledger {
 
     fn fit_in_lines(&self, caller: Caller, ids: &[PlaceId]) -> bool {
         let mut in_use = self.in_use();
-        // What each tenant asks for in this call.
+        // The permits that each tenant asks for in this call.
         let mut asked: BTreeMap<Tenant, u64> = BTreeMap::new();
         for id in ids {
             let Some(claim) = id.claim else {
@@ -56,8 +56,7 @@ impl Ledger {
         in_use <= caller.room(u8::from(!ids.iter().all(is_first)))
     }
 
-    /// Whether a newcomer that nobody of its own line precedes would be served before all that wait, and can
-    /// be.
+    /// Whether a newcomer whose line is empty would be served before all waiting places, and can be.
     pub(super) fn is_next(&self, caller: Caller, id: PlaceId) -> bool {
         let (cost, class) = id.claim.map_or((1, 0), |claim| (claim.cost(), claim.class()));
         if self.in_use() + u64::from(cost) > caller.room(class) {
@@ -97,8 +96,8 @@ impl Ledger {
         }
     }
 
-    /// Takes out places whose lease has ended, the longest dead first, up to the bound on work. Returns
-    /// what is left of that: if anything is, no dead place is left.
+    /// Removes places whose lease has ended, the longest dead first, up to the bound on work. Returns the work that is
+    /// left: if there is any, no dead place is left.
     pub(super) fn sweep(&mut self, now: u64) -> usize {
         let now_ms = now / 1000;
         let work_max = self.work_max;
@@ -129,16 +128,15 @@ impl Ledger {
         budget
     }
 
-    /// Up to how many permits in use a call grants. One that frees permits looks past the limit of its caller, if that is
-    /// reached all the same: the head may know a higher one.
+    /// Up to how many permits in use a call grants. A call that frees permits looks past its limit once that is reached:
+    /// the head may have a higher one.
     pub(super) fn most(&self, caller: Caller, frees: bool) -> u64 {
         let limit = u64::from(caller.limit);
         let looks_past = frees && !caller.for_all && self.in_use() >= limit;
         if looks_past { u64::MAX } else { limit }
     }
 
-    /// While permits are free, grants the head whose turn it is. Stops when the budget is spent; a last hint
-    /// may cost more than is left of it.
+    /// While permits are free, grants the next in turn. Stops when the budget is spent; the last hint may exceed it.
     pub(super) fn promote(
         &mut self,
         caller: Caller,
@@ -190,18 +188,18 @@ impl Ledger {
         }
     }
 
-    /// Grants the head whose turn it is, if it can be served. A head that cannot ever be, because the limit was
-    /// lowered since it came, stops its line; one that can later is waited for.
+    /// Grants the next in turn, if it can be served. A head that never can, because the limit was lowered since it came,
+    /// stops its line; all others wait for a head that can be served later.
     fn grant_next(&mut self, caller: Caller, most: u64, budget: &mut usize) -> Option<PlaceId> {
         while *budget > 0 {
             let in_use = self.in_use();
-            // While no permit is free, nobody need know who is next: that saves Redis two commands.
+            // While no permit is free, the next in turn does not matter: that saves Redis two commands.
             if in_use >= most {
                 return None;
             }
             match self.next()?.1 {
                 Next::InOrder(ticket, id) => {
-                    // Those behind it wait for it, whatever their limit: the order is that of joining.
+                    // All behind it wait for it, whatever their limits: the order is that of joining.
                     if in_use >= caller.room_of(id) {
                         return None;
                     }

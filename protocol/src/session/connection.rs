@@ -1,4 +1,4 @@
-//! A connection opens, and breaks.
+//! Connections: they open and break.
 
 use super::{Quarantine, Session};
 use crate::call::Op;
@@ -17,7 +17,7 @@ pub struct Connected {
 }
 
 impl Session {
-    /// There is a new connection: what went unanswered is asked for again (rule 5).
+    /// Takes a new connection: what is unanswered is sent again (rule 5).
     pub fn handle_connected(&mut self, connected: Connected, now: Time) {
         let Connected { poll_only, same_data, quarantine } = connected;
         self.places.set_poll_only(poll_only);
@@ -38,14 +38,14 @@ impl Session {
         self.renewals.handle_connected(&mut self.places, same_data, now);
         self.joins.handle_connected(&mut self.places);
         self.audit.handle_connected(same_data);
-        // In the outage it was to be kept for longer.
+        // In the outage its end was later.
         self.want_end(now);
     }
 
-    /// A connection broke with this call unanswered: it may or may not have been carried out. What it
-    /// was about is taken up again when there is a connection.
+    /// Takes a call that is unanswered because its connection broke: it may or may not have been carried out. The next
+    /// connection takes it up again.
     pub fn handle_unanswered(&mut self, op: &Op) {
-        self.arrived(op);
+        self.end_call(op);
         match op {
             Op::Renew { .. } | Op::Reassert { .. } => self.renewals.handle_unanswered(),
             Op::Audit { .. } => self.audit.handle_unanswered(),
@@ -53,7 +53,7 @@ impl Session {
         }
     }
 
-    /// No call is on its way any more.
+    /// Takes back every call that was sent: none will be answered.
     pub(super) fn take_calls_back(&mut self) {
         self.renewals.take_back();
         self.audit.take_back();
@@ -65,14 +65,14 @@ impl Session {
         self.renewals.end_resync(self.revocations.is_checking(), &self.places);
     }
 
-    /// When the quarantine ends, if there is one: not before the watchdog has noticed that it is over.
+    /// When the quarantine ends; `None` once [`handle_timeout`](Self::handle_timeout) has noticed that it is over.
     #[must_use]
     pub fn quarantined_until(&self) -> Option<Time> {
         self.quarantine.until(self.limits.any_lease())
     }
 
-    /// Why a request is refused for lack of a permit or of room in the queue: because of a quarantine, if there was one
-    /// `at` that time and the request would have had its permit otherwise, as far as is known.
+    /// Why a request is refused that found no permit or no room in the queue: because of the quarantine, if there was one
+    /// at that time and the request would have had its permit without it, as far as is known.
     pub(super) fn blame(
         &self,
         index: usize,
@@ -88,7 +88,7 @@ impl Session {
         if is_full { reason } else { RejectReason::Quarantine }
     }
 
-    /// The backend forgot a place that was held, or may have.
+    /// Notes that the backend lost a held place, or may have.
     pub(super) fn handle_data_lost(&mut self, at: Time) {
         self.quarantine.handle_lost(at);
         self.want_end_of_quarantine();

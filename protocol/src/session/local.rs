@@ -1,4 +1,4 @@
-//! The process's own share of a semaphore, given out in an outage.
+//! The process's own share of a semaphore, which it grants in an outage.
 
 use smallvec::SmallVec;
 
@@ -11,13 +11,13 @@ use crate::lines::Lines;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// The places that wait for a share, in lines as the ledger has them: first come, first served within a tenant,
-/// and among tenants by what each has in use of this process's permits. Requests of no tenant are one line. Places are
-/// identified by their index: that of a request stays the same, whatever number it has.
+/// The places that wait for a share, in lines as in the ledger: first come, first served within a tenant, and among
+/// tenants by the permits of this process that each has in use. Requests without a tenant are one line. Places are
+/// identified by index, which stays the same whatever number a place gets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LocalQueue {
     lines: Lines<usize>,
-    /// Tenants whose turn is to be looked at.
+    /// Tenants to settle.
     touched: SmallVec<[Tenant; 2]>,
 }
 
@@ -41,7 +41,7 @@ impl LocalQueue {
         self.touched.push(tenant);
     }
 
-    /// A place that waits for a share, or may, leaves.
+    /// A place that may wait for a share leaves.
     pub(super) fn leave(&mut self, index: usize, place: &Place) {
         let tenant = place.claim().tenant();
         self.lines.leave(tenant, place.arrival, index);
@@ -98,7 +98,7 @@ impl LocalQueue {
 }
 
 impl Session {
-    /// While shares of the process's own are free, gives them to those that wait for one, by their turns.
+    /// While the process's own share has free permits, grants them to the places that wait for one, by their turns.
     pub(super) fn admit_local(&mut self, now: Time) {
         while let Some(queue) = &mut self.outage {
             queue.settle(&self.places, now);
@@ -124,13 +124,13 @@ impl Session {
         !is_capped && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share
     }
 
-    /// Whether it asks for more than its process's share ever is. Without any share it waits for an operator.
+    /// Whether it asks for more than the share of its process. If there is no share, it waits for an operator.
     pub(super) fn exceeds_share(&self, place: &Place) -> bool {
         let share = self.share_of(place.options.on_unavailable);
         share > 0 && u64::from(place.cost()) > share
     }
 
-    /// How many permits may be in flight by this policy.
+    /// How many permits the policy allows in flight.
     fn share_of(&self, on_unavailable: OnUnavailable) -> u64 {
         let set = self.limits.of_operator();
         match on_unavailable {
@@ -141,9 +141,9 @@ impl Session {
         }
     }
 
-    /// Why a place may not wait for a share of the process's own, with so many of its line before it, if so. One
-    /// that stood in the queue before the outage may.
-    pub(super) fn refused_locally(&self, place: &Place, before: u64) -> Option<RejectReason> {
+    /// Why the place may not wait for a share, with `before` of its line ahead of it; `None` if it may, as one that stood
+    /// in the queue before the outage.
+    pub(super) fn local_refusal(&self, place: &Place, before: u64) -> Option<RejectReason> {
         match place.options.max_queue {
             _ if place.claim().exceeds_each() => Some(RejectReason::CostTooHigh),
             _ if place.queued => None,

@@ -1,9 +1,12 @@
 //! One process's half of a semaphore: the places that wait or hold, with local deadlines.
 //!
-//! A pure state machine like the [`Ledger`](super::ledger::Ledger), and the other half of the protocol: the rules by
-//! which a process trusts replies and hints. Requests, replies, hints, connections and time are passed to `handle_*`.
-//! After each of these, the driver takes calls ([`Session::poll_call`]), events ([`Session::take_events`]) and the next
-//! deadline ([`Session::poll_timeout`]).
+//! A [`Session`] is a pure state machine like the [`Ledger`](super::ledger::Ledger), and the other half of the protocol:
+//! the rules by which a process trusts replies and hints. Requests, replies, hints, connections and time are passed to
+//! `handle_*`. After each of these, the driver takes calls ([`Session::poll_call`]), events ([`Session::take_events`]) and
+//! the next deadline ([`Session::poll_timeout`]).
+//!
+//! It is made of smaller machines, each in a file with its fields. They return when they have something to do next, and
+//! what happened; the session routes inputs to them, changes the states of places and keeps the one timeout.
 //!
 //! The rules are in `../README.md`; comments name them by their numbers.
 
@@ -62,7 +65,7 @@ use super::id::NodeId;
 use super::time::Time;
 use crate::reject::RejectReason;
 
-/// How long the record of an unused semaphore is kept, so that a failover finds it: see rule 6.
+/// How long an unused session is kept, so that a failover finds it: see rule 6.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// This process's half of one semaphore.
@@ -71,13 +74,13 @@ pub struct Session {
     places: Places,
     counts: Counts,
     limits: Limits,
-    /// Whether permits are passed on, and to which requests.
+    /// Permits that are passed on, and to which requests.
     reuse: Reuse,
     /// In an outage: the places that wait for a share of the process's own.
     outage: Option<LocalQueue>,
     quarantine: Quarantine,
 
-    // What is to be sent.
+    // Calls.
     joins: Joins,
     releases: Releases,
     renewals: Renewals,
@@ -86,11 +89,11 @@ pub struct Session {
     revocations: Revocations,
     reload: Reload,
 
-    // Time.
+    // Outputs.
     timeout: Option<Time>,
-    /// In use and waiting in the whole semaphore, when last heard of.
-    seen: (u64, u64),
     events: SmallVec<[Event; 2]>,
+    /// Permits in use and places that wait in the whole semaphore, by the last reply that had them.
+    seen: (u64, u64),
 }
 
 /// An event for a request or for the metrics. Places are identified by their index.
@@ -106,7 +109,7 @@ pub enum Event {
     Refused(usize),
     /// The lease of a permit in use was lost.
     Lost(usize),
-    /// Its release was answered: see [`Session::released`].
+    /// Its release was answered: see [`Session::release_answer`].
     Released(usize),
 }
 
@@ -131,10 +134,10 @@ pub enum Progress {
         waiting: u64,
         /// The limit that an operator set, if any.
         limit: Option<u32>,
-        /// Whether the tenant's own cap was in the way, as far as that is known here: by the ledger's word, or
-        /// because permits of this process alone reach it.
+        /// Whether the tenant's own cap is the reason, as far as is known here: the ledger said so, or the permits of this
+        /// process alone reach it.
         is_tenant_full: bool,
-        /// How much longer the quarantine lasts, if that is why.
+        /// How much longer the quarantine lasts, if it is the reason.
         ends_in: Option<Duration>,
     },
     /// The backend was unavailable.
@@ -144,8 +147,8 @@ pub enum Progress {
 }
 
 impl Session {
-    /// A session without places. Its ids are numbered from `serial` on, which must not be less than
-    /// the [`serial`](Self::serial) of any session that this process had for this semaphore before.
+    /// Creates a session without places. Its ids are numbered from `serial` on, which must not be less than the
+    /// [`serial`](Self::serial) of any earlier session of this process for this semaphore.
     #[must_use]
     pub fn new(node: NodeId, serial: u64, connected: Connected, is_outage: bool) -> Self {
         Self {
@@ -187,13 +190,13 @@ impl Session {
         !self.events.is_empty()
     }
 
-    /// All events, the oldest first.
+    /// Takes all events, the oldest first.
     #[inline]
     pub fn take_events(&mut self) -> SmallVec<[Event; 2]> {
         std::mem::take(&mut self.events)
     }
 
-    /// Of how many tenants requests of this process wait.
+    /// How many tenants have waiting requests in this process.
     #[must_use]
     pub fn lines(&self) -> usize {
         self.counts.tenants().lines()

@@ -1,4 +1,4 @@
-//! The backend cannot be asked: the policy answers in its place.
+//! An outage: the backend cannot be asked, and the policy answers in its place.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,8 @@ use crate::reject::RejectReason;
 use crate::time::Time;
 
 impl Session {
-    /// The backend cannot be asked. For a request without a place the policy answers; one in the queue
-    /// goes on waiting, unless the policy lets it pass. A caller that waits for an acknowledgement is
-    /// told.
+    /// Begins an outage. The policy answers requests without a place; a request in the queue keeps waiting, unless the
+    /// policy lets it pass. Callers that wait for an acknowledgement are told that there is none.
     pub fn handle_unreachable(&mut self, now: Time) {
         self.outage.get_or_insert_with(LocalQueue::new);
         self.end_reuse(now);
@@ -34,8 +33,8 @@ impl Session {
             }
         }
         self.admit_local(now);
-        // A place that was on its way and finds no share may have no queue to wait in, or too long a
-        // one: the newest are refused.
+        // A place that was on its way and finds no share may have no queue to wait in, or a full one: the newest are
+        // refused.
         let mut kept: BTreeMap<Tenant, u64> = BTreeMap::new();
         for (_, index) in places {
             let Some(place) = self.places.get(index).filter(|place| place.waits_locally()) else {
@@ -46,7 +45,7 @@ impl Session {
                 self.fail(index, now);
                 continue;
             }
-            match self.refused_locally(place, *before) {
+            match self.local_refusal(place, *before) {
                 None => {
                     *before += 1;
                     self.places.get_mut(index).into_iter().for_each(|place| place.queued = true);
@@ -73,8 +72,8 @@ impl Session {
         }
     }
 
-    /// The backend cannot be asked for this place. One that stood in the queue goes on waiting, if the policy
-    /// has nothing better.
+    /// The backend cannot be asked for this place. A request that stood in the queue keeps waiting if its policy has
+    /// nothing better.
     pub(super) fn wait_or_fall_back(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         if place.queued && place.options.on_unavailable == OnUnavailable::Refuse {
@@ -84,8 +83,7 @@ impl Session {
         }
     }
 
-    /// A request that stood in the queue goes on waiting, though its place has to be asked for again: with
-    /// its next renewal.
+    /// Lets a request that stood in the queue wait on. Its next renewal asks for its place again.
     fn wait_on(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get_mut(index).filter(|place| place.is_joining()) else {
             return;
@@ -95,13 +93,13 @@ impl Session {
         self.want(now + WAITING_RENEWAL);
     }
 
-    /// Whether the backend was last said to be out of reach.
+    /// Whether there is an outage.
     #[must_use]
     pub const fn is_outage(&self) -> bool {
         self.outage.is_some()
     }
 
-    /// A request comes in an outage.
+    /// Takes a new request in an outage.
     pub(super) fn join_in_outage(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         if !matches!(place.options.on_unavailable, OnUnavailable::Local(_)) {
@@ -118,13 +116,13 @@ impl Session {
             return self.fail(index, now);
         }
         let before = self.waiting_locally(place).saturating_sub(1);
-        match self.refused_locally(place, before) {
+        match self.local_refusal(place, before) {
             Some(reason) => self.refuse_by_policy(index, reason, before, now),
             None => self.places.get_mut(index).into_iter().for_each(|place| place.queued = true),
         }
     }
 
-    /// The backend cannot be asked for this place, and the place does not wait for it any longer.
+    /// Ends the wait for the backend: the policy answers.
     pub(super) fn fall_back(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         if !place.is_joining() && !place.is_waiting() {
@@ -143,14 +141,14 @@ impl Session {
         }
     }
 
-    /// The policy cannot let the request pass.
+    /// Fails a request that the policy does not let pass.
     pub(super) fn fail(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
         self.set(index, State::Failed);
         self.events.push(Event::Failed(index));
     }
 
-    /// In flight without the backend: under a new id, because the old one may stand there as waiting.
+    /// Lets a request pass without the backend, under a new id, because the old one may wait there.
     pub(super) fn admit(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
         let n = self.places.renumber(index);

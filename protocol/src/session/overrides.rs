@@ -1,4 +1,4 @@
-//! What operators do to a semaphore while it is used.
+//! An operator's overrides and revocations.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::reject::RejectReason;
 use crate::time::Time;
 
 impl Session {
-    /// An operator set something else. If there are more permits now, the waiters ask for them at once:
-    /// only their process knows how many its policy allows.
+    /// Takes new overrides. If there are more permits now, waiters ask for them at once: only their process knows how many
+    /// its policy allows.
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
         let (before, after) = self.limits.handle_override(overrides);
         if after > before {
             self.probe.want(self.counts.has_waiting());
         }
         self.reuse.handle_limit(before, after, now);
-        // What can never be served any more would hold up its line.
+        // A place that can never be served would hold up its line.
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
             if (place.is_joining() || place.is_waiting()) && self.limits.never_fit(place) {
@@ -33,21 +33,21 @@ impl Session {
         self.admit_local(now);
     }
 
-    /// The limit that goes along with every call.
+    /// The limit in force for the last request.
     #[must_use]
     pub fn limit_in_force(&self) -> u32 {
         self.limits.in_force()
     }
 
-    /// The limit that the last request brought, whatever operators set; `None`: none has come, because a hint made
-    /// this session.
+    /// The limit of the last request, whatever operators set; `None`: no request has come, because a hint made this
+    /// session.
     #[must_use]
     pub fn policy_limit(&self) -> Option<u32> {
         Some(self.limits.of_policy()).filter(|limit| *limit > 0)
     }
 
-    /// An operator revoked a place. Its permit is lost; a request that waits is refused. Other waiters
-    /// ask for what that freed: only their process knows the limit.
+    /// Takes a revocation. A permit is lost; a request that waits is refused. Other waiters ask for what that freed: only
+    /// their process knows the limit.
     pub fn handle_revoked(&mut self, id: PlaceId, now: Time) {
         self.probe.want(self.counts.has_waiting());
         if id.node != self.places.node() {
@@ -58,7 +58,7 @@ impl Session {
         let Some(index) = index else { return };
         let Some(place) = self.places.get(index) else { return };
         if place.has_left() {
-            // There is no holder to be told.
+            // There is no holder to tell.
             self.take_out(index, now);
         } else if place.is_in_flight() && place.taken {
             self.lose(index, now);
@@ -69,15 +69,13 @@ impl Session {
         }
     }
 
-    /// A renewal found a place gone. Before it is shown its proof, it must be known that it was not
-    /// revoked; and that from an answer to a question that is asked from here on, because a revocation
-    /// is recorded first and carried out then.
-    pub(super) fn gone(&mut self, n: u64, now: Time) {
+    /// A renewal found a place gone. Its proof is not sent before it is known that it was not revoked.
+    pub(super) fn check_revocation(&mut self, n: u64, now: Time) {
         let Some(index) = self.places.index(n) else { return };
         let Some(place) = self.places.get(index).filter(|place| !place.restoring) else { return };
         let mut new = n;
         if place.is_waiting() {
-            // Back under a new id: what still names the old one must not reach this stay.
+            // It returns under a new id: what names the old one must not reach this stay.
             new = self.places.renumber(index);
             // A replica that is promoted may still have the old one.
             self.audit.handle_left(now);
@@ -86,15 +84,14 @@ impl Session {
         self.revocations.push(n, new);
     }
 
-    /// Whether it is to be asked which places were revoked: gives the number of that question, once. What
-    /// was read is followed by [`handle_revocations_known`](Self::handle_revocations_known).
+    /// The number of the question which places were revoked, if it is to be asked; once for each question. After the
+    /// answer, call [`handle_revocations_known`](Self::handle_revocations_known).
     pub const fn poll_revocation_check(&mut self) -> Option<u64> {
         self.revocations.poll()
     }
 
-    /// The revocations are known, from the answer to this question: the other places that were gone when
-    /// it was asked were lost by the backend. Those that were found gone since wait for the answer to the
-    /// next one.
+    /// Takes the answer to this question, after its revocations: the other places that were gone when it was asked were
+    /// lost by the backend. Places that were found gone since wait for the next answer.
     pub fn handle_revocations_known(&mut self, question: u64, now: Time) {
         for n in self.revocations.handle_known(question) {
             let Some(index) = self.places.index(n) else { continue };
@@ -116,21 +113,21 @@ impl Session {
         self.end_resync();
     }
 
-    /// For how long a place has had its permit; `None`: it has none.
+    /// How long a place has had its permit; `None`: it has none.
     #[must_use]
     pub fn held_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
         let place = self.places.get(self.places.index(id.n)?)?;
         place.is_in_flight().then(|| now.since(place.held_at))
     }
 
-    /// For how long a place has been waiting; `None`: it does not.
+    /// How long a place has been waiting; `None`: it does not wait.
     #[must_use]
     pub fn waiting_for(&self, id: PlaceId, now: Time) -> Option<Duration> {
         let place = self.places.get(self.places.index(id.n)?)?;
         place.is_waiting().then(|| now.since(place.held_at))
     }
 
-    /// Places of tenants that wait, and for how long, ms; at most `most`.
+    /// The numbers of at most `most` waiting places of tenants, and how long they have waited, ms.
     #[must_use]
     pub fn waiting_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
         let is_fair = |place: &Place| place.is_waiting() && place.options.claim.is_some();
@@ -138,7 +135,7 @@ impl Session {
         waiting.map(|(_, place)| (place.n, ms(now.since(place.held_at)))).collect()
     }
 
-    /// Places that have a permit, and for how long, ms; at most `most`.
+    /// The numbers of at most `most` places that have a permit, and for how long, ms.
     #[must_use]
     pub fn held_since(&self, now: Time, most: usize) -> Vec<(u64, u64)> {
         let held = self.places.iter().filter(|(_, place)| place.is_in_flight()).take(most);

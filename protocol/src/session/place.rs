@@ -10,11 +10,11 @@ use crate::id::{NodeId, PlaceId};
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// How often a waiting place is renewed: a lost hint costs no more.
+/// How often a waiting place is renewed: a lost hint costs at most this.
 pub(super) const WAITING_RENEWAL: Duration = Duration::from_secs(1);
 /// The same for a place that no hint can reach.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Lease ends are whole ms, rounded down: a place may end so much earlier than its lease.
+/// Lease ends are whole ms, rounded down: a place may end this much earlier than its lease.
 pub(super) const LEASE_GRAIN: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,34 +23,31 @@ pub(super) struct Place {
     /// places of the session, so that no number is used twice.
     pub(super) n: u64,
     pub(super) poll_only: bool,
-    /// Permits of the semaphore, as its request knows it.
+    /// The limit of the semaphore that its request brought.
     pub(super) limit: u32,
-    /// What its id says of that; `None`: it may not wait. It stays as it is, like the number.
+    /// The bound in its id; `None`: it may not wait. Like the number, it does not change with the limit.
     pub(super) bound: Option<Bound>,
     pub(super) options: AcquireOptions,
     pub(super) state: State,
-    /// The lease end that the backend acknowledged last, by its clock, ms.
+    /// The lease end that the backend last acknowledged, by its clock, ms.
     pub(super) lease_end: u64,
-    /// When the call that this answered was sent; of a place in flight by policy, when it was last to be
-    /// announced.
+    /// When the call was sent that acknowledged it; for a place in flight by policy, when its proof was last due.
     pub(super) acked: Time,
     /// When its request got its permit; before that, when its request came.
     pub(super) held_at: Time,
     /// When the permit was granted, whatever request had it since.
     pub(super) granted_at: Time,
-    /// Counts the requests of the session, so that they are served in the order in which they came.
+    /// The count of requests when it came, so that requests are served in order.
     pub(super) arrival: u64,
     /// The request knows that it has its permit.
     pub(super) taken: bool,
-    /// It once stood in a queue, the backend's or the process's own: to its request it waits from then
-    /// on.
+    /// It once stood in a queue, the backend's or the process's own: its request has been told that it waits.
     pub(super) queued: bool,
-    /// Ask about it with the next renewal, due or not.
+    /// The next renewal includes it, due or not.
     pub(super) check: bool,
-    /// The backend refused its last renewal or proof: the next one waits for the time of the session.
+    /// The backend refused its last renewal or proof: the next one waits until the session tries again.
     pub(super) refused: bool,
-    /// A renewal found it gone, and it is being brought back: until that is answered, a renewal would only
-    /// find it gone once more.
+    /// A renewal found it gone, and it is being brought back: until that is answered, a renewal would find it gone again.
     pub(super) restoring: bool,
     pub(super) linger: Linger,
     /// Releases the place that keeps its turn until this one stands there.
@@ -64,11 +61,11 @@ pub(super) enum Linger {
     No,
     /// Its request was broken off, and has not left yet.
     Due,
-    /// A layer further in rejected it, and it has not gone on since, so the other side never saw it.
+    /// A layer further in rejected it, and nothing followed, so the other side never saw it.
     Spared,
-    /// An attempt of it was passed on or answered: another that is rejected spares it no more.
+    /// An attempt was passed on or answered, so a later rejection does not spare it.
     Reached,
-    /// Its request was told that the permit is lost, in time to break off and linger; and has not left yet.
+    /// Its request was told that the permit is lost, in time to break off and linger, and has not left yet.
     Lost,
     /// Its request has left; it is released this many ms after its grant.
     Until(u32),
@@ -78,12 +75,12 @@ pub(super) enum Linger {
     Spare,
 }
 
-/// In how many calls a place was named that may have been carried out.
+/// How many calls named a place and may have been carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sent {
     No,
     Once,
-    /// An earlier call went unanswered, so a refusal of the last one does not say that the place is not there.
+    /// An earlier call is unanswered, so a refusal of the last one does not prove that the place is not on the server.
     Again,
 }
 
@@ -115,7 +112,7 @@ pub(super) enum State {
         ticket: Option<u64>,
     },
     Held,
-    /// In flight by policy, because the backend could not be asked: to be counted when it can.
+    /// In flight by policy, because the backend could not be asked. It is counted once the backend can be asked.
     Admitted {
         announced: Sent,
     },
@@ -147,7 +144,7 @@ impl State {
 }
 
 impl Place {
-    /// From when on its permit may not be relied on.
+    /// When its permit stops being reliable.
     #[inline]
     pub(super) fn deadline(&self) -> Time {
         if self.options.linger_ms == 0 || self.has_left() || self.linger == Linger::Lost {
@@ -157,13 +154,13 @@ impl Place {
         }
     }
 
-    /// From when on the backend may have given its permit to another.
+    /// When the backend may grant its permit to another place.
     pub(super) fn lease_over(&self) -> Time {
         self.acked + lease_at_least(self.options.lease)
     }
 
-    /// For how long a request may use its permit without a renewal: its lease, less the linger, which is still to come
-    /// when the request is broken off at the end of that.
+    /// How long a request may use its permit without a renewal: its lease, less the linger, which follows if the request
+    /// is broken off then.
     pub(super) fn reliance(&self) -> Duration {
         lease_at_least(self.options.lease).saturating_sub(self.options.linger())
     }
@@ -176,7 +173,7 @@ impl Place {
         }
     }
 
-    /// Two renewals may fail.
+    /// A third of the time, so two renewals may fail.
     pub(super) fn held_interval(&self) -> Duration {
         let AcquireOptions { lease, linger_ms, .. } = self.options;
         if linger_ms == 0 { lease / 3 } else { (lease - self.options.linger()) / 3 }
@@ -186,7 +183,7 @@ impl Place {
         self.options.lease_ms()
     }
 
-    /// By what it is compared with others.
+    /// Its claim, or that of a request without a tenant.
     pub(super) fn claim(&self) -> Claim {
         self.options.claim.unwrap_or_else(Claim::nobodys)
     }
@@ -201,13 +198,13 @@ impl Place {
         self.options.claim.map_or(1, Claim::cost)
     }
 
-    /// Whether, in an outage, it waits for a share of the process's own.
+    /// Whether it waits for the process's own share in an outage.
     pub(super) const fn waits_locally(&self) -> bool {
         (self.is_joining() || self.is_waiting())
             && matches!(self.options.on_unavailable, OnUnavailable::Local(_))
     }
 
-    /// Whether the backend is to know of it.
+    /// Whether the backend should know it.
     pub(super) const fn is_live(&self) -> bool {
         matches!(self.state, State::Waiting { .. } | State::Held | State::Admitted { .. })
     }
@@ -224,12 +221,12 @@ impl Place {
         self.state.is_in_flight()
     }
 
-    /// Whether its permit outlives its request where that is broken off.
+    /// Whether its permit outlives its request if that is broken off.
     pub(super) fn may_linger(&self) -> bool {
         self.is_in_flight() && self.taken && self.options.linger_ms > 0
     }
 
-    /// Until when it stays without a request.
+    /// When it is released, if it lingers without a request.
     pub(super) fn lingers_until(&self) -> Option<Time> {
         match self.linger {
             Linger::Until(ms) => Some(self.held_at + Duration::from_millis(u64::from(ms))),
@@ -290,9 +287,9 @@ impl Place {
     }
 }
 
-/// How long a lease lasts at least from when it was asked for.
+/// How long a lease lasts at least, from the sending of its call.
 pub(super) const fn lease_at_least(lease: Duration) -> Duration {
-    // It was asked for in whole ms.
+    // The call carried whole ms.
     let below_ms = Duration::from_nanos(lease.subsec_nanos() as u64 % 1_000_000);
     lease.saturating_sub(below_ms).saturating_sub(LEASE_GRAIN)
 }

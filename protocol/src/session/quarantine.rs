@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use crate::time::Time;
 
-/// After data was lost nothing is granted for one lease, where that is asked for: all calls of this
+/// What a loss of data means. If the quarantine is on, nothing is granted for one lease after it: all calls of this
 /// process say that there are no permits, so newcomers queue and nobody is promoted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Quarantine {
-    /// Whether that is asked for.
+    /// Whether a loss starts a quarantine.
     pub is_on: bool,
-    /// How long it lasts at least: other processes may have longer leases.
+    /// How long a quarantine lasts at least: other processes may have longer leases.
     pub at_least: Duration,
-    /// When data was lost last, if that may still matter.
+    /// When data was last lost, if that may still matter.
     pub lost_at: Option<Time>,
 }
 

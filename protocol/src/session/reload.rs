@@ -1,7 +1,7 @@
 //! A reload: requests that wait adopt another policy.
 //!
-//! The id of a place says what it is judged by, so a place that waits returns under a new id with its old ticket, as one
-//! does that the backend lost. The old place keeps the turn until the new one stands there.
+//! The id of a place says what it is judged by, so a waiting place returns under a new id with its old ticket, like one
+//! that the backend lost. The old place keeps the turn until the new one stands there.
 
 use std::collections::BTreeSet;
 
@@ -75,14 +75,14 @@ impl Reload {
 }
 
 impl Session {
-    /// Requests that wait are judged by another limit and headroom from here on, and keep their turn. One whose call is on
-    /// its way adopts them once that is answered.
+    /// Judges requests that wait by another limit and headroom from now on; they keep their turn. A request whose call is
+    /// unanswered adopts them once it is answered.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
         let (before, after) = self.limits.handle_policy(limit);
         self.reuse.handle_limit(before, after, now);
         let arrival = self.places.last_arrival();
         self.reload.policy = Some(Policy { limit, headroom, arrival });
-        // Those that are about to return under ids that were never sent.
+        // Places that are about to return under ids that were never sent.
         let unsent: BTreeSet<u64> = self.revocations.numbers().collect();
         for index in self.indexes() {
             self.adopt(index, |n| unsent.contains(&n), now);
@@ -91,7 +91,7 @@ impl Session {
         self.want(now + IDLE);
     }
 
-    /// The place at `index` was answered: it adopts what was reloaded meanwhile, and the one that it replaces leaves.
+    /// The place at `index` was answered: it adopts what was reloaded meanwhile, and the place that it replaces leaves.
     pub(super) fn adopt_late(&mut self, index: usize, now: Time) {
         self.release_replaced(index);
         if self.reload.policy.is_some() {
@@ -113,7 +113,7 @@ impl Session {
         let before = place.limit;
         self.reuse.follow(index, false, &self.places);
         if !is_new_to_the_backend {
-            // One of a reload before, if the call that was to end it failed.
+            // A place of an earlier reload, if the call that was to end it failed.
             self.release_replaced(index);
         }
         if was_waiting {
@@ -133,19 +133,19 @@ impl Session {
         }
         if !is_new_to_the_backend {
             self.reuse.handle_left_queue(n);
-            // An operator may have revoked it, and the word of that be on its way.
-            self.gone(n, now);
+            // An operator may have revoked it, and the message may be on its way.
+            self.check_revocation(n, now);
         }
     }
 
-    /// The place that this one replaces is not needed any more.
+    /// Releases the place that the one at `index` replaces.
     pub(super) fn release_replaced(&mut self, index: usize) {
         if let Some(replaced) = self.reload.take_replaced(index, &mut self.places) {
             self.releases.push(replaced);
         }
     }
 
-    /// A place that is being replaced has its permit: it is its request's again, under the number that it has there.
+    /// A place that is being replaced was granted: its request has it again, under the number that the server knows.
     pub(super) fn take_back(&mut self, n: u64, now: Time) {
         let Some(index) = self.reload.replacement_of(n, &self.places) else { return };
         let Some(Release { id: old, .. }) = self.reload.take_replaced(index, &mut self.places)
@@ -158,7 +158,7 @@ impl Session {
         (place.bound, place.poll_only, place.restoring) = (old.bound, old.poll_only, false);
         self.places.set_number(index, old.n);
         if !self.revocations.forget(new.id.n) {
-            // It may stand there.
+            // It may stand on the server.
             self.releases.push(new);
         }
     }

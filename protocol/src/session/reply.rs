@@ -1,4 +1,4 @@
-//! What comes in: replies to calls, and hints.
+//! Incoming replies and hints, routed to what they concern.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::ledger::{Hint, PlaceStatus, Reply};
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// How soon a place is asked about again whose answer contradicts what is known of it.
+/// When a place is renewed again whose answer contradicted what is known of it.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
-/// When a reply was asked for, and when it came.
+/// When a call was sent, and when its reply came.
 #[derive(Clone, Copy)]
 struct Timing {
     sent: Time,
@@ -33,40 +33,40 @@ impl Timing {
 }
 
 impl Session {
-    /// A reply came for a call that was sent at `sent`. `late`: calls that were sent after it may have
-    /// been carried out before it.
+    /// Takes the reply to a call that was sent at `sent`. `late`: calls that were sent later may have been carried out
+    /// before it.
     pub fn handle_reply(&mut self, op: &Op, reply: &Reply, late: bool, sent: Time, now: Time) {
         let timing = Timing { sent, now, late };
-        self.arrived(op);
+        self.end_call(op);
         if self.reuse.is_on() {
             self.note_who_waits(op, reply, late, (sent, now));
         }
-        // A reply in short says nothing of it.
+        // A short reply does not contain them.
         if (reply.in_use, reply.waiting) != (0, 0) {
             self.seen = (reply.in_use, reply.waiting);
         }
         match op {
             Op::Acquire { leaving, ids, .. } => {
-                self.left(leaving);
+                self.end_releases(leaving);
                 for (id, status) in ids.iter().zip(&reply.statuses) {
-                    self.joined(*id, *status, reply, timing);
+                    self.process_join(*id, *status, reply, timing);
                 }
             }
             Op::Renew { ids, .. } => {
                 for (id, status) in ids.iter().zip(&reply.statuses) {
-                    self.renewed(id.n, *status, reply.lease_end, timing);
+                    self.process_renewal(id.n, *status, reply.lease_end, timing);
                 }
             }
             Op::Reassert { proofs, .. } => {
                 for ((id, _), status) in proofs.iter().zip(&reply.statuses) {
-                    self.reasserted(*id, *status, reply.lease_end, timing);
+                    self.process_proof(*id, *status, reply.lease_end, timing);
                 }
             }
-            Op::Release { ids } => self.left(ids),
-            Op::Audit { .. } => self.audited(&reply.found, now),
+            Op::Release { ids } => self.end_releases(ids),
+            Op::Audit { .. } => self.process_audit(&reply.found, now),
         }
         for grant in &reply.granted {
-            self.promoted(grant.id, grant.lease_end, now);
+            self.process_grant(grant.id, grant.lease_end, now);
         }
         self.end_refusals(op, now);
         if let Some(at) = self.probe.handle_reply(op, reply, now)
@@ -78,14 +78,14 @@ impl Session {
         self.want_end(now);
     }
 
-    /// The backend refused this call, and did nothing of it; the connection is good.
+    /// Takes a refusal: the backend did nothing of this call, and the connection is good.
     pub fn handle_call_refused(&mut self, op: &Op, now: Time) {
         let (ids, proofs): (&[PlaceId], &[(PlaceId, u64)]) = match op {
             Op::Acquire { ids, .. } => (ids, &[]),
             Op::Reassert { proofs, .. } => (&[], proofs),
             Op::Release { .. } | Op::Renew { .. } | Op::Audit { .. } => (&[], &[]),
         };
-        // What is not there needs no release.
+        // A place that is not on the server needs no release.
         for id in ids.iter().chain(proofs.iter().map(|(id, _)| id)) {
             if let Some(place) = self.places.find(id.n)
                 && let State::Joining { sent, .. } | State::Admitted { announced: sent } =
@@ -97,12 +97,12 @@ impl Session {
         self.handle_call_error(op, now);
     }
 
-    /// This call failed, and may or may not have been carried out; the connection is good.
+    /// Takes a failure: this call may or may not have been carried out, and the connection is good.
     pub fn handle_call_error(&mut self, op: &Op, now: Time) {
-        self.arrived(op);
+        self.end_call(op);
         match op {
             Op::Acquire { leaving, ids, .. } => {
-                self.stayed(leaving, now);
+                self.put_releases_off(leaving, now);
                 let places = ids.iter().filter_map(|id| self.places.index(id.n));
                 let mut places: SmallVec<[(u64, usize); 4]> = places
                     .filter_map(|index| Some((self.places.get(index)?.arrival, index)))
@@ -117,21 +117,20 @@ impl Session {
                     }
                 }
             }
-            Op::Release { ids } => self.stayed(ids, now),
+            Op::Release { ids } => self.put_releases_off(ids, now),
             Op::Renew { lease_ms, ids } => {
                 let at = self.renewals.handle_refused(ids.iter(), &mut self.places, *lease_ms, now);
                 self.want(at);
             }
             Op::Reassert { lease_ms, proofs } => {
                 for (id, _) in proofs {
-                    self.restored(id.n);
+                    self.end_restoring(id.n);
                 }
                 let ids = proofs.iter().map(|(id, _)| id);
                 let at = self.renewals.handle_refused(ids, &mut self.places, *lease_ms, now);
                 self.want(at);
             }
             Op::Audit { .. } => {
-                // As long as it looks for what left not long ago.
                 self.audit.handle_refused();
                 let at = self.releases.put_off(self.limits.lease(), now);
                 self.want(at);
@@ -141,29 +140,27 @@ impl Session {
         self.want_end(now);
     }
 
-    /// A hint: a place of this process was granted.
+    /// Takes a hint: a place of this process was granted.
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, bound, claim, lease_end } = hint;
         self.reuse.handle_left_queue(n);
         let id = PlaceId { node: self.places.node(), poll_only: false, n, bound, claim };
-        self.promoted(id, lease_end, now);
+        self.process_grant(id, lease_end, now);
     }
 
-    /// A call is on its way no more.
-    pub(super) fn arrived(&mut self, op: &Op) {
+    /// Counts a call as unanswered no more.
+    pub(super) fn end_call(&mut self, op: &Op) {
         match op {
-            Op::Renew { .. } | Op::Reassert { .. } => {
-                self.renewals.handle_answered();
-            }
+            Op::Renew { .. } | Op::Reassert { .. } => self.renewals.handle_answered(),
             Op::Audit { .. } => self.audit.handle_answered(),
             Op::Acquire { .. } | Op::Release { .. } => {}
         }
     }
 
-    /// What stands there after data may have been lost. A place that was released, and acknowledged,
-    /// stands there again if the server that is asked now had not heard of that: nobody would renew it,
-    /// and its permit would be idle for a lease. No number is used twice, so what is not known is gone.
-    fn audited(&mut self, found: &[PlaceId], now: Time) {
+    /// Releases the places on the server that are unknown here. A place whose release was acknowledged stands there
+    /// again if this server had not heard of the release: nobody would renew it, and its permit would be idle for a
+    /// lease. No number is used twice, so an unknown place is gone.
+    fn process_audit(&mut self, found: &[PlaceId], now: Time) {
         for id in found {
             let place = self.places.with_number(id.n);
             let is_known =
@@ -174,8 +171,8 @@ impl Session {
         }
     }
 
-    /// A late reply shows a place that the session has left: its release may have been carried out
-    /// before that.
+    /// Releases a place that a late reply shows, though the session has left it: its release may have been carried out
+    /// before that call.
     fn release_late(&mut self, id: PlaceId, status: PlaceStatus, timing: Timing) {
         if timing.late && matches!(status, PlaceStatus::Held | PlaceStatus::Waiting(_)) {
             self.release_stranger(id, timing.now);
@@ -190,7 +187,7 @@ impl Session {
         }
     }
 
-    fn joined(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
+    fn process_join(&mut self, id: PlaceId, status: PlaceStatus, reply: &Reply, timing: Timing) {
         let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);
         };
@@ -238,20 +235,22 @@ impl Session {
         }
     }
 
-    fn renewed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
+    fn process_renewal(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
         let Some(place) = self.places.find(n) else { return };
         match (place.state, status) {
             (State::Held, PlaceStatus::Gone) if place.granted_at > timing.sent => {
                 place.check = true;
                 self.renewals.want();
             }
-            (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => self.gone(n, timing.now),
-            _ => self.confirmed(n, status, lease_end, timing),
+            (State::Held | State::Waiting { .. }, PlaceStatus::Gone) => {
+                self.check_revocation(n, timing.now)
+            }
+            _ => self.confirm(n, status, lease_end, timing),
         }
     }
 
-    fn reasserted(&mut self, id: PlaceId, status: PlaceStatus, lease_end: u64, timing: Timing) {
-        self.restored(id.n);
+    fn process_proof(&mut self, id: PlaceId, status: PlaceStatus, lease_end: u64, timing: Timing) {
+        self.end_restoring(id.n);
         let Some(index) = self.places.index(id.n) else {
             return self.release_late(id, status, timing);
         };
@@ -260,12 +259,12 @@ impl Session {
             (State::Held, PlaceStatus::Gone) => self.expire(index, timing.now),
             (State::Waiting { .. }, PlaceStatus::Gone) => self.renewals.want(),
             _ if !place.is_live() => self.release_late(id, status, timing),
-            _ => self.confirmed(id.n, status, lease_end, timing),
+            _ => self.confirm(id.n, status, lease_end, timing),
         }
     }
 
-    /// A renewal or a proof found the place.
-    fn confirmed(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
+    /// A renewal or a proof found the place on the server.
+    fn confirm(&mut self, n: u64, status: PlaceStatus, lease_end: u64, timing: Timing) {
         let Some(index) = self.places.index(n) else { return };
         let Some(place) = self.places.get_mut(index) else { return };
         match (place.state, status) {
@@ -273,8 +272,8 @@ impl Session {
                 self.acknowledge(index, lease_end, timing.sent);
                 self.grant(index, timing.now);
             }
-            // A permit in flight by policy is counted from here on. If the reply is too old to be
-            // believed, it is asked for again: nothing takes the permit from the request.
+            // A permit in flight by policy is counted from now on. If the reply is too old to be believed, the next one
+            // counts: nothing takes the permit from the request.
             (State::Admitted { .. }, PlaceStatus::Held) if timing.is_good(place) => {
                 self.acknowledge(index, lease_end, timing.sent);
                 self.set(index, State::Held);
@@ -296,7 +295,7 @@ impl Session {
                 }
             }
             (State::Held, PlaceStatus::Waiting(_)) => {
-                // Asked again soon, but not at once: that could go on as long as the lease.
+                // The next question comes soon, but not at once: that could go on for the whole lease.
                 place.check = true;
                 self.want(timing.now + CHECK_AGAIN);
             }
@@ -305,7 +304,7 @@ impl Session {
         self.adopt_late(index, timing.now);
     }
 
-    fn restored(&mut self, n: u64) {
+    fn end_restoring(&mut self, n: u64) {
         self.places.find(n).into_iter().for_each(|place| place.restoring = false);
     }
 
@@ -322,7 +321,7 @@ impl Session {
         }
     }
 
-    fn promoted(&mut self, id: PlaceId, lease_end: u64, now: Time) {
+    fn process_grant(&mut self, id: PlaceId, lease_end: u64, now: Time) {
         self.take_back(id.n, now);
         let Some(index) = self.places.index(id.n) else {
             return self.release_stranger(id, now);
@@ -335,7 +334,7 @@ impl Session {
         }
     }
 
-    /// The place has a permit; if that is news too old to believe, it asks first.
+    /// Gives the place its permit. If the news is too old to believe, the session asks first.
     fn grant(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get_mut(index) else { return };
         if now >= place.deadline() {
@@ -360,16 +359,16 @@ impl Session {
         self.want_renewal(index);
     }
 
-    /// Releases were carried out.
-    fn left(&mut self, ids: &[PlaceId]) {
+    /// Ends releases that were carried out.
+    fn end_releases(&mut self, ids: &[PlaceId]) {
         self.releases.handle_done(ids.len());
         for id in ids {
-            self.release_answered(id.n, true);
+            self.answer_release(id.n, true);
         }
     }
 
-    /// Releases were refused.
-    fn stayed(&mut self, ids: &[PlaceId], now: Time) {
+    /// Keeps releases that were refused for later.
+    fn put_releases_off(&mut self, ids: &[PlaceId], now: Time) {
         if ids.is_empty() {
             return;
         }
@@ -377,11 +376,11 @@ impl Session {
         dropped.iter().for_each(|id| self.reuse.handle_left_queue(id.n));
         at.into_iter().for_each(|at| self.want(at));
         for id in ids {
-            self.release_answered(id.n, false);
+            self.answer_release(id.n, false);
         }
     }
 
-    /// The backend carries calls out again.
+    /// The backend carried a call out, so refused releases are tried again sooner.
     fn end_refusals(&mut self, op: &Op, now: Time) {
         let has_released = match op {
             Op::Audit { .. } => return,
@@ -394,7 +393,7 @@ impl Session {
         }
     }
 
-    fn release_answered(&mut self, n: u64, acknowledged: bool) {
+    fn answer_release(&mut self, n: u64, acknowledged: bool) {
         let Some(index) = self.places.index(n) else { return };
         if self.places.get(index).is_some_and(|place| matches!(place.state, State::Releasing)) {
             self.set(index, State::Released { acknowledged });

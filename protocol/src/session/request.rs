@@ -1,4 +1,4 @@
-//! What requests do: they come, wait, are answered, and leave.
+//! Requests: they come, wait, are answered and leave.
 
 use super::local::LocalQueue;
 use super::options::{AcquireOptions, OnUnavailable};
@@ -10,20 +10,20 @@ use crate::id::PlaceId;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
-/// What becomes of a request in the layers further in.
+/// What happens to a request in the layers further in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FurtherIn {
     /// One of them rejected an attempt.
     Rejected,
     /// One of them passed an attempt on, or something answered it.
     Passed,
-    /// It goes on, whatever became of its attempts so far: another may go where there are no layers.
+    /// It goes on, whatever happened to its attempts: another one may go where there are no layers.
     GoesOn,
 }
 
 impl Session {
-    /// A request comes. Gives the index of its place, until [`handle_leave`](Self::handle_leave);
-    /// `None` if the process has [`PLACES_MAX`] places in the semaphore.
+    /// Takes a new request. Returns the index of its place, which is valid until
+    /// [`handle_leave`](Self::handle_leave); `None` if the process has [`PLACES_MAX`] places in the semaphore.
     pub fn handle_request(
         &mut self,
         limit: u32,
@@ -58,8 +58,8 @@ impl Session {
         Some(index)
     }
 
-    /// How far the request at `index` has come. If it is not done, a [`Event::Progress`] says when to
-    /// look again.
+    /// Returns the progress of the request at `index`. If it is not done, an [`Event::Progress`] says when to call this
+    /// again.
     pub fn handle_poll(&mut self, index: usize, now: Time) -> Progress {
         let is_outage = self.is_outage();
         let Some(place) = self.places.get_mut(index) else { return Progress::Closed };
@@ -106,8 +106,8 @@ impl Session {
         }
     }
 
-    /// The request at `index` was broken off: its permit lingers once the request leaves, because the other side may
-    /// notice later (rule 8).
+    /// Records that the request at `index` was broken off: its permit lingers once the request leaves, because the
+    /// other side may notice later (rule 8).
     pub fn handle_break_off(&mut self, index: usize) {
         let place = self.places.get_mut(index).filter(|place| place.may_linger());
         let goes_on = |place: &&mut Place| !matches!(place.linger, Linger::Spared | Linger::Lost);
@@ -116,8 +116,8 @@ impl Session {
         }
     }
 
-    /// Records what became further in of the request at `index`. Its permit does not linger if a rejection there is
-    /// what ends the request, and no attempt was passed on.
+    /// Records what happened further in to the request at `index`. Its permit does not linger if a rejection there
+    /// ends the request and no attempt was passed on.
     pub fn handle_further_in(&mut self, index: usize, event: FurtherIn) {
         let Some(place) = self.places.get_mut(index).filter(|place| place.may_linger()) else {
             return;
@@ -130,8 +130,8 @@ impl Session {
         };
     }
 
-    /// The request leaves, whatever it had. Its permit is released, unless it lingers. Its index may be given
-    /// to another.
+    /// Ends the request at `index`, whatever it had. Its permit is released, unless it lingers or is passed on. The index
+    /// may be given to another request.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let due = |place: &&mut Place| {
             matches!(place.linger, Linger::Due | Linger::Lost) && place.is_in_flight()
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    /// Takes a place out that no request has.
+    /// Removes a place that no request has.
     #[inline]
     pub(super) fn take_out(&mut self, index: usize, now: Time) {
         self.reuse.follow(index, false, &self.places);
@@ -173,8 +173,7 @@ impl Session {
         self.want_end(now);
     }
 
-    /// Releases the permit at `index` for a caller that waits for the acknowledgement. `false`: there
-    /// is none to wait for.
+    /// Releases the permit at `index` for a caller that waits for the acknowledgement. Returns whether there will be one.
     pub fn handle_release(&mut self, index: usize, now: Time) -> bool {
         let Some(place) = self.places.get(index).filter(|place| place.is_in_flight()) else {
             return false;
@@ -192,7 +191,7 @@ impl Session {
 
     /// Whether the release at `index` was acknowledged; `None`: it is not answered yet.
     #[must_use]
-    pub fn released(&self, index: usize) -> Option<bool> {
+    pub fn release_answer(&self, index: usize) -> Option<bool> {
         let Some(place) = self.places.get(index) else { return Some(true) };
         match place.state {
             State::Releasing => None,
@@ -201,8 +200,7 @@ impl Session {
         }
     }
 
-    /// The id of the place at `index`. A place gets another one where the old one must not be used
-    /// again.
+    /// The id of the place at `index`. It changes where the old one must not be used again.
     #[must_use]
     pub fn place(&self, index: usize) -> Option<PlaceId> {
         self.places.id(index)
@@ -225,16 +223,15 @@ impl Session {
         })
     }
 
-    /// As [`is_lost`](Self::is_lost), as far as that was noticed: without a look at the time.
+    /// Whether the permit is known to be lost. Unlike [`is_lost`](Self::is_lost), this does not look at the time.
     #[must_use]
-    pub fn was_lost(&self, index: usize) -> bool {
+    pub fn is_known_lost(&self, index: usize) -> bool {
         let is_lost =
             |place: &Place| matches!(place.state, State::Lost) || place.linger == Linger::Lost;
         self.places.get(index).is_some_and(is_lost)
     }
 
-    /// The request has waited as long as it may: for its first answer, or for a permit. It has its
-    /// final answer after this (rule 7).
+    /// Ends the wait of a request, for its first answer or for a permit. It has its final answer after this (rule 7).
     pub fn handle_wait_timeout(&mut self, index: usize, now: Time) {
         let Some(place) = self.places.get(index) else { return };
         let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
@@ -253,9 +250,9 @@ impl Session {
         self.admit_local(now);
     }
 
-    /// As [`handle_wait_timeout`](Self::handle_wait_timeout), where the backend answers, and has not come to this
-    /// request yet: its call is not sent, or stands behind others of this process. That is no outage, so no policy
-    /// admits it.
+    /// Like [`handle_wait_timeout`](Self::handle_wait_timeout), where the backend answers and has not come to this
+    /// request yet: its call is unsent, or behind other calls of this process. That is no outage, so no policy admits
+    /// it.
     pub fn handle_answer_timeout(&mut self, index: usize, now: Time) {
         let place = self.places.get(index).filter(|place| place.is_joining() && !place.queued);
         let Some(place) = place.filter(|_| !self.is_outage()) else {
@@ -269,7 +266,7 @@ impl Session {
         }
     }
 
-    /// Releases every place: permits are lost to their holders, requests are told that it is over.
+    /// Releases every place. Holders lose their permits, and requests are told that the semaphore is closed.
     pub fn handle_close(&mut self, now: Time) {
         self.outage.iter_mut().for_each(|queue| *queue = LocalQueue::new());
         for index in self.indexes() {
@@ -277,7 +274,7 @@ impl Session {
             if place.is_for_the_next() {
                 self.take_out(index, now);
             } else if place.may_linger() {
-                // Not released: its lease ends it, as that of a process that dies.
+                // It is not released: its lease ends it, as if the process had died.
                 let is_taken = place.lingers_until().is_none();
                 self.set(index, if is_taken { State::Lost } else { State::Closed });
                 if is_taken {
@@ -295,7 +292,7 @@ impl Session {
         }
     }
 
-    /// Answers the requests that have no permit: they are told that it is over.
+    /// Tells the requests that have no permit that the semaphore is closed.
     pub fn handle_stop_waiting(&mut self, now: Time) {
         for index in self.indexes() {
             let Some(place) = self.places.get_mut(index).filter(|place| !place.taken) else {
@@ -306,13 +303,13 @@ impl Session {
                 self.set(index, State::Closed);
                 self.events.push(Event::Progress(index));
             } else {
-                // One that was granted and comes for it too late may not wait again.
+                // A request that takes its permit too late may not wait again.
                 place.options.max_queue = None;
             }
         }
     }
 
-    /// The place is not wanted on the server any more. The state that it gets now must say so too.
+    /// Takes the place off the server. The caller must set a state that says so too.
     pub(super) fn leave_server(&mut self, index: usize, now: Time) {
         self.release_replaced(index);
         let Some(place) = self.places.get(index) else { return };
@@ -328,7 +325,7 @@ impl Session {
         }
     }
 
-    /// The request has waited as long as it may for a permit of the server.
+    /// Refuses a request that has waited as long as it may for a permit of the server.
     fn wait_in_vain(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
         let reason = self.blame(index, RejectReason::QueueTimeout, self.seen.0, now);
@@ -345,8 +342,8 @@ impl Session {
         self.events.push(Event::Progress(index));
     }
 
-    /// The permit comes too late for a request that has not taken it yet: the request waits again, and
-    /// asks first. One that may not wait has had no answer in time.
+    /// Lets a request wait again that did not take its permit in time; it asks first. A request that may not wait has
+    /// had no answer in time.
     pub(super) fn wait_again(&mut self, index: usize, now: Time) {
         self.set(index, State::Waiting { ticket: None });
         self.places.get_mut(index).into_iter().for_each(|place| place.restoring = false);
@@ -362,7 +359,7 @@ impl Session {
 
     pub(super) fn lose(&mut self, index: usize, now: Time) {
         if self.places.get(index).is_some_and(Place::has_left) {
-            // There is no holder to be told.
+            // There is no holder to tell.
             return self.take_out(index, now);
         }
         self.leave_server(index, now);
@@ -378,8 +375,8 @@ impl Session {
         }
     }
 
-    /// The permit may not be relied on any more, and its lease still lasts for as long as it may linger. Its request is
-    /// told, and the place stays until that has left, and lingers then, as that of any request that is broken off.
+    /// Loses a permit while its lease still lasts for as long as it may linger. Its request is told; the place stays until
+    /// the request has left, and lingers then like that of any request that is broken off.
     pub(super) fn lose_in_time(&mut self, index: usize) {
         self.tell_lost(index);
         if let Some(place) = self.places.get_mut(index) {

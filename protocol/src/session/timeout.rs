@@ -1,4 +1,4 @@
-//! What time brings: deadlines, renewals, and the end of a session that is unused.
+//! Time: deadlines, and the end of an unused session.
 
 use std::time::Duration;
 
@@ -7,15 +7,13 @@ use super::{Event, IDLE, Session};
 use crate::time::Time;
 
 impl Session {
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called; `None`: nothing is left to be
-    /// looked after.
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None`: never.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Time> {
         self.timeout
     }
 
-    /// Time has passed: a permit that reached its deadline is lost, what is due is renewed, what is
-    /// over is forgotten.
+    /// Lets time pass: permits are lost at their deadlines, due leases are renewed, and what is over is forgotten.
     pub fn handle_timeout(&mut self, now: Time) {
         self.timeout = None;
         self.drop_expired_releases(now);
@@ -48,7 +46,7 @@ impl Session {
         }
     }
 
-    /// Whether nothing is here, nor on its way.
+    /// Whether there is no place, and nothing to send or to wait for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.places.is_empty() && !self.is_busy()
@@ -62,7 +60,7 @@ impl Session {
         is_due && self.is_idle() && now >= self.idle_until(now)
     }
 
-    /// Whether a request waits or has a permit, but for one that was lost or given back.
+    /// Whether a request waits or has a permit that is neither lost nor given back.
     #[must_use]
     pub const fn is_in_use(&self) -> bool {
         self.counts.is_any()
@@ -79,9 +77,9 @@ impl Session {
             || (self.audit.is_due() && !self.is_outage())
     }
 
-    /// For explorers that look at whole multiples of `grain` only: rounds what is to be done in between
-    /// up, puts off what is to be done after `horizon` to that, and forgets what decides nothing, so
-    /// that sessions with the same future are equal. `reuse`: for how long permits are passed on, at the most.
+    /// For explorers that use only multiples of `grain` as moments: rounds moments up to those, and moments after
+    /// `horizon` down to it, and forgets what decides nothing, so that sessions with the same future are equal. `reuse`:
+    /// the longest time for which permits are passed on.
     #[doc(hidden)]
     pub fn coarsen(&mut self, grain: Duration, reuse: Duration, now: Time, horizon: Time) {
         let round = |at: Time| {
@@ -107,7 +105,7 @@ impl Session {
         self.reuse.coarsen(reuse, now);
     }
 
-    /// A held place reached its deadline, or has lingered for long enough.
+    /// Handles a place that reached its deadline or has lingered long enough.
     pub(super) fn expire(&mut self, index: usize, now: Time) {
         let place = self.places.get(index);
         let in_time = |p: &Place| p.may_linger() && !p.has_left() && now < p.lease_over();
@@ -122,20 +120,21 @@ impl Session {
         }
     }
 
-    /// If nothing is left, the session ends at its time, and not when something was due.
+    /// If nothing is left, has the session end at its time, and not when something was due.
     pub(super) fn want_end(&mut self, now: Time) {
         if self.is_idle() {
             self.want(self.idle_until(now));
         }
     }
 
-    /// Until when the session is kept though it is unused; in an outage for as long as what was
-    /// released just before it can be of any harm.
+    /// Until when the session is kept though it is unused; in an outage, until what was released just before it can do
+    /// no harm.
     pub(super) fn idle_until(&self, now: Time) -> Time {
         let kept = if self.is_outage() { self.limits.longest_lease().max(IDLE) } else { IDLE };
         self.audit.kept_until(kept, now)
     }
 
+    /// Has [`handle_timeout`](Self::handle_timeout) called then, or earlier.
     pub(super) fn want(&mut self, at: Time) {
         if self.timeout.is_none_or(|timeout| at < timeout) {
             self.timeout = Some(at);

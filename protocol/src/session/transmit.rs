@@ -1,26 +1,25 @@
-//! What goes out.
+//! Outgoing calls: which is next, and how urgent it is.
 
 use super::Session;
 use crate::call::{Call, Op};
 use crate::id::{Ids, PlaceId};
 use crate::time::Time;
 
-/// Places in one call, at the most; where they take several permits, so many permits, and the last place may
-/// take more.
+/// The most permits of the places in one call; the last place may take more.
 pub(super) const CALL_MAX: usize = 512;
-/// How soon a session's next call is to go out.
+/// How soon a session's next call has to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Urgency {
     /// A request waits for it, here or elsewhere.
     Now,
     /// It keeps leases alive, the first of which ends then.
     Before(Time),
-    /// Any time will do.
+    /// It can wait.
     Later,
 }
 
 impl Session {
-    /// Whether there is anything to send, and how soon; `None`: there is nothing.
+    /// How soon the next call has to be sent; `None`: there is none.
     #[must_use]
     pub fn urgency(&self) -> Option<Urgency> {
         if self.is_awaited() || !self.joins.is_empty() && self.has_renewals() {
@@ -39,8 +38,7 @@ impl Session {
             || self.is_kept_for_nobody()
     }
 
-    /// By when to call [`poll_keep_alive`](Self::poll_keep_alive), if leases are to be renewed: the end of the first
-    /// one.
+    /// When the first lease ends that [`poll_keep_alive`](Self::poll_keep_alive) renews, if any.
     #[must_use]
     pub fn keeps_alive(&self) -> Option<Time> {
         if let Some(at) = self.reuse.asks_since() {
@@ -53,7 +51,7 @@ impl Session {
         Some(live.map(|(_, place)| place.deadline()).min().unwrap_or(Time::ZERO))
     }
 
-    /// What most looks find: each call is followed by one.
+    /// The common case: each call is followed by a poll that finds nothing.
     #[inline]
     fn has_nothing_to_send(&self) -> bool {
         !self.releases.has_unsent()
@@ -64,7 +62,7 @@ impl Session {
             && !self.is_kept_for_nobody()
     }
 
-    /// Whether what stands there of this process is to be asked now: not just after that was refused.
+    /// Whether to send an audit now: not just after one was refused.
     #[must_use]
     pub fn may_audit(&self) -> bool {
         self.audit.is_due() && !self.renewals.is_resync() && !self.releases.is_put_off()
@@ -74,16 +72,15 @@ impl Session {
         self.renewals.has_call(self.probe.is_due())
     }
 
-    /// The next call to send, until there is none for now. In this order: releases, so that a process
-    /// always reads its own; renewals; newcomers. Where nothing stands between them, newcomers take the
-    /// last releases along in their call.
+    /// The next call to send, until there is none for now. The order is releases, so that a process always reads its
+    /// own; renewals; newcomers. If nothing stands between them, the call of the newcomers carries the last releases.
     #[inline]
     pub fn poll_call(&mut self, now: Time) -> Option<Call> {
         self.poll(CALL_MAX, true, now)
     }
 
-    /// As [`poll_call`](Self::poll_call), but for calls that renew leases: [`poll_keep_alive`](Self::poll_keep_alive)
-    /// has those. For at most so many places.
+    /// Like [`poll_call`](Self::poll_call) for at most `most` places, without the calls that renew leases:
+    /// [`poll_keep_alive`](Self::poll_keep_alive) has those.
     pub fn poll_serving(&mut self, most: usize, now: Time) -> Option<Call> {
         self.poll(most.clamp(1, CALL_MAX), false, now)
     }
@@ -97,7 +94,7 @@ impl Session {
         self.poll_next(most, renews, now)
     }
 
-    /// As [`poll`](Self::poll), where there may be something to send.
+    /// Like [`poll`](Self::poll), where there may be something to send.
     fn poll_next(&mut self, most: usize, renews: bool, now: Time) -> Option<Call> {
         if self.is_kept_for_nobody() {
             self.release_kept(now);
@@ -117,7 +114,7 @@ impl Session {
         let call = if self.releases.has_unsent() {
             let ids = self.releases.poll(most);
             let limit = self.limit_to_promote(&ids);
-            // What they free may be for a place of a higher limit than the newcomers know.
+            // What they free may be for a place with a higher limit than the newcomers'.
             if joins && !between && self.joins.next_limit(&self.places) >= Some(limit) {
                 self.joins.poll(ids, most, &mut self.places)
             } else {
@@ -135,10 +132,10 @@ impl Session {
             && self.renewals.may_choose(self.probe.is_due())
             && self.renewals.is_queue_empty()
         {
-            // The places that were to be renewed before are gone, and the others are still to be.
+            // The chosen places are gone, and others are still to be chosen.
             return self.poll(most, renews, now);
         } else {
-            // What was to be shown or asked may be gone, and with it the reason why newcomers wait.
+            // The chosen places may be gone, and with them the reason why newcomers wait.
             let waited = self.renewals.is_resync();
             self.end_resync();
             return if waited && !self.renewals.is_resync() {
@@ -150,15 +147,14 @@ impl Session {
         Some(self.fill_in(call, now))
     }
 
-    /// The next call that renews leases, ahead of all else that is to be sent; `None`: there is none for now. For at
-    /// most so many places.
+    /// The next call that renews leases, ahead of all else, for at most `most` places; `None`: there is none for now.
     pub fn poll_keep_alive(&mut self, most: usize, now: Time) -> Option<Call> {
         let most = most.clamp(1, CALL_MAX);
         self.take_question_up();
         let op = loop {
             self.choose_renewals(now);
             match self.renewals.poll(&mut self.places, most) {
-                // Those that were to be renewed before are gone, and the others are still to be.
+                // The chosen places are gone, and others are still to be chosen.
                 None if self.renewals.may_choose(self.probe.is_due()) => {}
                 None => {
                     self.end_resync();
@@ -210,15 +206,15 @@ impl Session {
         call
     }
 
-    /// Up to how many permits in use a call without newcomers grants, which releases these places. Each place that waits
-    /// is judged by its own limit; this is the highest that is known here.
+    /// The limit of a call without newcomers that releases these places: the highest that is known here, because each
+    /// waiting place is judged by its own limit.
     fn limit_to_promote(&self, leaving: &[PlaceId]) -> u32 {
         let waiting = self.counts.highest_limit();
         let left = leaving.iter().filter_map(|id| id.bound).map(|bound| bound.limit).max();
         self.limits.of_policy().max(waiting.unwrap_or(0)).max(left.unwrap_or(0))
     }
 
-    /// The limit that counts for all places, whatever they brought: an operator's, or none in a quarantine.
+    /// The limit that counts for all places, whatever they brought: an operator's, or 0 in a quarantine.
     fn limit_for_all(&self, now: Time) -> Option<u32> {
         match self.quarantined_until() {
             Some(end) if now < end => Some(0),

@@ -41,7 +41,7 @@ fn every_place_is_released_at_the_end() {
     let joining = rig.request();
     let now = rig.now();
     rig.session.handle_close(now);
-    assert!(rig.session.was_lost(held));
+    assert!(rig.session.is_known_lost(held));
     assert_eq!(rig.progress(waiting), Progress::Closed);
     assert_eq!(rig.progress(joining), Progress::Closed);
     rig.settle();
@@ -59,7 +59,7 @@ fn a_request_that_was_granted_and_has_not_looked_is_told_that_it_is_over() {
     rig.session.handle_close(now);
     assert_eq!(rig.session.take_events()[..], [Event::Lost(taken), Event::Progress(granted)]);
     assert_eq!(rig.progress(granted), Progress::Closed);
-    assert!(rig.session.was_lost(taken) && !rig.session.was_lost(granted));
+    assert!(rig.session.is_known_lost(taken) && !rig.session.is_known_lost(granted));
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn lost_in_time() -> (Rig, usize) {
 fn a_permit_is_lost_while_its_lease_still_lasts_for_its_linger() {
     let (mut rig, index) = lost_in_time();
     let now = rig.now();
-    assert!(rig.session.is_lost(index, now) && rig.session.was_lost(index));
+    assert!(rig.session.is_lost(index, now) && rig.session.is_known_lost(index));
     rig.leave(index);
     rig.pass(390);
     assert!(rig.session.is_in_use(), "it lingers");

@@ -1,5 +1,4 @@
-//! One process's session beside a ledger, without a network: what is sent is answered when a test
-//! says so.
+//! One process's session beside a ledger, without a network: a test decides when calls are answered.
 
 mod connections;
 mod ending;
@@ -88,7 +87,7 @@ impl Rig {
         }
     }
 
-    /// Time passes; the watchdog looks whenever it is to.
+    /// Lets time pass; timeouts are handled when they are due.
     fn pass(&mut self, duration_ms: u64) {
         let end = self.now_ms + duration_ms;
         while let Some(at) = self.session.poll_timeout() {
@@ -106,7 +105,7 @@ impl Rig {
         self.now_ms = end;
     }
 
-    /// The same, and what is to be sent is carried out and answered.
+    /// Lets time pass, and carries out and answers every call.
     fn live(&mut self, duration_ms: u64) {
         for _ in 0..duration_ms / 10 {
             self.pass(10);
@@ -132,7 +131,7 @@ impl Rig {
         progress
     }
 
-    /// What is counted of the places, and queued of them, is what there is.
+    /// Checks counts and queues against the places.
     fn check(&self) {
         let places = &self.session.places;
         self.session.counts.check(places);
@@ -147,7 +146,7 @@ impl Rig {
             let is_there = place.is_some_and(|place| place.state.is_without_permit());
             assert!(is_there, "{index} waits for a share");
         }
-        // Nobody waits for what is free.
+        // No place waits for a free share.
         let mut rest = self.session.clone();
         rest.admit_local(self.now());
         assert_eq!(places_of(&rest), queue);
@@ -162,8 +161,8 @@ impl Rig {
         self.check();
     }
 
-    /// The next call. A driver goes by the urgency: what it does not tell of is never sent, and a
-    /// session that tells of something and sends nothing keeps its driver busy for nothing.
+    /// The next call. A driver goes by the urgency: a call without one is never sent, and an urgency without a call keeps
+    /// the driver spinning.
     fn call(&mut self) -> Option<Call> {
         self.check();
         let (urgency, now) = (self.session.urgency(), self.now());
@@ -175,7 +174,7 @@ impl Rig {
         call
     }
 
-    /// All calls that are to be sent.
+    /// Takes all calls.
     fn calls(&mut self) -> Vec<Call> {
         std::iter::from_fn(|| self.call()).collect()
     }
@@ -214,8 +213,7 @@ impl Rig {
         call
     }
 
-    /// The server loses everything, a renewal finds that out, and it was no revocation. Gives the proof
-    /// that goes out then.
+    /// The server loses everything, a renewal notices, and it was no revocation. Returns the proof that follows.
     fn proof_after_a_loss(&mut self) -> Call {
         self.ledger = Ledger::new();
         self.reconnect(Connected::default());
@@ -229,7 +227,7 @@ impl Rig {
         proof
     }
 
-    /// Sends what is to be sent, and answers it; until there is nothing more.
+    /// Sends and answers calls until there are none.
     fn settle(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
         for _ in 0..100 {
@@ -274,7 +272,7 @@ impl Rig {
         id
     }
 
-    /// It leaves. Gives the hints that come of it.
+    /// It leaves. Returns the hints that follow.
     fn other_leaves(&mut self, id: PlaceId) -> Vec<Grant> {
         let mut grants = Vec::new();
         let caller = self.ask(OTHER, self.limit);

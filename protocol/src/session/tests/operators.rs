@@ -14,7 +14,7 @@ fn a_revoked_permit_is_lost_and_a_revoked_waiter_refused() {
     rig.session.handle_revoked(waits, now);
     assert!(is_refused(rig.progress(waiter), RejectReason::Revoked));
     rig.session.handle_revoked(held, now);
-    assert!(rig.session.was_lost(holder));
+    assert!(rig.session.is_known_lost(holder));
     rig.settle();
     assert_eq!(rig.places(), []);
 }
@@ -140,7 +140,7 @@ fn a_place_that_is_found_gone_after_the_question_waits_for_the_next_answer() {
     rig.session.handle_revoked(second, now);
     rig.session.handle_revocations_known(next, now);
     assert_eq!(proofs(&mut rig), []);
-    assert!(rig.session.was_lost(two));
+    assert!(rig.session.is_known_lost(two));
 }
 
 #[test]
@@ -162,6 +162,6 @@ fn a_request_that_has_not_taken_its_permit_is_refused_when_that_is_revoked() {
     rig.settle();
     let id = rig.id(index);
     rig.session.handle_revoked(id, now);
-    assert!(!rig.session.was_lost(index));
+    assert!(!rig.session.is_known_lost(index));
     assert!(is_refused(rig.progress(index), RejectReason::Revoked));
 }

@@ -117,9 +117,9 @@ fn a_caller_that_waits_for_its_release_is_told() {
     rig.progress(index);
     let now = rig.now();
     assert!(rig.session.handle_release(index, now));
-    assert_eq!(rig.session.released(index), None);
+    assert_eq!(rig.session.release_answer(index), None);
     rig.settle();
-    assert_eq!(rig.session.released(index), Some(true));
+    assert_eq!(rig.session.release_answer(index), Some(true));
     assert!(rig.session.take_events().contains(&Event::Released(index)));
 
     let mut rig = Rig::new(1);
@@ -129,7 +129,7 @@ fn a_caller_that_waits_for_its_release_is_told() {
     let now = rig.now();
     assert!(rig.session.handle_release(index, now));
     rig.session.handle_unreachable(now);
-    assert_eq!(rig.session.released(index), Some(false));
+    assert_eq!(rig.session.release_answer(index), Some(false));
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn the_deadline_counts_from_when_the_renewal_was_sent() {
     rig.now_ms = 2999;
     assert!(rig.session.is_lost(index, rig.now()));
     rig.pass(0);
-    assert!(rig.session.was_lost(index));
+    assert!(rig.session.is_known_lost(index));
     assert!(rig.session.take_events().contains(&Event::Lost(index)));
 }
 
@@ -74,7 +74,7 @@ fn a_permit_that_its_request_has_not_taken_by_its_deadline_waits_again() {
     // The watchdog comes first.
     rig.now_ms = 2999;
     rig.pass(0);
-    assert!(!rig.session.was_lost(index));
+    assert!(!rig.session.is_known_lost(index));
     rig.settle();
     assert_eq!(rig.progress(index), Progress::Held);
 }
@@ -89,9 +89,9 @@ fn a_lost_permit_is_not_revived_and_is_released() {
     let (sent, renewal) = (rig.now(), rig.call().expect("a renewal"));
     let reply = rig.carry_out(&renewal);
     rig.pass(1999);
-    assert!(rig.session.was_lost(index));
+    assert!(rig.session.is_known_lost(index));
     rig.reply(&renewal.op, &reply, sent);
-    assert!(rig.session.was_lost(index));
+    assert!(rig.session.is_known_lost(index));
     rig.settle();
     assert_eq!(rig.places(), []);
     rig.leave(index);
@@ -118,7 +118,7 @@ fn waits_in_answer_to_a_holders_renewal_neither_demotes_nor_extends() {
     rig.pass(100);
     assert!(matches!(rig.call().map(|call| call.op), Some(Op::Renew { .. })));
     rig.pass(1899);
-    assert!(rig.session.was_lost(index));
+    assert!(rig.session.is_known_lost(index));
 }
 
 #[test]

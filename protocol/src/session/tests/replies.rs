@@ -165,7 +165,7 @@ fn a_lost_permit_was_held_and_is_lost() {
     rig.pass(3000);
     let now = rig.now();
     assert!(rig.session.is_held(index) && rig.session.is_lost(index, now));
-    assert!(rig.session.was_lost(index));
+    assert!(rig.session.is_known_lost(index));
     assert!(!rig.session.is_in_use());
 }
 

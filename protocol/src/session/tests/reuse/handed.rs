@@ -63,10 +63,10 @@ fn the_handed_permit_is_renewed_lost_and_revoked_under_its_number() {
     let now = rig.now();
     assert_eq!(rig.session.held_for(id, now), Some(ms(10_000)));
     rig.session.handle_revoked(id, now);
-    assert!(rig.session.was_lost(next));
+    assert!(rig.session.is_known_lost(next));
     let (mut rig, next) = handed();
     rig.pass(3000);
-    assert!(rig.session.was_lost(next), "its lease ended");
+    assert!(rig.session.is_known_lost(next), "its lease ended");
 }
 
 #[test]
