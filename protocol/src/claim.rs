@@ -65,7 +65,7 @@ impl fmt::Debug for Tenant {
 pub struct Claim(NonZeroU64);
 
 // From the lowest bit: each 24, class 3, cost - 1 6, 64 - weight 6, tenant 25. So a weight of 1 is not 0, and
-// a claim of nobody is not, either.
+// neither is the claim of nobody.
 const CLASS_AT: u32 = 24;
 const COST_AT: u32 = 27;
 const WEIGHT_AT: u32 = 33;

@@ -1,4 +1,4 @@
-//! The ledger by itself: each rule of the protocol, and what holds in every history.
+//! The ledger alone: each rule of the protocol, and invariants of generated histories.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -82,7 +82,7 @@ impl Desk {
         reply
     }
 
-    /// Calls again as long as it is told to, and says how often.
+    /// Calls again while the reply says `more`. Returns how often.
     fn go_on(&mut self, node: NodeId) -> usize {
         let mut calls = 1;
         while self.ask(node, |ledger, caller, post| ledger.release(caller, &[], post)).more {
@@ -167,7 +167,7 @@ fn tickets_are_the_time_or_the_next_after_the_last() {
     );
     desk.now += 700;
     assert_eq!(desk.acquire(&[id(B, 1)]), [PlaceStatus::Waiting(BEGAN + 700)]);
-    // A clock that goes back moves nobody ahead.
+    // A clock that steps back changes no order.
     desk.now -= 5_000_000;
     assert_eq!(desk.acquire(&[id(C, 1)]), [PlaceStatus::Waiting(BEGAN + 701)]);
 }
@@ -211,7 +211,7 @@ fn a_repeated_acquire_finds_its_place() {
     let mut desk = Desk::new(1);
     let first = desk.acquire(&[id(A, 1), id(A, 2)]);
     desk.pass(3_000);
-    // It may not wait now, and the queue is full: what is there stays there all the same.
+    // It may not wait now, and the queue is full: a known place still stays.
     for max_queue in [None, Some(0), Some(9)] {
         let again = desk.acquire_of(A, max_queue, &[id(A, 1), id(A, 2)]);
         assert_eq!(again.statuses[..], first);
@@ -251,7 +251,7 @@ fn a_release_hands_over_to_the_head_of_the_queue() {
     assert_eq!((desk.ledger.in_use(), desk.ledger.waiting()), (1, 2));
     assert_eq!((reply.lease_end, reply.earliest), (0, 0), "a release gives no lease");
     assert!(reply.granted.is_empty());
-    // The promoted place keeps the lease that it had, and its node is told so.
+    // The promoted place keeps its lease, and its node gets a hint with it.
     assert_eq!(desk.posted, [(B, vec![Grant { id: id(B, 1), lease_end }])]);
     assert_eq!(desk.place(id(B, 1)), Some((lease_end, None)));
     desk.release(&[id(B, 1)]);
@@ -621,7 +621,8 @@ impl Desk {
     }
 }
 
-/// Full, with permits of `A`, of `B`, whose leases end later and who is told first, and of a node that no message reaches.
+/// A full ledger with permits of `A`, of `B`, whose leases end later and which is recalled first, and of a node that no
+/// message reaches.
 fn full() -> Desk {
     let mut desk = Desk::new(4);
     desk.recalls = true;
@@ -652,7 +653,7 @@ fn a_queue_that_ends_as_another_begins_recalls() {
     let mut desk = full();
     desk.acquire(&[id(C, 2)]);
     desk.recalled();
-    // The permit of B goes to the one that waits; and who waits then is the first.
+    // The permit of B goes to the waiting place; the next one that waits is the first again.
     desk.ask(B, |ledger, caller, post| {
         ledger.acquire(caller, LEASE, Some(1000), &[id(B, 1)], &[id(B, 2)], post)
     });
@@ -853,7 +854,7 @@ proptest! {
                     let Some(place) = pick(i) else { continue };
                     let reply = desk.release(&[place]);
                     prop_assert!(desk.place(place).is_none());
-                    // Where nobody else waits there is nothing to hand over.
+                    // If no other place waits, nothing is granted.
                     swept = before.iter().any(|(id, (_, t))| *id != place && t.is_some());
                     reply
                 }
@@ -898,15 +899,15 @@ proptest! {
             if granted {
                 prop_assert!(held(&after, now_ms) <= u64::from(limit), "{after:?}");
             }
-            // Progress: no permit is idle while anyone waits, and nobody dead is left.
+            // Progress: no permit is idle while a place waits, and no dead place is left.
             let (in_use, waiting) = (desk.ledger.in_use(), desk.ledger.waiting());
             let idle = waiting > 0 && in_use < u64::from(limit);
             prop_assert!(!idle || reply.more && is_bounded, "{in_use} {waiting}");
             if swept && !is_bounded {
                 prop_assert!(after.values().all(|(end, _)| *end > now_ms), "{after:?}");
             }
-            // Order: of those who waited, who was promoted had a lower ticket than who waits on; and
-            // no newcomer holds while one of them waits on.
+            // Order: a promoted place had a lower ticket than each place that still waits, and no
+            // newcomer holds while one of them waits.
             let waited = || before.iter().filter_map(|(id, (_, t))| Some((id, (*t)?, after.get(id)?)));
             let promoted = waited().filter(|(_, _, (_, t))| t.is_none()).map(|(_, t, _)| t).max();
             let left = waited().filter(|(_, _, (_, t))| t.is_some()).map(|(_, t, _)| t).min();

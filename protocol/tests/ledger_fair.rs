@@ -1,4 +1,4 @@
-//! The ledger with tenants: each rule of their turns, and what holds in every history.
+//! The ledger with tenants: each rule of their turns, and invariants of generated histories.
 
 use std::collections::{HashMap, HashSet};
 
@@ -390,7 +390,7 @@ fn a_call_of_several_tenants_is_granted_as_one_by_one() {
 
 #[test]
 fn a_line_goes_by_time_and_by_its_last_place() {
-    // Nobody is granted anything, and no lease ends.
+    // No place is granted, and no lease ends.
     let mut desk = Desk::new(0);
     let ticket = |desk: &mut Desk| {
         let ids = [desk.id(claim(1))];
@@ -553,7 +553,7 @@ impl Desk {
                 }
             }
         }
-        // No permit idles while a turn waits that fits, unless the caller is told.
+        // No permit is idle while a turn that fits waits, unless the reply says `more`.
         let room = |claim: Claim| {
             let left = if claim.class() == 0 { 0 } else { self.headroom };
             u64::from(self.limit.saturating_sub(left))
@@ -628,7 +628,7 @@ fn run(steps: Vec<Step>, work_max: usize) -> Result<(), TestCaseError> {
                     let now = desk.now;
                     desk.ledger.revoke(id, true, now);
                 }
-                // As those who wait do then.
+                // Like the places that wait then.
                 desk.release(&[])
             }
             Step::Limit(limit, headroom) => {

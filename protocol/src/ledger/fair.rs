@@ -7,9 +7,9 @@ use crate::claim::{Claim, Tenant};
 use crate::id::PlaceId;
 use crate::lines::Lines;
 
-/// The ticket of a place in a tenant's line: so much above [`TICKET_MIN`] at the most. It is the time in ms, or
-/// one more than the last of the line, so that a line that comes back after a loss of data stands before those
-/// that come then. Past this, places are ordered by their ids.
+/// The highest ticket of a place in a tenant's line, above [`TICKET_MIN`]. A ticket is the time in ms, or one more than
+/// the last of the line, so that a line that returns after a loss of data is ahead of later places. Beyond this, places
+/// are ordered by their ids.
 pub const LINE_MAX: u64 = (1 << 28) - 1;
 
 /// Half of them are for the time, which begins again every 37 hours; the others for a line that is not empty

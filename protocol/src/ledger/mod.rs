@@ -39,8 +39,8 @@ use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
 use foldhash::fast::RandomState;
 
-/// Scores from here on are tickets (µs since 1970, about 10¹⁵); those below are lease ends (ms,
-/// about 10¹²).
+/// The lowest ticket. Tickets are µs since 1970, about 10¹⁵; scores below are lease ends, ms, about
+/// 10¹².
 pub const TICKET_MIN: u64 = 100_000_000_000_000;
 
 /// The bound on the work of one operation. A swept place and a granted head of the queue cost as much as their permits;

@@ -1,9 +1,10 @@
-//! The audit: what stands on the server of this process, after data may have been lost (rule 6).
+//! The audit: which places of this process are on the server, after data may have been lost (rule 6).
+
+use std::time::Duration;
 
 use super::IDLE;
 use crate::call::Op;
 use crate::time::Time;
-use std::time::Duration;
 
 /// How many places of a semaphore an audit examines.
 const AUDIT_MAX: u32 = 1000;
@@ -40,7 +41,7 @@ impl Audit {
         self.left_at.map_or(now, |left_at| left_at + kept)
     }
 
-    /// The last place left so long ago that nobody needs to know.
+    /// Forgets when the last place left: that is too long ago to matter.
     pub(super) const fn forget(&mut self) {
         self.left_at = None;
     }

@@ -83,7 +83,7 @@ impl Counts {
         self.count(after, limit, claim, true);
     }
 
-    /// Counts the place at `index` no more.
+    /// Removes the place at `index` from the counts.
     #[inline]
     pub(super) fn remove(
         &mut self,

@@ -61,7 +61,7 @@ impl LocalQueue {
         }
     }
 
-    /// Counts a place in flight, or no more.
+    /// Adds a place to those in flight, or removes it.
     pub(super) fn count(&mut self, claim: Option<Claim>, is_in: bool) {
         let claim = claim.unwrap_or_else(Claim::nobodys);
         let tenant = claim.tenant();

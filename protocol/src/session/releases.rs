@@ -25,7 +25,7 @@ pub(super) fn refusal_pause(lease: Duration) -> Duration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Release {
     pub(super) id: PlaceId,
-    /// When the place is gone by itself.
+    /// When the lease ends, so that no release is needed.
     pub(super) until: Time,
 }
 
@@ -111,7 +111,7 @@ impl Releases {
         ids
     }
 
-    /// Drops what is gone by itself. Returns the places.
+    /// Drops the releases of places whose leases have ended. Returns the places.
     pub(super) fn drop_expired(&mut self, lease: Duration, now: Time) -> Ids {
         let mut expired = Ids::new();
         let mut is_needed = |release: &Release| {
@@ -126,7 +126,7 @@ impl Releases {
         expired
     }
 
-    /// Whether the first release to send is gone by itself.
+    /// Whether the first release to send is not needed any more.
     pub(super) fn is_first_expired(&self, lease: Duration, now: Time) -> bool {
         self.unsent.front().is_some_and(|release| release.is_over(lease, now))
     }

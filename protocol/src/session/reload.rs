@@ -53,7 +53,7 @@ impl Reload {
         self.replacing += 1;
     }
 
-    /// What releases the place that the one at `index` replaces: it keeps nobody's turn any more.
+    /// Takes the release of the place that the one at `index` replaces.
     fn take_replaced(&mut self, index: usize, places: &mut Places) -> Option<Release> {
         if self.replacing == 0 {
             return None;

@@ -148,7 +148,7 @@ impl Session {
         self.process_grant(id, lease_end, now);
     }
 
-    /// Counts a call as unanswered no more.
+    /// Ends a call: it is answered, or will not be.
     pub(super) fn end_call(&mut self, op: &Op) {
         match op {
             Op::Renew { .. } | Op::Reassert { .. } => self.renewals.handle_answered(),

@@ -51,7 +51,7 @@ impl Tenants {
         self.next += 1;
     }
 
-    /// The place at `index` waits no more. `is_granted`: because it has its permit.
+    /// The place at `index` stops waiting. `is_granted`: because it has its permit.
     fn leave(&mut self, index: usize, is_granted: bool) {
         let Some((since, tenant)) = self.by_index.remove(&index) else { return };
         self.order.remove(&(since, index));
@@ -68,7 +68,7 @@ impl Tenants {
         }
     }
 
-    /// Counts permits of a tenant in flight, or no more.
+    /// Adds permits of a tenant to those in flight, or removes them.
     fn count(&mut self, tenant: Tenant, permits: u32, is_in: bool) {
         let count = self.in_flight.entry(tenant).or_default();
         let permits = u64::from(permits);

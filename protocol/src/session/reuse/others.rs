@@ -16,7 +16,7 @@ use crate::time::Time;
 pub(super) struct Others {
     own_waiting: OwnWaiting,
     alone: Option<Alone>,
-    /// Calls sent before this say nothing of who waits.
+    /// Replies to calls sent before this do not say who waits now.
     recalled_at: Option<Time>,
     /// The limit of the last call without newcomers. Calls sent before `limit_since` had another one.
     call_limit: Option<u32>,

@@ -37,7 +37,7 @@ fn a_connection_to_the_same_data_sends_nothing_for_held_places() {
     let same = Connected { same_data: true, ..Connected::default() };
     rig.reconnect(same);
     assert_eq!(rig.calls(), []);
-    // What is due is renewed all the same.
+    // A due place is still renewed.
     rig.pass(500);
     rig.reconnect(same);
     assert_eq!(rig.settle().len(), 1);

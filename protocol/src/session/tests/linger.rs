@@ -162,7 +162,7 @@ fn in_an_outage_what_lingers_takes_its_part_of_the_share() {
     assert_eq!(rig.progress(waits), Progress::Admitted);
 }
 
-/// A permit in use whose renewals go unanswered, and the process is told at 2.6 of 3 s.
+/// A permit in use whose renewals are unanswered, so that its request is told of the loss at 2.6 of 3 s.
 fn lost_in_time() -> (Rig, usize) {
     let mut rig = Rig::new(1);
     let index = rig.request_with(LINGERS);

@@ -29,7 +29,7 @@ fn newcomers_wait_until_it_is_known_what_became_of_the_places() {
 #[test]
 fn newcomers_wait_though_what_is_to_be_known_is_refused() {
     let mut rig = Rig::new(1);
-    // A second is no time for it to be due by itself.
+    // After a second it is not due yet.
     let lease = Duration::from_secs(9);
     let holder = rig.request_with(AcquireOptions { lease, ..OPTIONS });
     rig.settle();
@@ -143,7 +143,7 @@ fn a_request_that_a_quarantine_refuses_is_told_so_unless_it_were_refused_anyway(
     rig.settle();
     rig.other_leaves(other);
 
-    // An operator lets nobody in: that is told elsewhere, and not as a quarantine.
+    // An operator admits nobody: that is no quarantine.
     rig.session.handle_override(Override { limit: Some(0), ..Override::default() }, now);
     let tries = rig.request_with(none);
     rig.settle();

@@ -61,7 +61,7 @@ struct Rig {
     limit: u32,
     now_ms: u64,
     others: u64,
-    /// Processes that the ledger told that somebody waits.
+    /// Processes that the ledger recalled permits from.
     recalled: Vec<NodeId>,
 }
 

@@ -296,7 +296,7 @@ fn answer_calls(rig: &mut Rig) {
     }
 }
 
-/// What is asked again out of turn is due for long by itself: without a time of its own it would wait for that.
+/// A place that is renewed out of turn is not due for long: without a time of its own the retry would wait for that.
 const LONG: AcquireOptions = AcquireOptions { lease: Duration::from_secs(60), ..OPTIONS };
 
 #[test]

@@ -125,7 +125,7 @@ fn a_revoked_place_does_not_come_back() {
         let waits = rig.request();
         rig.settle();
         let id = rig.id(waits);
-        // The word of it is on its way.
+        // The message is on its way.
         rig.ledger.revoke(id, true, (EPOCH_MS + rig.now_ms) * 1000);
         if is_found_gone {
             rig.pass(1000);
@@ -195,7 +195,7 @@ fn a_request_whose_call_is_on_its_way_adopts_the_limit_with_its_answer() {
     assert_eq!(rig.progress(waiting), Progress::Held);
     rig.live(2000);
     assert_eq!(rig.places().len(), 2);
-    // One that came after it goes by its own.
+    // A later request is judged by its own policy.
     rig.limit = 1;
     let own = rig.request();
     rig.settle();

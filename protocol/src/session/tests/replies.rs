@@ -127,7 +127,7 @@ fn a_place_that_is_brought_back_is_not_renewed_before_that_is_answered() {
     let now = rig.now();
     rig.session.handle_revocations_known(question, now);
     assert!(matches!(rig.settle()[..], [Op::Reassert { .. }, ..]));
-    // From then on it is renewed as ever.
+    // After that it is renewed as before.
     rig.live(1100);
     assert!(!rig.session.is_lost(held, rig.now()));
     rig.live(4000);

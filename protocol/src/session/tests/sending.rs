@@ -141,7 +141,7 @@ fn what_only_the_process_makes_of_its_permits_divides_no_call() {
     );
 }
 
-/// A driver takes what keeps leases alive by itself, however much else there is to be sent.
+/// A driver takes the calls that keep leases alive first, however many others there are.
 #[test]
 fn renewals_are_taken_ahead_of_releases_and_newcomers() {
     let mut rig = Rig::new(2);

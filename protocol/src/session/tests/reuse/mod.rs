@@ -63,7 +63,7 @@ impl Rig {
         self.reply(&call.op, &reply, *sent);
     }
 
-    /// The same for a request that is granted its permit, with a reply that says no more than that.
+    /// The same for a request that is granted its permit by a short reply.
     fn answer_in_short_to(&mut self, (index, call, sent): &Sent) {
         let Reply { lease_end, statuses, .. } = self.carry_out(call);
         self.reply(&call.op, &Reply { lease_end, statuses, ..Reply::default() }, *sent);

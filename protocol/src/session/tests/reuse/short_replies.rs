@@ -1,4 +1,4 @@
-//! What replies in short say of who waits.
+//! Short replies, and what they say of other processes.
 
 use super::*;
 
