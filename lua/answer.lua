@@ -1,11 +1,11 @@
--- answer: what a call says that gives leases.
+-- answer: builds the reply of a call that gives leases.
 --
--- A piece of the scripts, put in at their end, where they say `--@answer`.
+-- A piece of the scripts, inserted at their end, where they have `--@answer`.
 --
--- A place that waits while a permit is free for it shows that promotion reached its bound. The reply says so by an
--- earliest lease end of 1: call again, at once.
+-- If a place waits while a permit is free for it, promotion has reached its bound. Then the reply has an earliest lease
+-- end of 1: call again at once.
 --
--- Needs     key, most, lease_end, in_use, waiting, waits, statuses, own; earliest, or nil if that is to be looked up
+-- Needs     key, most, lease_end, in_use, waiting, waits, statuses, own; earliest, or nil if it has to be looked up
 
 if waiting == 0 then
   earliest = 0

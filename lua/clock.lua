@@ -1,6 +1,6 @@
--- clock: the time, read once a call: on Redis 7.0 TIME moves while a script runs.
+-- clock: reads the time, once per call: in Redis 7.0, TIME advances while a script runs.
 --
--- A piece of the scripts, put in where one says `--@clock`.
+-- A piece of the scripts, inserted where one has `--@clock`.
 --
 -- Leaves    now, us; now_ms, whole ms
 

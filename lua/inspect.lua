@@ -1,11 +1,11 @@
--- inspect: who holds and who waits. Reads only; what has expired is left for the others to sweep.
+-- inspect: list the places that hold and that wait. Reads only; other scripts sweep expired places.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   most        integer >= 1, members of each kind to list
 --
 -- Returns   {now in us, in_use, waiting, leases listed, id, lease_end ..., q<id>, ticket ...}
---           lease_end and ticket are scores as they stand: see fair/acquire.lua for those of places with a claim, of
---           which `most` more may be listed, behind the others; a permit of theirs has its score in place of a ticket
+--           lease_end and ticket are raw scores; see fair/acquire.lua for those of places with a claim. Up to `most`
+--           of these are listed after the others; one that holds has the score of its permit instead of a ticket
 -- Errors    none of its own
 -- Cost      5 commands, 4 more with tenants; O(log n + members listed)
 -- Retry     safe
@@ -17,7 +17,7 @@ local waiting = redis.call('ZCOUNT', key, '100000000000000', '(4503599627370496'
 local in_use = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - waiting
 local leases = redis.call('ZRANGEBYSCORE', key, from, '(100000000000000', 'WITHSCORES', 'LIMIT', 0, most)
 local tickets = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(4503599627370496', 'WITHSCORES', 'LIMIT', 0, most)
--- Places with a claim come last, so they show at the end, or the list is full before.
+-- Places with a claim have the highest lease scores: they are at the end of the list, unless it was full before them.
 local count = #leases
 if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
   while count > 0 and tonumber(leases[count]) >= 1e13 do count = count - 2 end

@@ -1,4 +1,4 @@
--- override: change what an operator set, for a name in place of its policy or against a place, and tell every process.
+-- override: change the override of a name, or record the revocation of a place, and notify every process.
 --
 -- KEYS[1]   <prefix>:{!overrides}  hash  `@`   -> the version, in us by TIME
 --                                        name  -> "<limit> <mode>", limit: permits, or `-` for the policy's own;
@@ -6,22 +6,22 @@
 --                                        name`@`tenant, name`@`tenant`@weight` -> the same; limit: the cap of that
 --                                                 tenant, or its weight
 --                                        `@`id name -> "<end>": this place of that semaphore was revoked, and must
---                                                 not be counted again; end: in ms by TIME, when that is not needed
---                                                 any more
---                                        There is no key where nothing is set. No name begins with `@` or has a space
---                                        in it. A field that cannot be read stays, and counts as one that is set; a
+--                                                 not be counted again; end: when the record can be dropped, in ms by
+--                                                 TIME
+--                                        Without overrides and revocations there is no key. No name begins with `@`
+--                                        or has a space in it. A field that cannot be read is kept, and counted; a
 --                                        version that cannot be read is replaced.
 -- ARGV[1]   name        encoded
--- ARGV[2]   limit       integer >= 0, permits; `-`: the policy's own; `=`: as it is
--- ARGV[3]   mode        open, paused or draining; `=`: as it is
--- ARGV[4]   id          the place of it that is revoked; empty: none
--- ARGV[5]   keep_ms     integer >= 0, for how long to remember that; 0: no more
--- ARGV[6]   most        integer >= 1, how many names and places may stand here
--- ARGV[7]   tell        1: tell every process; 0: they find it out when they look
+-- ARGV[2]   limit       integer >= 0, permits; `-`: the policy's own; `=`: unchanged
+-- ARGV[3]   mode        open, paused or draining; `=`: unchanged
+-- ARGV[4]   id          the place of this name that is revoked; empty: none
+-- ARGV[5]   keep_ms     integer >= 0, how long to keep the record of that; 0: remove it
+-- ARGV[6]   most        integer >= 1, the most names and places in this hash
+-- ARGV[7]   tell        1: notify every process; 0: each finds out at its next reading
 --
 -- Returns   the version
--- Errors    FULL, if so many stand here already
--- Cost      about 6 commands; O(names and places)
+-- Errors    FULL, if there are `most` already
+-- Cost      about 6 commands; O(names + places)
 -- Retry     safe
 
 local key = KEYS[1]
@@ -37,7 +37,7 @@ for i = 1, #all, 2 do
   -- A longer number was not written by this script.
   local number = #value <= 16 and tonumber(string.match(value, '^%d+$'))
   if field == '@' then
-    -- Beyond 2^53 one more is the same number.
+    -- Beyond 2^53, n + 1 can be n.
     if number and number < 9e15 then version = math.max(now, number + 1) end
   elseif field == place then
     was = true
@@ -82,7 +82,7 @@ if names + places > math.max(had, most) then
   return redis.error_reply(table.concat(text, ' '))
 end
 
--- The version alone is nothing that is set.
+-- The version alone is not worth a key.
 if names + places == 0 then ended[#ended + 1] = '@' end
 if #ended > 0 then redis.call('HDEL', key, unpack(ended)) end
 if names + places > 0 then redis.call('HSET', key, unpack(writes)) end
@@ -91,7 +91,7 @@ if names > 0 then
 elseif places > 0 then
   redis.call('PEXPIRE', key, last - now_ms)
 end
--- A message that may not be sent is like one that is lost: every process looks each second.
+-- pcall: the user may lack the right to publish. That is like a lost message: every process reads each second.
 local channel = string.match(key, '^(.-):{') .. ':@overrides'
 if tell then redis.pcall('PUBLISH', channel, table.concat({ key, name }, ' ')) end
 return version

@@ -1,11 +1,11 @@
--- overrides: what operators set in place of policies, if that is not known already. Reads only.
+-- overrides: read all overrides and revocations, unless the caller knows them. Reads only.
 --
 -- KEYS[1]   <prefix>:{!overrides}  hash  see override.lua
 -- ARGV[1]   known       the version that the caller knows; 0 for none
 --
--- Returns   1, if the caller knows all; else field, value ... of the whole hash, none of them if nothing is set
+-- Returns   1 if that is the current version; else field, value ... of the whole hash, which may be empty
 -- Errors    none of its own
--- Cost      1 command if nothing has changed, else 2; O(names with something set)
+-- Cost      1 command if nothing has changed, else 2; O(names + places)
 -- Retry     safe
 
 local key = KEYS[1]

@@ -1,7 +1,7 @@
--- queued: what a member begins with that is a ticket.
+-- queued: the prefix of members that are tickets.
 --
--- A piece of the scripts, put in where one says `--@queued`. As long as this because then such a member
--- has more than 64 bytes: from the first place that waits on, Redis keeps the set as a skip list and not
--- as a list of up to 128 members, in which it would look for each by walking.
+-- A piece of the scripts, inserted where one has `--@queued`. It makes such a member longer than 64 bytes,
+-- so that Redis stores a set with a queue as a skip list. A small set is a list of up to 128 members, which Redis walks
+-- to find one.
 
 local queued = 'qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq'

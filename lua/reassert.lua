@@ -1,24 +1,23 @@
--- reassert: a renewal with proof, for places that a renewal found gone. The score that Redis gave
--- a place last is the proof: a lease end that has not come yet shows that Redis lost a permit which
--- is in flight, so it is counted again, even past the limit; a ticket gives a place that waited its
--- old turn in the queue, under a new id, however long the queue is.
+-- reassert: renew places that a renewal found gone, with proof. The proof is the last score that Redis gave the place.
+-- A lease end in the future shows that Redis lost a permit that is in use: it is counted again, even past the limit. A
+-- ticket gives a waiting place its old turn in the queue, under a new id and however long the queue is.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
--- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
+-- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
 -- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[5]   node        the caller's
--- ARGV[6..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
+-- ARGV[6..] id, score   one or more pairs; score: lease end in ms, or ticket (>= 1e14)
 --
 -- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
---           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
---           permit was free and a place waited: call again, at once
+--           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
+--           free and a place waited: call again at once
 --           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
---           The statuses are those from before the grants that this call made.
+--           The statuses are from before the grants of this call.
 -- Errors    none of its own
--- Cost      about 8 commands, whatever the number of ids; O((ids + 500) * log n): see promote.lua
--- Retry     safe: an id that is there keeps its place and has its lease renewed
+-- Cost      about 8 commands for any number of ids; O((ids + 500) * log n): see promote.lua
+-- Retry     safe: an id that is present keeps its place, and its lease is renewed
 
 local key = KEYS[1]
 local limit, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3])

@@ -1,22 +1,22 @@
--- renew: renew the leases of places, waiting or held. It is also the poll that makes
--- a lost message good, and the sweep that replaces a dead holder.
+-- renew: renew the leases of places, waiting or held. It is also the poll that makes up for a lost message, and the
+-- sweep that replaces a dead holder.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
--- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
+-- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
+-- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
 -- ARGV[3]   lease_ms    integer >= 1
--- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[5]   node        the caller's
--- ARGV[6..] id          one or many
+-- ARGV[6..] id          one or more
 --
--- Returns   lease_end, if nobody waits, every id holds, and no more permits are in use than the limit; else
+-- Returns   lease_end if no place waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
---           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
---           permit was free and a place waited: call again, at once
---           status: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
---           The statuses are those from before the grants that this call made.
+--           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
+--           free and a place waited: call again at once
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 is not present (any more)
+--           The statuses are from before the grants of this call.
 -- Errors    none of its own
--- Cost      8 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
+-- Cost      8 commands while no place waits, for any number of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
@@ -27,7 +27,7 @@ local ids = { unpack(ARGV, 6) }
 --@clock
 local lease_end = now_ms + lease_ms
 local score = string.format('%.0f', lease_end)
--- First the dead, then the leases: a place that ended is not brought back by asking late.
+-- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
 --@sweep
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '+inf')
@@ -47,7 +47,7 @@ for i, id in ipairs(ids) do
   end
 end
 if #writes > 0 then
-  -- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
+  -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
   redis.call('ZADD', key, 'XX', unpack(writes))
 end
@@ -56,6 +56,6 @@ if waiting == 0 and #writes == 2 * #ids and in_use <= limit then return lease_en
 
 local asked, from, to = {}, 1, 0
 --@promote
--- The earliest may have been one of those that were renewed.
+-- The earliest lease may be one that was just renewed.
 earliest = nil
 --@answer

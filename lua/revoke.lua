@@ -1,11 +1,11 @@
--- revoke: take a place out, waiting or held, on an operator's word. Who does that does not know the limit,
--- so nobody is granted what that frees: override.lua tells all processes, and those who wait ask again.
+-- revoke: take out a place, waiting or held, for an operator. The caller does not know the limit, so this grants
+-- nothing: override.lua notifies all processes, and those with waiting places call again.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   id          the place
--- ARGV[2]   take        1: take it out; 0: only look
+-- ARGV[2]   take        1: take it out; 0: only look it up
 --
--- Returns   for how long its lease goes on, or would have, in ms; -1, if it is not there
+-- Returns   how much of its lease is left, or would be, in ms; -1 if it is not present
 -- Errors    none of its own
 -- Cost      3 commands; O(log n)
 -- Retry     safe

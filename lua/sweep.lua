@@ -1,17 +1,17 @@
--- sweep: takes out places whose lease has ended, waiting or held. It opens the budget of the call: a call
--- sweeps and promotes 500 places at most, beside the ids that it names. While any of that is left behind
--- this piece, no dead place is left.
+-- sweep: takes out places whose lease has ended, waiting or held. It begins the budget of the call: a call sweeps and
+-- promotes at most 500 places, beside the ids that it names. If any of the budget is left after this piece, no dead
+-- place is left.
 --
--- A piece of the scripts, put in where one says `--@sweep`; a run of statements, because to make a
--- function costs as much as a command. Each piece is put in once at the most.
+-- A piece of the scripts, inserted where one has `--@sweep`, at most once. It is no function,
+-- because creating one costs as much as a command.
 --
--- A lowest score below any lease end shows places with a claim: see fair/acquire.lua. What their members are
--- is not known here, so the call ends with 0, and the caller makes it once more with the script of the same
--- name in fair/. What stands before this piece must be safe on such a set.
+-- A lowest score below any lease end shows that the set has places with a claim: see fair/acquire.lua. This script does
+-- not know their members, so the call ends with 0, and the caller repeats it with the script of the same name in fair/.
+-- What precedes this piece must be safe on such a set.
 --
 -- Needs     queued, key, now_ms
--- Leaves    swept: whether anyone was taken out; earliest: the lease end that comes first, 0 if none is left;
---           budget: how many places promotion may look at
+-- Leaves    swept: whether any place was taken out; earliest: the first lease end, 0 if none is left;
+--           budget: how many places promotion may examine
 
 local swept, budget = false, 500
 local lowest = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES')[2]

@@ -1,9 +1,9 @@
--- write: adds what was decided, and keeps the key for long enough.
+-- write: adds the members that were decided, and extends the expiry of the key.
 --
--- A piece of the scripts, put in where one says `--@write`.
+-- A piece of the scripts, inserted where one has `--@write`.
 --
--- The key's expiry is only the backstop for names that nobody touches after a crash: never shorter than
--- a lease in the set, and never shortened.
+-- The expiry is only a backstop for names that no process uses after a crash. It is never shorter than a lease in the
+-- set, and never shortened.
 --
 -- Needs     key, lease_ms; writes: score, member, ...
 

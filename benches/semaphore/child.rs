@@ -1,4 +1,4 @@
-//! Other processes: this program again, with a job.
+//! Other processes: this program, started again with a job.
 
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::process::{Child as Process, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{contended, counts, crash, fair_cost, http, ladder, queued, watchdog};
 
-/// What another process is to do.
+/// The job of another process.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Job {
     Contended(contended::Job),
@@ -23,7 +23,7 @@ pub(crate) enum Job {
 }
 
 pub(crate) fn run(job: Job) {
-    // Counted to the last instruction: no thread beside it.
+    // One thread only, because every instruction is counted.
     match &job {
         Job::Requests(job) => return counts::child(job),
         Job::Turns(job) => return fair_cost::child(job),
@@ -65,7 +65,7 @@ impl Child {
         self.process.id()
     }
 
-    /// The next line that it says. Blocks.
+    /// Returns the next line that it prints. Blocks.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         let read = self.from.read_line(&mut line).expect("a line");
@@ -77,7 +77,7 @@ impl Child {
         writeln!(self.to, "{line}").expect("it listens");
     }
 
-    /// SIGKILL.
+    /// Kills it with SIGKILL.
     pub(crate) fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -90,7 +90,7 @@ impl Drop for Child {
     }
 }
 
-/// The process that gave the job. When it is gone, so is this one.
+/// Watches the process that gave the job, and ends this one with it.
 pub(crate) struct Parent {
     lines: Receiver<String>,
 }

@@ -1,8 +1,8 @@
-//! Two processes of 32 tasks each want ten permits all the time, and hold each for a moment.
+//! Two processes of 32 tasks each contend for ten permits, and hold each for a moment.
 //!
-//! How much of the time permits are in use, how fast one goes from hand to hand, and whether anyone
-//! is passed over; beside Tokio's semaphore with 64 tasks in one process, which is the best that can
-//! be. A hold of 1 ms is 2 ms by Tokio's timers, so the real mean counts.
+//! Measures how much of the time permits are in use, how fast they are handed over, and whether any request is passed
+//! over, beside Tokio's semaphore with 64 tasks in one process, which is the best possible. A hold of 1 ms is 2 ms by
+//! Tokio's timers, so the measured mean is used.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,15 +25,15 @@ const CASE: &str = "contended";
 const LIMIT: u32 = 10;
 const TASKS: u32 = 64;
 const HOLD: Duration = Duration::from_millis(1);
-/// The first of each task did not find a full queue.
+/// The first requests of each task, which did not find a full queue.
 const WARM_UP_NS: i64 = 200_000_000;
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Job {
     side: Side,
-    /// Of the Redis.
+    /// The port of the Redis server.
     url: String,
-    /// Which of the processes this is.
+    /// The index of this process.
     process: u32,
     tasks: u32,
     time: Duration,
@@ -42,18 +42,18 @@ pub(crate) struct Job {
 /// What grants the permits.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Side {
-    /// This crate; the release is not awaited.
+    /// This crate, with releases that are not awaited.
     Dropped,
-    /// This crate; the release is awaited.
+    /// This crate, with releases that are awaited.
     Acknowledged,
-    /// The queue by hand.
+    /// The hand-written queue.
     Naive,
     Tokio,
 }
 
 const SIDES: [Side; 4] = [Side::Dropped, Side::Acknowledged, Side::Naive, Side::Tokio];
 
-/// One permit's story, by the clock of the machine.
+/// The times of one permit, by the clock of the machine.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Stay {
     called: i64,
@@ -61,11 +61,11 @@ struct Stay {
     released: i64,
 }
 
-/// What is seen in one round.
+/// The figures of one round.
 struct Round {
     use_share: f64,
     hold_ms: f64,
-    /// From a release to the next holder, in µs.
+    /// The time from a release to the next holder, in µs.
     hand_offs: Vec<f64>,
     /// In ms.
     waits: Vec<f64>,
@@ -176,7 +176,7 @@ fn rows(
     let own = |what: &str, unit, figure: fn(&Round) -> f64, most| {
         Row::new(CASE, what, unit, &each(ours, figure)).bound(Bound::Most(most))
     };
-    // Seen from outside: a process that stands still for so long looks as if it were passed over.
+    // A process that is stopped for this long would look, from outside, as if it were passed over.
     table.add(own("grants past who called 5 ms before", "", |r| r.passed_over, 0.0));
     table.add(own("times that more than ten were out", "", |r| r.overshoots, 0.0).counted());
     table.add(own("script calls a grant", "", |r| r.scripts, 2.0).counted());
@@ -200,7 +200,7 @@ fn round(redis: &Redis, side: Side, time: Duration) -> Round {
     for child in &mut children {
         child.tell(&begin.to_string());
     }
-    // Seldom, because it is Redis' work as well.
+    // Rarely, because it is work for Redis as well.
     let pings = runtime().block_on(async {
         let mut connection = connect(&redis.url()).await;
         let mut pings = Vec::new();
@@ -227,14 +227,14 @@ fn round(redis: &Redis, side: Side, time: Duration) -> Round {
     }
 }
 
-/// What the stories of all permits say of the time in the window.
+/// Evaluates the times of all permits within the window.
 fn judge(mut stays: Vec<Stay>, (from, to): (i64, i64)) -> Round {
     stays.sort_by_key(|stay| stay.granted);
     let limit = LIMIT as usize;
     let is_in = |stay: &Stay| (from..to).contains(&stay.granted);
     let in_window: Vec<Stay> = stays.iter().copied().filter(is_in).collect();
 
-    // All permits are out all the time, so the n-th grant had the permit of the (n - limit)-th release.
+    // All permits are always in use, so the n-th grant had the permit of the (n - limit)-th release.
     let mut releases: Vec<i64> = stays.iter().map(|stay| stay.released).collect();
     releases.sort_unstable();
     let next = stays.iter().skip(limit).zip(&releases);
@@ -242,7 +242,7 @@ fn judge(mut stays: Vec<Stay>, (from, to): (i64, i64)) -> Round {
     let hand_offs =
         hand_offs.map(|(stay, release)| (stay.granted - release) as f64 / 1e3).collect();
 
-    // Who called first of all that are granted later.
+    // The earliest call among the permits that are granted later.
     let (mut passed_over, mut earliest) = (0, i64::MAX);
     for stay in stays.iter().rev() {
         if is_in(stay) && earliest < stay.called - 5_000_000 {
@@ -253,7 +253,7 @@ fn judge(mut stays: Vec<Stay>, (from, to): (i64, i64)) -> Round {
 
     let mut events: Vec<(i64, i32)> =
         stays.iter().flat_map(|stay| [(stay.granted, 1), (stay.released, -1)]).collect();
-    // Of two at the same moment the release first: that is no overlap.
+    // At equal times the release comes first, which is no overlap.
     events.sort_unstable();
     let (mut out, mut overshoots) = (0, 0);
     for (_, change) in events {
@@ -340,7 +340,7 @@ pub(crate) fn child(job: &Job, parent: &Parent) {
             Side::Naive => Gate::Naive(Naive::connect(&job.url, job.process).await, "s".into()),
             Side::Tokio => Gate::Tokio(Arc::new(tokio::sync::Semaphore::new(LIMIT as usize))),
         };
-        // From here on there is a connection.
+        // The connection is open from here on.
         gate.acquire().await.release().await;
         parent.say("ready");
         let begin: i64 = parent.hear().parse().expect("a time");

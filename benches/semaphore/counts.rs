@@ -1,4 +1,4 @@
-//! Counts, which are the same on every machine: allocations, instructions, commands.
+//! Counts that are the same on every machine: allocations, instructions, commands.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -21,7 +21,7 @@ const REQUESTS: u32 = 1000;
 /// acquire and a release each make a `Call`, and take its `Reply` apart, like those of a backend behind a connection.
 const INSTRUCTIONS_MAX: f64 = 9_060.0;
 
-/// So many requests, in a process of which every instruction is counted.
+/// The number of requests in a process whose instructions are counted.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Job {
     before: Before,
@@ -34,7 +34,7 @@ pub(crate) fn run(context: &mut Context) {
     instructions(context);
 }
 
-/// Allocations of one, where so many were made before that only the lasting ones are left.
+/// Returns the allocations of one request, after enough others that no lasting ones are left to make.
 fn allocated(some: impl AsyncFn(u32)) -> f64 {
     let runtime = runtime();
     runtime.block_on(some(REQUESTS));
@@ -43,7 +43,7 @@ fn allocated(some: impl AsyncFn(u32)) -> f64 {
     rounded((thrice - once) / f64::from(2 * REQUESTS))
 }
 
-/// In tenths: what happens now and then does not count.
+/// In tenths: rare allocations do not count.
 fn rounded(each: f64) -> f64 {
     (each * 10.0).round() / 10.0
 }
@@ -111,7 +111,7 @@ fn commands(context: &mut Context) {
         answer(Before::Ours, Extensions::Some, 10, &semaphore).await;
         let before = redis.usage();
         answer(Before::Ours, Extensions::Some, REQUESTS, &semaphore).await;
-        // The last release goes out behind.
+        // The last release is sent after its response.
         for _ in 0..1000 {
             if semaphore.inspect("bench").await.expect("an answer").in_use == 0 {
                 break;
@@ -160,12 +160,12 @@ fn instructions(context: &mut Context) {
     context.table.add(row);
 }
 
-/// Whether instructions can be counted here.
+/// Returns whether instructions can be counted here.
 pub(crate) fn can_count() -> bool {
     Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok()
 }
 
-/// Instructions of a whole process, by callgrind.
+/// Counts the instructions of a whole process, with callgrind.
 pub(crate) fn counted(job: &child::Job) -> f64 {
     let directory = TempDir::new().expect("a directory");
     let out = directory.path().join("callgrind");

@@ -1,4 +1,4 @@
-//! A process is killed that holds all permits, while ten wait elsewhere.
+//! A process that holds all permits is killed, while ten requests wait elsewhere.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -47,9 +47,9 @@ fn policy() -> Policy {
     policy.build().expect("in range")
 }
 
-/// How long after the end of the dead one's lease each was granted, in ms.
+/// The time from the end of the dead process's leases to each grant, in ms.
 async fn round(redis: &Redis, mut holder: Child) -> Vec<f64> {
-    // Each a semaphore of this process: the clock of the machine is that of Redis.
+    // Each waits in a semaphore of this process: the machine's clock is that of Redis.
     let semaphore = redis.semaphore();
     let waiters: Vec<_> = (0..PERMITS)
         .map(|_| {
@@ -62,12 +62,12 @@ async fn round(redis: &Redis, mut holder: Child) -> Vec<f64> {
         .collect();
     until_waiting(&semaphore, "s", PERMITS).await;
     holder.kill();
-    // What it sent last is carried out by then.
+    // By now, Redis has executed everything that it sent.
     sleep(Duration::from_millis(20)).await;
     let lease_end = lease_end(redis);
     let granted = join_all(waiters).await.into_iter().map(|granted| granted.expect("no panic"));
     let waits = granted.map(|(permit, at)| {
-        // All ten are to be granted at once.
+        // All ten must be granted at once.
         drop(permit);
         at - lease_end
     });
@@ -76,7 +76,7 @@ async fn round(redis: &Redis, mut holder: Child) -> Vec<f64> {
     waits
 }
 
-/// When the last lease of those who hold ends, in ms since 1970, by the clock of Redis.
+/// Returns when the last lease of the holders ends, in ms since 1970 by the clock of Redis.
 fn lease_end(redis: &Redis) -> f64 {
     let mut all = cmd("ZRANGE");
     all.arg("semaphore:{s}").arg(0).arg(-1).arg("WITHSCORES");

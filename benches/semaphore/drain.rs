@@ -1,4 +1,4 @@
-//! 500 wait behind one, and go one by one.
+//! 500 requests wait behind one, and are granted one by one.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ const HOLD: Duration = Duration::from_millis(1);
 struct Round {
     ms: f64,
     hold_ms: f64,
-    /// From a release to the next holder, p50, in µs.
+    /// The time from a release to the next holder, p50, in µs.
     hand_off: f64,
-    /// Grants to one that came after someone who still waits.
+    /// Grants to a request that came after one that still waits.
     inversions: f64,
     usage: Option<Usage>,
 }
@@ -118,7 +118,7 @@ async fn tokio() -> Round {
     let semaphore = Arc::new(tokio::sync::Semaphore::new(1));
     let held = Arc::clone(&semaphore).acquire_owned().await.expect("a permit");
     let acquire = move || Arc::clone(&semaphore).acquire_owned();
-    // Those that wait show nowhere; a hundred turns are enough for all to run once.
+    // Nothing shows that they wait; after a hundred turns, all have run once.
     let queue = async || {
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -127,7 +127,7 @@ async fn tokio() -> Round {
     drain(acquire, queue, || drop(held)).await.0
 }
 
-/// Lets all wait, gives the permit back, and sees them go.
+/// Lets all requests wait, releases the permit, and measures the grants.
 async fn drain<F, P, E, Q>(
     acquire: impl Fn() -> F + Clone + Send + 'static,
     queue: impl AsyncFn() -> Q,

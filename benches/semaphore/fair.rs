@@ -1,8 +1,8 @@
-//! What tenants get of a quota that they share: first come, first served beside fair shares.
+//! The permits that tenants get of a shared quota: first come, first served, beside fair shares.
 //!
-//! The embedded backend runs on a paused clock, so these figures are counts: the same on every
-//! machine. `cargo bench -p benches --bench semaphore -- fair-redis` has the same of Redis, in real
-//! time. The pictures in docs/fair come from here: see docs/fair-to-whom.md.
+//! The embedded backend runs on a paused clock, so these figures are counts, the same on every machine.
+//! `cargo bench -p benches --bench semaphore -- fair-redis` measures the same with Redis, in real time. The plots in
+//! docs/fair are drawn here: see docs/fair-to-whom.md.
 
 #[path = "../../tests/it/support/shares.rs"]
 mod shares;
@@ -22,10 +22,10 @@ use super::{Context, runtime};
 
 const CASE: &str = "fair";
 pub(crate) const ON_REDIS: &str = "fair-redis";
-/// Of each load, in real time.
+/// How long each load runs, in real time.
 const SHORT: Duration = Duration::from_secs(4);
 
-/// A load, and what is looked at.
+/// A load, and what is measured.
 struct Figure {
     what: &'static str,
     unit: &'static str,
@@ -92,13 +92,13 @@ const FIGURES: [Figure; 6] = [
             "holds",
             shares::costs,
             |got| got[1].waits().last().copied().unwrap_or(f64::NAN),
-            // Of the longest hold, which is a fifth longer than the usual one. Its turn comes at once.
+            // A fifth longer than the usual hold: that of the longest one. Its turn comes at once.
             Bound::Most(1.5 * 1.2),
         )
     },
 ];
 
-/// All in one instant after the other, as fast as they can be counted.
+/// Runs all loads on the paused clock.
 fn paused<T>(what: impl Future<Output = T>) -> T {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().start_paused(true).build().expect("a runtime").block_on(what)
@@ -113,7 +113,7 @@ fn embedded(scenario: &Scenario, order: Order) -> Vec<Got> {
     })
 }
 
-/// The fair limiter of one process that there is: it has neither weights nor costs.
+/// An existing fair limiter for one process; it has neither weights nor costs.
 fn by_mea(scenario: &Scenario) -> Vec<Got> {
     let permits = usize::try_from(scenario.permits).expect("a few");
     let quota = Arc::new(FairShare::<&str>::new(permits));
@@ -139,7 +139,7 @@ pub(crate) fn run(context: &mut Context) {
     pictures(&context.directory);
 }
 
-/// The same through Redis. Each run waits for its own time to pass.
+/// Runs the same through Redis, in real time.
 pub(crate) fn run_on_redis(context: &mut Context) {
     let redis = Redis::start();
     for Figure { what, unit, scenario, figure, bound, .. } in &FIGURES {
@@ -160,7 +160,7 @@ pub(crate) fn run_on_redis(context: &mut Context) {
 
 // ===== pictures =====
 
-/// Tenants that are drawn as one area, and what they are called.
+/// Tenants that are drawn as one area, and its label.
 type Areas = &'static [(&'static str, std::ops::Range<usize>)];
 
 fn pictures(directory: &Path) {
@@ -182,14 +182,14 @@ fn pictures(directory: &Path) {
     }
 }
 
-/// So short that one can see what happens before a big one.
+/// Short enough to show what happens before a large request.
 fn costs() -> Scenario {
     let mut scenario = Scenario { length: Duration::from_millis(300), ..shares::costs() };
     scenario.loads[1].clients = Clients::Every(Duration::from_millis(60));
     scenario
 }
 
-/// To a tenth of a pixel.
+/// Rounds to a tenth of a pixel.
 fn number_of(pixels: f64) -> String {
     let text = format!("{pixels:.1}");
     text.strip_suffix(".0").unwrap_or(&text).to_owned()
@@ -200,7 +200,7 @@ const STEPS: u32 = 100;
 const WIDTH: f64 = 330.0;
 const HEIGHT: f64 = 150.0;
 
-/// Permits in use over time, by tenant, one area on the other.
+/// Draws permits in use over time, stacked by tenant.
 fn picture(scenario: &Scenario, areas: Areas, panels: &[(&str, Vec<Got>)]) -> String {
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 232\" \

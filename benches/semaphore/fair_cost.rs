@@ -1,4 +1,4 @@
-//! What fair shares cost beside a plain semaphore: instructions of one process, and Redis' own time.
+//! The cost of fair shares beside a plain semaphore: instructions of one process, and time of Redis.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use super::{Context, runtime};
 const CASE: &str = "fair-cost";
 const ON_REDIS: &str = "fair-cost-redis";
 
-/// Permits that are acquired and dropped, in a process of which every instruction is counted.
+/// Acquires and drops permits, in a process whose instructions are counted.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Job {
     limiter: Limiter,
-    /// How many wait, each of a tenant of its own; with none of them, permits are free.
+    /// The number of waiting requests, each of its own tenant; with 0, permits are free.
     waiting: u32,
     turns: u32,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Job {
 enum Limiter {
     Plain,
     Fair,
-    /// Of one process alone.
+    /// The figures of one process alone.
     Mea,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn child(job: &Job) {
         let semaphore = Semaphore::in_memory();
         let policy = Policy::builder(permits).wait_timeout(Policy::MAX_WAIT_TIMEOUT);
         let policy = policy.build().expect("a policy");
-        // Names are made before: they are not what is counted.
+        // Names are made first, because they are not what is counted.
         let asks: Vec<_> = (0..=waiting).map(|n| ask("s", limiter, n)).collect();
         take_turns(job, |tenant| {
             let tenant = usize::try_from(tenant).expect("a few");
@@ -101,7 +101,7 @@ fn ask(name: &str, limiter: Limiter, tenant: u32) -> Ask {
     if limiter == Limiter::Plain { ask } else { ask.by(self::tenant(tenant)) }
 }
 
-/// Each tenant in its turn, and to the end of the line with it.
+/// Serves each tenant in turn, and puts it at the end of the line.
 async fn take_turns<F: Future>(job: &Job, acquire: impl Fn(u32) -> F) {
     let &Job { waiting, turns, .. } = job;
     if waiting == 0 {
@@ -130,14 +130,14 @@ async fn take_turns<F: Future>(job: &Job, acquire: impl Fn(u32) -> F) {
 
 // ===== Redis =====
 
-/// What is asked of a name by one of several.
+/// What one of several processes requests of a name.
 type Maker = fn(&str, u32) -> Ask;
 
 fn tenant(n: u32) -> String {
     format!("tenant {n}")
 }
 
-/// µs of scripts for each of so many.
+/// Returns the µs of scripts for each of `count`.
 fn each(usage: Usage, count: u32) -> f64 {
     usage.per_script() * usage.scripts / f64::from(count)
 }
@@ -145,7 +145,7 @@ fn each(usage: Usage, count: u32) -> f64 {
 async fn uncontended(context: &mut Context, redis: &Redis, semaphore: &Semaphore) {
     let rounds = context.either(600, 4000);
     let policy = Policy::new(100);
-    // Beside ten that hold.
+    // Beside ten that hold permits.
     let pairs = async |name: &str, ask: Maker, together: u32| {
         let acquire = |n| semaphore.acquire(ask(name, n), &policy);
         let _held = try_join_all((0..10).map(acquire)).await.expect("permits");
@@ -194,7 +194,7 @@ async fn hand_overs(context: &mut Context, redis: &Redis, semaphore: &Semaphore)
     context.table.add(row.against("10", thousand, ten).bound(Bound::RatioMost(1.3)));
 }
 
-/// µs of the scripts that a permit needs to go on to the next one.
+/// The µs of the scripts that hand a permit over.
 async fn hand_over(
     redis: &Redis,
     semaphore: &Semaphore,
@@ -206,7 +206,7 @@ async fn hand_over(
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(30));
     let policy = policy.build().expect("a policy");
     let mut held = semaphore.acquire(ask(name, limiter, 0), &policy).await.expect("a permit");
-    // Those that join in one call come in no order, so whoever is next is taken.
+    // Requests that join in one call have no order, so any of them may be next.
     let mut line = FuturesUnordered::new();
     for tenant in (0..depth).flat_map(|_| 0..tenants) {
         let mut place = Box::pin(semaphore.acquire(ask(name, limiter, tenant), &policy));
@@ -215,7 +215,7 @@ async fn hand_over(
     }
     let waiting = tenants * depth;
     until_waiting(semaphore, name, waiting).await;
-    // Half of them: there are always as many tenants.
+    // Half of them, so that the number of tenants stays the same.
     let turns = (waiting / 2).min(500);
     let before = redis.usage();
     for _ in 0..turns {

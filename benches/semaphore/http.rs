@@ -1,7 +1,7 @@
-//! An Axum server with the layer, beside one with a middleware written by hand.
+//! An Axum server with the layer, beside one with a hand-written middleware.
 //!
-//! Servers are processes of their own, of one thread each; this one makes the load: 64 connections
-//! that are kept alive, a request at a time on each.
+//! Each server is a process with one thread. This process makes the load: 64 kept-alive connections, with one request
+//! at a time on each.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ async fn connections(address: SocketAddr) -> Vec<Connection> {
     join_all((0..CONNECTIONS).map(|_| connect(address))).await
 }
 
-/// A connection that is driven by a task of its own.
+/// A connection that a task of its own drives.
 pub(crate) async fn connect(address: SocketAddr) -> Connection {
     let stream = TcpStream::connect(address).await.expect("a connection");
     stream.set_nodelay(true).expect("a socket");
@@ -124,7 +124,7 @@ async fn round(redis: &Redis, connections: &mut [Connection], time: Duration) ->
     }
 }
 
-/// How long each request took, in µs.
+/// Returns how long each request took, in µs.
 async fn load(connection: &mut Connection, end: Instant) -> Vec<f64> {
     let mut times = Vec::new();
     while Instant::now() < end {

@@ -1,9 +1,9 @@
 //! Up to 5,000 clients at once, through two Axum servers that share one limit of 50: how long they wait, beside the
-//! ideal of the queue, and what that costs Redis.
+//! ideal queue, and what that costs Redis.
 //!
 //! Ideally the k-th of N clients waits ⌊k / limit⌋ holds. A hold is what the handlers measured on average, because a
 //! sleep of 20 ms takes longer on a busy machine. A client's wait is the time from the common start to the head of its
-//! response, without its own hold: what client and servers need for so many requests counts against the queue.
+//! response, less its own hold: the work of clients and servers for so many requests counts against the queue.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -43,17 +43,17 @@ pub(crate) struct Job {
     url: String,
 }
 
-/// What a client got.
+/// The answer to a client.
 enum Answer {
-    /// 200, in ms.
+    /// 200, after this time in ms.
     Served { wait: f64, hold: f64 },
-    /// 429 or 503 that says when to come back.
+    /// 429 or 503, with the time to come back.
     Refused,
-    /// Another response, a broken connection, or nothing in time.
+    /// Another response, a broken connection, or no answer in time.
     Other,
 }
 
-/// All clients once, in ms.
+/// The waits of all clients, in ms.
 #[derive(Default)]
 struct Round {
     p50: f64,
@@ -63,7 +63,7 @@ struct Round {
     hold: f64,
     refused: f64,
     other: f64,
-    /// Of a core, in percent.
+    /// In percent of a core.
     redis: f64,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn run(context: &mut Context) {
         servers.iter_mut().map(|server| server.hear().parse().expect("an address")).collect();
 
     let rungs: &[usize] = context.either(&QUICK_RUNGS, &RUNGS);
-    // Each client needs a descriptor here.
+    // Each client needs a file descriptor.
     let most = usize::try_from(descriptors().saturating_sub(100)).unwrap_or(usize::MAX);
     let (possible, left_out): (Vec<usize>, Vec<usize>) =
         rungs.iter().partition(|clients| **clients <= most);
@@ -202,7 +202,7 @@ async fn round(redis: &Redis, semaphore: &Semaphore, connections: &mut [Connecti
     Round { p50, p99, ideal_p50, ideal_p99, ..round }
 }
 
-/// Releases go out behind their responses.
+/// Releases are sent after their responses.
 async fn until_free(semaphore: &Semaphore) {
     for _ in 0..5000 {
         let seen = semaphore.inspect(NAME).await.expect("an answer");
@@ -252,7 +252,7 @@ pub(crate) fn child(job: &Job, parent: &Parent) {
     });
 }
 
-/// Answers with how long it took, in µs.
+/// Sends a request and returns how long it took, in µs.
 async fn hold() -> String {
     let began = Instant::now();
     sleep(HOLD).await;

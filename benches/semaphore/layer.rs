@@ -1,4 +1,4 @@
-//! What the layer adds to a request on the embedded backend, where there is no network to hide it.
+//! The cost of the layer for a request on the embedded backend, where no network hides it.
 //!
 //! `cargo bench --bench embedded` shows the same in more detail.
 
@@ -37,7 +37,7 @@ pub(crate) fn run(context: &mut Context) {
     runtime.block_on(semaphore.shutdown());
 }
 
-/// ns for each request: bare, with Tower's layer, with ours.
+/// Returns the ns for each request: bare, with Tower's layer, and with ours.
 async fn round(semaphore: &Semaphore, batches: u32) -> [f64; 3] {
     let sides = [Before::Nothing, Before::Tower, Before::Ours];
     let mut times: [Vec<f64>; 3] = Default::default();

@@ -1,13 +1,13 @@
-//! What the crate costs and how fast it is, beside what there would be without it.
+//! The cost and the speed of the crate, beside what there would be without it.
 //!
-//! `cargo bench -p benches --bench semaphore` starts its own Redis servers and processes, and ends
-//! them. Each figure stands beside its reference, taken in the same run: rounds of both alternate, and
-//! medians are compared. The table and the plots go to `target/bench/`.
+//! `cargo bench -p benches --bench semaphore` starts its own Redis servers and processes, and ends them. Each figure
+//! stands beside its reference from the same run: rounds of both alternate, and medians are compared. The table and the
+//! plots are written to `target/bench/`.
 //!
 //! Times depend on the machine and never fail a run; counts (commands, allocations, instructions) do.
 //!
-//! The reference on Redis is the least that could be written by hand (`reference.rs`): it neither
-//! queues nor tells anyone anything.
+//! The reference on Redis is the least that one could write by hand (`reference.rs`): it neither queues nor notifies
+//! anyone.
 
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
@@ -55,35 +55,35 @@ use self::table::Table;
 struct Args {
     /// Only these cases, by name or a part of it.
     filters: Vec<String>,
-    /// A minute in all, instead of seven.
+    /// Takes one minute in all instead of seven.
     #[arg(long)]
     quick: bool,
-    /// Names the cases and does nothing.
+    /// Lists the cases and does nothing.
     #[arg(long)]
     list: bool,
-    /// What cargo says; means nothing here.
+    /// Passed by cargo; ignored.
     #[arg(long, hide = true)]
     bench: bool,
-    /// This is another process of a case.
+    /// Runs as another process of a case.
     #[arg(long, hide = true)]
     child: Option<String>,
 }
 
-/// What a case goes by, and where its figures go.
+/// The context of a case, and where its figures go.
 struct Context {
     quick: bool,
     table: Table,
-    /// Where table and plots go.
+    /// The directory of the table and the plots.
     directory: PathBuf,
 }
 
 impl Context {
-    /// How often each side is measured.
+    /// The number of rounds.
     const fn rounds(&self) -> usize {
         if self.quick { 3 } else { 5 }
     }
 
-    /// One or the other.
+    /// Returns the first value in quick runs, else the second.
     fn either<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -140,8 +140,8 @@ fn main() -> ExitCode {
             continue;
         }
         let before = Instant::now();
-        // Servers and children end with the case, and the others still run. Only counts have use for
-        // the counting allocator.
+        // Servers and children end with the case, even if it fails, and the others still run. Only counts need the
+        // counting allocator.
         let run =
             || if name == "counts" { case(&mut context) } else { opt_out(|| case(&mut context)) };
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
@@ -166,27 +166,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// A filter that names a case means that one alone.
+/// A filter that equals the name of a case selects that case alone.
 fn is_wanted(name: &str, filters: &[String]) -> bool {
     let is_named = |filter: &String| CASES.iter().any(|(name, _)| name == filter);
     let means = |filter: &String| name == filter || !is_named(filter) && name.contains(&**filter);
-    // Half a minute in real time, for what another case counts.
+    // Takes half a minute in real time, for what another case counts.
     let is_usual = name != fair::ON_REDIS;
     filters.is_empty() && is_usual || filters.iter().any(means)
 }
 
-/// All cases measure on one thread, as far as they do not say otherwise.
+/// Unless it says otherwise, a case measures on one thread.
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// A clock that all processes of this machine share, in ns.
+/// Reads a clock that all processes of this machine share, in ns.
 fn clock() -> i64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// So many files may be open.
+/// Raises the limit of open files.
 fn descriptors() -> u32 {
     let limits = std::fs::read_to_string("/proc/self/limits").expect("Linux");
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));

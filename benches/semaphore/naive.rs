@@ -1,8 +1,8 @@
 //! The least that queues through Redis: what one would write by hand to be fair.
 //!
-//! A request that finds no permit free stands in a list. The script that gives a permit back hands it to the first of
-//! that list, and a message tells its process. No lease is renewed, and a waiter that dies is handed a permit
-//! all the same. One `EVALSHA` takes a permit or a place in the list, another gives it back.
+//! A request that finds no permit free is put into a list. The script that releases a permit hands it to the first of
+//! that list, and a message notifies its process. Leases are not renewed, and a dead waiter is still handed a permit.
+//! One `EVALSHA` takes a permit or a place in the list, another releases it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +53,7 @@ struct Process {
     connection: MultiplexedConnection,
     acquire: Arc<str>,
     release: Arc<str>,
-    /// The channel of this process: what is before the colon in its ids.
+    /// The channel of this process: the part of its ids before the colon.
     channel: String,
     next: AtomicU64,
     waiting: Waiting,
@@ -62,7 +62,7 @@ struct Process {
 
 type Waiting = Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>;
 
-/// Given back in a task of its own when it is dropped.
+/// Released in a task of its own when it is dropped.
 pub(crate) struct NaivePermit {
     process: Arc<Process>,
     name: Arc<str>,
@@ -71,7 +71,7 @@ pub(crate) struct NaivePermit {
 }
 
 impl Naive {
-    /// `process` tells this one from others.
+    /// `process` distinguishes this process from others.
     pub(crate) async fn connect(url: &str, process: u32) -> Self {
         let mut connection = connect(url).await;
         let acquire = load(&mut connection, ACQUIRE).await;
@@ -109,7 +109,7 @@ impl Naive {
         NaivePermit { process: Arc::clone(process), name: Arc::clone(name), limit, id }
     }
 
-    /// How many wait.
+    /// Returns the number of waiters.
     pub(crate) async fn waiting(&self, name: &str) -> u32 {
         let mut connection = self.0.connection.clone();
         let mut call = cmd("LLEN");

@@ -1,7 +1,7 @@
-//! Beside a library: locks of `rslock`, which are semaphores with one permit.
+//! This crate beside a library: locks of `rslock`, as semaphores with one permit.
 //!
-//! Its locks are refused, not queued: whoever finds one taken tries again after a random pause. So they are compared
-//! where nobody waits, and where eight tasks wait for one permit.
+//! These locks do not queue: a caller that finds one taken tries again after a random pause. So they are compared
+//! without contention, and with eight tasks that wait for one permit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ enum Side {
     Library(LockManager),
 }
 
-/// What is seen in one round.
+/// The figures of one round.
 struct Round {
     pairs_a_second: f64,
     /// CPU time of Redis, in µs for each pair.
@@ -97,7 +97,7 @@ impl Crowd {
             reference.ping().await;
             pings.push(micros(began.elapsed()));
         }
-        // Connections: not now.
+        // Leaves out the time to connect.
         side.once("s0", Duration::ZERO).await;
         let (before, held) = (redis.usage(), Arc::new(AtomicU64::new(0)));
         let (began, end) = (Instant::now(), Instant::now() + time);
@@ -130,7 +130,7 @@ impl Crowd {
 }
 
 impl Side {
-    /// Takes a permit, holds it and gives it back, acknowledged. How long the first took, and the second.
+    /// Takes a permit, holds it and releases it, acknowledged. Returns how long the acquire and the release took.
     async fn once(&self, name: &str, hold: Duration) -> (Duration, Duration) {
         let began = Instant::now();
         match self {

@@ -15,12 +15,12 @@ pub(crate) struct Line {
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 90, 181), RGBColor(220, 50, 32), RGBColor(90, 90, 90), RGBColor(230, 159, 0)];
 
-/// Lines over one another. `log`: the way to the right doubles and doubles.
+/// Draws several lines. `log` means that the horizontal axis is logarithmic.
 pub(crate) fn lines(path: &Path, title: &str, axes: (&str, &str), lines: &[Line], log: bool) {
     draw(path, title, axes, lines, log).expect("a plot");
 }
 
-/// The share of values that are no greater, over the values, without the last of a thousand.
+/// Returns the share of values up to each value, without the last thousandth.
 pub(crate) fn distribution(name: &'static str, values: &[f64]) -> Line {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -48,7 +48,7 @@ fn draw(
     let mut builder = ChartBuilder::on(&area);
     builder.caption(title, ("sans-serif", 20)).margin(14);
     builder.x_label_area_size(44).y_label_area_size(76);
-    // The two charts are of different types; a macro keeps one text for both.
+    // The two charts have different types; a macro saves a second copy.
     macro_rules! fill {
         ($chart:expr) => {{
             let mut chart = $chart;

@@ -1,6 +1,6 @@
-//! A network that takes its time: a proxy before Redis that keeps everything back for half a round trip on each way.
+//! A slow network: a proxy before Redis that delays everything by half a round trip in each direction.
 //!
-//! It has threads that sleep, because Tokio's timers know only whole milliseconds.
+//! It uses sleeping threads, because Tokio's timers have a resolution of 1 ms.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,13 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
-/// A thread of Linux sleeps longer than it asked for, by this and the time that it takes to run.
+/// A thread on Linux sleeps longer than it asked for, by this and the time until it is scheduled.
 const TIMER_SLACK: Duration = Duration::from_micros(50);
 
 /// Bytes, and when they are due on the other side.
 type Delayed = (Instant, Vec<u8>);
 
-/// Takes no connections any more when this is dropped; each thread of a connection ends with that.
+/// Stops accepting connections when this is dropped; each thread ends with its connection.
 pub(crate) struct Proxy {
     address: SocketAddr,
     is_closed: Arc<AtomicBool>,
@@ -24,7 +24,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Whatever is under way does not hold up what comes behind it, so throughput is not limited.
+    /// Delayed bytes do not delay those behind them, so throughput is not limited.
     pub(crate) fn start(server: SocketAddr, round_trip: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -51,7 +51,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        // It looks at the flag with the next connection.
+        // The flag is read at the next connection.
         let is_woken = TcpStream::connect(self.address).is_ok();
         if let Some(acceptor) = self.acceptor.take().filter(|_| is_woken) {
             let _ = acceptor.join();
@@ -59,7 +59,7 @@ impl Drop for Proxy {
     }
 }
 
-/// One direction.
+/// Copies one direction.
 fn connect(from: &TcpStream, to: &TcpStream, delay: Duration) {
     to.set_nodelay(true).expect("a socket");
     let (from, to) = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
@@ -85,6 +85,6 @@ fn write(mut to: TcpStream, arriving: &Receiver<Delayed>) {
             break;
         }
     }
-    // Its peer sees the end, and ends the other direction.
+    // The peer sees the end, and ends the other direction.
     let _ = to.shutdown(Shutdown::Both);
 }

@@ -1,5 +1,5 @@
-//! 10,000 connections of HTTP/1.1, each with an upload that nobody reads while its request waits: what it costs to look
-//! at their sockets for whether the client has left, beside the same connections that are not looked at.
+//! 10,000 connections of HTTP/1.1, each with an unread upload while its request waits: the cost of checking their
+//! sockets for clients that have left, beside the same connections without these checks.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ pub(crate) struct Job {
 pub(crate) fn run(context: &mut Context) {
     let queued = context.either(2_000, QUEUED).min(descriptors().saturating_sub(100));
     let (time, rounds) = (context.seconds(1.0, 4.0), context.rounds());
-    // One after the other: each client needs a descriptor here.
+    // One after the other: each client needs a file descriptor.
     let [looked_at, not] = [true, false].map(|is_looked_at| {
         let mut child = Child::start(&child::Job::Queue(Job { queued, is_looked_at }));
         let address: SocketAddr = child.hear().parse().expect("an address");
@@ -94,7 +94,7 @@ pub(crate) fn child(job: &Job, parent: &Parent) {
             if job.is_looked_at {
                 tokio::spawn(serve(ConnectionIo::new(socket), layer.clone()));
             } else {
-                // No socket that it knows.
+                // Without a known socket.
                 tokio::spawn(serve(ConnectionIo::new(BufStream::new(socket)), layer.clone()));
             }
         }

@@ -1,4 +1,4 @@
-//! A Redis of a case's own, and what it says of the work it did.
+//! A Redis server of a case's own, and what it reports of its work.
 
 #[path = "../../tests/it/support/redis.rs"]
 #[allow(dead_code, reason = "the tests need more of it")]
@@ -19,7 +19,7 @@ use tower_semaphore::Semaphore;
 
 use self::server::TestRedis;
 
-/// A server, killed when this is dropped, and a connection to ask it about itself.
+/// A server, killed when this is dropped, and a connection for queries about it.
 pub(crate) struct Redis {
     server: TestRedis,
     admin: Mutex<Connection>,
@@ -44,7 +44,7 @@ impl Redis {
         Semaphore::redis(&self.url()).expect("a URL")
     }
 
-    /// Blocks: not while something is measured.
+    /// Blocks, so do not call it during a measurement.
     pub(crate) fn query<T: FromRedisValue>(&self, command: &Cmd) -> T {
         let mut admin = self.admin.lock().expect("no panic");
         command.query(&mut *admin).expect("an answer")
@@ -61,7 +61,7 @@ impl Redis {
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// What it has done since it started.
+    /// Returns what it has done since its start.
     pub(crate) fn usage(&self) -> Usage {
         let cpu = self.info("cpu");
         let seconds = |name: &str| cpu[name].parse::<f64>().expect("seconds");
@@ -87,7 +87,7 @@ impl Redis {
         Usage { cpu_us, calls, scripts, script_us }
     }
 
-    /// Bytes in use, but for what clients have in their buffers.
+    /// Returns the bytes in use, without the buffers of clients.
     pub(crate) fn memory(&self) -> f64 {
         let memory = self.info("memory");
         let bytes = |name: &str| memory[name].parse::<f64>().expect("bytes");
@@ -95,20 +95,20 @@ impl Redis {
     }
 }
 
-/// What a server did, by its own account.
+/// The work of a server, as it reports it.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
     /// CPU time, of users and system, in µs.
     pub(crate) cpu_us: f64,
-    /// All commands, those inside of scripts too; but for INFO.
+    /// All commands except INFO, including those in scripts.
     pub(crate) calls: f64,
-    /// EVALSHA.
+    /// Calls of EVALSHA.
     pub(crate) scripts: f64,
     script_us: f64,
 }
 
 impl Usage {
-    /// From before until now.
+    /// Returns the work since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             cpu_us: self.cpu_us - before.cpu_us,
@@ -118,13 +118,13 @@ impl Usage {
         }
     }
 
-    /// µs that a script call took, by `commandstats`.
+    /// Returns the µs of a script call, by `commandstats`.
     pub(crate) fn per_script(self) -> f64 {
         self.script_us / self.scripts
     }
 }
 
-/// Until so many wait.
+/// Waits until this number of places wait.
 pub(crate) async fn until_waiting(semaphore: &Semaphore, name: &str, count: u32) {
     for _ in 0..2500 {
         if semaphore.inspect(name).await.expect("an answer").waiting >= u64::from(count) {
@@ -135,7 +135,7 @@ pub(crate) async fn until_waiting(semaphore: &Semaphore, name: &str, count: u32)
     panic!("not all of them wait");
 }
 
-/// A connection such as one makes by hand: one socket for all tasks, no delay, no timeouts.
+/// A connection as one would write it by hand: one socket for all tasks, no delay, no timeouts.
 pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     let info = url.into_connection_info().expect("a URL");
     let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));

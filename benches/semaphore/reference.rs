@@ -1,8 +1,8 @@
 //! The least that limits concurrency through Redis: what one would write by hand.
 //!
-//! It counts permits in a sorted set, which the time takes them out of, and that is all: who gets
-//! none is refused. No queue, no renewal, no hint to anybody. One `EVALSHA` takes a permit, another
-//! gives it back: 8 commands a pair, for Redis.
+//! It counts permits in a sorted set, from which expired ones are removed, and refuses a request that gets none. It has
+//! no queue, no renewals and no hints. One `EVALSHA` takes a permit, another releases it: 8 commands a pair, for
+//! Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub(crate) struct Reference {
     next: Arc<AtomicU64>,
 }
 
-/// The hash of a script, which the server knows from here on.
+/// Loads a script, and returns its hash.
 pub(crate) async fn load(connection: &mut MultiplexedConnection, script: &str) -> Arc<str> {
     let mut load = cmd("SCRIPT");
     load.arg("LOAD").arg(script);
@@ -51,9 +51,9 @@ impl Reference {
         Self { connection, acquire, release, next: Arc::default() }
     }
 
-    /// The id of the place that was taken.
+    /// Returns the id of the place that was taken.
     pub(crate) async fn acquire(&mut self, key: &str, limit: u32) -> Option<String> {
-        // As long as ours.
+        // The same length as ours.
         let id = format!("reference00:{:x}", self.next.fetch_add(1, Ordering::Relaxed));
         let mut call = cmd("EVALSHA");
         call.arg(&*self.acquire).arg(1).arg(key).arg(limit).arg(LEASE_MS).arg(&id);

@@ -1,4 +1,4 @@
-//! One request after the other through a service: bare, and with a layer.
+//! One request after the other through a service, bare and with a layer.
 
 use std::convert::Infallible;
 
@@ -10,10 +10,10 @@ use tower::limit::ConcurrencyLimitLayer as TowerLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
 
-/// Never reached.
+/// A limit that is never reached.
 const LIMIT: u32 = 1000;
 
-/// What stands before the handler.
+/// What is in front of the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Before {
     Nothing,
@@ -23,15 +23,15 @@ pub(crate) enum Before {
     Ours,
 }
 
-/// What a request brings along.
+/// The extensions of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Extensions {
     None,
-    /// As behind Axum's router, which adds what it found out.
+    /// As behind Axum's router, which adds extensions.
     Some,
 }
 
-/// Answers so many requests, one by one, and reads the bodies to their ends.
+/// Serves this number of requests one by one, and reads their bodies to the end.
 pub(crate) async fn answer(
     before: Before,
     extensions: Extensions,

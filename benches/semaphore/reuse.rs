@@ -1,5 +1,5 @@
-//! Permits that go straight to the next request of their process, beside the same without. On two threads; another
-//! process is another connection, and a runtime of its own where its waits are measured.
+//! Permits that go straight to the next request of their process, beside permits that do not. On two threads; another
+//! process is another connection, with a runtime of its own where its waits are measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,35 +18,35 @@ use super::{Context, runtime};
 
 const CASE: &str = "reuse";
 
-/// What is seen in one round.
+/// The figures of one round.
 #[derive(Clone, Copy)]
 struct Round {
     a_second: f64,
     /// The share of the time in which permits were in use.
     in_use: f64,
-    /// Once all tasks have had a permit.
+    /// Measured after all tasks have had a permit.
     scripts_a_second: f64,
-    /// Of the other process: how long a request waits, p50 and at most, in µs.
+    /// How long a request of the other process waits, p50 and at most, in µs.
     waited: [f64; 2],
 }
 
-/// So many tasks in each of so many processes, which take permits of one name in turn.
+/// This number of tasks in each of this number of processes, which take permits of one name in turn.
 #[derive(Clone, Copy)]
 struct Crowd {
     processes: usize,
-    /// In each process.
+    /// The number in each process.
     tasks: usize,
     limit: u32,
     hold: Duration,
     other: Other,
 }
 
-/// Another process that asks now and then.
+/// Another process that requests a permit now and then.
 #[derive(Clone, Copy)]
 enum Other {
     None,
     Recalls,
-    /// It recalls nothing: as if each message were lost.
+    /// Its recalls are lost.
     Silent,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn run(context: &mut Context) {
         let calls = each(with, |r| r.scripts_a_second);
         let what = if *tasks == 1 { "1 task: script calls a second" } else { "the same" };
         let row = Row::new(CASE, what, "", &calls).bound(Bound::Most(50.0));
-        // A machine that stands still for long has the permits of all given back.
+        // A machine that is stopped for long has all permits given back.
         table.add(if *tasks == 1 { row.counted() } else { row.note(format!("{tasks} tasks")) });
     }
     let (ours, base) = (each(&full[0], |r| r.in_use), each(&full[1], |r| r.in_use));
@@ -131,7 +131,7 @@ pub(crate) fn run(context: &mut Context) {
     let [p50, longest] = [0, 1].map(|at| each(&silent[0], |r| r.waited[at] / 1e3));
     table.add(
         Row::new(CASE, "the same, all recalls lost: longest wait", "ms", &longest)
-            // 50 ms, a hold of 2 ms by the timers, and round trips.
+            // 50 ms, a hold of 2 ms by Tokio's timers, and round trips.
             .bound(Bound::Most(55.0))
             .note(format!("p50 {} ms", number(median(&p50)))),
     );
@@ -141,7 +141,7 @@ impl Crowd {
     async fn round(self, redis: &Redis, reuse: bool, time: Duration) -> Round {
         let policy = self.policy(reuse);
         let semaphores: Vec<_> = (0..self.processes).map(|_| redis.semaphore()).collect();
-        // Connections: not now.
+        // Leaves out the time to connect.
         for semaphore in &semaphores {
             drop(semaphore.acquire("s", &policy).await.expect("a permit"));
         }
@@ -156,7 +156,7 @@ impl Crowd {
                     let permit = semaphore.acquire("s", &policy).await.expect("a permit");
                     grants += 1;
                     if hold.is_zero() {
-                        // All tasks have one at once.
+                        // All tasks hold one at the same time.
                         tokio::task::yield_now().await;
                         drop(permit);
                         continue;
@@ -171,7 +171,7 @@ impl Crowd {
             })
         });
         let tasks: Vec<_> = tasks.collect();
-        // On a clock of its own: timers of one runtime go off together.
+        // In a runtime of its own, because timers of one runtime go off together.
         let url = redis.url();
         let other = tokio::task::spawn_blocking(move || {
             let reuse = match self.other {
@@ -182,7 +182,7 @@ impl Crowd {
             let policy = self.policy(reuse);
             self.other(&url, &policy, end)
         });
-        // By then each has had a permit of its own.
+        // By then each task has had a permit of its own.
         sleep(time / 3).await;
         let (counted_from, before) = (Instant::now(), redis.usage());
         let waited = other.await.expect("no panic");
@@ -207,7 +207,7 @@ impl Crowd {
         builder.reuse(reuse).build().expect("in range")
     }
 
-    /// Another process' requests, one after another with pauses. How long they wait, p50 and at most, in µs.
+    /// Makes requests of another process, with pauses. Returns how long they wait, p50 and at most, in µs.
     fn other(self, url: &str, policy: &Policy, end: Instant) -> [f64; 2] {
         let (runtime, semaphore) = (runtime(), Semaphore::redis(url).expect("a URL"));
         let mut waits = Vec::new();

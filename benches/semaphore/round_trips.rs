@@ -1,7 +1,7 @@
-//! An acquire that does not wait, where Redis is not on the same machine: how many round trips it takes.
+//! The number of round trips of an acquire that does not wait, if Redis is on another machine.
 //!
-//! Redis stands behind a proxy that delays. A round trip is what a PING through it takes in the median, in the same
-//! round: the delay, and what sockets and sleeping threads add to it.
+//! A proxy before Redis delays everything. A round trip is the median of a PING through it in the same round: the
+//! delay, and what sockets and sleeping threads add.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Whether scripts take longer when there is much, and what a place takes of Redis' memory.
+//! Whether scripts take longer with many names or places, and the memory of a place in Redis.
 //!
-//! What only has to be there is written to Redis in the format of the crate (see `lua/prelude.lua`).
-//! The places whose memory is counted are made by the crate itself.
+//! Data that only has to exist is written to Redis in the format of the crate (see `lua/acquire.lua`). The crate itself
+//! makes the places whose memory is counted.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -95,7 +95,7 @@ fn add(context: &mut Context, what: &str, many: &[f64], few: &[f64]) {
     context.table.add(row.against("10", many, few).bound(Bound::RatioMost(1.5)));
 }
 
-/// A semaphore of so many places that last for a day.
+/// Writes a semaphore with this number of places, whose leases last for a day.
 fn fill(redis: &Redis, name: &str, holding: u64, waiting: u64) {
     let (lease_end, first_ticket) = (lease_end(), micros_since_1970() - 1_000_000);
     for from in (0..holding + waiting).step_by(1000) {
@@ -132,10 +132,10 @@ fn lease_end() -> u64 {
     micros_since_1970() / 1000 + DAY_MS
 }
 
-/// µs of a script call.
+/// Returns the µs of a script call.
 async fn pair(redis: &Redis, semaphore: &Semaphore, name: &str, pairs: u32) -> f64 {
     let policy = Policy::new(u32::MAX);
-    // What this process keeps of a name, and the connection.
+    // Creates what this process keeps of a name, and the connection.
     drop(semaphore.acquire(name, &policy).await);
     let before = redis.usage();
     for _ in 0..pairs {
@@ -145,7 +145,7 @@ async fn pair(redis: &Redis, semaphore: &Semaphore, name: &str, pairs: u32) -> f
     redis.usage().since(before).per_script()
 }
 
-/// µs of a script call, where nobody gets a permit.
+/// Returns the µs of a script call that grants no permit.
 async fn join_and_leave(redis: &Redis, semaphore: &Semaphore, name: &str, pairs: u32) -> f64 {
     let limit = u32::try_from(FEW).expect("small");
     let policy = Policy::builder(limit).wait_timeout(Duration::from_millis(1)).max_queue(u32::MAX);
@@ -154,7 +154,7 @@ async fn join_and_leave(redis: &Redis, semaphore: &Semaphore, name: &str, pairs:
     for _ in 0..pairs {
         let refused = semaphore.acquire(name, &policy).await;
         let Err(AcquireError::Rejected(rejected)) = refused else { panic!("{refused:?}") };
-        // It joined the queue; it leaves with the call of the next.
+        // The place joined the queue, and leaves with the next call.
         assert_eq!(rejected.reason, RejectReason::QueueTimeout, "{rejected:?}");
         assert!(rejected.waiting >= FEW, "{rejected:?}");
     }
@@ -175,7 +175,7 @@ async fn memory(context: &mut Context) {
     let held = join_all((0..PLACES).map(|_| semaphore.acquire("held", &policy(PLACES)))).await;
     assert!(held.iter().all(Result::is_ok));
     let between = redis.memory();
-    // They have their places as soon as they ask, and are answered in their turn.
+    // They have their places at once, and are answered in turn.
     let first = semaphore.acquire("waiting", &policy(1)).await.expect("a permit");
     let waiting: Vec<_> = (0..PLACES).map(|_| semaphore.acquire("waiting", &policy(1))).collect();
     until_waiting(&semaphore, "waiting", PLACES).await;
@@ -184,7 +184,7 @@ async fn memory(context: &mut Context) {
         ("memory of one that holds", "held", 150.0, between - before),
         ("memory of one that waits", "waiting", 325.0, after - between),
     ] {
-        // A table that has grown is moved step by step, one with each look-up: until then it is there twice.
+        // A table that has grown is moved step by step, one step for each look-up, and exists twice until then.
         let mut looks = Pipeline::new();
         for _ in 0..2 * PLACES {
             looks.cmd("ZSCORE").arg(key(name)).arg("nobody");

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// The value below which so much of all is, from 0 to 1. NaN for none.
+/// Returns the value below which this fraction of all values lies, from 0 to 1; NaN without values.
 pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let at = q * last as f64;
-    // Counted, so that no float becomes an index.
+    // Counted, because converting a float to an index would need a cast.
     let below = (0..last).take_while(|i| *i as f64 + 1.0 <= at).count();
     let (low, high) = (sorted[below], sorted[(below + 1).min(last)]);
     low + (high - low) * (at - below as f64)
@@ -26,7 +26,7 @@ pub(crate) fn max(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NAN, f64::max)
 }
 
-/// How far the rounds lie apart.
+/// Returns the spread of the rounds.
 pub(crate) fn spread(values: &[f64]) -> (f64, f64) {
     (values.iter().copied().fold(f64::NAN, f64::min), max(values))
 }
@@ -40,8 +40,8 @@ pub(crate) fn each<T>(rounds: &[T], figure: impl Fn(&T) -> f64) -> Vec<f64> {
     rounds.iter().map(figure).collect()
 }
 
-/// Runs both sides in turn, so that whatever the machine does meanwhile befalls both; and each goes
-/// first every other time.
+/// Runs both sides in turn, so that disturbances of the machine affect both alike. Each side goes first every other
+/// time.
 pub(crate) async fn alternate<A, B>(
     rounds: usize,
     mut ours: impl AsyncFnMut() -> A,

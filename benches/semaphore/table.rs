@@ -1,4 +1,4 @@
-//! What came out: figures beside their references and bounds.
+//! The results: figures beside their references and bounds.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,21 +14,21 @@ pub(crate) struct Row {
     what: String,
     unit: &'static str,
     ours: f64,
-    /// The least and the most of all rounds.
+    /// The least and the greatest of all rounds.
     ours_spread: (f64, f64),
     against: Option<&'static str>,
     reference: Option<f64>,
     reference_spread: Option<(f64, f64)>,
-    /// The median of the rounds' ratios, ours to the reference: not the ratio of the medians.
+    /// The median of the ratios of ours to the reference, round by round; not the ratio of the medians.
     ratio: Option<f64>,
     bound: Option<Bound>,
-    /// A wrong count fails the run.
+    /// A count that misses its bound fails the run.
     is_count: bool,
     verdict: Option<Verdict>,
     note: String,
 }
 
-/// What a figure may be; `Ratio…` speaks of its ratio to the reference.
+/// The bound of a figure; `Ratio…` bounds its ratio to the reference.
 #[derive(Clone, Copy, Serialize)]
 pub(crate) enum Bound {
     Most(f64),
@@ -46,7 +46,7 @@ enum Verdict {
 }
 
 impl Row {
-    /// `ours`: one figure a round.
+    /// Adds a line. `ours` has one figure for each round.
     pub(crate) fn new(
         case: &'static str,
         what: impl Into<String>,
@@ -70,7 +70,7 @@ impl Row {
         }
     }
 
-    /// The same of another, and the ratios round by round.
+    /// Adds a reference, and the ratios round by round.
     pub(crate) fn against(mut self, name: &'static str, ours: &[f64], reference: &[f64]) -> Self {
         let ratios: Vec<f64> = ours.iter().zip(reference).map(|(a, b)| a / b).collect();
         self.against = Some(name);
@@ -94,7 +94,7 @@ impl Row {
         self
     }
 
-    /// What is missed here fails the run.
+    /// A count fails the run if it misses its bound.
     pub(crate) fn counted(mut self) -> Self {
         self.is_count = true;
         self
@@ -154,7 +154,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// The lines since the last time, for a terminal.
+    /// Returns the lines since the last call, for a terminal.
     pub(crate) fn take_new(&mut self) -> String {
         let new: Vec<[String; 9]> = self.rows[self.shown..].iter().map(Row::cells).collect();
         self.shown = self.rows.len();
@@ -164,7 +164,7 @@ impl Table {
         };
         let mut text = String::new();
         for cells in std::iter::once(&HEADS.map(str::to_owned)).chain(&new) {
-            // Without the case's name, which stands above.
+            // Without the name of the case, which is the heading.
             for (column, cell) in cells.iter().enumerate().skip(1) {
                 let _ = write!(text, "  {cell:<width$}", width = width(column));
             }
@@ -187,7 +187,7 @@ impl Table {
         text
     }
 
-    /// Writes the table down, and says where.
+    /// Writes the table, and prints where.
     pub(crate) fn write(&self, directory: &Path) -> String {
         let json = serde_json::to_string_pretty(&self.rows).expect("the table is JSON");
         std::fs::write(directory.join("table.json"), json).expect("written");
@@ -215,7 +215,7 @@ fn with_spread(value: f64, spread: Option<(f64, f64)>) -> String {
     }
 }
 
-/// Three digits that matter.
+/// Formats three significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         _ if value.is_nan() => "–".to_owned(),

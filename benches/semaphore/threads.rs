@@ -1,8 +1,8 @@
-//! Permits of the embedded backend taken and given back by several threads at once: all of one name, and each of a name
-//! of its own. The reference is `tokio::sync::Semaphore`, which knows no names: one for all threads, or one for each.
+//! Permits of the embedded backend, taken and released by several threads at once: all of one name, and each of its own
+//! name. The reference is `tokio::sync::Semaphore`, which has no names: one for all threads, or one for each.
 //!
-//! Each thread has a runtime of its own, and nobody ever waits for a permit. How many cores are free decides the rates;
-//! so what a second thread gains is judged beside what it gains for Tokio's.
+//! Each thread has a runtime of its own, and no request ever waits. The rates depend on the number of free cores, so
+//! the gain from a second thread is compared with Tokio's gain.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -16,7 +16,7 @@ use super::{Context, runtime};
 
 const CASE: &str = "threads";
 const THREADS: [usize; 3] = [1, 2, 4];
-/// Never reached.
+/// A limit that is never reached.
 const LIMIT: u32 = 1000;
 const BATCH: u32 = 64;
 
@@ -26,7 +26,7 @@ pub(crate) fn run(context: &mut Context) {
     for (what, is_own) in [("one name", false), ("a name each", true)] {
         let (mut ours, mut tokio) = ([(); 3].map(|()| Vec::new()), [(); 3].map(|()| Vec::new()));
         for _ in 0..context.rounds() {
-            // In turn, so that whatever the machine does meanwhile befalls all of them.
+            // In turn, so that disturbances of the machine affect all of them alike.
             for (at, threads) in THREADS.into_iter().enumerate() {
                 ours[at].push(ours_in(&semaphore, threads, is_own, time));
                 tokio[at].push(tokios_in(threads, is_own, time));
@@ -38,7 +38,7 @@ pub(crate) fn run(context: &mut Context) {
             let row = Row::new(CASE, what, "1/s", &ours);
             context.table.add(row.against("tokio's semaphore", &ours, &tokio));
         }
-        // How many cores are free, the reference shows.
+        // The reference shows how many cores are free.
         let [gain, base] = [&ours, &tokio].map(|of| -> Vec<f64> {
             of[1].iter().zip(&of[0]).map(|([two, _], [one, _])| two / one).collect()
         });
@@ -73,7 +73,7 @@ fn tokios_in(threads: usize, is_own: bool, time: Duration) -> [f64; 2] {
     })
 }
 
-/// How often all threads together do in a second what a batch does so often, and ns of a processor for each.
+/// Returns how often all threads together execute a batch per second, and the ns of CPU time for each.
 fn rate(threads: usize, time: Duration, batch: impl AsyncFn(usize) + Sync) -> [f64; 2] {
     let start = Barrier::new(threads);
     let one = |thread: usize| {
@@ -96,7 +96,7 @@ fn rate(threads: usize, time: Duration, batch: impl AsyncFn(usize) + Sync) -> [f
     [each(&all, |[rate, _]| *rate).iter().sum(), mean(&each(&all, |[_, cpu]| *cpu))]
 }
 
-/// What this thread has had of a processor.
+/// Returns the CPU time of this thread.
 fn busy_ns() -> f64 {
     let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     busy.tv_sec as f64 * 1e9 + busy.tv_nsec as f64

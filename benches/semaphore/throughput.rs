@@ -1,7 +1,7 @@
-//! Many tasks, permits enough: how many pairs of acquire and release a second.
+//! Many tasks, with permits enough: how many pairs of acquire and release a second.
 //!
-//! The reference waits for its release to be acknowledged, so ours is judged where it does so too.
-//! That it need not, is shown besides.
+//! The reference waits for the acknowledgement of its release, so ours is judged with that, too. The figure without it
+//! is shown besides.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ struct Round {
     pairs_a_second: f64,
     /// CPU time of Redis, in µs for each pair.
     cpu: f64,
-    /// For each script call, in µs.
+    /// In µs for each script call.
     per_script: f64,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn run(context: &mut Context) {
         rows(context, &what, bound, &rounds);
     }
     bench.end();
-    // What is woken there runs on either thread, and the driver as soon as the first has something to send.
+    // With two threads, a woken task runs on either, and the driver as soon as the first task has something to send.
     let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let bench = Bench::new(&redis, threads.expect("a runtime"), time);
     let rounds = bench.rounds(context.rounds(), 64, 1);
@@ -141,7 +141,7 @@ impl<'a> Bench<'a> {
 
     async fn round(&self, how: How, tasks: u32, keys: u32) -> Round {
         let time = self.time;
-        // Connections and what is kept of the names: not now.
+        // Leaves out connecting, and creating what is kept of the names.
         self.tasks(how, tasks, keys, time / 10).await;
         let before = self.redis.usage();
         let began = Instant::now();
@@ -155,7 +155,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// How many pairs all of them made.
+    /// Returns how many pairs all tasks made.
     async fn tasks(&self, how: How, tasks: u32, keys: u32, time: Duration) -> f64 {
         let end = Instant::now() + time;
         let tasks = (0..tasks).map(|i| {

@@ -1,8 +1,8 @@
-//! One task, permits enough: what a request waits for.
+//! One task, with permits enough: what a request waits for.
 //!
-//! On an idle machine a round trip to Redis takes 90 µs or 11 µs, depending on whether the cores
-//! sleep between the hops; so PING, acquire and release go in turn, and only ratios are judged. PING
-//! has a connection of the benchmark's own: that of the crate cannot be used from outside.
+//! On an idle machine a round trip to Redis takes 90 µs or 11 µs, depending on whether the cores sleep between the
+//! hops. So PING, acquire and release alternate, and only ratios are judged. PING has a connection of the benchmark's
+//! own, because that of the crate cannot be used from outside.
 
 use std::time::Instant;
 
@@ -90,7 +90,7 @@ pub(crate) fn run(context: &mut Context) {
 pub(crate) struct Times {
     pub(crate) pings: Vec<f64>,
     pub(crate) acquires: Vec<f64>,
-    /// None where permits are dropped.
+    /// `None` if permits are dropped.
     releases: Vec<f64>,
     pub(crate) reference_acquires: Vec<f64>,
     reference_releases: Vec<f64>,
@@ -112,7 +112,7 @@ async fn round(
     }
 }
 
-/// So many pairs of acquire and release on each side, in turn, and a PING before each.
+/// Makes this number of pairs of acquire and release on each side, in turn, with a PING before each.
 pub(crate) async fn measure(
     semaphore: &Semaphore,
     reference: &mut Reference,

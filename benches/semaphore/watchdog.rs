@@ -1,5 +1,5 @@
-//! 10,000 permits in 1,000 semaphores, held by one process that does nothing else: what renewing them
-//! costs it, and Redis.
+//! 10,000 permits in 1,000 semaphores, held by one process that does nothing else: the cost of renewing them, for the
+//! process and for Redis.
 
 use std::fs;
 use std::thread::sleep;
@@ -17,7 +17,7 @@ use super::{Context, runtime};
 const CASE: &str = "watchdog";
 const SEMAPHORES: u32 = 1000;
 const PERMITS: u32 = 10;
-/// In each of which everything is renewed once.
+/// The number of intervals; in each, everything is renewed once.
 const THIRDS: u32 = 3;
 
 #[derive(Serialize, Deserialize)]
@@ -31,13 +31,13 @@ pub(crate) fn run(context: &mut Context) {
     let redis = Redis::start();
     let mut child = Child::start(&child::Job::Watch(Job { url: redis.url(), lease }));
     assert_eq!(child.hear(), "held");
-    // Renewals come together: not at the edge of what is looked at.
+    // Renewals come together: keep them away from the edge of the interval.
     sleep(lease / 2);
     let before = (redis.usage(), cpu_ns(&child));
     sleep(lease * THIRDS / 3);
     let (usage, used_ns) = (redis.usage().since(before.0), cpu_ns(&child) - before.1);
 
-    // Of a core, if a third of a lease takes as long as by default.
+    // In percent of a core, with the default lease.
     let share = |cpu_us: f64| {
         [100.0 * cpu_us / f64::from(THIRDS) / (Policy::DEFAULT_LEASE.as_secs_f64() * 1e6 / 3.0)]
     };

@@ -1,7 +1,7 @@
-//! Very many processes ask for very many tenants at once: after an outage, and without one.
+//! Very many processes request permits for very many tenants at once, after an outage and without one.
 //!
-//! The queue is of the processes' own making, so the server is never unavailable: nothing may be lost, broken or
-//! admitted for it.
+//! The processes themselves make the queue, so the server is never unavailable: nothing may be lost, broken or admitted
+//! because of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,29 +16,29 @@ use super::process::{self, Parent, Process};
 use super::server::TestRedis;
 use super::{Figures, count, seconds};
 
-/// Processes after an outage, and without one.
+/// The number of processes after an outage, and without one.
 const PROCESSES: usize = 25;
 const FLOODERS: usize = 1;
-/// Permits of other names that each holds.
+/// The number of permits of other names that each process holds.
 const HELD: usize = 5;
 const OUTAGE: Duration = Duration::from_secs(2);
 /// How long a request may wait.
 const WAIT: Duration = Duration::from_secs(20);
 /// How long a permit is held.
 const HOLD: Duration = Duration::from_millis(5);
-/// How often a new name is asked for, and by when that is served once the crowd is settled.
+/// How often a permit of a new name is requested, and how soon it must be granted once the crowd has settled.
 const PROBE: Duration = Duration::from_millis(100);
 const SERVED: Duration = Duration::from_millis(500);
 const SETTLED: Duration = Duration::from_secs(5);
 /// How long a process is watched.
 const WATCHED: Duration = Duration::from_secs(15);
 const SILENCE: Duration = Duration::from_secs(60);
-/// How late an answer may be where machine and processes are busy, in seconds.
+/// How late an answer may be on a busy machine, in seconds.
 const LATE: f64 = 5.0;
 /// How often a process may lose its connection once the server is there.
 const RECONNECTS: f64 = 2.0;
 
-/// Asks for a permit for each of many tenants at once.
+/// Requests a permit for each of many tenants at once.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Job {
     url: String,
@@ -47,7 +47,7 @@ pub(crate) struct Job {
     admits: bool,
 }
 
-/// What a process saw.
+/// What a process observed.
 #[derive(Serialize, Deserialize)]
 struct Report {
     lost: u64,
@@ -58,7 +58,7 @@ struct Report {
     unavailable: usize,
     /// The slowest answer, in seconds.
     slowest: f64,
-    /// Until a new name was served in time, for good, in seconds.
+    /// The time until new names were always served in time, in seconds.
     settled: f64,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn flood(figures: &mut Figures, tenants: usize) -> Result<(), String>
     told(figures, &redis, &mut processes)
 }
 
-/// Starts processes that hold what they are to hold.
+/// Starts processes, which take the permits that they are to hold.
 fn start(
     redis: &TestRedis,
     processes: usize,
@@ -93,7 +93,7 @@ fn start(
     Ok(processes)
 }
 
-/// Lets all requests come at once, and tells what came of them.
+/// Makes all requests at once, and returns what became of them.
 fn told(figures: &mut Figures, redis: &TestRedis, processes: &mut [Process]) -> Result<(), String> {
     redis.command::<()>(&["CONFIG", "RESETSTAT"]);
     for process in &mut *processes {
@@ -152,7 +152,7 @@ pub(crate) async fn child(job: &Job, parent: Parent) {
     let on_unavailable = if job.admits { OnUnavailable::Admit } else { OnUnavailable::Refuse };
     let policy = Policy::builder(10).wait_timeout(WAIT).on_unavailable(on_unavailable);
     let policy = policy.build().expect("in range");
-    // A request that comes before is refused at once.
+    // A request that comes earlier is refused at once.
     while !matches!(semaphore.health().connection, ConnectionState::Up) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -1,4 +1,4 @@
-//! Very many names are held when the connections break, or when Redis loses its data.
+//! Very many names are held when connections break, or when Redis loses its data.
 
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
@@ -14,16 +14,16 @@ use super::server::TestRedis;
 use super::{Figures, count, seconds};
 
 const LEASE: Duration = Duration::from_secs(10);
-/// How long a process may be silent: as long as all its names take to be acquired, and more.
+/// How long a process may print nothing: longer than it takes to acquire all its names.
 const SILENCE: Duration = Duration::from_secs(120);
 /// How long a request for a new name may take at any time.
 const SERVED: Duration = Duration::from_secs(1);
-/// How long it may take until one is refused: the answer is waited for that long, and a moment.
+/// How long a refusal may take: the answer timeout, and a moment.
 const ANSWERED: Duration = Duration::from_millis(1200);
-/// How many connections a process may open after a fault.
+/// The most connections that a process may open after a fault.
 const CONNECTIONS: f64 = 10.0;
 
-/// Holds one permit of each of many names, and asks for new names all the time.
+/// Holds one permit of each of many names, and requests new names all the time.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Job {
     url: String,
@@ -31,13 +31,13 @@ pub(crate) struct Job {
     names: usize,
 }
 
-/// What a process saw.
+/// What a process observed.
 #[derive(Serialize, Deserialize)]
 struct Report {
     lost: usize,
-    /// All requests for a new name.
+    /// The number of requests for new names.
     probes: Vec<Probe>,
-    /// By how much a timer of 10 ms was late at the most, in seconds.
+    /// The greatest delay of a 10 ms timer, in seconds.
     late: f64,
     cpu: f64,
 }
@@ -50,7 +50,7 @@ struct Probe {
     served: bool,
 }
 
-/// A server, and a connection to ask it about itself.
+/// A server, and a connection for queries about it.
 struct Server {
     redis: TestRedis,
     admin: Connection,
@@ -72,12 +72,12 @@ impl Server {
         command.query(&mut self.admin).expect("an answer")
     }
 
-    /// Semaphores that are in use.
+    /// Returns the number of semaphores in use.
     fn names(&mut self) -> usize {
         self.query(&cmd("DBSIZE"))
     }
 
-    /// Connections that were opened since its start.
+    /// Returns the number of connections that were opened since its start.
     fn connections(&mut self) -> f64 {
         let stats: String = self.query(cmd("INFO").arg("stats"));
         let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
@@ -89,7 +89,7 @@ pub(crate) fn cut(figures: &mut Figures, names: usize) -> Result<(), String> {
     let mut server = Server::start();
     let mut holder = start(&server, "a", names);
     let _: String = holder.hear(SILENCE)?;
-    // Not while all are renewed for the first time.
+    // Not while all leases are renewed for the first time.
     sleep(LEASE / 2);
     figures.least("names held before, by Redis' count", count(server.names()), count(names));
 
@@ -125,7 +125,7 @@ pub(crate) fn restart(figures: &mut Figures, names: usize) -> Result<(), String>
     let counted = "seconds until all are counted again";
     figures.most(counted, seconds(began.elapsed()), seconds(LEASE));
     sleep(LEASE * 5 / 2);
-    // But for that which found it ready, and the one that asks.
+    // Without the connection that found it ready, and the one for queries.
     let opened = (server.connections() - 2.0) / count(holders.len());
     figures.most("connections opened after it, by a process", opened, CONNECTIONS);
     for holder in &mut holders {
@@ -146,8 +146,8 @@ fn report(holder: &mut Process) -> Result<Report, String> {
     holder.hear(SILENCE)
 }
 
-/// What a process reported. Each request for a new name had to be served in time, but while the
-/// server was `killed` and not `back` for a second; and each had to have its answer.
+/// Checks what a process reported. Each request for a new name must be served in time, except while the server was
+/// `killed` and not yet `back` for a second; and each must be answered.
 fn told(figures: &mut Figures, report: &Report, killed: f64, back: f64) {
     let excused =
         |probe: &&Probe| probe.began + probe.took >= killed && probe.began < back + seconds(SERVED);

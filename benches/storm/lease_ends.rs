@@ -1,7 +1,7 @@
-//! Very many wait, and the leases of a dead holder end one after the other.
+//! Very many requests wait, and the leases of a dead holder end one after the other.
 //!
-//! Each end is one permit for the first in the queue. It must cost a look at the head of the queue, and not a word
-//! of each that waits.
+//! Each end frees one permit for the first in the queue. It must cost a look at the head of the queue, and no message
+//! to each waiting request.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,21 +14,21 @@ use super::server::TestRedis;
 use super::{Figures, count, seconds};
 
 const NAME: &str = "hot";
-/// Permits that the dead hold, and how far apart their leases end.
+/// The number of permits of the dead process, and the time between the ends of their leases.
 const HELD: u32 = 100;
 const APART: Duration = Duration::from_millis(40);
-/// Longer than all take to join, and not renewed before the last is held.
+/// Longer than it takes all to join, so that no lease is renewed before the last request waits.
 const LEASE: Duration = Duration::from_secs(15);
-/// Replicas among which those that wait are spread.
+/// The number of replicas among which the waiting requests are spread.
 const PROCESSES: usize = 3;
-/// How long after the last end all must have been passed on.
+/// How long after the last end all permits must have been granted.
 const PASSED_ON: Duration = Duration::from_millis(500);
 const SILENCE: Duration = Duration::from_secs(60);
-/// What it may cost: the share of the server's time, and calls per second.
+/// The bounds on the cost: the share of the server's time, and calls per second.
 const SHARE: f64 = 0.1;
 const CALLS: f64 = 60.0;
 
-/// Holds permits whose leases end one after the other, or waits so many times over.
+/// Holds permits whose leases end one after the other, or waits this number of times.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Job {
     Hold(String),
@@ -48,7 +48,7 @@ fn run(figures: &mut Figures, waiters: usize, processes: usize) -> Result<(), St
     let start = |job| Process::start(&process::Job::LeaseEnds(job));
     let holder = start(Job::Hold(redis.url()));
     let _: String = holder.hear(SILENCE)?;
-    // The last was held a moment ago, and the first a while before.
+    // The last lease began a moment ago, the first one earlier.
     let held = Instant::now();
     drop(holder);
     let each = waiters / processes;
@@ -88,7 +88,7 @@ fn until_waiting(redis: &TestRedis, waiters: usize) -> Result<(), String> {
     runtime.block_on(super::waiters::until_waiting(&redis.semaphore(), NAME, waiters))
 }
 
-/// What the server did until a moment.
+/// The work of the server up to a moment.
 struct Cost {
     at: Instant,
     cpu: f64,
@@ -108,14 +108,14 @@ impl Cost {
         Self { at: Instant::now(), cpu, calls: redis.calls("evalsha") }
     }
 
-    /// What it did since then.
+    /// Returns its work since then.
     fn since(self, before: &Self) -> Spent {
         let calls = usize::try_from(self.calls - before.calls).unwrap_or(usize::MAX);
         Spent { over: self.at.duration_since(before.at), cpu: self.cpu - before.cpu, calls }
     }
 }
 
-/// What the server did in a while.
+/// The work of the server in an interval.
 struct Spent {
     over: Duration,
     cpu: f64,

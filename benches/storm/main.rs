@@ -1,4 +1,4 @@
-//! What a fault costs a process with very many names, in figures that have bounds.
+//! The cost of a fault for a process with very many names, in figures that have bounds.
 //!
 //! `tests/long storm` runs it. It starts its own Redis servers and processes, and ends them. It fails if a
 //! bound is broken.
@@ -23,19 +23,19 @@ use clap::{Parser, ValueEnum};
 
 use self::process::Job;
 
-/// Faults under very many names, with bounds.
+/// Faults with very many names, and bounds.
 #[derive(Parser)]
 #[command(name = "storm")]
 struct Args {
-    /// Only these; all unless given.
+    /// Only these scenarios; by default all.
     scenarios: Vec<Scenario>,
-    /// Names or tenants in a process, in place of each scenario's own number.
+    /// The number of names or tenants in a process, instead of each scenario's own.
     #[arg(long)]
     names: Option<usize>,
-    /// What cargo says; means nothing here.
+    /// Passed by cargo; ignored.
     #[arg(long, hide = true)]
     bench: bool,
-    /// This is another process of a scenario.
+    /// Runs as another process of a scenario.
     #[arg(long, hide = true)]
     child: Option<String>,
 }
@@ -50,13 +50,13 @@ enum Scenario {
     Refused,
     /// 50,000 names are used for a few seconds with a lease of an hour.
     Released,
-    /// 100,000 wait for one permit in a process that is killed.
+    /// 100,000 requests wait for one permit in a process that is killed.
     Waiters,
-    /// 9,900 wait, and the leases of 100 permits of a killed process end one after the other.
+    /// 9,900 requests wait, and the leases of 100 permits of a killed process end one after the other.
     LeaseEnds,
-    /// After an outage, 25 processes ask for 8,000 tenants each at once.
+    /// After an outage, 25 processes request permits for 8,000 tenants each at once.
     Crowd,
-    /// A process asks for 80,000 tenants at once, under a policy that admits in an outage.
+    /// A process requests permits for 80,000 tenants at once, under a policy that admits in an outage.
     Flood,
 }
 
@@ -67,13 +67,13 @@ struct Figures {
 }
 
 impl Figures {
-    /// A figure that may be so much at the most.
+    /// A figure with an upper bound.
     fn most(&mut self, what: &str, value: f64, bound: f64) {
         let broken = value.is_nan() || value > bound;
         self.add(what, value, &format!("at most {bound}"), broken);
     }
 
-    /// A figure that must be so much at least.
+    /// A figure with a lower bound.
     fn least(&mut self, what: &str, value: f64, bound: f64) {
         let broken = value.is_nan() || value < bound;
         self.add(what, value, &format!("at least {bound}"), broken);
@@ -90,7 +90,7 @@ impl Figures {
         println!("  {what:<64} {value:>10.1}  {bound:<16} {verdict}");
     }
 
-    /// What should not have happened at all.
+    /// A figure that must be 0.
     fn fail(&mut self, what: &str) {
         self.broken += 1;
         println!("  {what}  BROKEN");

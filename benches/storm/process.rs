@@ -1,4 +1,4 @@
-//! Other processes: this program again, with a job; and what a process uses.
+//! Other processes: this program, started again with a job; and what a process uses.
 
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{crowd, held, lease_ends, refused, waiters};
 
-/// What another process is to do.
+/// The job of another process.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Job {
     Hold(held::Job),
@@ -53,7 +53,7 @@ impl Process {
         Self { child, to, lines }
     }
 
-    /// The next thing that it says, if it says it in time.
+    /// Returns the next thing that it prints, if that comes in time.
     pub(crate) fn hear<T: DeserializeOwned>(&self, bound: Duration) -> Result<T, String> {
         let line = self.lines.recv_timeout(bound).map_err(|error| match error {
             RecvTimeoutError::Timeout => format!("a process says nothing for {bound:?}"),
@@ -74,7 +74,7 @@ impl Drop for Process {
     }
 }
 
-/// The process that gave the job. When it is gone, so is this one.
+/// Watches the process that gave the job, and ends this one with it.
 pub(crate) struct Parent {
     lines: Receiver<String>,
 }
@@ -84,7 +84,7 @@ impl Parent {
         Self { lines: lines(BufReader::new(stdin()), || std::process::exit(1)) }
     }
 
-    /// Waits until it says something.
+    /// Waits until it prints something.
     pub(crate) async fn heard(self) -> Self {
         tokio::task::spawn_blocking(move || {
             self.lines.recv().expect("a line");
@@ -112,7 +112,7 @@ fn lines(from: impl BufRead + Send + 'static, end: fn()) -> Receiver<String> {
     lines
 }
 
-/// Memory of this process, MB.
+/// Returns the memory of this process, in MB.
 pub(crate) fn rss() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a field");
@@ -120,7 +120,7 @@ pub(crate) fn rss() -> f64 {
     kb / 1e3
 }
 
-/// CPU time of all threads of this process, in seconds.
+/// Returns the CPU time of all threads of this process, in seconds.
 pub(crate) fn cpu() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
     // A thread may end meanwhile.

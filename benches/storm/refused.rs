@@ -1,8 +1,8 @@
 //! Very many names are used once: what is left of them in the process ten seconds later.
 //!
-//! An allocator may keep what it was given back, as glibc does where something that lives on lies above
-//! it: with all records gone, a process that held 10,000 names for once kept 20 MB, and no more after
-//! five rounds. So a second round with other names shows what is left of the first.
+//! An allocator may keep memory that was freed, as glibc does below a block that is still in use: a process that had
+//! held 10,000 names once kept 20 MB with all records gone, and no more after five rounds. So a second round, with
+//! other names, shows what is left of the first.
 
 use std::time::{Duration, Instant};
 
@@ -15,29 +15,29 @@ use super::process::{self, Parent, Process};
 use super::server::TestRedis;
 use super::{Figures, count, seconds};
 
-/// Requests on one name that are refused.
+/// The number of requests on one name that are refused.
 const HOT: usize = 5_000_000;
-/// When what was used is to be gone.
+/// When everything must be gone.
 const AFTER: Duration = Duration::from_secs(10);
-/// MB more than before that a process may have then.
+/// The MB that a process may then use more than before.
 const GROWTH: f64 = 20.0;
-/// CPU that it may use then, in percent of a core.
+/// The CPU time that it may then use, in percent of a core.
 const CPU: f64 = 2.0;
-/// How long a process may be silent.
+/// How long a process may print nothing.
 const SILENCE: Duration = Duration::from_secs(180);
 
-/// Uses names, each once or all at a time.
+/// Uses names, one after the other or all at a time.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Job {
     url: String,
     names: usize,
-    /// Requests on one name.
+    /// The number of requests on one name.
     hot: usize,
-    /// They are served and held for a while, not refused.
+    /// They are served and held for a while instead of being refused.
     held: bool,
 }
 
-/// MB and percent, and seconds.
+/// MB, percent and seconds.
 #[derive(Serialize, Deserialize)]
 struct Report {
     what: String,
@@ -47,7 +47,7 @@ struct Report {
     peak: f64,
     /// Ten seconds after the first round, and after the second.
     after: [f64; 2],
-    /// Records of names ten seconds after the first round, in which nothing is in use.
+    /// The number of records ten seconds after the first round, when nothing is in use.
     records: usize,
     cpu: f64,
 }
@@ -95,7 +95,7 @@ pub(crate) async fn child(job: &Job, parent: Parent) {
     let semaphore = Semaphore::redis(&job.url).expect("a URL");
     let lease = if job.held { Duration::from_secs(3600) } else { Policy::DEFAULT_LEASE };
     let policy = Policy::builder(1).lease(lease).build().expect("in range");
-    // What is there in any case.
+    // What the process uses in any case.
     for i in 0..100 {
         let _ = semaphore.acquire(format!("warm{i}"), &policy).await;
     }
@@ -119,7 +119,7 @@ pub(crate) async fn child(job: &Job, parent: Parent) {
     parent.heard().await;
 }
 
-/// One round, each with names of its own. How many requests had not the answer that they should.
+/// Makes one round, with names of its own. Returns how many requests had the wrong answer.
 async fn once(semaphore: &Semaphore, policy: &Policy, job: &Job, round: usize) -> usize {
     let names = (0..job.names).map(|i| format!("name{round}-{i}"));
     if job.held {
@@ -135,14 +135,14 @@ async fn once(semaphore: &Semaphore, policy: &Policy, job: &Job, round: usize) -
     wrong
 }
 
-/// How many names were not served.
+/// Returns how many names were not served.
 async fn hold(semaphore: &Semaphore, policy: &Policy, names: Vec<String>) -> usize {
     let mut permits = Vec::new();
     for some in names.chunks(500) {
         let some = some.iter().map(|name| semaphore.acquire(&**name, policy));
         permits.extend(join_all(some).await.into_iter().flatten());
     }
-    // Until the records of these names are looked at for the first time.
+    // Until the watchdog handles the sessions of these names for the first time.
     sleep(Duration::from_secs(6)).await;
     names.len() - permits.len()
 }

@@ -1,4 +1,4 @@
-//! Very many wait for one permit in a process that is killed.
+//! Very many requests wait for one permit in a process that is killed.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use super::server::TestRedis;
 use super::{Figures, count, seconds};
 
 const NAME: &str = "hot";
-/// Longer than all take to join: it is not the end of their leases that frees their places.
+/// Longer than it takes all to join, so that their places are not freed by the ends of their leases.
 const LEASE: Duration = Duration::from_secs(120);
 const SILENCE: Duration = Duration::from_secs(120);
-/// How long the server may work on one call, µs.
+/// The most time that the server may work on one call, in µs.
 const SLOW: u32 = 10_000;
 
-/// Waits so many times over.
+/// Waits this number of times.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Job {
     url: String,
@@ -49,7 +49,7 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     let mut next = semaphore.acquire(NAME, &policy);
     assert!((&mut next).now_or_never().is_none(), "the limit is 1");
     until_waiting(&semaphore, NAME, waiters + 1).await?;
-    // Its connections are gone with it, so that nobody hears of a permit there.
+    // Its connections are gone with it, so nobody receives its messages.
     drop(others);
     let before = semaphore.inspect(NAME).await.map_err(|error| error.to_string())?;
     let _: () = cmd("CONFIG").arg("RESETSTAT").query(&mut admin).expect("an answer");
@@ -69,7 +69,7 @@ async fn run(figures: &mut Figures, waiters: usize) -> Result<(), String> {
     granted.map(drop).map_err(|error| error.to_string())
 }
 
-/// Waits until so many wait.
+/// Waits until this number of requests wait.
 pub(crate) async fn until_waiting(
     semaphore: &Semaphore,
     name: &str,

@@ -1,43 +1,44 @@
--- fair/acquire: acquire.lua, for any set: with tenants, without, or with both kinds of places.
+-- fair/acquire: acquire.lua for any set: with places of tenants, without, or with both.
 --
--- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then to the base 36 the tenant's number
--- f (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
--- bytes before that: '-', then limit and headroom of its policy (7 each). They are cut by position. An id without a claim
--- never has '.' there. Places with a claim have these members:
---   <id>                          score: 1e13 + end of its lease, ms
+-- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then in base 36 the tenant's number f
+-- (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
+-- bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by position. An id without
+-- a claim never has '.' there. Places with a claim have these members:
+--   <id>                          score: 1e13 + the end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
---                                 more than the last of the line; for q see queued.lua
+--                                 more than that of the last in the line; for q see queued.lua
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
 --   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
--- Places without one stand as in acquire.lua. So the scores are, from below: lines, permits by tenant, lease ends
--- without and with a claim, tickets from 1e14 on, turns from 2^52 on. What <f> has in use is a count of one score.
+-- Places without a claim have the members of acquire.lua. So the ranges of scores are, from the lowest: lines, permits
+-- by tenant, lease ends without and with a claim, tickets from 1e14 on, turns from 2^52 on. The permits that f has in
+-- use are the members of one score.
 --
--- A ticket of a line is told as 1e14 + k, and a lease end without the 1e13.
+-- Replies have the ticket of a line as 1e14 + k, and a lease end without the 1e13.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 0, permits; those that come are judged by it
--- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
--- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[1]   limit       integer >= 0, permits; newcomers are judged by it
+-- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0
 -- ARGV[4]   lease_ms    integer >= 1
--- ARGV[5]   max_queue   integer >= 0, places that may wait in one line; -1: these may not wait
--- ARGV[6]   max_waiting integer >= 0, places in all lines, from which on none joins a tenant's; counted with its line
--- ARGV[7]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   max_queue   integer >= 0, the most places that may wait in one line; -1: the newcomers may not wait
+-- ARGV[6]   max_waiting integer >= 0; a place joins a line only while that line and all lines together are shorter
+-- ARGV[7]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[8]   node        the caller's
--- ARGV[9]   leaving     integer >= 0, how many of the ids leave
--- ARGV[10]  recalls     1: if these are the first to wait, nodes that keep permits are told; 0: not
--- ARGV[11..] id         those that leave, in any order; then one or many that come, in the order of their arrival
+-- ARGV[9]   leaving     integer >= 0, the number of ids that leave
+-- ARGV[10]  recalls     1: if these are the first to wait, notify nodes that keep permits; 0: do not
+-- ARGV[11..] id         the places that leave, in any order; then one or more newcomers, in the order of their arrival
 --
--- Returns   lease_end, if all that come were granted at once; else
---           {lease_end, earliest, in_use, waiting, status of each that comes ..., id, lease_end of own grants ...}
---           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
---           permit was free and a place waited that could have it: call again, at once
---           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant has
---           as many as it may | -4 it costs more than it could ever have
+-- Returns   lease_end if all newcomers were granted at once; else
+--           {lease_end, earliest, in_use, waiting, status per newcomer ..., id, lease_end of own grants ...}
+--           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
+--           free and a place that could have it waited: call again at once
+--           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
+--           at its cap | -4 it costs more than it could ever get
 -- Errors    none of its own
--- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, 1 more if
---           any joins a tenant's line, whatever
---           the number of ids; O((ids + 500) * log n): see promote.lua; once for each queue, what recall.lua costs
--- Retry     safe: an id that is there keeps its place and has its lease renewed; one that left is passed over
+-- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, 1 more if any
+--           joins a tenant's line, for any number of ids; O((ids + 500) * log n): see promote.lua; and what
+--           recall.lua costs when a queue begins
+-- Retry     safe: an id that is present keeps its place, and its lease is renewed; one that has left is ignored
 
 local key = KEYS[1]
 local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -68,13 +69,13 @@ end
 local units = redis.call('ZCOUNT', key, '0', '(10000000000000')
 local is_quiet = redis.call('ZCOUNT', key, '100000000000000', '+inf') == 0
 
--- The most frequent call: one place of a tenant that comes, of one permit and class 0, while nobody waits.
+-- The most frequent call: one newcomer with a claim, of one permit and class 0, while no place waits.
 local id = ARGV[last]
 if is_quiet and first == last and string.sub(id, -3) == '001' and string.byte(id, -16) == 46 then
   local f, each = tonumber(string.sub(id, -15, -11), 36), string.sub(id, -8, -4)
   if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
     redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
-    -- As in write.lua; but if nobody else is there, there is no expiry to be shortened.
+    -- As in write.lua; but if the set has no other place, there is no expiry that this could shorten.
     if units == 0 or redis.call('PTTL', key) < lease_ms + 1000 then
       redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
     end
@@ -99,7 +100,7 @@ repeat
       --@fair/leave
     end
   end
-  -- Whether all can be granted at once: nobody waits who could be served, and no cap stands in the way.
+  -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it.
   if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 11)) then
     is_tried = true
     local writes, count, all, room = {}, 0, units, limit
@@ -132,7 +133,7 @@ repeat
           if byte(terms, 6) ~= 48 then room = limit - headroom end
           if each > 0 then
             if not of_call then
-              -- What each tenant asks for in this call: kept from the first cap on.
+              -- The permits that each tenant asks for in this call, counted once there is a cap.
               of_call, has = {}, {}
               for j = first, i - 1 do
                 local before = ARGV[j]
@@ -151,7 +152,7 @@ repeat
       end
     end
     if fits and all <= room and turns then
-      -- Stopped lines are passed by, but not by places of their own.
+      -- Newcomers may pass stopped lines, but not the line of their own tenant.
       turns = redis.call('ZMSCORE', key, unpack(turns))
       for i = 1, #turns do fits = fits and not turns[i] end
     end
@@ -168,7 +169,7 @@ repeat
   is_second = not is_second
 until not is_second
 
--- Full, or so it looks: waiting places go first, and only then the newcomers.
+-- There may be no permit free. Waiting places are served first, then the newcomers.
 local max_queue, max_waiting = tonumber(ARGV[5]), tonumber(ARGV[6])
 local counted, node = ARGV[7] == '1', ARGV[8]
 --@fair/sweep
@@ -188,15 +189,15 @@ for i, id in ipairs(ids) do
   members[2 * count + i] = string.byte(id, -16) == 46 and 't' .. string.sub(id, -15, -11) or 't'
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
--- Whether a lease that was there before is gone or longer: it may have been the earliest.
+-- Whether an existing lease is gone or was extended: it may have been the earliest.
 local moved = gone
 local statuses, writes, ticket = {}, {}, 0
--- By tenant: its turn, what it has in use, how many wait and the last of them, each once it is known; and whether
--- a line that is stopped was looked at in this call.
+-- By tenant: its turn, its permits in use, the length of its line and the last ticket in it, each once it is known; and
+-- whether its stopped line was settled in this call.
 local turns, has, lines, tails, seen = {}, {}, {}, {}, {}
--- How many wait in lines, once that is known.
+-- The number of places in all lines, once it is known.
 local in_lines = nil
--- Granted in this call without a claim, and not written yet.
+-- The grants of this call without a claim that are not written yet.
 local fresh = 0
 local function flush()
   for i = 1, #writes, 4000 do
@@ -316,7 +317,7 @@ for i, id in ipairs(ids) do
             tail = (tail[2] + f) * 268435456
           end
           k = math.min(math.max(k, tail + 1), 268435455)
-          -- The highest ticket may be another's, too: then their ids decide who is first.
+          -- Several places can have the highest ticket: then their ids decide the order.
           is_last = k == 268435455
         end
         status = 1e14 + k
@@ -331,7 +332,7 @@ for i, id in ipairs(ids) do
       flush()
       turns[digits] = settle(digits, turns[digits])
     elseif is_stopped and not seen[digits] then
-      -- It is looked at once more, as its places and the limit are now.
+      -- Settle the line again: its places, or the limit, may have changed since it was stopped.
       seen[digits] = true
       turns[digits] = settle(digits, turns[digits])
       looked = turns[digits] < math.huge

@@ -1,9 +1,9 @@
--- fair/answer: as answer.lua, for a set with tenants.
+-- fair/answer: answer.lua for a set with tenants.
 --
--- A piece of the scripts, put in at their end, where they say `--@fair/answer`.
+-- A piece of the scripts, inserted at their end, where they have `--@fair/answer`.
 --
 -- Needs     key, most, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_room;
---           earliest, or nil if that is to be looked up
+--           earliest, or nil if it has to be looked up
 
 local waiting = redis.call('ZCOUNT', key, '-inf', '(0') + queue
 if waiting == 0 then
@@ -13,7 +13,7 @@ else
     if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then earliest = 1 end
   end
   if not earliest then
-    -- Those without a claim stand first, whenever theirs end.
+    -- Leases without a claim come first by score, even if they end later.
     local ended = redis.call('ZRANGEBYSCORE', key, '(33554432', '(100000000000000', 'WITHSCORES', 'LIMIT', '0', '1')
     earliest = tonumber(ended[2])
     if earliest >= 1e13 then

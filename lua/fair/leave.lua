@@ -1,11 +1,11 @@
--- fair/leave: settles the tenants of places that left, where those have a line.
+-- fair/leave: settles the lines of tenants whose places have left.
 --
--- A piece of the scripts, put in where one says `--@fair/leave`, behind `--@fair/settle`.
+-- A piece of the scripts, inserted where one has `--@fair/leave`, behind `--@fair/settle`.
 --
 -- Needs     key, settle; left: the ids; turn
--- Leaves    turn, as it is then
--- Cost      1 command, and what settling costs; 1 more if it does not tell whose turn it is; none without ids of
---           tenants
+-- Leaves    turn, updated
+-- Cost      1 command, and what settling costs; 1 more if settling does not show whose turn it is; none without ids
+--           of tenants
 
 local tenants, members, seen = {}, {}, {}
 for _, id in ipairs(left) do
@@ -22,13 +22,13 @@ if #members > 0 then
   local turns = redis.call('ZMSCORE', key, unpack(members))
   local unknown = false
   for i, digits in ipairs(tenants) do
-    -- No turn, no line: what it left was a permit, and nothing is to be settled.
+    -- Without a turn the tenant has no line: nothing to settle.
     if turns[i] then
       local own_turn, first = settle(digits, turns[i]), tonumber(turn[2])
       if own_turn and own_turn < first then
         turn = { members[i], own_turn }
       elseif (members[i] == turn[1]) ~= (own_turn == first) then
-        -- It was the first and is not sure to be, or it is as soon as the first.
+        -- It was the first and may not be any more, or its turn now equals that of the first.
         unknown = true
       end
     end

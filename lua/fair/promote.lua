@@ -1,19 +1,20 @@
--- fair/promote: while permits are free, grants the head of the line whose turn it is: its long member moves from
--- its line to its tenant's permits.
+-- fair/promote: while permits are free, grants the head of the line whose turn is next: its long member moves from its
+-- line to its tenant's permits.
 --
--- A piece of the scripts, put in where one says `--@fair/promote`, behind `--@fair/settle`, `--@fair/sweep` and
+-- A piece of the scripts, inserted where one has `--@fair/promote`, behind `--@fair/settle`, `--@fair/sweep` and
 -- `--@fair/survey`. Own grants, messages and the budget are those of promote.lua.
 --
--- A head that fits once more permits are free is waited for. One that could never be served, because the limit is
--- lower than when it came, stops its line, and the next turn is looked at.
+-- If the head fits once more permits are free, all lines wait for it. A head that could never be served, because the
+-- limit was lowered since it came, stops its line, and the next turn is examined.
 --
--- Places without a claim are one line more, of weight 1 and class 0; its turn is made where it is compared.
+-- Places without a claim form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it is
+-- compared.
 --
 -- Needs     queued, key, now, limit, for_all, frees, node, counted, remove, room_of; turn, in_use, queue; budget
--- Leaves    most: as promote.lua; own; in_use and queue as they are then; gone: whether anyone was taken out. If permits are free:
---           next_turn, next_f, next_cost, next_room of the first that waits, next_f 0 without a claim; next_turn
---           nil if nobody waits
--- Cost      3 commands for a grant, 1 more for the last of a line, 1 more for each node that is told
+-- Leaves    most: as promote.lua; own; in_use and queue, updated; gone: whether any place was taken out. If permits are
+--           free: next_turn, next_f, next_cost, next_room of the place whose turn is next; next_f 0 without a claim;
+--           next_turn nil if no place waits
+-- Cost      3 commands for a grant, 1 more for the last of a line, 1 more for each node that is notified
 
 local own, gone = {}, false
 local next_turn, next_f, next_cost, next_room
@@ -64,12 +65,12 @@ while again do
         queue = queue - 1
         redis.call('ZREM', key, head, is_absent and id or head)
       else
-        -- What the tenant has is in its turn: that saves a count.
+        -- The turn contains the permits of its tenant, which saves a count.
         local level = math.floor(score / 2 ^ (80 * class) / 4503599627370496) - 1
         local units = math.ceil(level * tonumber(string.sub(head, -10, -9), 36) / 64)
         if not is_absent then units = units + next_cost end
         if behind then
-          -- As settle does; but to take the permits back at once is another level in between.
+          -- As settle does; but permits that are taken back at once change the level twice.
           local each = string.sub(behind, -8, -4)
           if each ~= '00000' and units + tonumber(string.sub(behind, -2), 36) > tonumber(each, 36) then
             score = math.huge
@@ -120,7 +121,7 @@ while again do
   end
   local ends = #ids > 0 and redis.call('ZMSCORE', key, unpack(ids))
   for i = 1, #ids do
-    -- 1e13 before a time of thirteen digits.
+    -- Drops the leading 1 of 1e13 + a time of thirteen digits.
     if string.byte(ids[i], -16) == 46 then ends[i] = string.sub(ends[i], 2) end
   end
   for _, i in ipairs(mail[node] or {}) do
@@ -135,7 +136,7 @@ while again do
       words[#words + 1] = ends[i]
     end
     local channel = string.match(key, '^(.-):{') .. ':@' .. to
-    -- A message that may not be sent is like one that is lost: the grant stands all the same.
+    -- pcall: the user may lack the right to publish. That is like a lost message; the grant stands.
     local heard = redis.pcall('PUBLISH', channel, table.concat(words, ' '))
     if heard == 0 and counted then
       absent[to] = true

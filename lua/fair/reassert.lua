@@ -1,23 +1,23 @@
--- fair/reassert: reassert.lua, for any set. Members: see fair/acquire.lua. A permit brings its tenant's share back
--- with it, because both are told by the id.
+-- fair/reassert: reassert.lua for any set. Members: see fair/acquire.lua. A permit that is counted again counts for its
+-- tenant again, because its id has the claim.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
--- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
--- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
+-- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0
 -- ARGV[4]   lease_ms    integer >= 1
--- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[6]   node        the caller's
--- ARGV[7..] id, score   pairs, one or many; score: lease end in ms, or ticket (>= 1e14)
+-- ARGV[7..] id, score   one or more pairs; score: lease end in ms, or ticket (>= 1e14)
 --
 -- Returns   {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
---           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
---           permit was free and a place waited that could have it: call again, at once
+--           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
+--           free and a place that could have it waited: call again at once
 --           status: 1 holds | a ticket (>= 1e14) waits | 0 the permit is lost
---           The statuses are those from before the grants that this call made.
+--           The statuses are from before the grants of this call.
 -- Errors    none of its own
 -- Cost      about 9 commands, and 4 for each tenant; O((ids + 500) * log n): see promote.lua
--- Retry     safe: an id that is there keeps its place and has its lease renewed
+-- Retry     safe: an id that is present keeps its place, and its lease is renewed
 
 local key = KEYS[1]
 local limit, headroom, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])

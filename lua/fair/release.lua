@@ -1,18 +1,18 @@
--- fair/release: release.lua, for any set. Members: see fair/acquire.lua.
+-- fair/release: release.lua for any set. Members: see fair/acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
--- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
--- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
--- ARGV[4]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
+-- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0
+-- ARGV[4]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[5]   node        the caller's
--- ARGV[6..] id          none, one or many; with none the call only sweeps and promotes
+-- ARGV[6..] id          any number; with none the call only sweeps and promotes
 --
 -- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
---           permit was free and a place waited that could have it: call again, at once
+--           permit was free and a place that could have it waited: call again at once
 -- Errors    none of its own
--- Cost      2 commands while nobody waits, about 12 with a hand-over from line to line; O((ids + 500) * log n)
--- Retry     safe: an id that is not there is passed over
+-- Cost      2 commands while no place waits, about 12 with a hand-over from line to line; O((ids + 500) * log n)
+-- Retry     safe: an id that is not present is ignored
 
 local key = KEYS[1]
 local last = #ARGV
@@ -41,7 +41,7 @@ elseif last > 5 then
 end
 local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
 if not turn[1] then return {} end
--- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
+-- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
 if last == 5 then redis.call('ZREM', key, '') end
 
 local limit, headroom = tonumber(ARGV[1]), tonumber(ARGV[3])
@@ -59,7 +59,7 @@ if swept then turn = nil end
 --@fair/survey
 --@fair/promote
 if in_use < most and next_turn then
-  -- Promotion reached its bound: see fair/answer.lua.
+  -- Promotion has reached its bound: see fair/answer.lua.
   if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then own[#own + 1] = 1 end
 end
 return own

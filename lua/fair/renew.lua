@@ -1,22 +1,22 @@
--- fair/renew: renew.lua, for any set. Members: see fair/acquire.lua.
+-- fair/renew: renew.lua for any set. Members: see fair/acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
--- ARGV[1]   limit       integer >= 0, permits: up to so many in use, waiting places are granted
--- ARGV[2]   for_all     1: the limit counts for every place; 0: one that waits is judged by the limit in its id
--- ARGV[3]   headroom    integer >= 0, so many of them are left to class 0
+-- ARGV[1]   limit       integer >= 0, waiting places are granted while fewer permits than this are in use
+-- ARGV[2]   for_all     1: the limit applies to every place; 0: a waiting place is judged by the limit in its id
+-- ARGV[3]   headroom    integer >= 0, permits that are reserved for class 0
 -- ARGV[4]   lease_ms    integer >= 1
--- ARGV[5]   counted     1: PUBLISH tells whether a node listens; 0: it cannot (cluster)
+-- ARGV[5]   counted     1: PUBLISH returns whether a node listens; 0: it cannot, in a cluster
 -- ARGV[6]   node        the caller's
--- ARGV[7..] id          one or many
+-- ARGV[7..] id          one or more
 --
--- Returns   lease_end, if nobody waits, every id holds, and no more permits are in use than the limit; else
+-- Returns   lease_end if no place waits, every id holds, and no more permits are in use than the limit; else
 --           {lease_end, earliest, in_use, waiting, status per id ..., id, lease_end of own grants ...}
---           earliest: the lease end that comes first, 0 if nobody waits; 1: the bound below was reached while a
---           permit was free and a place waited that could have it: call again, at once
---           status: 1 holds | a ticket (>= 1e14) waits | 0 is not there (any more)
---           The statuses are those from before the grants that this call made.
+--           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
+--           free and a place that could have it waited: call again at once
+--           status: 1 holds | a ticket (>= 1e14) waits | 0 is not present (any more)
+--           The statuses are from before the grants of this call.
 -- Errors    none of its own
--- Cost      8 commands while nobody waits, whatever the number of ids; O((ids + 500) * log n): see promote.lua
+-- Cost      8 commands while no place waits, for any number of ids; O((ids + 500) * log n): see promote.lua
 -- Retry     safe: the lease counts from the last call
 
 local key = KEYS[1]
@@ -27,7 +27,7 @@ local ids = { unpack(ARGV, 7) }
 --@clock
 local lease_end = now_ms + lease_ms
 local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
--- First the dead, then the leases: a place that ended is not brought back by asking late.
+-- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
 local settle, remove, room_of
 --@fair/settle
@@ -40,7 +40,7 @@ if turn[1] then
 end
 local scores = redis.call('ZMSCORE', key, unpack(members))
 local statuses, writes = {}, {}
--- Tenants of those that wait.
+-- The tenants of waiting places.
 local tenants, turns, seen = {}, {}, {}
 for i, id in ipairs(ids) do
   local status, stands = 0, scores[count + i]
@@ -64,7 +64,7 @@ for i, id in ipairs(ids) do
   statuses[i] = status
 end
 if #writes > 0 then
-  -- A write that needs no memory goes first, so that Redis lets the rest pass when it has none left.
+  -- A write that needs no memory goes first: Redis refuses a script only at its first write when memory is used up.
   redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), 3 * lease_ms + 1000))
   redis.call('ZADD', key, 'XX', unpack(writes))
 else
@@ -75,7 +75,7 @@ if not turn[1] and #writes == 2 * count and redis.call('ZCOUNT', key, '0', '(100
 end
 
 if #tenants > 0 then
-  -- A line that was stopped is looked at once more, because the limit may be another now.
+  -- Settle stopped lines again, because the limit may have changed.
   turns = redis.call('ZMSCORE', key, unpack(turns))
   for i, digits in ipairs(tenants) do
     if turns[i] == 'inf' then
@@ -87,6 +87,6 @@ end
 local units
 --@fair/survey
 --@fair/promote
--- The earliest may have been one of those that were renewed.
+-- The earliest lease may be one that was just renewed.
 earliest = nil
 --@fair/answer

@@ -1,10 +1,10 @@
--- fair/revoke: revoke.lua, for a place with a claim. Members: see fair/acquire.lua.
+-- fair/revoke: revoke.lua for a place with a claim. Members: see fair/acquire.lua.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   id          the place
--- ARGV[2]   take        1: take it out; 0: only look
+-- ARGV[2]   take        1: take it out; 0: only look it up
 --
--- Returns   for how long its lease goes on, or would have, in ms; -1, if it is not there
+-- Returns   how much of its lease is left, or would be, in ms; -1 if it is not present
 -- Errors    none of its own
 -- Cost      5 commands, 2 more if its tenant waits; O(log n)
 -- Retry     safe

@@ -1,18 +1,18 @@
--- fair/settle: puts a tenant's turn where its line and its permits say; takes places out; and tells what a place is
--- judged by.
+-- fair/settle: sets a tenant's turn by its line and its permits; takes out places; and returns the limit of a place.
 --
--- A piece of the scripts, put in where one says `--@fair/settle`. It makes functions, unlike the other pieces,
--- because several of those use them; so it is put in behind the way that an uncontended call takes.
+-- A piece of the scripts, inserted where one has `--@fair/settle`. It creates functions, unlike the other
+-- pieces, because several of them call these; so it is inserted after the path of an uncontended call.
 --
--- A turn is ((level + 1) * 2^52 + us) * 2^(80 * class), with level = floor(permits in use * 64 / weight), and
--- the time since when the tenant is at that level. Class, weight and cap are those of the line's first place.
--- A line that stays at its level keeps its time. One that its tenant's cap stops has +inf.
+-- A turn is ((level + 1) * 2^52 + us) * 2^(80 * class), where level = floor(permits in use * 64 / weight), and us is
+-- the time since which the tenant has been at that level. Class, weight and cap are those of the line's first place. A
+-- line that stays at its level keeps its time. A line that its tenant's cap stops has +inf. The lowest turn is next; a
+-- double loses bits of the time at high levels, never of the level.
 --
 -- Needs     queued, key, now; settle, remove, room_of: declared; for room_of: limit, headroom, for_all
--- Leaves    settle(digits, before), which returns the turn, nil for an empty line; before: the turn as it was, if
---           that is known. remove(ids) takes places out, and settles their tenants. room_of(member): how many permits
---           may be in use once this place, which waits, is granted
--- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn moves; 1 less if `before` is known
+-- Leaves    settle(digits, before), which returns the turn, nil for an empty line; before: the previous turn, if it is
+--           known. remove(ids), which takes out places and settles their tenants. room_of(member): how many permits
+--           may be in use once this waiting place is granted
+-- Cost      of settle: 2 commands for an empty line, else 3, or 4 if the turn changes; 1 less if `before` is known
 
 function settle(digits, before)
   local f, member = tonumber(digits, 36), 't' .. digits

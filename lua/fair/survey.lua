@@ -1,12 +1,12 @@
--- fair/survey: how many permits are in use, and who is first: of those that wait without a claim, if any do, else
--- the line whose turn comes first.
+-- fair/survey: counts the permits in use, and finds which place is first: of those that wait without a claim, if any
+-- do, else the line whose turn is lowest.
 --
--- A piece of the scripts, put in where one says `--@fair/survey`.
+-- A piece of the scripts, inserted where one has `--@fair/survey`.
 --
--- Needs     key; turn and units, or nil where they are to be looked up
--- Leaves    turn: member and score of the first, as Redis answers; units: how many members a permit in use has, and
---           places without a claim that wait, too; queue: how many those are; in_use
--- Cost      2 commands, 3 if any wait without a claim; less what is known
+-- Needs     key; turn and units, or nil if they have to be looked up
+-- Leaves    turn: member and score of the first, as Redis replies; units: the number of permits in use and of places
+--           that wait without a claim; queue: the number of the latter; in_use
+-- Cost      2 commands, 3 if any wait without a claim; fewer if turn or units is known
 
 if not turn then
   turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')

@@ -1,10 +1,10 @@
--- fair/sweep: as sweep.lua, for a set with tenants: those without a claim go first.
+-- fair/sweep: sweep.lua for a set with tenants. Places without a claim are swept first.
 --
--- A piece of the scripts, put in where one says `--@fair/sweep`, behind `--@fair/settle`.
+-- A piece of the scripts, inserted where one has `--@fair/sweep`, behind `--@fair/settle`.
 --
 -- Needs     key, now_ms, remove
--- Leaves    swept: whether anyone was taken out; earliest: the lease end that comes first, 0 if none is left;
---           budget: how many permits promotion may give out
+-- Leaves    swept: whether any place was taken out; earliest: the first lease end, 0 if none is left;
+--           budget: how many permits promotion may grant
 
 local swept, budget = false, 500
 local earliest
@@ -28,7 +28,7 @@ repeat
     if budget > 0 then
       local ended = string.format('%.0f', 1e13 + now_ms)
       for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '10000000000000', ended, 'LIMIT', '0', budget)) do
-        -- As many members as it takes of permits.
+        -- It has one member for each of its permits.
         if budget > 0 then
           dead[#dead + 1] = id
           budget = budget - tonumber(string.sub(id, -2), 36)

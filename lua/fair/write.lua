@@ -1,6 +1,6 @@
--- fair/write: as write.lua, for any number of members.
+-- fair/write: write.lua for any number of members.
 --
--- A piece of the scripts, put in where one says `--@fair/write`.
+-- A piece of the scripts, inserted where one has `--@fair/write`.
 --
 -- Needs     key, lease_ms; writes: score, member, ...
 

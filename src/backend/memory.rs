@@ -20,8 +20,8 @@ use crate::sync::{Mutex, lock};
 
 /// The embedded backend: the [`Ledger`] behind a lock.
 ///
-/// For a single process and for tests; [`MemoryServer`](super::MemoryServer) is for tests of outages. Clones share their permits: several [`Semaphore`]s on clones of one backend behave
-/// like several processes on one Redis.
+/// For a single process and for tests; [`MemoryServer`](super::MemoryServer) is for tests of outages. Clones share
+/// their permits: several [`Semaphore`]s on clones of one backend behave like several processes on one Redis.
 ///
 /// # Examples
 ///
@@ -45,21 +45,21 @@ pub struct MemoryBackend {
 }
 
 struct Shared {
-    /// Each behind a lock of its own, and kept for as long as a process uses it.
+    /// The ledgers by key, each behind a lock of its own. Kept while a process uses them or they have places.
     ledgers: Sharded<Arc<Mutex<Ledger>>>,
     nodes: Mutex<HashMap<NodeId, Weak<dyn Mailbox>>>,
     overrides: Mutex<Overrides>,
     began: Instant,
-    /// Since 1970.
+    /// The same in ns since 1970.
     began_ns: u64,
 }
 
-/// One semaphore, as a process uses it.
-struct Counted {
+/// One process's handle on the ledger of a semaphore.
+struct LedgerHandle {
     shared: Arc<Shared>,
     key: Arc<str>,
     ledger: Arc<Mutex<Ledger>>,
-    /// The moment from which the times of the process count, in ns by the clock of the backend.
+    /// The process's epoch, in ns by the backend's clock.
     epoch_ns: u64,
 }
 
@@ -82,10 +82,10 @@ impl MemoryBackend {
         self.len() == 0
     }
 
-    /// Loses all data: places, queues, and what operators set, like a Redis that was flushed.
+    /// Loses all data: places, queues and overrides, like a Redis that was flushed.
     ///
-    /// Each process notices it as it renews its leases, and its places are counted again. [`MemoryServer`] can also be
-    /// unavailable meanwhile.
+    /// Each process notices it when it renews its leases, and its places are counted again. [`MemoryServer`] can also
+    /// simulate an outage.
     ///
     /// [`MemoryServer`]: super::MemoryServer
     pub fn forget_all(&self) {
@@ -93,17 +93,17 @@ impl MemoryBackend {
             part.values().for_each(|ledger| *lock(ledger) = Ledger::new());
         }
         lock(&self.shared.overrides).clear();
-        self.shared.tell_of_overrides();
+        self.shared.announce_overrides();
     }
 }
 
 impl Shared {
-    /// Returns the current time, µs since 1970.
+    /// Returns the current time, in µs since 1970.
     fn now(&self) -> u64 {
         self.at(Instant::now()) / 1000
     }
 
-    // ns since 1970 by tokio's clock, which a test can pause.
+    /// Returns the time in ns since 1970 by Tokio's clock, which a test can pause.
     fn at(&self, now: Instant) -> u64 {
         self.began_ns + nanos(now.saturating_duration_since(self.began))
     }
@@ -117,8 +117,8 @@ impl Shared {
         self.ledgers.parts().map(of_part).sum()
     }
 
-    /// Reads or changes the ledger of a key, if there is one: under the lock of its part, so that no handle on it is
-    /// dropped unseen.
+    /// Reads or changes the ledger of a key, if there is one. Holds the lock of its part, so that no handle is dropped
+    /// between the change and the check whether the ledger is unused.
     fn with<T>(&self, key: &str, act: impl FnOnce(&mut Ledger) -> T) -> Option<T> {
         let mut part = self.ledgers.of(key);
         let done = act(&mut lock(part.get(key)?));
@@ -133,7 +133,8 @@ impl Shared {
             return Arc::clone(ledger);
         }
         if part.len() == part.capacity() {
-            // What processes left behind and nobody has used since: looked for as often as the map doubles.
+            // Places that processes left behind end with their leases, and nothing removes their ledgers then. Search
+            // for those whenever the map would have to grow.
             let now = self.now();
             part.retain(|_, ledger| !is_unused(ledger, now));
             let len = part.len();
@@ -149,19 +150,19 @@ impl Shared {
         }
     }
 
-    /// Tells all processes that the overrides changed. They may ask at once, so no lock is held.
-    fn tell_of_overrides(&self) {
+    /// Notifies all processes that the overrides changed. They may read them at once, so call this under no lock.
+    fn announce_overrides(&self) {
         let nodes: Vec<_> = lock(&self.nodes).values().filter_map(Weak::upgrade).collect();
         nodes.iter().for_each(|node| node.overridden());
     }
 
-    /// The mailbox of a process that is still there.
+    /// Returns the mailbox of a process, if it still exists.
     fn mailbox(&self, node: NodeId) -> Option<Arc<dyn Mailbox>> {
         lock(&self.nodes).get(&node).and_then(Weak::upgrade)
     }
 }
 
-impl Counter for Counted {
+impl Counter for LedgerHandle {
     fn call(&self, node: NodeId, call: &Call, now: Time) -> Reply {
         let Call { limit, headroom, for_all, max_waiting, recalls, .. } = *call;
         let now = self.at(now);
@@ -187,7 +188,7 @@ impl Counter for Counted {
                 Reply { found, ..Reply::default() }
             }
         };
-        // A process may call as soon as it gets its hint, so the lock is released first.
+        // Released first, because a process may make a call as soon as it gets its hint.
         drop(ledger);
         if hints.is_empty() {
             return reply;
@@ -204,18 +205,18 @@ impl Counter for Counted {
     }
 }
 
-impl Drop for Counted {
-    /// A ledger without places goes with the last process that uses it.
+impl Drop for LedgerHandle {
+    /// Removes a ledger without places with its last handle.
     fn drop(&mut self) {
         let mut part = self.shared.ledgers.of(&self.key);
-        // Handles are made and dropped under the lock of this part.
+        // Under the lock of this part, as every handle is created and dropped.
         drop(std::mem::take(&mut self.ledger));
         self.shared.tidy(&mut part, &self.key);
     }
 }
 
-impl Counted {
-    /// µs since 1970.
+impl LedgerHandle {
+    /// Converts a time of the process to µs since 1970.
     fn at(&self, now: Time) -> u64 {
         self.epoch_ns.saturating_add(now.nanos()) / 1000
     }
@@ -253,7 +254,7 @@ impl Embedded for MemoryBackend {
     fn counter(&self, key: &Arc<str>, epoch: Instant) -> Arc<dyn Counter> {
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(key));
         let (ledger, epoch_ns) = (shared.ledger(&key), shared.at(epoch));
-        Arc::new(Counted { shared, key, ledger, epoch_ns })
+        Arc::new(LedgerHandle { shared, key, ledger, epoch_ns })
     }
 }
 
@@ -298,7 +299,7 @@ impl Queries for MemoryBackend {
             return ready(Ok(())).boxed();
         }
         drop(overrides);
-        self.shared.tell_of_overrides();
+        self.shared.announce_overrides();
         ready(Ok(())).boxed()
     }
 
@@ -310,18 +311,18 @@ impl Queries for MemoryBackend {
 
     fn send_message(&self, key: &Arc<str>, to: NodeId, message: &PeerMessage) -> Query<()> {
         let mailbox = self.shared.mailbox(to);
-        // May say something itself: not under the lock.
+        // Not under the lock: the process may answer at once.
         mailbox.into_iter().for_each(|mailbox| mailbox.message(key, message.clone()));
         ready(Ok(())).boxed()
     }
 }
 
-/// Whether a ledger has a place whose lease goes on; `now`: µs since 1970.
+/// Returns whether a ledger has a place whose lease still runs at `now`, in µs since 1970.
 fn has_places(ledger: &Mutex<Ledger>, now: u64) -> bool {
     lock(ledger).places().any(|(_, lease_end, _)| lease_end > now / 1000)
 }
 
-/// Whether no process uses a ledger, and nothing in it goes on.
+/// Returns whether no process uses a ledger, and no lease in it still runs.
 fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
     Arc::strong_count(ledger) == 1 && !has_places(ledger, now)
 }
@@ -376,7 +377,7 @@ mod tests {
     use crate::{Policy, Semaphore};
 
     #[test]
-    fn a_name_that_an_operator_looks_at_as_its_use_ends_leaves_nothing() {
+    fn a_name_that_an_operator_inspects_as_its_use_ends_leaves_nothing() {
         let (backend, key) = (MemoryBackend::new(), Arc::<str>::from("n"));
         let epoch = Instant::now();
         thread::scope(|scope| {

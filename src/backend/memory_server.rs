@@ -16,11 +16,11 @@ use crate::error::BackendError;
 use crate::protocol::{NodeId, PlaceId, Time};
 
 /// A stand-in for Redis in tests: it counts permits in this process, as [`MemoryBackend`] does, but is reached over
-/// connections, which a switch breaks.
+/// connections, which a test can break.
 ///
-/// Everything above the connection is what runs with Redis: the outage policy, the reconnects, the renewals, the log and
-/// [`health`](crate::Semaphore::health). No time passes on the way to it, so on Tokio's paused clock a test of an
-/// outage of minutes takes milliseconds. `docs/testing.md` has tests to start from.
+/// Everything above the connection runs as with Redis: the outage policy, reconnects, renewals, the log and
+/// [`health`](crate::Semaphore::health). Calls take no time, so with Tokio's clock paused, a test of an outage of
+/// minutes takes milliseconds. `docs/testing.md` has tests to start from.
 ///
 /// Clones are the same server: each [`Semaphore`](crate::Semaphore) on a clone is a process of the fleet.
 ///
@@ -53,15 +53,15 @@ pub struct MemoryServer {
 #[derive(Clone, Copy, Debug)]
 struct State {
     is_available: bool,
-    /// How often it became unavailable. A connection opened before the last time is dead.
+    /// The number of outages. A connection that was opened before the last one is dead.
     outages: u64,
-    /// How often data was lost, and since when there is data.
+    /// The number of losses of data, and when the present data began.
     losses: u64,
     since: Instant,
 }
 
-/// A connection to it.
-struct Line {
+/// A connection to a [`MemoryServer`].
+struct MemoryConnection {
     memory: MemoryBackend,
     state: watch::Receiver<State>,
     outages: u64,
@@ -96,10 +96,11 @@ impl MemoryServer {
         self
     }
 
-    /// Makes the server unavailable, as a Redis that was killed, or available again.
+    /// Makes the server unavailable, like a Redis that was killed, or available again.
     ///
-    /// With `false` all connections break, and none opens until it is called with `true`; the data is kept. Processes
-    /// notice it when their tasks run next, and the return of the server within a quarter of a second.
+    /// With `false`, all connections break, and none can be opened until this is called with `true`; the data is kept.
+    /// Processes notice the outage when their tasks next run, and the return of the server within a quarter of a
+    /// second.
     ///
     /// # Examples
     ///
@@ -119,9 +120,9 @@ impl MemoryServer {
         });
     }
 
-    /// Loses all data: places, queues, and what operators set.
+    /// Loses all data: places, queues and overrides.
     ///
-    /// While the server is available, it is a `FLUSHALL`: no connection breaks, and each process notices it as it
+    /// While the server is available, this is a `FLUSHALL`: no connection breaks, and each process notices it when it
     /// renews its leases. During an outage it is a restart without data.
     pub fn forget_all(&self) {
         self.memory.forget_all();
@@ -169,14 +170,14 @@ impl Backend for MemoryServer {
             return ready(Err(unavailable())).boxed();
         }
         let info = ServerInfo {
-            // Connections that are open do not learn it, as with a `FLUSHALL`.
+            // As with a `FLUSHALL`, connections that are open do not notice a change.
             data: Some(format!("{}", state.losses)),
             age: Some(state.since.elapsed()),
             ..ServerInfo::default()
         };
         let memory = self.memory.clone();
-        let line = Line { memory, state: receiver, outages: state.outages, info };
-        ready(Ok(Some(Arc::new(line) as _))).boxed()
+        let opened = MemoryConnection { memory, state: receiver, outages: state.outages, info };
+        ready(Ok(Some(Arc::new(opened) as _))).boxed()
     }
 
     fn quarantine(&self) -> Option<Duration> {
@@ -188,12 +189,12 @@ impl Backend for MemoryServer {
     }
 }
 
-impl Line {
+impl MemoryConnection {
     fn is_open(&self) -> bool {
         self.state.borrow().outages == self.outages
     }
 
-    /// Asks a question, if the connection is open.
+    /// Sends a query, if the connection is open.
     fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&MemoryBackend) -> Query<T>) -> Query<T> {
         if self.is_open() {
             ask(&self.memory)
@@ -203,7 +204,7 @@ impl Line {
     }
 }
 
-impl Connection for Line {
+impl Connection for MemoryConnection {
     fn server(&self) -> &ServerInfo {
         &self.info
     }
@@ -211,7 +212,7 @@ impl Connection for Line {
     fn drive(&self) -> BoxFuture<'_, ()> {
         let mut state = self.state.clone();
         async move {
-            // An error: the last clone of the server is gone, and with it whatever could break this connection.
+            // An error means that the last clone of the server is gone, so nothing can break this connection any more.
             if state.wait_for(|state| state.outages != self.outages).await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -238,7 +239,7 @@ impl Connection for Line {
     }
 }
 
-impl Queries for Line {
+impl Queries for MemoryConnection {
     fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
         self.ask(|memory| memory.inspect(key, most))
     }

@@ -1,4 +1,4 @@
-//! Overrides: what operators set in place of policies.
+//! The overrides that operators set in place of policies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::protocol::{Mode, Override, PlaceId};
 /// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Changes with every change. 0: nothing is set.
+    /// Increases with every change; 0 if nothing is set.
     pub version: u64,
     /// The overrides by name.
     pub names: HashMap<Arc<str>, Override>,
-    /// Revoked places, which must not be counted again, with the name of their semaphore; and when each record can be
+    /// Revoked places, which must not be counted again, with the names of their semaphores, and when each record can be
     /// dropped, in ms by the backend's clock.
     pub revoked: HashMap<(PlaceId, Arc<str>), u64>,
 }
@@ -36,7 +36,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether every process is notified at once.
+    /// Returns whether every process is notified at once.
     #[must_use]
     pub const fn is_told(&self) -> bool {
         !matches!(self, Self::Revoked { tell: false, .. })
@@ -55,7 +55,7 @@ impl Overrides {
 
     /// Forgets everything that is set.
     pub(super) fn clear(&mut self) {
-        // A version that a process knows must not come back with other content.
+        // A process takes a version that it knows for unchanged, so no version may be used twice.
         *self = Self { version: self.version + 1, ..Self::default() };
     }
 

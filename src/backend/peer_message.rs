@@ -23,7 +23,7 @@ pub enum PeerMessage {
         /// Its held places by number, and how long each has been held, in ms.
         held: Vec<(u64, u64)>,
     },
-    /// Sent before [`Held`](Self::Held) where tenants share the semaphore: what only their process knows of them.
+    /// Sent before [`Held`](Self::Held) if tenants share the semaphore: what only this process knows of them.
     Tenants {
         /// The process that answers.
         by: NodeId,
@@ -32,17 +32,17 @@ pub enum PeerMessage {
         /// Its waiting places by number, and how long each has been waiting, in ms.
         waiting: Vec<(u64, u64)>,
     },
-    /// Sent before [`Held`](Self::Held) too: the limit of the process's policy, and its counters.
+    /// Sent before [`Held`](Self::Held): the limit of the process's policy, and its counts.
     Counted {
         /// The process that answers.
         by: NodeId,
-        /// Its limit; `None`: it has not used the semaphore lately.
+        /// Its limit; `None` if it has not used the semaphore lately.
         limit: Option<u32>,
         /// How many of its requests were refused.
         refused: u64,
-        /// How many permits were lost to their holders in it.
+        /// How many of its permits were lost.
         lost: u64,
-        /// How many permits it keeps for its next requests. A process of an older version does not say.
+        /// How many permits it keeps for its next requests; 0 from a process of an older version.
         kept: u64,
     },
 }
@@ -128,7 +128,7 @@ impl PeerMessage {
     }
 }
 
-/// Whether this is a valid name of a process. Nothing else is shown to an operator.
+/// Returns whether this is a valid name of a process. It comes from any client that may publish, and operators see it.
 fn is_plain(name: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || b"._:-".contains(&c);
     (1..=PeerMessage::PROCESS_MAX).contains(&name.len()) && name.bytes().all(plain)
@@ -140,7 +140,7 @@ mod tests {
     use crate::protocol::{NodeId, Tenant};
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn a_message_is_parsed_as_it_was_written() {
         let by = NodeId::new(7);
         let held = vec![(1, 0), (u64::MAX, u64::MAX)];
         let messages = [

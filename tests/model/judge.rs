@@ -1,4 +1,4 @@
-//! What must hold: of a call, at any time, and in the end.
+//! The rules that must hold: for a call, at any time, and in the end.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::process::{Kept, Link, Others, Phase, Process, Slot, reuse_ticks, time
 use super::server::{Id, Stored, cost};
 use super::world::{Action, Rule, Seen, Snapshot, World};
 
-/// The proof of a place that passed by policy.
+/// The proof of a place that was admitted by policy.
 const NEVER_ENDS: u64 = TICKET_MIN - 1;
-/// In so many ticks everything comes to rest, if there are no more faults.
+/// The number of ticks in which everything comes to rest without further faults.
 const REST: u8 = 24;
-/// In so many rounds everything that can be done without time passing is done.
+/// The number of rounds in which everything is done that can be done without time passing.
 const ROUNDS: usize = 40;
 
 fn tenant_of(stored: &Stored) -> Option<Tenant> {
@@ -67,7 +67,7 @@ impl World {
             }
         }
         let limit = call.limit as usize;
-        // By the limit that its request brought, if the call's does not count for all.
+        // By the limit of its request, unless the call's limit applies to all places.
         let room = |stored: &Stored| match stored.place.bound.filter(|_| !call.for_all) {
             Some(bound) => bound.limit as usize,
             None => limit,
@@ -92,7 +92,7 @@ impl World {
             if old.is_some_and(|old| old.ticket.is_none()) {
                 continue;
             }
-            // It holds, and did not before.
+            // It holds now, and did not before.
             if new.end <= now_ms {
                 s.breaks(Rule::DeadStayDead);
             }
@@ -125,7 +125,7 @@ impl World {
             let passed = after.iter().any(|other| {
                 let theirs = request(s, other.id).and_then(|key| s.ghost.turns.get(&key));
                 let p = &s.processes[usize::from(other.id.0)];
-                // What joins with this call comes after everything that is there.
+                // A place that joins with this call comes after all others.
                 let was_there = place(before, other.id).is_some() || proof(other).is_some();
                 other.ticket.is_some()
                     && tenant_of(other) == tenant_of(new)
@@ -137,7 +137,7 @@ impl World {
             if passed && s.step == 0 {
                 s.breaks(Rule::Order);
             }
-            // Its own last calls promote without a message, and some get none.
+            // The last calls of this process promote without a message, and some promote nothing.
             if old.is_some()
                 && !new.place.poll_only
                 && new.id.0 != process
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Whose turn it was, by the rule of tenants.
+    /// Checks whose turn it was, by the rule of tenants.
     pub(crate) fn judge_turns(&self, s: &mut Snapshot, call: &Call, before: &[Stored]) {
         let now_ms = s.server_now();
         let server = Arc::make_mut(&mut s.server);
@@ -206,7 +206,7 @@ impl World {
         {
             self.saw(Seen::Capped);
         }
-        // Somebody is granted whose request is younger than one that waits.
+        // A place is granted whose request is younger than one that waits.
         let request_of = |s: &Snapshot, stored: &Stored| {
             let slot = s.processes[usize::from(stored.id.0)].slot_of(stored.id);
             slot.map(|slot| slot.began)
@@ -220,8 +220,8 @@ impl World {
         }
     }
 
-    /// A permit of a process stays with it: for one of its requests, or, with `to` being `None`, for one that may come.
-    /// `terms`: those of the request that had it. `asking`: the requests of this process that have no permit.
+    /// Checks that a process keeps or passes on a permit rightly: to one of its requests or, if `to` is `None`, to a
+    /// later one. `terms` are those of the request that had it, `asking` the requests of this process without a permit.
     pub(crate) fn judge_reuse(
         &self,
         s: &mut Snapshot,
@@ -243,7 +243,7 @@ impl World {
         }
     }
 
-    /// Permits without a request go back in time, and once it was heard that somebody waits.
+    /// Checks that permits without a request go back in time, and after a recall.
     fn judge_kept(&self, s: &Snapshot, p: &Process, broken: &mut Vec<Rule>) {
         let reuse_of = |kept: &Kept| reuse_ticks(&kept.options);
         let has_kept = p.session.as_ref().is_some_and(|session| session.kept() > 0);
@@ -259,7 +259,7 @@ impl World {
         }
     }
 
-    /// What an onlooker knows of the permits that processes pass on.
+    /// Updates what an onlooker knows of the permits that processes pass on.
     fn note_kept(&self, s: &mut Snapshot) {
         let now = s.now;
         for process in 0..s.processes.len() {
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// What must hold at any time.
+    /// Checks what must hold at any time.
     pub(crate) fn judge(&self, s: &mut Snapshot) {
         if self.config.reuses() {
             self.note_kept(s);
@@ -296,7 +296,7 @@ impl World {
         for p in s.processes.iter().filter(|p| !p.dead) {
             let mut mine = 0;
             for slot in &p.slots {
-                // One that stands still past its deadline does nothing.
+                // A process that stands still past its deadline does nothing.
                 let works =
                     p.works(slot, now, self.config.bug) && (!p.frozen || p.works(slot, now, None));
                 let place = p.session.as_ref().and_then(|session| session.place(slot.index));
@@ -357,7 +357,7 @@ impl World {
             s.breaks(rule);
         }
 
-        // Forget what no longer matters, so that equal futures are equal states.
+        // Forgets what no longer matters, so that equal futures are equal states.
         let Snapshot { ghost, processes, .. } = s;
         let there = |id: &Id| places.iter().any(|p| p.id == *id);
         ghost.grants.retain(|id, _| {
@@ -373,7 +373,7 @@ impl World {
         ghost.restored.retain(there);
     }
 
-    /// In an outage the policy lets requests pass at once.
+    /// Checks that in an outage the policy admits requests at once.
     fn is_kept_waiting(&self, p: &Process, now: u8) -> bool {
         let is_paused = self.config.set(p.set).in_place() == Some(0);
         let works = |slot: &Slot| p.works(slot, now, None);
@@ -385,7 +385,7 @@ impl World {
         })
     }
 
-    /// What a process must know once it has heard everything.
+    /// Checks what a process must know once it has received everything.
     fn judge_settled<'a>(
         &self,
         s: &Snapshot,
@@ -421,7 +421,7 @@ impl World {
         }
     }
 
-    /// Everybody has heard everything, a permit is free, and a place waits. What is freed by a process
+    /// Checks a state in which every message has arrived, a permit is free, and a place waits. What a process frees
     /// that knows of fewer permits is found by the next renewal.
     fn is_permit_idle(&self, s: &Snapshot) -> bool {
         let limits = &self.config.limits;
@@ -451,8 +451,8 @@ impl World {
 
     // ===== the end =====
 
-    /// Without any more faults everything comes to rest: requests are served and leave, sessions are
-    /// dropped, and nothing is left on the server. Looked at in some of the last states.
+    /// Checks that without further faults everything comes to rest: requests are served and leave, sessions are
+    /// dropped, and nothing is left on the server. Done for some of the last states.
     pub(crate) fn drains(&self, s: &Snapshot) -> bool {
         if s.now < self.config.ticks || s.broken.is_some() {
             return true;
@@ -466,7 +466,7 @@ impl World {
         self.rest(s, false)
     }
 
-    /// Runs on from a state until everything has come to rest. Says whether it does.
+    /// Runs on from a state until everything has come to rest. Returns whether it does.
     pub(crate) fn rest(&self, s: &Snapshot, is_told: bool) -> bool {
         let mut s = s.clone();
         s.set = 0;
@@ -507,7 +507,7 @@ impl World {
         false
     }
 
-    /// What happens next, on the way to rest.
+    /// Returns what happens next, on the way to rest.
     fn next_rest(&self, s: &Snapshot) -> Option<Action> {
         if usize::from(s.taken_out) < s.revoked.len() {
             return Some(Action::TakeOut);

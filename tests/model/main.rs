@@ -1,9 +1,9 @@
-//! A model checker explores the protocol: the ledger itself, with a model of the processes, their
-//! connections and their mailbox around it, and every fault at every moment, in a small scope.
+//! A model checker that explores the protocol: the shipped ledger and session, with a model of the processes, their
+//! connections and their mailboxes around them, and every fault at every moment, in a small scope.
 //!
-//! `server` has the shipped ledger and the wrong ledgers of the mutants, `process` the shipped
-//! session and what the shell keeps beside it, `world` what moves, `judge` what must hold. Here are
-//! the scopes, and the mutants: each rule undone, one at a time, and each of them has to be caught.
+//! `server` has the shipped ledger and the wrong ledgers of the mutants, `process` the shipped session and what the
+//! shell keeps beside it, `world` everything that moves, and `judge` the rules. This file has the scopes, and the
+//! mutants: each undoes one rule, and must be caught.
 
 #[expect(unreachable_pub, reason = "it is public in the simulation")]
 #[path = "../simulation/fair.rs"]
@@ -25,65 +25,64 @@ use tower_semaphore_protocol::{Claim, Mode, Override, Tenant};
 
 use self::world::{Action, Rule, Seen, World};
 
-/// How a run is set up.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     name: &'static str,
     processes: u8,
-    /// Requests of a process at a time, and of each in all.
+    /// The requests of a process at a time, and in all.
     slots: usize,
     requests: [u8; 3],
-    /// Permits, as each process knows it.
+    /// The limit that each process knows.
     limits: [u32; 3],
     ticks: u8,
-    /// Leases in ticks; the requests of a process take turns.
+    /// The leases in ticks; the requests of a process use them in turn.
     leases: &'static [u8],
-    /// How many may wait.
+    /// The number of requests that may wait.
     max_queue: u32,
     /// What each process does while the server cannot be asked.
     policies: [OnUnavailable; 3],
     /// How long a request waits for its first answer, and for a permit.
     timeouts: Option<(u8, u8)>,
-    /// By process: for whom its requests ask, in turn.
+    /// By process: the claims of its requests, in turn.
     asks: [&'static [Ask]; 3],
-    /// By process: for how many ticks permits are passed on; its requests take turns.
+    /// By process: for how many ticks permits are passed on; its requests use them in turn.
     reuse: [&'static [u8]; 3],
     /// Whether some requests may not wait.
     tries: bool,
-    /// Whether time passes though someone has something to send.
+    /// Whether time passes while a process has something to send.
     lazy: bool,
-    /// Whether it takes time to connect again.
+    /// Whether reconnecting takes time.
     away: bool,
-    /// Whether the processes are not alike, so that it matters which comes first.
+    /// Whether the processes differ, so that it matters which one comes first.
     differ: bool,
     quarantine: bool,
-    /// Whether a server names its data, so that a process knows them again.
+    /// Whether a server identifies its data, so that a process recognizes it.
     names_data: bool,
-    /// Processes that no hint reaches; or from the first new connection on.
+    /// The processes that receive no hints, always or from the first new connection on.
     poll_only: [bool; 3],
     loses_subscription: bool,
     /// Whether the watchdog may be slower than everything else.
     late_watchdog: bool,
-    /// Whether anything may happen before it is known what was revoked.
+    /// Whether anything may happen before revocations are known.
     slow_checks: bool,
     /// Whether callers may wait for the acknowledgement of a release.
     acknowledged: bool,
-    /// Whether the data may stay behind when another server takes over.
+    /// Whether a replica that takes over may lack the last changes.
     moves_lose_data: bool,
     /// By how many ticks the server's clock may step.
     steps: &'static [i8],
-    /// What operators may set.
+    /// The overrides that operators may set.
     sets: &'static [(Option<u32>, Mode)],
-    /// Of so many last states, one is looked at whether everything comes to rest from there.
+    /// One in this number of last states is checked for whether everything comes to rest from there.
     drained: u64,
-    /// How it begins: what may happen is explored from there on.
+    /// How it begins: what can happen is explored from there.
     beginning: &'static [Action],
     faults: Faults,
     bug: Option<Bug>,
 }
 
-/// A tenant, how many permits a request of it takes, its class, and how many the tenant may have; tenant 0:
-/// none.
+/// A tenant, the permits and the class of its requests, and its cap; tenant 0 for none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     tenant: u64,
@@ -104,7 +103,7 @@ impl Ask {
     }
 }
 
-/// How often each fault strikes at the most.
+/// How often each fault occurs at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Faults {
     slow: u8,
@@ -133,7 +132,7 @@ pub(crate) struct Faults {
 /// A rule undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
-    // At the seam between the session and the world: an input dropped, an answer altered.
+    // At the seam between the session and the world: an input is dropped, or an answer is changed.
     RejoinWithSameId,
     RejoinWithNewTicket,
     HintWithoutLeaseEnd,
@@ -168,7 +167,7 @@ pub(crate) enum Bug {
     KeptTooLong,
     ClockStandsStill,
     TenantsAlike,
-    // Of the server.
+    // In the server.
     RenewExtendsBeforeSweep,
     RenewDoesNotPromote,
     ReleasePromotesBeforeSweep,
@@ -238,7 +237,7 @@ const BASE: Config = Config {
 };
 
 impl Config {
-    /// What the next request of a process asks for.
+    /// Returns the claim of the next request of a process.
     fn options(&self, process: usize, request: u8, wait: bool) -> AcquireOptions {
         let asks = self.asks[process];
         let ask = (!asks.is_empty()).then(|| asks[usize::from(request) % asks.len()]);
@@ -263,17 +262,17 @@ impl Config {
         self.reuse.iter().flat_map(|reuse| *reuse).copied().max().unwrap_or(0)
     }
 
-    /// Whether any process passes permits on.
+    /// Returns whether any process passes permits on.
     fn reuses(&self) -> bool {
         self.longest_reuse() > 0
     }
 
-    /// Whether tenants share the semaphore.
+    /// Returns whether tenants share the semaphore.
     const fn is_fair(&self) -> bool {
         !(self.asks[0].is_empty() && self.asks[1].is_empty() && self.asks[2].is_empty())
     }
 
-    /// What operators may set; 0: nothing.
+    /// Returns the number of overrides that operators may set.
     fn set(&self, set: u8) -> Override {
         let mut of_operators = Override::default();
         if let Some(set) = usize::from(set).checked_sub(1) {
@@ -282,7 +281,7 @@ impl Config {
         of_operators
     }
 
-    /// Whether more than the limit may be at work for a while: see the promises.
+    /// Returns whether more callers than the limit may work for a while: see the promises.
     const fn may_pass_the_cap(&self) -> bool {
         let Faults { restarts, failovers, flushes, steps, .. } = self.faults;
         (restarts + failovers + flushes > 0 && !self.quarantine)
@@ -852,14 +851,14 @@ fn configs() -> Vec<Config> {
     ]
 }
 
-/// One request for two permits, and one of a later class for one.
+/// One request for two permits, and one of a higher class for one.
 const TWO_AND_ONE: &[Ask] = &[Ask { cost: 2, ..Ask::of(1) }, Ask { class: 1, ..Ask::of(1) }];
 const ONE: &[Ask] = &[Ask::of(1)];
 const OTHER: &[Ask] = &[Ask::of(2)];
 const NOBODY: &[Ask] = &[Ask::of(0)];
 const IN_TURN: &[Ask] = &[Ask::of(1), Ask::of(1), Ask::of(2)];
 const ONE_TWO_ONE: &[Ask] = &[Ask::of(1), Ask { cost: 2, ..Ask::of(2) }, Ask::of(1)];
-/// A tenant that may have one.
+/// A tenant with a cap of one.
 const CAPPED: &[Ask] = &[Ask { each: Some(1), ..Ask::of(1) }];
 
 /// Larger scopes, for `MODEL_DEEP=1`: minutes each.
@@ -1009,7 +1008,7 @@ fn deep_configs() -> Vec<Config> {
     ]
 }
 
-/// What a run found.
+/// The result of a run.
 struct Found {
     states: usize,
     seen: u64,
@@ -1017,8 +1016,8 @@ struct Found {
     broken: Vec<(&'static str, String)>,
 }
 
-/// Explores a scope. Breadth first gives the shortest way to what is wrong; where that is far away,
-/// depth first is there sooner.
+/// Explores a scope. Breadth first finds the shortest way to a defect; depth first is faster if the defect is far
+/// away.
 fn explore(config: &Config, stop: HasDiscoveries, depth_first: bool) -> Found {
     fn found(checker: &impl Checker<World>, seen: u64) -> Found {
         let discoveries = checker.discoveries().into_iter();
@@ -1051,7 +1050,7 @@ fn explore(config: &Config, stop: HasDiscoveries, depth_first: bool) -> Found {
     }
 }
 
-/// Faults and habits that a scope must have shown, or it proves nothing.
+/// Faults and habits that a run of the scope must have shown, or it proves nothing.
 const SHOWN: &[(&str, &[Seen])] = &[
     ("crash, lost hint", &[Seen::HintLost, Seen::HintRepaired, Seen::Refused, Seen::PassedOver]),
     ("two permits", &[Seen::PassedOver]),
@@ -1162,7 +1161,7 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Each rule undone, where, and what must break then.
+/// Each rule undone, the scope in which it is, and the rule that must break.
 const MUTANTS: [(Bug, &str, Rule); 47] = [
     (Bug::RejoinWithSameId, "flush, slow call, late hint, again", Rule::Grounded),
     (Bug::RejoinWithNewTicket, "restart, order", Rule::Order),

@@ -1,4 +1,4 @@
-//! One process: the shipped [`Session`], and what the shell in `src/semaphore/` keeps beside it.
+//! One process: the shipped [`Session`], and what the shell in `src/node/` keeps beside it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,33 +13,33 @@ use super::{Bug, Config};
 pub(crate) struct Process {
     pub(crate) me: u8,
     pub(crate) session: Option<Session>,
-    /// From which on the next session numbers its places.
+    /// The first number for the places of the next session.
     serial: u64,
-    /// The requests that are under way, and how many there were.
+    /// The present requests, and how many there have been.
     pub(crate) slots: Vec<Slot>,
     pub(crate) requests: u8,
 
     // Its connection.
     pub(crate) link: Link,
     connections: u8,
-    /// The data that it met last, and when it lost some before that.
+    /// The data that it met last, and when it lost some before.
     pub(crate) met: Option<u8>,
     pub(crate) lost_at: Option<u8>,
-    /// The server that counts the semaphore, as far as it knows.
+    /// The server that counts the semaphore, as far as the process knows.
     pub(crate) home: u8,
-    /// How often that was another one.
+    /// How often that changed.
     pub(crate) stay: u8,
-    /// Calls that are not answered yet, in the order in which they were sent.
+    /// The unanswered calls, in the order in which they were sent.
     pub(crate) calls: VecDeque<Transit>,
 
-    // What an onlooker knows of the permits that it passes on.
+    // What an onlooker knows of the permits that the process passes on.
     pub(crate) others: Others,
     pub(crate) kept: Vec<Kept>,
 
-    // What operators do, as far as it knows.
+    // The overrides and revocations, as far as the process knows.
     pub(crate) set: u8,
     pub(crate) told: u8,
-    /// The session waits until it is known which places were revoked.
+    /// The session waits until revocations are known.
     pub(crate) checking: Option<u64>,
 
     pub(crate) frozen: bool,
@@ -55,13 +55,13 @@ pub(crate) enum Link {
     Down,
 }
 
-/// Whether a process may pass permits on, as an onlooker knows.
+/// Whether a process may pass permits on, as an onlooker knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Others {
     Unknown,
-    /// It was told that one waits, and no call that it sent since has shown that none does.
+    /// It received a recall, and no call that it sent later has found that no other process waits.
     Recalled,
-    /// A call that was sent then found no other process waiting, nor more permits in use than the limit.
+    /// When a call was sent that found no other process waiting, and no more permits in use than the limit.
     Alone(u8),
 }
 
@@ -70,12 +70,12 @@ pub(crate) enum Others {
 pub(crate) struct Kept {
     pub(crate) place: PlaceId,
     pub(crate) acked: u8,
-    /// Those of the request that had it.
+    /// The terms of the request that had it.
     pub(crate) options: AcquireOptions,
     pub(crate) since: u8,
 }
 
-/// A request, as its caller sees it.
+/// A request as its caller sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot {
     pub(crate) request: u8,
@@ -83,15 +83,15 @@ pub(crate) struct Slot {
     pub(crate) began: u8,
     pub(crate) options: AcquireOptions,
     pub(crate) phase: Phase,
-    /// Its alarm.
+    /// Its timer.
     pub(crate) until: Option<u8>,
     /// There is news for its task, which sleeps if it naps.
     pub(crate) woken: bool,
     pub(crate) napping: bool,
-    /// It passed by policy; and was counted since.
+    /// It was admitted by policy; and was counted later.
     pub(crate) by_policy: bool,
     pub(crate) counted: bool,
-    /// When the call was sent whose answer counts for its deadline.
+    /// When the call was sent whose answer determines its deadline.
     pub(crate) acked: u8,
     /// The process knows its ticket.
     pub(crate) has_ticket: bool,
@@ -105,20 +105,20 @@ pub(crate) enum Phase {
     Releasing,
 }
 
-/// A call that was sent and is not answered yet.
+/// An unanswered call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Transit {
     pub(crate) call: Call,
-    /// What the session meant, where a [`Bug`] made something else of it.
+    /// The call that the session made, if a [`Bug`] changed it.
     pub(crate) meant: Option<Op>,
     pub(crate) sent: u8,
     pub(crate) stay: u8,
-    /// The server does not carry it out when its turn comes, but later.
+    /// The server does not carry it out in its turn, but later.
     pub(crate) late: bool,
-    /// How many places of other processes it found waiting; and whether it was sent before a recall was heard.
+    /// The number of places of other processes that it found waiting; and whether it was sent before a recall arrived.
     pub(crate) others: Option<usize>,
     pub(crate) is_stale: bool,
-    /// Hints that the server sent before its answer, so that they come before it.
+    /// Hints that the server sent before the answer, so that they arrive first.
     pub(crate) hints: Vec<Id>,
     pub(crate) answer: Option<Answer>,
 }
@@ -133,11 +133,11 @@ pub(crate) enum Answer {
 /// What a [`Bug`] has to remember.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Altered {
-    /// Numbers in the session, and the others that go out in their place.
+    /// Numbers in the session, and those that are sent instead.
     aliases: Vec<(u64, u64)>,
-    /// Places that an acquire named, by their index.
+    /// Places that an acquire named, by index.
     asked: Vec<u64>,
-    /// Hints for places whose acquire is not answered.
+    /// Hints for places whose acquire is unanswered.
     pub(crate) hints: Vec<tower_semaphore_protocol::Hint>,
 }
 
@@ -166,7 +166,7 @@ impl Slot {
         self.phase == Phase::Asking
     }
 
-    /// How many permits it asks for, and for whom.
+    /// Returns the permits that it asks for, and its claim.
     pub(crate) fn cost(&self) -> usize {
         self.options.claim.map_or(1, |claim| claim.cost() as usize)
     }
@@ -203,7 +203,7 @@ impl Process {
         }
     }
 
-    /// The process is no more. What it had sent may still be read.
+    /// Ends the process. What it has sent may still be read.
     pub(crate) fn crashed(&self) -> Self {
         let new = Self::new(self.me);
         Self { dead: true, link: Link::Connecting, requests: self.requests, met: self.met, ..new }
@@ -217,13 +217,13 @@ impl Process {
         self.link == Link::Up
     }
 
-    /// What this place is called on the server; `None`: it is none.
+    /// Returns the id of this place on the server; `None` if it is not there.
     pub(crate) fn id(&self, index: usize) -> Option<Id> {
         let place = self.session.as_ref()?.place(index)?;
         Some(id_of(PlaceId { n: self.altered.out(place.n), ..place }))
     }
 
-    /// The request that a place of this process belongs to.
+    /// Returns the request of a place of this process.
     pub(crate) fn slot_of(&self, id: Id) -> Option<&Slot> {
         self.slots.iter().find(|slot| self.id(slot.index) == Some(id))
     }
@@ -232,19 +232,19 @@ impl Process {
         !self.dead && self.slot_of(id).is_some_and(|slot| slot.phase != Phase::Releasing)
     }
 
-    /// Its requests that have no permit.
+    /// Returns its requests without a permit.
     pub(crate) fn without_permit(&self) -> Vec<Slot> {
         let Some(session) = &self.session else { return Vec::new() };
         let is_without = |slot: &&Slot| slot.is_asking() && !session.is_held(slot.index);
         self.slots.iter().filter(is_without).cloned().collect()
     }
 
-    /// Whether it keeps this permit for a request that may come.
+    /// Returns whether it keeps this permit for a later request.
     pub(crate) fn keeps(&self, id: Id) -> bool {
         self.kept.iter().any(|kept| id_of(kept.place) == id)
     }
 
-    /// Whether a place of this name would be of use here.
+    /// Returns whether this process could use a place with this id.
     pub(crate) fn wants(&self, id: Id) -> bool {
         let session = self.session.as_ref();
         self.slot_of(id).is_some_and(|slot| {
@@ -252,8 +252,7 @@ impl Process {
         })
     }
 
-    /// Whether the caller goes on working: it has the permit, and looks at the clock before it does
-    /// anything.
+    /// Returns whether the caller goes on working: it has the permit, and checks the clock before it does anything.
     pub(crate) fn works(&self, slot: &Slot, now: u8, bug: Option<Bug>) -> bool {
         let Some(session) = &self.session else { return false };
         let fenced = bug != Some(Bug::NoSelfFence);
@@ -265,12 +264,12 @@ impl Process {
             }
     }
 
-    /// Whether the session has something to send.
+    /// Returns whether the session has something to send.
     pub(crate) fn has_mail(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.urgency().is_some())
     }
 
-    /// Whether the watchdog is to look now.
+    /// Returns whether the watchdog is due.
     pub(crate) fn is_due(&self, now: u8) -> bool {
         let timeout = self.session.as_ref().and_then(Session::poll_timeout);
         timeout.is_some_and(|timeout| timeout <= time(now))
@@ -281,7 +280,7 @@ impl Process {
             || (config.loses_subscription && self.connections > 0)
     }
 
-    /// What a session is to know of the server.
+    /// Returns what a session needs to know of the server.
     pub(crate) fn conditions(&self, config: &Config, same_data: bool) -> Connected {
         let is_on = config.quarantine && config.bug != Some(Bug::NoQuarantine);
         let lost_at = self.lost_at.filter(|_| is_on).map(time);
@@ -298,7 +297,7 @@ impl Process {
         self.connections = 1;
     }
 
-    /// Makes the session if there is none.
+    /// Creates the session if there is none.
     pub(crate) fn begin_session(&mut self, config: &Config) {
         if self.session.is_none() {
             let connected = self.conditions(config, false);
@@ -309,7 +308,7 @@ impl Process {
         }
     }
 
-    /// Forgets a session that is unused. Says whether it was.
+    /// Drops a session that is unused. Returns whether it did.
     pub(crate) fn retire(&mut self, now: u8) -> bool {
         let Some(session) = &self.session else { return false };
         let is_over = session.is_over(time(now));
@@ -339,12 +338,12 @@ impl Altered {
 }
 
 impl Process {
-    /// What goes out for a call of the session.
+    /// Returns what is sent for a call of the session.
     pub(crate) fn outgoing(&mut self, mut call: Call, bug: Option<Bug>) -> (Call, Option<Op>) {
         let Some(bug) = bug else { return (call, None) };
         let meant = call.op.clone();
         match (&mut call.op, bug) {
-            // The acquire is repeated under another number each time.
+            // The acquire is repeated, under another number each time.
             (Op::Acquire { ids, .. }, Bug::RepeatsUnderNewId) => {
                 for id in ids {
                     if self.altered.asked.contains(&id.n) {
@@ -355,7 +354,7 @@ impl Process {
             }
             (Op::Acquire { leaving, ids, .. }, Bug::AcquireNotRepeated) => {
                 if ids.iter().any(|id| self.altered.asked.contains(&id.n)) {
-                    // Whatever is answered to that is not an answer to them.
+                    // Whatever the answer to that is, it is not the answer to them.
                     call.op = Op::Release { ids: std::mem::take(leaving) };
                 } else {
                     self.altered.asked.extend(ids.iter().map(|id| id.n));
@@ -420,7 +419,7 @@ impl Process {
         (call, meant)
     }
 
-    /// What the session is told of the answer to a call.
+    /// Returns what the session receives for the answer to a call.
     pub(crate) fn incoming(&self, op: &mut Op, reply: &mut Reply, sent: u8, bug: Option<Bug>) {
         use tower_semaphore_protocol::PlaceStatus;
         let Some(bug) = bug else { return };
@@ -475,7 +474,7 @@ impl Process {
         }
     }
 
-    /// The number by which the session knows a place that a hint names.
+    /// Returns the number by which the session knows a place that a hint names.
     pub(crate) fn hinted(&self, n: u64) -> u64 {
         self.altered.inward(n)
     }

@@ -1,4 +1,4 @@
-//! The server's side: the shipped [`Ledger`], and the ways in which one could get it wrong.
+//! The server: the shipped [`Ledger`], and ways in which a ledger could be wrong.
 
 use std::hash::{Hash, Hasher};
 
@@ -11,13 +11,13 @@ use super::fair::{Breach, Done, Judge, Stored as Known};
 
 /// A tick, which is one renewal interval, by the server's clock.
 pub(crate) const TICK_MS: u64 = 1000;
-/// Tick 0 by the server's clock.
+/// Tick 0, by the server's clock.
 const BASE_MS: u64 = 1_700_000_000_000;
 
-/// A place's name in the model: its process, and the serial part of its number.
+/// The id of a place in the model: its process, and the serial part of its number.
 pub(crate) type Id = (u8, u32);
 
-/// A place as the model looks at it; `ticket` while it waits.
+/// A place as the model reads it, with its ticket while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stored {
     pub(crate) id: Id,
@@ -26,12 +26,12 @@ pub(crate) struct Stored {
     pub(crate) ticket: Option<u64>,
 }
 
-/// The ledger, and its places as a list, so that they need not be listed at every look.
+/// The ledger, and a list of its places, which saves listing them for each read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Server {
     pub(crate) ledger: Ledger,
     pub(crate) places: Vec<Stored>,
-    /// Where tenants share it: their turns, as they stand there, and who judges them.
+    /// The stored turns, if tenants share it, and their judge.
     turns: Vec<(u32, u64)>,
     judge: Judge,
 }
@@ -50,10 +50,10 @@ impl Hash for Server {
     }
 }
 
-/// The nodes of the model: they give their numbers away to nobody, so they are looked up.
+/// The nodes of the model, kept because a node does not reveal its number.
 pub(crate) const NODES: [NodeId; 3] = [NodeId::new(0), NodeId::new(1), NodeId::new(2)];
 
-/// The process of a node.
+/// Returns the process of a node.
 pub(crate) fn process_of(node: NodeId) -> u8 {
     u8::from(node != NODES[0]) + u8::from(node == NODES[2])
 }
@@ -62,7 +62,7 @@ pub(crate) fn id_of(place: PlaceId) -> Id {
     (process_of(place.node), u32::try_from(place.n / PLACES_MAX as u64).expect("a small number"))
 }
 
-/// The time of the server's clock, ms.
+/// Returns the time of the server's clock, in ms.
 pub(crate) fn server_ms(tick: u8, step: i8) -> u64 {
     (BASE_MS + u64::from(tick) * TICK_MS).saturating_add_signed(i64::from(step) * 1000)
 }
@@ -78,7 +78,7 @@ impl Server {
         self.turns = turns.map(|(tenant, turn)| (tenant.number(), turn.to_bits())).collect();
     }
 
-    /// Judges whose turn it was, among tenants; the places are those after the call.
+    /// Judges whose turn it was among tenants. The places are those after the call.
     pub(crate) fn judge(&mut self, before: &[Stored], call: &Call, now_ms: u64) -> Option<Breach> {
         let known = |places: &[Stored]| -> Vec<Known> {
             places.iter().map(|place| (place.place, place.end, place.ticket)).collect()
@@ -113,13 +113,13 @@ impl Server {
     }
 }
 
-/// How many permits a place takes.
+/// Returns the number of permits that a place takes.
 pub(crate) fn cost(place: &PlaceId) -> usize {
     place.cost() as usize
 }
 
-/// A ledger with these places: each is written down at the beginning of time, where nothing has
-/// expired yet and nothing is granted.
+/// Creates a ledger with these places. Each is written at the beginning of time, when nothing has expired and nothing
+/// is granted.
 fn rebuilt(places: impl IntoIterator<Item = (PlaceId, u64, Option<u64>)>) -> Ledger {
     let mut ledger = Ledger::new();
     for (id, end, ticket) in places {
@@ -137,13 +137,13 @@ fn rebuilt(places: impl IntoIterator<Item = (PlaceId, u64, Option<u64>)>) -> Led
     ledger
 }
 
-/// The same ledger with other lease ends for some places.
+/// Creates the same ledger with other lease ends for some places.
 fn with_ends(ledger: &Ledger, end_of: impl Fn(PlaceId, u64) -> u64) -> Ledger {
     let places: Vec<_> = ledger.places().map(|(id, e, t)| (id, end_of(id, e), t)).collect();
     rebuilt(places)
 }
 
-/// Carries out a call, in the way of the shipped ledger but for what `bug` says.
+/// Carries out a call as the shipped ledger does, except for the effect of `bug`.
 pub(crate) fn carry_out(
     bug: Option<Bug>,
     ledger: &mut Ledger,
@@ -169,7 +169,7 @@ pub(crate) fn carry_out(
             let known = ledger.places().find(|place| ids.contains(&place.0));
             if let Some((_, end, ticket)) = known {
                 if has(Bug::RetryReturnsEarly) {
-                    // With a new lease, but without a look at anyone else.
+                    // With a new lease, but without a look at other places.
                     let new = now_ms + lease;
                     *ledger = with_ends(ledger, |id, e| if ids.contains(&id) { new } else { e });
                     let status = ticket.map_or(PlaceStatus::Held, PlaceStatus::Waiting);
@@ -186,7 +186,7 @@ pub(crate) fn carry_out(
             {
                 let live = ledger.places().filter(|p| p.2.is_none() && p.1 > now_ms).count();
                 if live < call.limit as usize {
-                    // A forged proof makes it a holder before the queue is looked at.
+                    // A forged proof makes it a holder before the queue is examined.
                     let proofs: Vec<_> = ids.iter().map(|id| (*id, now_ms + lease)).collect();
                     return ledger.reassert(caller, lease, &proofs, post);
                 }
@@ -199,7 +199,7 @@ pub(crate) fn carry_out(
                 (caller.limit, caller.for_all) = (0, true);
             }
             if has(Bug::ReleasePromotesBeforeSweep) {
-                // The dead that hold still count while it promotes.
+                // Dead holders still count while it promotes.
                 let dead = ledger
                     .places()
                     .filter(|p| p.2.is_none() && p.1 <= now_ms && !ids.contains(&p.0))

@@ -1,5 +1,5 @@
-//! The world around the protocol: connections, servers, clocks, hints, faults, operators, and the
-//! requests of each process. What must hold is in `judge`.
+//! The world around the protocol: connections, servers, clocks, hints, faults, operators, and the requests of each
+//! process. The rules are in `judge`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use super::process::{Answer, Kept, Link, Others, Phase, Process, Slot, Transit, 
 use super::server::{Id, Server, Stored, cost, id_of, process_of, server_ms};
 use super::{Bug, Config, Faults};
 
-/// Calls that one session sends in a row, at the most.
+/// The most calls that one session sends in a row.
 const CALLS_MAX: usize = 16;
 
-/// What must hold. Each is one property of the checker.
+/// A rule that must hold. Each is one property of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Rule {
-    /// By the ledger's count, no call makes more live holders than its limit, but for restored ones.
+    /// By the ledger's count, no call leads to more live holders than its limit, except for restored ones.
     CapByLedger,
-    /// No more callers at work than the limit, but for those that passed by policy.
+    /// No more callers work than the limit, except for those admitted by policy.
     CapByBelief,
-    /// A caller at work has a live permit in the ledger, or had one in a ledger that was lost.
+    /// A working caller has a live permit in the ledger, or had one in a ledger that was lost.
     Grounded,
-    /// One process alone never works beyond the limit.
+    /// A single process never works beyond the limit.
     CapByProcess,
     /// No place is granted a permit before a live waiter that came earlier.
     Order,
     /// After an operation no permit is idle while a live waiter waits.
     NoIdlePermit,
-    /// A place whose lease has ended gets nothing, but by joining again.
+    /// A place whose lease has ended gets nothing, unless it joins again.
     DeadStayDead,
-    /// What was released is gone; only what was lost is restored.
+    /// A released place is gone; only lost ones are restored.
     NoLeak,
-    /// A granted waiter knows it at once, or, if its hint was lost, by its next renewal.
+    /// A granted waiter learns of it at once or, if its hint was lost, by its next renewal.
     Aware,
-    /// A request has an answer, and a place as long as it waits.
+    /// A request has an answer, and has a place while it waits.
     Served,
     /// A permit is lost at its deadline, or because an operator revoked it.
     NotLostEarly,
@@ -46,34 +46,34 @@ pub(crate) enum Rule {
     GonePassedOver,
     /// A request has its final answer after its wait timeout, whatever the backend does.
     Answered,
-    /// A session that is not idle names the next moment at which it is to be looked at, and that is
-    /// not one that has passed.
+    /// A session that is not idle names the next moment at which it must be handled, and that moment has not
+    /// passed.
     Watched,
-    /// Without further faults every request is served, each session is dropped and nothing is left.
+    /// Without further faults every request is served, each session is dropped, and nothing is left.
     Drained,
-    /// What a session sends, without time passing, is bounded.
+    /// What a session sends without time passing is bounded.
     Work,
     /// In an outage a process never admits more than its share.
     LocalShare,
-    /// In an outage a process gives its own shares in the order of the requests.
+    /// In an outage a process grants its own shares in the order of the requests.
     LocalOrder,
-    /// A request is refused, failed or admitted only where its policy says so.
+    /// A request is refused, failed or admitted only if its policy says so.
     Policy,
     /// A revoked permit is not in use, and not counted again.
     Revoked,
-    /// Each grant goes to a tenant of the least class and level, and among these to the one that has been
-    /// there longest.
+    /// Each grant goes to a tenant of the lowest class and level, and among these to the one that has been there
+    /// longest.
     Turn,
     /// No tenant is granted more than its own cap.
     Each,
-    /// A process passes a permit on, or keeps it, only where a call that it sent less than that time ago found no
-    /// other process waiting.
+    /// A process passes a permit on, or keeps it, only if a call that it sent less than that time ago found no other
+    /// process waiting.
     NotPassedBy,
     /// After a recall it does so only once a call that it sent later found no other process waiting.
     Recalled,
     /// A permit without a request goes back in time.
     KeptInTime,
-    /// Inside a process a permit goes to the request that came first, and only if all that have none ask for the same.
+    /// Inside a process a permit goes to the request that came first, and only if all without one have the same terms.
     OwnTurn,
 }
 
@@ -106,7 +106,7 @@ rules![CapByLedger CapByBelief Grounded CapByProcess Order NoIdlePermit DeadStay
 
 macro_rules! seen {
     ($($what:ident)*) => {
-        /// That something happened in a run, so that the rules were put to the test.
+        /// Something that must happen in a run, so that the rules are put to the test.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Seen {
             $($what,)*
@@ -130,26 +130,26 @@ pub(crate) struct World {
 pub(crate) struct Snapshot {
     pub(crate) now: u8,
     pub(crate) server: Arc<Server>,
-    /// What the replica has, that takes over when the master fails.
+    /// The data of the replica that takes over when the master fails.
     pub(crate) replica: Option<Arc<Server>>,
     /// How far the server's clock is off, in ticks.
     pub(crate) step: i8,
-    /// How often the data was lost, and when last.
+    /// How often data was lost, and when last.
     pub(crate) epoch: u8,
     pub(crate) lost_at: u8,
-    /// The server that runs now is a replica that was promoted: it is older than its data.
+    /// The present server is a replica that was promoted: it is older than its data.
     promoted: bool,
-    /// How often another server took over that counts the semaphore.
+    /// How often another server took over the semaphore.
     home: u8,
-    /// What operators set: an index of the configuration's; and what they revoked, the last of which
-    /// may still have to be taken out.
+    /// The override, as an index of the configuration's; and the revocations, the last of which may still have to be
+    /// carried out.
     pub(crate) set: u8,
     pub(crate) set_at: u8,
     pub(crate) revoked: Vec<PlaceId>,
     pub(crate) taken_out: u8,
     pub(crate) processes: Vec<Arc<Process>>,
     pub(crate) mail: Vec<Hint>,
-    /// Messages that somebody waits: whether they are late, and to whom.
+    /// Recalls: whether they are late, and their receivers.
     pub(crate) recalls: Vec<(bool, u8)>,
     /// Broken connections whose calls the server still has to read.
     pub(crate) old: Vec<(u8, VecDeque<Transit>)>,
@@ -166,22 +166,22 @@ pub(crate) struct Hint {
     late: bool,
 }
 
-/// What an onlooker who sees all remembers, to judge by.
+/// What an onlooker that sees everything remembers, to judge by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Ghost {
-    /// Places that the ledger granted in their present stay: in which epoch, and when.
+    /// Places that the ledger granted since they last joined: in which epoch, and when.
     pub(crate) grants: BTreeMap<Id, (u8, u8)>,
-    /// The first ticket of each request that waits.
+    /// The first ticket of each waiting request.
     pub(crate) turns: BTreeMap<(u8, u8), u64>,
-    /// Places that nobody can be blamed for: a call that came late made them.
+    /// Places that are no process's fault: a late call created them.
     pub(crate) orphans: BTreeSet<Id>,
-    /// Places of which a process was told that it has them, and knows nothing of.
+    /// Places whose process was notified that it has them, and knows nothing of them.
     pub(crate) strangers: BTreeSet<Id>,
     /// Granted places whose hint was lost.
     pub(crate) unheard: BTreeSet<Id>,
     /// Holders that the ledger forgot while they were alive, and those that were restored.
     pub(crate) forgotten: BTreeSet<Id>,
-    /// Places whose release or renewal the server refused: it is tried again, a tick later.
+    /// Places whose release or renewal the server refused. It is tried again a tick later.
     pub(crate) deferred: BTreeSet<Id>,
     pub(crate) restored: BTreeSet<Id>,
 }
@@ -192,7 +192,7 @@ pub(crate) enum Action {
         process: usize,
         wait: bool,
     },
-    /// The request ends, however far it has come.
+    /// The request ends, in whatever state it is.
     Leave {
         process: usize,
         slot: usize,
@@ -202,12 +202,12 @@ pub(crate) enum Action {
         process: usize,
         slot: usize,
     },
-    /// The alarm of a request that waits.
+    /// The timer of a waiting request goes off.
     Alarm {
         process: usize,
         slot: usize,
     },
-    /// The task of a request does not run, until it does.
+    /// The task of a request does not run until it is woken again.
     Nap {
         process: usize,
         slot: usize,
@@ -216,15 +216,15 @@ pub(crate) enum Action {
         process: usize,
         slot: usize,
     },
-    /// The watchdog looks at a session that is due.
+    /// The watchdog handles a session that is due.
     Watch {
         process: usize,
     },
-    /// What the process has to send is sent, carried out and answered.
+    /// A call of the process is sent, carried out and answered.
     Send {
         process: usize,
     },
-    /// It is sent, and gets stuck.
+    /// A call is sent, and gets stuck.
     SendSlow {
         process: usize,
     },
@@ -235,7 +235,7 @@ pub(crate) enum Action {
     Fail {
         process: usize,
     },
-    /// The server does not know the script of the next call: it is sent again, behind others.
+    /// The server does not know the script of the next call, which is sent again after others.
     Postpone {
         process: usize,
     },
@@ -261,7 +261,7 @@ pub(crate) enum Action {
     Connect {
         process: usize,
     },
-    /// The server reads one more call from a connection that broke long ago.
+    /// The server reads one more call from a connection that broke earlier.
     ReadOld(usize),
     Crash {
         process: usize,
@@ -276,24 +276,24 @@ pub(crate) enum Action {
         process: usize,
     },
     Replicate,
-    /// The replica takes over, without what came after.
+    /// The replica takes over, without the last changes.
     Failover,
     /// The server is killed and comes back empty.
     Restart,
     /// Another client empties it, and no connection shows that.
     Flush,
-    /// Another server counts the semaphore from here on, perhaps without the data.
+    /// Another server counts the semaphore from here on, perhaps without its data.
     Move {
         with_data: bool,
     },
-    /// The server's clock steps, by so many ticks.
+    /// The server's clock steps by this number of ticks.
     Step(i8),
-    /// An operator sets something for the semaphore.
+    /// An operator sets an override.
     Set(u8),
-    /// An operator says that a place is revoked, and then takes it out.
+    /// An operator records a revocation, and then removes the place.
     Revoke(usize),
     TakeOut,
-    /// A process reads what operators set.
+    /// A process reads the overrides.
     Learn {
         process: usize,
     },
@@ -443,7 +443,7 @@ impl Snapshot {
         server_ms(self.now, self.step)
     }
 
-    /// How often operators told of revocations: when they began, and when they were through.
+    /// The number of revocations: begun, and completed.
     fn told(&self) -> usize {
         self.revoked.len() + usize::from(self.taken_out)
     }
@@ -452,7 +452,7 @@ impl Snapshot {
         p.set != self.set || usize::from(p.told) < self.told()
     }
 
-    /// Whether everybody did what it could: only then does time pass, unless a fault is at work.
+    /// Returns whether every process has done what it could. Only then does time pass, unless a fault is present.
     fn is_caught_up(&self, config: &Config) -> bool {
         let busy = |p: &Process| {
             if !p.is_awake() {
@@ -522,7 +522,7 @@ impl World {
         if p.is_due(s.now) {
             actions.push(Action::Watch { process });
         }
-        // The processes are alike: the first to come is the first in the list.
+        // The processes are alike, so the first to come is the first in the list.
         let may = process == 0 || config.differ || s.processes[process - 1].requests > 0;
         if may && p.requests < config.requests[process] && p.slots.len() < config.slots && !p.closed
         {
@@ -709,8 +709,8 @@ impl World {
                 s.left.freezes -= 1;
                 s.process(process).frozen = true;
             }
-            // Whatever it does next, it looks at the clock before: see `Process::works`. The watchdog
-            // comes when it comes.
+            // Whatever it does next, it checks the clock first: see `Process::works`. The watchdog comes at any
+            // time.
             Action::Wake { process } => s.process(process).frozen = false,
             Action::Replicate => s.replica = Some(Arc::clone(&s.server)),
             Action::Failover => {
@@ -901,7 +901,7 @@ impl World {
         }
     }
 
-    /// The task of a request runs.
+    /// Runs the task of a request.
     fn poll(&self, s: &mut Snapshot, process: usize, at: usize) {
         let now = s.now;
         let p = s.process(process);
@@ -990,13 +990,13 @@ impl World {
         result
     }
 
-    /// Tells requests what is news to them, and drops a session that is over.
+    /// Notifies requests of news, and drops a session that is over.
     fn finish(&self, s: &mut Snapshot, process: usize) {
         let now = s.now;
         loop {
             let p = s.process(process);
             let Some(session) = &mut p.session else { return };
-            // One answer is for all questions up to the last.
+            // One answer serves all questions up to the last.
             p.checking = session.poll_revocation_check().or(p.checking);
             if !self.config.slow_checks
                 && p.link != Link::Connecting
@@ -1110,7 +1110,7 @@ impl World {
         }
     }
 
-    /// The process reads what operators set.
+    /// Has the process read the overrides.
     fn learn(&self, s: &mut Snapshot, process: usize) {
         let (set, told) = (s.set, u8::try_from(s.told()).expect("a few"));
         let p = s.process(process);
@@ -1143,7 +1143,7 @@ impl World {
 
     // ===== connections =====
 
-    /// Looks at the data behind a connection: whether it is certain to be the same as before.
+    /// Compares the data of a connection. Returns whether it is certainly the same as before.
     fn meet(&self, s: &mut Snapshot, process: usize) -> bool {
         let (now, epoch, lost_at, promoted) = (s.now, s.epoch, s.lost_at, s.promoted);
         let names_data = self.config.names_data;
@@ -1151,7 +1151,7 @@ impl World {
         let p = s.process(process);
         let before = p.met.replace(epoch);
         match before {
-            // A process that is new here knows the age of the server, if that.
+            // A process that is new here knows at most the age of the server.
             None if epoch == 0 || bug == Some(Bug::YoungServerTrusted) => false,
             None => {
                 p.lost_at = match promoted {
@@ -1173,7 +1173,7 @@ impl World {
         let home = s.home;
         let p = s.process(process);
         if p.home != home {
-            // That server is met for the first time.
+            // The process meets that server for the first time.
             (p.home, p.met) = (home, None);
             p.stay += 1;
         }
@@ -1222,7 +1222,7 @@ impl World {
         }
     }
 
-    /// The connection breaks. The server may still read what was sent on it, unless it is gone too.
+    /// Breaks the connection. The server may still read what was sent on it, unless the server is gone, too.
     fn cut(&self, s: &mut Snapshot, process: usize, readable: bool) {
         let p = s.process(process);
         let calls = std::mem::take(&mut p.calls);
@@ -1252,7 +1252,7 @@ impl World {
         }
     }
 
-    /// The server that counts the semaphore is another one now.
+    /// Notes that another server counts the semaphore now.
     fn rehome(&self, s: &mut Snapshot, process: usize) {
         self.saw(Seen::Rehomed);
         let home = s.home;
@@ -1310,7 +1310,7 @@ impl World {
         s.breaks(Rule::Work);
     }
 
-    /// The server carries out the next call of a process. `false`: there is none.
+    /// Has the server carry out the next call of a process. Returns `false` if there is none.
     fn execute(&self, s: &mut Snapshot, process: usize, late: bool) -> bool {
         let p = &s.processes[process];
         let is_next = |call: &Transit| call.answer.is_none() && call.late == late;
@@ -1337,7 +1337,7 @@ impl World {
         true
     }
 
-    /// The process hears the answer to the call that it sent first. `false`: there is none.
+    /// Has the process receive the answer to its first unanswered call. Returns `false` if there is none.
     fn answer(&self, s: &mut Snapshot, process: usize) -> bool {
         let p = s.process(process);
         if p.calls.front().is_none_or(|call| call.answer.is_none()) {
@@ -1375,7 +1375,7 @@ impl World {
             }
             Some(Answer::Failed) => {
                 self.saw(Seen::CallFailed);
-                // Each is tried again before long, and not at once.
+                // Each is tried again soon, but not at once.
                 let ids: Vec<PlaceId> = match &op {
                     Op::Release { ids }
                     | Op::Acquire { leaving: ids, .. }
@@ -1464,7 +1464,8 @@ impl World {
         }
     }
 
-    /// A grant may have gone to an older request than that which asked, or be kept because that one has another permit.
+    /// A grant may have gone to an older request than the one that asked, or be kept because that one has another
+    /// permit.
     fn note_granted(
         &self,
         s: &mut Snapshot,
@@ -1492,7 +1493,7 @@ impl World {
         }
     }
 
-    /// Whether a process knows nothing of a place that it is told of.
+    /// Returns whether a process knows nothing of a place that it is notified of.
     fn is_stranger(&self, s: &Snapshot, process: usize, place: PlaceId) -> bool {
         let p = &s.processes[process];
         let session = p.session.as_ref();
@@ -1547,7 +1548,7 @@ impl World {
         self.act(s, process, |session, now| session.handle_hint(hint, now));
     }
 
-    /// Somebody waits, says the server.
+    /// Notes a recall.
     fn recall(&self, s: &mut Snapshot, process: usize) {
         let p = s.process(process);
         let Some(session) = &p.session else { return };
@@ -1561,7 +1562,7 @@ impl World {
         }
     }
 
-    /// How many places of other processes wait, unless more permits are in use than the limit.
+    /// Returns how many places of other processes wait, unless more permits are in use than the limit.
     fn others_that_wait(&self, s: &Snapshot, process: u8) -> Option<usize> {
         let (waiting, held): (Vec<&Stored>, Vec<&Stored>) =
             s.server.places.iter().partition(|place| place.ticket.is_some());
@@ -1570,8 +1571,9 @@ impl World {
         (in_use <= self.cap()).then_some(others)
     }
 
-    /// By when a process may take it that no other one waits, if `others` do, after the reply to a call that was sent
-    /// at `sent`: where a hint was lost, the place of another may be taken for the one that was granted, which may have
+    /// Returns until when a process may assume that no other one waits if `others` do, after the reply to a call sent
+    /// at
+    /// `sent`: if a hint was lost, another process's place may be taken for the one that was granted, which may have
     /// been known to wait until then.
     fn alone_since(&self, s: &Snapshot, process: usize, others: usize, sent: u8) -> Option<u8> {
         let me = s.processes[process].me;
@@ -1603,14 +1605,14 @@ impl World {
             }
         }
         s.ghost.restored.clear();
-        // A place whose ticket its process does not know cannot have its turn again.
+        // A place whose ticket its process does not know cannot get its turn back.
         let processes = &s.processes;
         s.ghost.turns.retain(|(process, request), _| {
             let mut slots = processes[usize::from(*process)].slots.iter();
             slots.any(|slot| slot.request == *request && slot.is_asking() && slot.has_ticket)
         });
         if seen {
-            // Hints come over the same connections as answers do.
+            // Hints come over the same connections as answers.
             s.old.clear();
             s.ghost.unheard.extend(s.mail.drain(..).map(|hint| hint.id));
             s.recalls.clear();
@@ -1622,7 +1624,7 @@ impl World {
         }
     }
 
-    /// A call on a connection that broke before; nobody hears the answer.
+    /// A call on a connection that broke before. No process receives the answer.
     fn run_late(&self, s: &mut Snapshot, process: u8, call: &Transit) {
         if call.stay < s.home {
             // That server does not count the semaphore any more.
@@ -1633,8 +1635,8 @@ impl World {
         s.ghost.unheard.extend(reply.granted.iter().map(|grant| id_of(grant.id)));
     }
 
-    /// What this call makes may belong to nobody: its process went on long ago. It is left for one
-    /// lease at the most.
+    /// Notes that the places of this call may belong to no process: theirs went on long ago. They last for at most one
+    /// lease.
     fn expect_orphans(&self, s: &mut Snapshot, process: u8, call: &Transit) {
         let made: Vec<Id> = match &call.call.op {
             Op::Acquire { ids, .. } => ids.iter().map(|id| id_of(*id)).collect(),
@@ -1657,7 +1659,7 @@ impl World {
         }
     }
 
-    /// The server carries out a call; the onlooker compares before and after.
+    /// Has the server carry out a call. The onlooker compares before and after.
     fn run(&self, s: &mut Snapshot, process: u8, call: &Transit) -> Reply {
         let now_ms = s.server_now();
         let before = s.server.places.clone();
@@ -1673,7 +1675,7 @@ impl World {
             &call.call,
             &mut |to, grants| {
                 let p = &processes[usize::from(process_of(to))];
-                // As PUBLISH does: one message a node, so it is there for all of them or for none.
+                // Like PUBLISH: one message for each node, so the node receives all of them or none.
                 let is_heard = p.is_up() || (p.dead && self.has(Bug::GoneNotPassedOver));
                 if grants.is_empty() && is_heard {
                     recalls.push((false, p.me));

@@ -1,5 +1,5 @@
-//! All that touches the seam of the crate: the backend that its processes see, and what a server
-//! does with a call. Everything else knows neither calls nor answers.
+//! Everything that touches the seam of the crate: the backend as its processes see it, and what a server does with a
+//! call. No other file knows calls or answers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::future::Future;
@@ -25,7 +25,7 @@ use crate::fair::{Breach, Done, Judge, Stored};
 use crate::naive::Naive;
 use crate::plan::Planted;
 
-/// How long a connection may take to open.
+/// The longest time that a connection may take to open.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 // ===== the side of the process =====
@@ -41,26 +41,26 @@ pub struct Port {
 
 #[derive(Default)]
 struct PortState {
-    /// When the process's clock started, and what time it was then.
+    /// When the process's clock started, and the virtual time at that moment.
     started: Option<(Instant, u64)>,
-    /// For how long its clock stood still while time went on, µs.
+    /// How long its clock stood still while time passed, in µs.
     stood: u64,
-    /// Places that it released, by name, for a fault that is planted.
+    /// The places that it released, by name, for a planted fault.
     released: HashMap<Arc<str>, Vec<PlaceId>, FixedState>,
     sent: Vec<Sent>,
     lanes: HashMap<u64, LaneState, FixedState>,
     last_lane: u64,
-    /// By name, which server counts it as far as this process knows; the last one is that of the
+    /// The server that counts each name, as far as this process knows; the last one is that of the
     /// overrides.
     homes: Vec<usize>,
     servers: usize,
     mailbox: Option<Weak<dyn Mailbox>>,
-    /// Answers that were seen, for faults that are planted.
+    /// The number of answers that were seen, for planted faults.
     seen: u64,
     unanswered_max: usize,
-    /// By name, when the backend said last that places of this process have permits, µs.
+    /// By name, when the backend last answered that places of this process have permits, in µs.
     granted_at: HashMap<usize, u64, FixedState>,
-    /// Recalls that came: when, and of which name.
+    /// The recalls that came: when, and for which name.
     recalls: Vec<(u64, usize)>,
 }
 
@@ -70,7 +70,7 @@ struct LaneState {
     broken: bool,
     last_batch: u64,
     batches: VecDeque<BatchState>,
-    /// Names with grants in answers that are taken only once an earlier batch is answered.
+    /// Names with grants in answers that are not taken before an earlier batch is answered.
     behind: Vec<usize>,
     connecting: Option<Waker>,
     closing: Option<Waker>,
@@ -78,7 +78,7 @@ struct LaneState {
 }
 
 impl LaneState {
-    /// The names that have grants in these answers, or in others that waited for them.
+    /// The names with grants in these answers, or in others that waited for them.
     fn grants_of(&mut self, answers: &Answers) -> Vec<usize> {
         let number = answers.number;
         let is_open = |batch: &&BatchState| batch.answers.is_none() && batch.number != number;
@@ -95,50 +95,50 @@ impl LaneState {
 
 struct BatchState {
     number: u64,
-    /// A question stands alone, and is bounded elsewhere.
+    /// A query is sent alone, and bounded elsewhere.
     is_query: bool,
     answers: Option<Vec<Response>>,
     waker: Option<Waker>,
 }
 
-/// Something that a process sent.
+/// A message that a process sent.
 #[derive(Debug)]
 pub struct Sent {
-    /// When, µs.
+    /// When it was sent, in µs.
     pub at: u64,
-    /// Over which connection.
+    /// Its connection.
     pub lane: u64,
-    /// What.
+    /// The message.
     pub what: Outgoing,
 }
 
-/// What a process sends.
+/// The content of a message from a process.
 #[derive(Debug)]
 pub enum Outgoing {
     /// A connection to a server.
     Connect(usize),
     /// Requests, in one write.
     Batch(Batch),
-    /// The end of the connection.
+    /// Closes the connection.
     Close,
 }
 
 /// Requests that were sent in one write.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Which write of the connection.
+    /// The number of the write on its connection.
     pub number: u64,
     calls: Arc<[Request]>,
 }
 
-/// What is asked of a server, in its turn.
+/// A request to a server, carried out in its turn.
 #[derive(Clone, Debug)]
 enum Request {
     Call(AddressedCall),
     Query(Arc<str>, Question),
 }
 
-/// A question or an order that belongs to no place.
+/// A query or a command that belongs to no place.
 #[derive(Clone, Debug)]
 enum Question {
     Inspect { most: u32 },
@@ -149,7 +149,7 @@ enum Question {
     Tell { to: NodeId, message: PeerMessage },
 }
 
-/// What a server answers to a request.
+/// The answer of a server to a request.
 #[derive(Clone, Debug)]
 enum Response {
     Reply {
@@ -162,7 +162,7 @@ enum Response {
     Done,
     Revoked(Option<u64>),
     Failed(BackendError),
-    /// The same, and nothing was done.
+    /// The same, and nothing was written.
     Refused(BackendError),
     Moved,
 }
@@ -188,134 +188,134 @@ impl Request {
 pub struct Answers {
     number: u64,
     answers: Vec<Response>,
-    /// Where names are counted now, for those that were asked for at the wrong server.
+    /// The servers that count the names now, for names that were requested from the wrong server.
     homes: Vec<(usize, usize)>,
-    /// The names of which they may grant a place that had no permit.
+    /// The names for which they may grant a place that had no permit.
     grants: Vec<usize>,
 }
 
-/// What comes to a process.
+/// A message that comes to a process.
 #[derive(Clone, Debug)]
 pub enum Incoming {
     /// The connection is open.
     Opened {
-        /// Which one.
+        /// Its number.
         lane: u64,
-        /// Hints do not come over it.
+        /// It cannot receive hints.
         poll_only: bool,
-        /// The server, and which generation of its data.
+        /// The server, and the generation of its data.
         data: (usize, u64),
-        /// How old the data is, µs.
+        /// The age of the data, in µs.
         age: Option<u64>,
     },
     /// It cannot be opened.
     Refused {
-        /// Which one.
+        /// Its number.
         lane: u64,
         /// Why.
         why: &'static str,
-        /// Where names are counted now, by the word of another server.
+        /// The servers that count the names now, according to another server.
         homes: Option<Vec<usize>>,
     },
     /// Answers.
     Answers {
-        /// Over which connection.
+        /// Their connection.
         lane: u64,
-        /// To a batch of it.
+        /// The batch that they answer.
         answers: Answers,
     },
-    /// A part of what was sent in one write is answered.
+    /// A part of a write is answered.
     Heard {
-        /// Over which connection.
+        /// Its connection.
         lane: u64,
     },
     /// The connection is closed.
     Broken {
-        /// Which one.
+        /// Its number.
         lane: u64,
     },
     /// A message from another process or an operator.
     Message(Message),
 }
 
-/// A message from a server that answers nothing.
+/// A message from a server that is no answer.
 #[derive(Clone, Debug)]
 pub enum Message {
     /// Places were granted.
     Hint(Arc<str>, Grant),
     /// Another process waits.
     Recall(Arc<str>),
-    /// Something was set for a name.
+    /// An override of a name changed.
     Overridden,
-    /// Another process says something.
+    /// A message from another process.
     Told(Arc<str>, PeerMessage),
 }
 
 impl Port {
-    /// The port of a process that is not started yet.
+    /// Creates the port of a process that has not started.
     #[must_use]
     pub fn new(seed: u64, quarantines: bool, homes: Vec<usize>, servers: usize) -> Self {
         let state = PortState { homes, servers, ..PortState::default() };
         Self { seed, quarantines, planted: None, state: Mutex::new(state) }
     }
 
-    /// The same, with a fault of the process.
+    /// Creates the port of a process with a planted fault.
     #[must_use]
     pub const fn planted(mut self, planted: Option<Planted>) -> Self {
         self.planted = planted;
         self
     }
 
-    /// The process starts: its clock shows `now`, µs.
+    /// Starts the process. Its clock shows `now`, in µs.
     pub fn start(&self, now: u64) {
         self.state().started = Some((Instant::now(), now));
     }
 
-    /// What time it is, µs.
+    /// Returns the virtual time, in µs.
     pub fn now(&self) -> u64 {
         now_of(&self.state())
     }
 
-    /// The moment of a time.
+    /// Returns the instant of a virtual time.
     pub fn instant(&self, at: u64) -> Instant {
         let state = self.state();
         let (started, began) = state.started.unwrap_or_else(|| (Instant::now(), at));
         started + Duration::from_micros(at.saturating_sub(began + state.stood))
     }
 
-    /// Its clock stood still until now, µs.
+    /// Notes that its clock stood still until now, in µs.
     pub fn stood_still(&self, now: u64) {
         let mut state = self.state();
         state.stood += now.saturating_sub(now_of(&state));
     }
 
-    /// What was sent since the last time.
+    /// Takes the messages sent since the last call.
     pub fn take_sent(&self) -> Vec<Sent> {
         std::mem::take(&mut self.state().sent)
     }
 
-    /// The recalls that came since the last time: when, µs, and of which name.
+    /// Takes the recalls that came since the last call: when, in µs, and for which name.
     pub fn take_recalls(&self) -> Vec<(u64, usize)> {
         std::mem::take(&mut self.state().recalls)
     }
 
-    /// Whether the backend said just now that a place of a name has a permit.
+    /// Returns whether the backend has just answered that a place of a name has a permit.
     pub fn hears_of(&self, name: usize) -> bool {
         let state = self.state();
         state.granted_at.get(&name) == Some(&now_of(&state))
     }
 
-    /// The process's id.
+    /// Returns the id of the process.
     pub const fn node(&self) -> Option<NodeId> {
         Some(NodeId::new(self.seed))
     }
 
-    /// The most writes that went unanswered at a time, over one connection.
+    /// Returns the most unanswered writes at a time over one connection.
     pub fn unanswered_max(&self) -> usize {
         self.state().unanswered_max
     }
 
-    /// Something comes.
+    /// Delivers a message.
     pub fn deliver(&self, incoming: Incoming) {
         let mut state = self.state();
         let mut woken: Vec<Option<Waker>> = Vec::new();
@@ -486,7 +486,7 @@ fn now_of(state: &PortState) -> u64 {
     began + state.stood + u64::try_from(since.as_micros()).unwrap_or(0)
 }
 
-/// Which name a key is for; `None`: for no single one.
+/// Returns the name of a key; `None` if it is of no single name.
 #[must_use]
 pub fn name_of(key: &str) -> Option<usize> {
     key.strip_prefix(['n', 'l'])?.parse().ok()
@@ -781,21 +781,21 @@ impl Drop for Sending {
 
 // ===== the side of the server =====
 
-/// What a server keeps.
+/// The data of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     ledgers: BTreeMap<Arc<str>, Book>,
     overrides: Overrides,
-    /// Operations that were done, for faults that are planted.
+    /// The number of operations, for planted faults.
     done: u64,
 }
 
-/// The places of a name, and who judges whose turn it is.
+/// The places of a name, and the judge of whose turn it is.
 #[derive(Clone, Debug)]
 pub struct Book {
     ledger: Kind,
     judge: Judge,
-    /// Tenants share it, or did.
+    /// Whether tenants share it, or did.
     is_fair: bool,
 }
 
@@ -824,7 +824,7 @@ impl Book {
         Self { ledger, judge: Judge::default(), is_fair: false }
     }
 
-    /// Permits in use.
+    /// Returns the permits in use.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         match &self.ledger {
@@ -833,7 +833,7 @@ impl Book {
         }
     }
 
-    /// Places that wait.
+    /// Returns the number of waiting places.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         match &self.ledger {
@@ -842,7 +842,7 @@ impl Book {
         }
     }
 
-    /// Its places.
+    /// Returns its places.
     pub fn places(&self) -> impl Iterator<Item = Stored> + '_ {
         let (shipped, naive) = match &self.ledger {
             Kind::Shipped(ledger) => (Some(ledger.places()), None),
@@ -858,13 +858,13 @@ impl Book {
         }
     }
 
-    /// How many places there are.
+    /// Returns the number of its places.
     #[must_use]
     pub fn count(&self) -> u64 {
         if self.is_fair { self.places().count() as u64 } else { self.in_use() + self.waiting() }
     }
 
-    /// Whether tenants share it, or come to with this call.
+    /// Returns whether tenants share it, or will with this call.
     fn comes(&mut self, op: &Op) -> bool {
         let is_fair = |id: &PlaceId| id.claim.is_some();
         self.is_fair |= match op {
@@ -886,42 +886,42 @@ impl Book {
     }
 }
 
-/// Which calls a server refuses.
+/// The calls that a server refuses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Refuses {
     /// Those that need memory.
     pub no_memory: bool,
     /// Those that write.
     pub read_only: bool,
-    /// All.
+    /// All calls.
     pub loading: bool,
-    /// Those that are not needed for permits.
+    /// Calls that are not needed for permits.
     pub no_rights: bool,
-    /// Those for places, after they were carried out.
+    /// Calls for places, after they were carried out.
     pub fails_after: bool,
 }
 
-/// Where a batch is carried out.
+/// The circumstances in which a batch is carried out.
 pub struct Site<'a> {
-    /// By name, which server counts it; the last one is that of the overrides.
+    /// The server that counts each name; the last one is that of the overrides.
     pub homes: &'a [usize],
-    /// Which server this is.
+    /// The index of this server.
     pub server: usize,
-    /// Its clock, µs.
+    /// Its clock, in µs.
     pub now: u64,
-    /// What it refuses.
+    /// The calls that it refuses.
     pub refuses: Refuses,
-    /// The names of which it refuses all.
+    /// The names for which it refuses all calls.
     pub forbidden: &'a BTreeSet<usize>,
     /// Whether calls that were sent later were carried out before.
     pub late: bool,
-    /// Whether anybody listens for a process.
+    /// Returns whether a process listens.
     pub listens: &'a mut dyn FnMut(NodeId) -> bool,
-    /// Sees what comes of each operation on places.
+    /// Receives each operation on places.
     pub audit: &'a mut dyn FnMut(&Step<'_>),
-    /// Whether each grant is looked at: not among thousands, where that takes long.
+    /// Whether each grant is checked: not among thousands, which would take too long.
     pub judges: bool,
-    /// A rule undone on purpose.
+    /// A planted fault.
     pub planted: Option<Planted>,
 }
 
@@ -930,46 +930,46 @@ pub struct Site<'a> {
 pub struct Step<'a> {
     /// The name.
     pub name: usize,
-    /// What it was called.
+    /// What was called.
     pub op: &'static str,
-    /// The server's clock, ms.
+    /// The server's clock, in ms.
     pub now: u64,
-    /// The limit that the caller brought along.
+    /// The limit that the caller supplied.
     pub limit: u32,
-    /// The limit counts for all places, whatever they brought.
+    /// Whether the limit applies to all places, whatever limits they have.
     pub for_all: bool,
     /// Whether places may be counted past the limit.
     pub proves: bool,
-    /// Whether places were asked to be promoted.
+    /// Whether the call promotes.
     pub promotes: bool,
-    /// How many places the call names.
+    /// The number of places that the call names.
     pub ids: usize,
-    /// The places before, where that matters.
+    /// The places before the call, if they are needed.
     pub before: Option<&'a [(PlaceId, u64, Option<u64>)]>,
-    /// How many there were, and how many of them waited.
+    /// The number of places before the call, and of those that waited.
     pub count_before: u64,
     /// See there.
     pub waiting_before: u64,
-    /// The reply said that the bound on work was reached.
+    /// The reply says that the bound on work was reached.
     pub more: bool,
-    /// How many of the places that the call names leave.
+    /// The number of places that leave with the call.
     pub leaving: usize,
-    /// How many places were taken from the head of the queue.
+    /// The number of places that were taken from the head of the queue.
     pub passed: usize,
-    /// The ledger as it is now.
+    /// The ledger after the call.
     pub after: &'a Book,
-    /// Where tenants share it: what was wrong with whose turn it was.
+    /// If tenants share it: what was wrong with the order of turns.
     pub turns: Option<Option<Breach>>,
 }
 
 impl Batch {
-    /// How many calls there are, and how many places they name.
+    /// Returns the number of calls, and of the places that they name.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         (self.calls.len(), self.calls.iter().map(Request::places).sum())
     }
 
-    /// The names of which it takes places, or brings them back.
+    /// Returns the names whose places it takes or restores.
     pub fn takes(&self) -> impl Iterator<Item = usize> + '_ {
         let takes = |op: &Op| matches!(op, Op::Acquire { .. } | Op::Reassert { .. });
         let taking = self.calls.iter().filter_map(move |request| match request {
@@ -979,7 +979,7 @@ impl Batch {
         taking.filter_map(|key| name_of(key))
     }
 
-    /// A short text that tells what is asked.
+    /// Describes the request in a short text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -1016,7 +1016,7 @@ fn ns(ids: &[PlaceId]) -> Vec<u64> {
 }
 
 impl Answers {
-    /// A short text that tells what was answered.
+    /// Describes the answer in a short text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -1036,7 +1036,7 @@ impl Answers {
         text
     }
 
-    /// A number that stands for them in the hash of a run.
+    /// Returns a number for the hash of a run.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let of = |answer: &Response| match answer {
@@ -1064,7 +1064,7 @@ fn places(op: &Op) -> usize {
 }
 
 impl Store {
-    /// Carries out a batch; says what is to be sent to whom besides. `None` for a receiver: to all.
+    /// Carries out a batch. Returns the messages that it causes, each with its receiver; `None` for all.
     pub fn carry_out(
         &mut self,
         batch: &Batch,
@@ -1087,7 +1087,7 @@ impl Store {
             let is_forbidden = name.is_some_and(|name| site.forbidden.contains(&name));
             let why = if is_forbidden { Some("NOPERM") } else { refused(request, site.refuses) };
             answers.push(match (why, request) {
-                // Not every error says so.
+                // Not every error does so.
                 (Some("READONLY"), _) => Response::Failed(BackendError::call("READONLY")),
                 (Some(why), _) => Response::Refused(BackendError::call(why)),
                 (None, Request::Call(call)) => {
@@ -1129,7 +1129,7 @@ impl Store {
                 if !self.overrides.change(name, *change, now / 1000) {
                     return Response::Failed(BackendError::call("too many overrides"));
                 }
-                // By the clock, as in Redis: no version comes again after a loss of data.
+                // By the clock, as in Redis: no version is used again after a loss of data.
                 self.overrides.version = now.max(before + 1);
                 if change.is_told() {
                     messages.push((None, Message::Overridden));
@@ -1372,7 +1372,7 @@ impl Store {
         Response::Names(Names { names, next: if next < all.len() as u64 { next } else { 0 } })
     }
 
-    /// All places, those whose lease ended left out: of which name, whose, and whether it waits.
+    /// Returns all places whose leases run: their name, their process, and whether they wait.
     pub fn living(&self, now: u64) -> impl Iterator<Item = (usize, PlaceId, Option<u64>)> + '_ {
         let ledgers = self.ledgers.iter().filter_map(|(key, l)| Some((name_of(key)?, l)));
         ledgers.flat_map(move |(name, ledger)| {
@@ -1381,14 +1381,14 @@ impl Store {
         })
     }
 
-    /// The limit that is set in place of the policies'.
+    /// Returns the limit that an operator set instead of the policies'.
     #[must_use]
     pub fn override_of(&self, name: usize) -> (Option<u32>, bool) {
         let set = self.overrides.names.iter().find(|(key, _)| name_of(key) == Some(name));
         set.map_or((None, false), |(_, over)| (over.limit, over.mode.as_str() == "paused"))
     }
 
-    /// Hands a name over to another server.
+    /// Gives a name away to another server.
     pub fn hand_over(&mut self, name: usize, to: &mut Self) {
         let key = self.ledgers.keys().find(|key| name_of(key) == Some(name)).cloned();
         if let Some((key, ledger)) = key.and_then(|key| self.ledgers.remove_entry(&key)) {
@@ -1396,18 +1396,18 @@ impl Store {
         }
     }
 
-    /// Takes over what is set in place of policies.
+    /// Takes over the overrides.
     pub fn take_overrides(&mut self, from: &mut Self) {
         self.overrides = std::mem::take(&mut from.overrides);
     }
 
-    /// Forgets everything.
+    /// Loses all data.
     pub fn forget(&mut self) {
         *self = Self { done: self.done, ..Self::default() };
     }
 }
 
-/// Whether an answer may be the reason why a place has a permit: by itself, or with a hint that came before it.
+/// Returns whether an answer can be why a place has a permit: by itself, or with a hint that came before it.
 fn may_grant(answer: &Response) -> bool {
     let Response::Reply { reply, .. } = answer else { return false };
     let is_there = |it: &_| matches!(it, PlaceStatus::Held | PlaceStatus::Waiting(_));

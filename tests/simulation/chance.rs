@@ -18,43 +18,43 @@ const fn scramble(value: u64) -> u64 {
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator whose numbers depend on this seed alone.
+    /// Creates a generator whose numbers depend on this seed alone.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         scramble(self.0)
     }
 
-    /// A number below `n`; 0 for 0.
+    /// Returns a number below `n`; 0 if that is 0.
     pub const fn below(&mut self, n: u64) -> u64 {
         if n == 0 { 0 } else { self.next() % n }
     }
 
-    /// An index below `n`.
+    /// Returns an index below `n`.
     pub fn index(&mut self, n: usize) -> usize {
         usize::try_from(self.below(n as u64)).unwrap_or(0)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, inclusive.
     pub const fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True in so many of a hundred cases.
+    /// Returns true with this probability, in percent.
     pub const fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of these.
+    /// Returns one of these.
     ///
     /// # Panics
     ///
-    /// If there are none.
+    /// If there is none.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.index(of.len())]
     }

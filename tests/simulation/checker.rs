@@ -1,4 +1,4 @@
-//! Sees what each request was told and what each server holds, and says what was wrong with it.
+//! Watches what each request was answered and what each server holds, and reports what was wrong.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -12,43 +12,43 @@ use crate::process::{Entry, Refusal, Seen};
 
 const MS: u64 = 1000;
 const S: u64 = 1_000_000;
-/// How long after a fault a process may still be busy with its consequences.
+/// How long after a fault a process may be busy with its consequences.
 pub const SETTLE: u64 = 2 * S;
-/// How long a permit may be idle while a living place waits.
+/// How long a permit may be idle while a live place waits.
 const IDLE: u64 = 2 * S;
-/// How long a place may stand in a server that no request of its process accounts for.
+/// How long a place may be on a server without a request of its process.
 const ORPHAN: u64 = 500 * MS;
 /// The same, while a crowd keeps the server busy.
 const CROWDED_ORPHAN: u64 = 1500 * MS;
-/// How long after its end a request's place may stand in the server.
+/// How long after its end the place of a request may be on the server.
 const ENDED: u64 = 400 * MS;
-/// How long the record of a name may be kept behind its last request.
+/// How long the record of a name may be kept after its last request.
 const RECORD: u64 = 8 * S;
-/// How long a permit may be in use that its server does not count.
+/// How long a permit may be in use without being counted by its server.
 const UNCOUNTED: u64 = 2500 * MS;
 /// How long an answer may take beyond its bound.
 const SLACK: u64 = 100 * MS;
-/// How many releases that were refused a process keeps for each name, and the last call.
+/// How many refused releases a process keeps for each name, and the last call.
 const PUT_OFF: u64 = 4096 + 512;
-/// How many places a call may touch: 512 that it names, and 500 beside.
+/// How many places a call may touch: 512 that it names, and 500 others.
 const TOUCHED_MAX: u64 = 1012;
-/// For how long permits are passed on after a call that says that nobody else waits, as the crate says.
+/// How long permits are passed on after an answer that no other process waits, as in the crate.
 const REUSE: u64 = 50 * MS;
-/// How long after a recall a permit that was kept may be back: a message's time, and that of a call before it.
+/// How long after a recall a kept permit may be back: the time of a message, and of a call before it.
 pub const RECALLED: u64 = 40 * MS;
 /// How long after a fault the first call of a new connection may come.
 const CONNECTS: u64 = 500 * MS;
-/// How long the backend's answer is waited for, as the crate says.
+/// The answer timeout, as in the crate.
 const ANSWER_TIMEOUT: u64 = S;
 
-/// Something that was wrong.
+/// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which rule was broken.
+    /// The name of the rule.
     pub rule: &'static str,
-    /// When, µs.
+    /// When it was broken, in µs.
     pub at: u64,
-    /// How.
+    /// How it was broken.
     pub text: String,
 }
 
@@ -68,7 +68,7 @@ struct Request {
     begun: u64,
     frozen: u64,
     granted: Option<u64>,
-    /// It came and had a permit at once, which nobody was asked for.
+    /// Whether it had a permit at once, without a call to the backend.
     is_handed: bool,
     over: bool,
 }
@@ -82,45 +82,45 @@ impl Request {
 /// What is known of a process.
 #[derive(Clone, Debug)]
 pub struct Life {
-    /// Which of the plan's processes it is, or stands in for.
+    /// Which of the plan's processes it is, or replaces.
     pub slot: usize,
     node: Option<NodeId>,
-    /// By name, since when each call of its would say that another process waits.
+    /// By name, since when each of its calls is answered that another process waits.
     others_wait: Vec<Option<u64>>,
-    /// When recalls came, for a moment.
+    /// When recalls came, kept for a while.
     recalls: Vec<VecDeque<u64>>,
-    /// Its requests that wait, by their coming.
+    /// Its waiting requests, in the order of their arrival.
     queues: Vec<BTreeSet<(u64, usize)>>,
-    /// Since when it has places of requests that were over long before.
+    /// Since when it has had places of requests that ended long before.
     keeps: Vec<Option<u64>>,
-    /// Its requests that are not over, by name.
+    /// Its open requests, by name.
     alive: Vec<u64>,
-    /// When those that are over were, for a moment.
+    /// When requests ended, kept for a while.
     ended: Vec<VecDeque<u64>>,
-    /// Permits that linger, and those that did a moment ago, by name.
+    /// Lingering permits, and those that lingered until lately, by name.
     lingering: Vec<VecDeque<Lingering>>,
-    /// When permits of broken-off requests end to linger, each with a release of its own.
+    /// When the lingers of broken-off requests end, each with a release of its own.
     linger_ends: VecDeque<u64>,
-    /// Until when places may stand there that were taken late, or that a shutdown left to their leases.
+    /// Until when places may exist that were taken late, or that a shutdown left to their leases.
     late: Vec<u64>,
-    /// When the last one was there.
+    /// When the last one existed.
     used: Vec<u64>,
-    /// Of these, those that have a permit; and how many permits these are.
+    /// Those of them that have a permit, and the number of these permits.
     believed: Vec<u64>,
     units: Vec<u64>,
-    /// Since when its server has more of its places than there are requests, by name.
+    /// By name, since when its server has more of its places than it has requests.
     orphans: Vec<Option<u64>>,
-    /// Since when its server has fewer than there are permits, by name.
+    /// By name, since when its server has fewer of its places than it has permits.
     uncounted: Vec<Option<u64>>,
-    /// It runs.
+    /// Whether it runs.
     pub lives: bool,
-    /// It was said that it keeps too many records.
+    /// Whether it was reported for keeping too many records.
     hoards: bool,
-    /// It was told to shut down.
+    /// Whether it was shut down.
     pub closing: bool,
-    /// It runs again after it stood still.
+    /// Whether it runs again after it stood still.
     pub awake_since: u64,
-    /// For how long it stood still so far, µs.
+    /// How long it has stood still so far, in µs.
     pub frozen: u64,
     /// What it did in this second.
     events: u64,
@@ -128,14 +128,14 @@ pub struct Life {
     calls: u64,
     named: u64,
     connects: u64,
-    /// The servers that it was connected to, or tried to be.
+    /// The servers that it has been connected to, or has tried to reach.
     known: BTreeSet<usize>,
-    /// Requests that its policies admitted, up to this second.
+    /// Requests that its policies have admitted, up to this second.
     admitted: u64,
 }
 
 impl Life {
-    /// Whether places of a name may stand there that were taken over connections that are gone.
+    /// Whether places of a name may exist that were taken over connections that are gone.
     #[must_use]
     pub fn has_late(&self, name: usize, at: u64) -> bool {
         self.late[name] > at
@@ -145,10 +145,10 @@ impl Life {
 /// A loss of data.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
-    /// From when until when it may show.
+    /// The interval in which it may show.
     begin: u64,
     until: u64,
-    /// How many permits were in use when it came: newcomers are let in beside these.
+    /// The permits in use when it happened. Newcomers are admitted beside these.
     in_use: u64,
 }
 
@@ -158,37 +158,37 @@ impl Loss {
     }
 }
 
-/// How much later than it is due a process may tell a holder that its permit is lost.
+/// How late a process may notify a holder that its permit is lost.
 const TOLD: u64 = 10 * MS;
 
-/// A permit whose request was broken off, and which lingers.
+/// A lingering permit, whose request was broken off.
 #[derive(Clone, Copy, Debug)]
 struct Lingering {
-    /// Until when it is counted at least, µs.
+    /// Until when it is counted at least, in µs.
     until: u64,
-    /// How many permits it is.
+    /// The number of permits.
     units: u64,
-    /// Its process could renew its lease before, so the server counts it whatever happens to the process.
+    /// Whether its process could renew its lease before, so that the server counts it even if the process dies.
     is_certain: bool,
 }
 
-/// By what the requests for a name are compared, as far as they ask for tenants.
+/// The bounds of the claims of a name's requests, if they name tenants.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
-    /// The most that one asks for.
+    /// The highest cost of a request.
     cost: u64,
-    /// The most permits that are left to class 0.
+    /// The most permits that are reserved for class 0.
     headroom: u64,
-    /// Tenants have caps.
+    /// Whether tenants have caps.
     is_capped: bool,
 }
 
 /// What a server has of a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Stock<'a> {
-    /// For each process how many places hold and wait; at the end those of processes that are gone.
+    /// For each process, the number of places that hold and that wait; processes that are gone come last.
     pub places: &'a [(u64, u64)],
-    /// The places that wait, with their tickets.
+    /// The waiting places, with their tickets.
     pub waiting: &'a [(u64, PlaceId)],
     /// Permits in use.
     pub units: u64,
@@ -197,33 +197,33 @@ pub struct Stock<'a> {
 /// Watches a run.
 #[derive(Debug)]
 pub struct Checker {
-    /// What was wrong.
+    /// The broken rules.
     pub violations: Vec<Violation>,
-    /// How often each kind of thing occurred.
+    /// How often each kind of event occurred.
     pub counts: BTreeMap<&'static str, u64>,
-    /// By process, those that are gone among them.
+    /// The processes, including those that are gone.
     pub lives: Vec<Life>,
     names: usize,
     scenario: Scenario,
     requests: Vec<Option<Request>>,
-    /// By process of the plan and server: the disturbances, µs.
+    /// By process of the plan and server: the disturbances, in µs.
     disturbed: Vec<Vec<Vec<(u64, u64)>>>,
     /// By name: when data was lost.
     losses: Vec<Vec<Loss>>,
-    /// By name: until when nothing is said of the cap.
+    /// By name: until when the cap is not checked.
     uncapped: Vec<u64>,
-    /// By name: until when local shares may be in use besides.
+    /// By name: until when local shares may be in use in addition.
     local: Vec<u64>,
-    /// By name: the highest and the lowest limit that was in force.
+    /// By name: the highest and the lowest limit in force.
     limits: Vec<(u32, u32)>,
-    /// By name: when operators set something last, or data moved.
+    /// By name: when an operator last set something, or data moved.
     unsettled: Vec<u64>,
     idle_since: Vec<Option<u64>>,
     terms: Vec<Terms>,
     /// By name: the lowest limit that an operator set, and the smallest local share.
     least_set: Vec<u32>,
     least_shares: Vec<Option<u64>>,
-    /// By name: the longest lease of all processes. By process of the plan and name: its own.
+    /// By name: the longest lease of all processes. By process of the plan and name: its own lease.
     leases: Vec<u64>,
     own_leases: Vec<Vec<u64>>,
     /// By process of the plan and name: how long permits linger.
@@ -241,7 +241,7 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// A checker for this plan.
+    /// Creates the checker of a plan.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let policies = |name: usize| plan.policies.iter().map(move |own| own[name]);
@@ -327,19 +327,19 @@ impl Checker {
         }
     }
 
-    /// Counts something.
+    /// Counts an event.
     pub fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
     }
 
-    /// Something is wrong.
+    /// Reports a broken rule.
     pub fn flag(&mut self, rule: &'static str, at: u64, text: String) {
         self.violations.push(Violation { rule, at, text });
     }
 
     // ===== what happens =====
 
-    /// A process starts.
+    /// Notes that a process starts.
     pub fn born(&mut self, slot: usize, node: Option<NodeId>) {
         self.lives.push(Life {
             slot,
@@ -373,7 +373,7 @@ impl Checker {
         });
     }
 
-    /// A process is gone, and what it was at is broken off.
+    /// Notes that a process is gone, and with it everything that it was doing.
     pub fn died(&mut self, process: usize, at: u64, home: &[usize]) {
         for number in 0..self.requests.len() {
             let open = self.requests[number].filter(|r| r.process == process && !r.over);
@@ -386,7 +386,7 @@ impl Checker {
         self.lives[process].lives = false;
     }
 
-    /// A process shuts down, and leaves permits that may linger to their leases.
+    /// Notes that a process shuts down. Permits that may linger are left to their leases.
     pub fn shuts_down(&mut self, process: usize, at: u64) {
         let life = &mut self.lives[process];
         life.closing = true;
@@ -397,7 +397,7 @@ impl Checker {
         }
     }
 
-    /// A request that has a permit is broken off: the permit lingers from now on.
+    /// Notes that a request with a permit is broken off: the permit lingers from now on.
     fn breaks_off(&mut self, request: &Request, at: u64, server: usize, how: &'static str) {
         let (process, name) = (request.process, request.name);
         let linger = self.lingers[self.lives[process].slot][name];
@@ -413,7 +413,7 @@ impl Checker {
         life.lingering[name].push_back(Lingering { until, units: request.cost(), is_certain });
     }
 
-    /// Since when a process's places of a name stand in its server as the process thinks.
+    /// Returns since when a process's places of a name have been on its server as the process assumes.
     fn settled_since(&self, process: usize, name: usize, server: usize) -> u64 {
         self.quiet_since(process, server)
             .max(self.unsettled[name])
@@ -421,7 +421,7 @@ impl Checker {
             .max(self.call_errors_until)
     }
 
-    /// From `begin` to `end` a process of the plan, or all, can be hindered in speaking with a server.
+    /// Notes that a process of the plan, or each, may be unable to reach a server from `begin` to `end`.
     pub fn disturb(
         &mut self,
         slot: Option<usize>,
@@ -440,7 +440,7 @@ impl Checker {
         }
     }
 
-    /// A name has come to a server that may be disturbed.
+    /// Notes that a name has moved to a server that may be disturbed.
     pub fn moved(&mut self, name: usize, server: usize, at: u64) {
         let ends = self.disturbed.iter().flat_map(|servers| &servers[server]);
         let last = ends.filter(|(begin, end)| *begin <= at && at < *end).map(|(_, end)| *end).max();
@@ -449,7 +449,7 @@ impl Checker {
         }
     }
 
-    /// Until then policies may answer requests for a name.
+    /// Notes that policies may answer requests for a name until then.
     fn answers_itself(&mut self, name: usize, end: u64) {
         if self.admits[name] {
             self.uncapped[name] = self.uncapped[name].max(end + SETTLE);
@@ -457,35 +457,35 @@ impl Checker {
         self.local[name] = self.local[name].max(end + SETTLE);
     }
 
-    /// A server's clock is set, back by so much or forward. Leases end sooner or later than their holders
-    /// think.
+    /// Notes that a server's clock is set, back by this much or forward. Leases then end sooner or later than their
+    /// holders assume.
     pub fn clock_steps(&mut self, server: usize, until: u64, back: u64, home: &[usize]) {
         for name in (0..self.names).filter(|name| home[*name] == server) {
             self.uncapped[name] = self.uncapped[name].max(until + SETTLE);
-            // Nobody renews these, and they stand for as much longer.
+            // No process renews these, so they last that much longer.
             self.lives.iter_mut().for_each(|life| life.late[name] += back);
         }
     }
 
-    /// A place was taken over a connection that is gone: it may stand for a lease that nobody knows of.
+    /// Notes that a place was taken over a connection that is gone. It may exist for a lease that no process knows of.
     pub fn taken_late(&mut self, process: usize, name: usize, at: u64) {
         let until = at + self.leases[name];
         let late = &mut self.lives[process].late[name];
         *late = (*late).max(until);
     }
 
-    /// Calls fail until then.
+    /// Notes that calls fail until then.
     pub fn calls_fail(&mut self, until: u64) {
         self.call_errors_until = self.call_errors_until.max(until + SETTLE);
     }
 
-    /// A server loses data of a name; it is there again at `end`.
+    /// Notes that a server loses data of a name, and is back at `end`.
     pub fn data_lost(&mut self, name: usize, begin: u64, end: u64) {
         let until = end + self.leases[name] + SETTLE;
         let in_use = self.in_use(name, begin);
         self.losses[name].push(Loss { begin, until, in_use });
         self.lives.iter_mut().for_each(|life| life.others_wait[name] = None);
-        // Nobody shows a proof for what these left.
+        // No process shows a proof for the places that these left.
         for life in self.lives.iter_mut().filter(|life| !life.lives || life.closing) {
             life.lingering[name].iter_mut().for_each(|permit| permit.is_certain = false);
         }
@@ -493,41 +493,41 @@ impl Checker {
         self.unsettle(name, end + quarantine + SETTLE);
     }
 
-    /// What is in force for a name is not known for certain until then.
+    /// Notes that the limit in force for a name is uncertain until then.
     pub fn unsettle(&mut self, name: usize, until: u64) {
         self.unsettled[name] = self.unsettled[name].max(until);
     }
 
-    /// All servers may have lost data before the beginning.
+    /// Notes that all servers may have lost data before the beginning.
     pub fn quarantine(&mut self) {
         for name in 0..self.leases.len() {
             self.unsettle(name, self.leases[name] + SETTLE);
         }
     }
 
-    /// An operator sets a limit.
+    /// Notes that an operator sets a limit.
     pub fn limit_set(&mut self, name: usize, limit: u32) {
         self.limits[name].0 = self.limits[name].0.max(limit);
         self.least_set[name] = self.least_set[name].min(limit);
     }
 
-    /// An operator pauses a name, or sets its limit to 0.
+    /// Notes that an operator pauses a name, or sets its limit to 0.
     pub fn pauses(&mut self, name: usize) {
         self.paused[name] = true;
     }
 
-    /// An operator drains a name.
+    /// Notes that an operator drains a name.
     pub fn drains(&mut self, name: usize) {
         self.drained[name] = true;
     }
 
-    /// An operator revokes a place.
+    /// Notes that an operator revokes a place.
     pub fn revokes(&mut self, name: usize, at: u64) {
         self.revoked[name] = true;
         self.revocations[name].push(at);
     }
 
-    /// A process sent calls, or opened a connection.
+    /// Notes that a process sent calls, or opened a connection.
     pub fn sent(&mut self, process: usize, (calls, places): (usize, usize), connects: u64) {
         let life = &mut self.lives[process];
         life.calls += calls as u64;
@@ -535,7 +535,7 @@ impl Checker {
         life.connects += connects;
     }
 
-    /// A process opens a connection to a server: it has lost the one that it had, or could not open it.
+    /// Notes that a process opens a connection to a server: it lost the previous one, or could not open it.
     pub fn connects(&mut self, process: usize, server: usize, at: u64) {
         if self.lives[process].known.insert(server) {
             return;
@@ -549,7 +549,7 @@ impl Checker {
         }
     }
 
-    /// Since when nothing hinders a process in speaking with a server.
+    /// Returns since when nothing has kept a process from reaching a server.
     fn quiet_since(&self, process: usize, server: usize) -> u64 {
         let life = &self.lives[process];
         let disturbed = &self.disturbed[life.slot][server];
@@ -563,7 +563,7 @@ impl Checker {
 
     // ===== servers =====
 
-    /// Since when each reply to a process says that others wait.
+    /// Notes since when each reply to a process has said that others wait.
     fn follow_waiters(&mut self, at: u64, step: &Step<'_>) {
         let mut nodes: Vec<NodeId> = Vec::new();
         if step.after.waiting() > 0 {
@@ -579,7 +579,7 @@ impl Checker {
         }
     }
 
-    /// A recall came to a process.
+    /// Notes that a recall came to a process.
     pub fn recalled(&mut self, process: usize, name: usize, at: u64) {
         let recalls = &mut self.lives[process].recalls[name];
         recalls.push_back(at);
@@ -588,8 +588,8 @@ impl Checker {
         }
     }
 
-    /// A recall came to a process some time ago: what it kept then is back, if another one waits still. `places`: those
-    /// that its server has of it.
+    /// Checks, some time after a recall, that what the process kept is back if another process still waits. `places`
+    /// are those that its server has of it.
     pub fn after_recall(
         &mut self,
         (process, name): (usize, usize),
@@ -616,7 +616,7 @@ impl Checker {
         }
     }
 
-    /// A request has a permit of which the backend knows nothing.
+    /// Checks a request that has a permit of which the backend knows nothing.
     fn passed_on(
         &mut self,
         process: usize,
@@ -628,7 +628,7 @@ impl Checker {
         let name = request.name;
         let settled = self.settled_since(process, name, server);
         let life = &self.lives[process];
-        // Where a process stood still, it may have heard before; and its policy may let requests in.
+        // A process that stood still may have heard of it before; and its policy may admit requests.
         if life.awake_since + 10 * MS > at || !self.reuses[life.slot][name] || request.wait == 0 {
             return;
         }
@@ -638,9 +638,9 @@ impl Checker {
             life.recalls[name].iter().find(|came| (since..at).contains(came)).copied()
         });
         let older = life.queues[name].first().copied();
-        // While a server cannot be asked, a policy may let requests in of which it says nothing either.
+        // While a server cannot be asked, a policy may also admit requests of which the server knows nothing.
         let may_admit = self.admits[name] || self.shares[name] > 0;
-        // Nobody knows that places of its own are gone before they are renewed.
+        // A process does not know that its places are gone before it renews them.
         let is_lost = self.losses[name].iter().any(|loss| loss.shows(at));
         let is_clean = settled < at || !(may_admit || is_lost);
         self.count(if request.begun == at { "kept permits used" } else { "permits passed on" });
@@ -669,12 +669,12 @@ impl Checker {
         }
     }
 
-    /// An operation was carried out.
+    /// Checks an operation that was carried out.
     pub fn step(&mut self, at: u64, step: &Step<'_>) {
         self.follow_waiters(at, step);
         let count = step.after.count();
-        // Those that it names, and those that it sweeps, grants or passes over. What is passed over for
-        // nothing is posted and taken out.
+        // The places that it names, and those that it sweeps, grants or passes over. Those that are passed over for
+        // nothing were posted and removed.
         let swept = step.count_before.saturating_sub(count + step.leaving as u64);
         let touched = step.ids as u64 + swept.max(step.passed as u64);
         let most = self.counts.entry("most places touched by a call").or_default();
@@ -704,7 +704,7 @@ impl Checker {
             self.flag("idle in the server", at, text);
         }
         let Some(before) = step.before else { return };
-        // Where nobody can join, whoever is granted waits no more.
+        // If none can join, each that is granted no longer waits.
         if matches!(step.op, "renew" | "release") && step.waiting_before == step.after.waiting() {
             return;
         }
@@ -741,7 +741,7 @@ impl Checker {
                 Some(_) => {}
             }
         }
-        // Those that come, by the limit of the call.
+        // Newcomers, by the limit of the call.
         if new_units > 0 && !step.proves && held > u64::from(step.limit) {
             let text = format!(
                 "{} granted {news} of n{}: {held} of {} in use",
@@ -749,7 +749,8 @@ impl Checker {
             );
             self.flag("cap in the server", at, text);
         }
-        // Each that waited, by its own limit, with those granted before it and without those that came after it.
+        // Each that waited, by its own limit, together with those granted before it and without those that came after
+        // it.
         granted.sort_unstable();
         let mut then = step.after.in_use().saturating_sub(new_units);
         for (_, id) in granted.iter().rev().filter(|_| !step.proves && step.turns.is_none()) {
@@ -772,19 +773,19 @@ impl Checker {
 
     // ===== requests =====
 
-    /// A probe is added: a request that has to be served.
+    /// Adds a probe, a request that must be served.
     pub fn add_request(&mut self) -> usize {
         self.requests.push(None);
         self.requests.len() - 1
     }
 
-    /// How many requests are not over.
+    /// Returns the number of open requests.
     #[must_use]
     pub fn open(&self) -> usize {
         self.requests.iter().flatten().filter(|request| !request.over).count()
     }
 
-    /// A request saw something.
+    /// Notes what a request saw.
     pub fn saw(
         &mut self,
         process: usize,
@@ -842,7 +843,7 @@ impl Checker {
                 let life = &mut self.lives[process];
                 life.queues[name].remove(&(request.begun, number));
                 if is_handed {
-                    // It cost no call when it came, and may cost one when it goes.
+                    // It made no call when it came, and may make one when it leaves.
                     life.events = life.events.saturating_sub(2);
                 }
                 if is_own {
@@ -994,7 +995,7 @@ impl Checker {
                     && elapsed
                         > ANSWER_TIMEOUT + SLACK + (self.lives[process].frozen - request.frozen)
                     && at > self.call_errors_until
-                    // What operators set is heard before the first call of a connection.
+                    // Overrides are read before the first call of a connection.
                     && at > quiet.saturating_sub(SETTLE) + CONNECTS
                 {
                     self.flag("unavailable late", at, say(", with a connection"));
@@ -1013,7 +1014,7 @@ impl Checker {
         }
     }
 
-    /// Whether a request asks for more than it could have by some limit, cap or share.
+    /// Returns whether a request asks for more than some limit, cap or share could ever give it.
     fn is_too_much(&self, request: &Request) -> bool {
         let Some(ask) = request.ask else { return false };
         let headroom = if ask.class == 0 { 0 } else { self.terms[request.name].headroom };
@@ -1039,7 +1040,7 @@ impl Checker {
         }
         let linger = self.lingers[life.slot][request.name];
         if linger > TOLD {
-            // Its request breaks off, and the rest of the lease is for that.
+            // Its request breaks off, and the rest of the lease is meant for that.
             let is_certain = self.uncapped[request.name] < at;
             let permit = Lingering { until: at + linger - TOLD, units: request.cost(), is_certain };
             self.lives[request.process].lingering[request.name].push_back(permit);
@@ -1062,7 +1063,7 @@ impl Checker {
         }
     }
 
-    /// How many permits are in use, as far as their holders know; with those that linger.
+    /// Returns the permits in use, as far as their holders know, including those that linger.
     fn in_use(&self, name: usize, at: u64) -> u64 {
         let awake = self.lives.iter().filter(|life| life.lives && life.awake_since + 10 * MS <= at);
         let held: u64 = awake.map(|life| life.units[name]).sum();
@@ -1071,14 +1072,14 @@ impl Checker {
         held + counted.map(|permit| permit.units).sum::<u64>()
     }
 
-    /// Whether more permits are in use than may be.
+    /// Checks whether more permits are in use than allowed.
     fn cap(&mut self, name: usize, at: u64) {
         let believed = self.in_use(name, at);
         let limit = u64::from(self.limits[name].0);
         if believed <= limit || at <= self.uncapped[name] {
             return;
         }
-        // Each time up to the limit, beside what is in use; which the time before may have let in.
+        // Each loss can admit up to the limit beside what is in use, including what an earlier loss admitted.
         let mut most = limit;
         for loss in self.losses[name].iter().filter(|loss| loss.shows(at)) {
             most = most.max(loss.in_use) + limit;
@@ -1086,7 +1087,7 @@ impl Checker {
         if at <= self.local[name] {
             most += self.shares[name];
         }
-        // A revoked holder hears of it a second later at the latest, or with the end of its lease.
+        // A revoked holder is notified within a second, or loses the permit with its lease.
         let told = at.saturating_sub(3 * S + self.leases[name]);
         let revoked = self.revocations[name].iter().filter(|begun| **begun >= told).count() as u64;
         most += revoked * self.terms[name].cost;
@@ -1100,7 +1101,7 @@ impl Checker {
 
     // ===== time =====
 
-    /// Looks at what a server has of a name, and at the limit that operators set.
+    /// Checks what a server has of a name, and the limit that operators set.
     pub fn look(
         &mut self,
         at: u64,
@@ -1137,7 +1138,7 @@ impl Checker {
             }
             let more = held + waiting > life.alive[name] + ended.len() as u64 + lingered;
             let lately = ended.iter().filter(|end| **end + REUSE + SLACK >= at).count() as u64;
-            // To release thousands takes a while.
+            // Releasing thousands takes a while.
             let keeps = self.reuses[life.slot][name]
                 && self.scenario != Scenario::Large
                 && held + waiting > life.alive[name] + lately + lingered;
@@ -1172,7 +1173,7 @@ impl Checker {
                 self.lives[process].uncounted[name] = None;
                 self.flag("uncounted", at, text);
             }
-            // Lost data is noticed with the next renewal.
+            // A loss of data is noticed with the next renewal.
             if linger > 0 && held < believed + linger && settled + UNCOUNTED < at {
                 let text = format!(
                     "process {process} uses {believed} permits of n{name}, {linger} more linger, and {held} are counted"
@@ -1194,8 +1195,8 @@ impl Checker {
             (_, true) => Some(0),
             (limit, _) => limit,
         };
-        // Each is judged by its own limit, and waits for those before it. The order among tenants is not checked
-        // here; one of a tenant with a cap waits.
+        // Each is judged by its own limit, and waits for those before it. The order among tenants is not checked here,
+        // and a place of a tenant with a cap may wait.
         let fits =
             |id: PlaceId| units + u64::from(id.cost()) <= crate::fair::room(id, limit, (0, 0));
         let is_plain = all_waiting.iter().all(|(_, id)| id.claim.is_none());
@@ -1215,17 +1216,17 @@ impl Checker {
         }
     }
 
-    /// A second is over: looks at what processes did in it.
+    /// Checks, each second, what processes did in it.
     pub fn second(&mut self, at: u64, servers: usize, records: &[Option<usize>], admitted: &[u64]) {
         for process in 0..self.lives.len() {
             let quiet = (0..servers).map(|server| self.quiet_since(process, server)).max();
             self.admits_in(process, admitted[process], quiet.unwrap_or(0), at);
             let used = &self.lives[process];
-            // Where the server was away, releases may wait for it, up to the end of the leases.
+            // If the server was unreachable, releases may wait for it until the leases end.
             let away = |name: usize| {
                 if quiet.unwrap_or(0) + RECORD < at { 0 } else { 3 * self.leases[name] }
             };
-            // A quarantine is kept for its lease.
+            // A quarantine lasts for its lease.
             let quarantined = |name: usize| {
                 let before = at.saturating_sub(RECORD);
                 self.quarantine && self.losses[name].iter().any(|loss| loss.until > before)
@@ -1255,7 +1256,7 @@ impl Checker {
             life.linger_ends.retain(|end| *end > at);
             (life.events, life.handed, life.calls, life.connects) = (0, 0, 0, 0);
             let alive: u64 = life.alive.iter().sum();
-            // Where permits are passed on, the backend is asked each 25 ms.
+            // While permits are passed on, the backend is asked every 25 ms.
             let asks = self.reuses[life.slot].iter().filter(|reuses| **reuses).count() as u64 * 40;
             let most = 60 + 6 * events + handed + lingered + 40 * names + asks + alive / 4;
             if calls > most {
@@ -1264,8 +1265,8 @@ impl Checker {
                 );
                 self.flag("work: calls", at, text);
             }
-            // Each place when it comes and goes, and those that are there ten times, where a process polls. As many
-            // releases as are kept while they are refused may go out at once.
+            // Each place when it comes and when it leaves, and ten times in between if the process polls. All releases
+            // that were kept while they were refused may be sent at once.
             let most_named =
                 1000 + 10 * (events + handed + lingered) + 30 * alive + PUT_OFF * names;
             if named > most_named {
@@ -1285,7 +1286,7 @@ impl Checker {
         }
     }
 
-    /// Policies for outages admit requests in an outage alone, not because a server is busy.
+    /// Checks that outage policies admit requests only in an outage, not because a server is busy.
     fn admits_in(&mut self, process: usize, admitted: u64, quiet: u64, at: u64) {
         let life = &mut self.lives[process];
         let more = admitted.saturating_sub(life.admitted);
@@ -1296,7 +1297,7 @@ impl Checker {
         }
     }
 
-    /// The run is over: what was never answered?
+    /// Checks, at the end of the run, that every request was answered.
     pub fn finish(&mut self, at: u64) {
         let open: Vec<_> = self
             .requests

@@ -1,79 +1,79 @@
-//! Whose turn it is among tenants, found from the places of a ledger alone: what a ledger does is held
-//! against this, which shares no code with it.
+//! The order of turns among tenants, derived from the places of a ledger alone. A ledger is checked against this, which
+//! shares no code with it.
 //!
-//! Each operation is taken apart into its steps: who leaves, whose lease has ended, who is granted one after
-//! another, who comes. After each step the turns of the lines are known anew. Times that the ledger's
-//! rounding makes equal are equal here, and where a step cannot be told for certain, nothing is said of it.
+//! Each operation is taken apart into its steps: places that leave, places whose lease has ended, grants one by one,
+//! and newcomers. The turns of the lines are known after each step. Times that the ledger's rounding makes equal are
+//! equal here, and a step that cannot be reconstructed for certain is not judged.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use tower_semaphore_protocol::{Claim, LINE_MAX, PlaceId, TICKET_MIN, Tenant};
 
-/// A place, its lease end (ms), and its ticket while it waits.
+/// A place, its lease end in ms, and its ticket while it waits.
 pub type Stored = (PlaceId, u64, Option<u64>);
 
-/// What was done to a ledger.
+/// An operation on a ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Done<'a> {
-    /// The places before and after.
+    /// The places before and after it.
     pub before: &'a [Stored],
     /// See there.
     pub after: &'a [Stored],
-    /// The server's clock, µs.
+    /// The server's clock, in µs.
     pub now: u64,
     /// As the caller knows them.
     pub limit: u32,
     /// See there.
     pub headroom: u32,
-    /// The limit counts for all places, whatever they brought.
+    /// Whether the limit applies to all places, whatever limits they have.
     pub for_all: bool,
-    /// Places that are taken out.
+    /// The places that leave.
     pub leaving: &'a [PlaceId],
-    /// Places that come, with the proof that they bring along.
+    /// The newcomers, each with its proof.
     pub coming: &'a [(PlaceId, Option<u64>)],
-    /// Whether places were asked to be promoted.
+    /// Whether the operation promotes.
     pub promotes: bool,
-    /// The bound on work was reached.
+    /// Whether the bound on work was reached.
     pub more: bool,
 }
 
-/// A rule that was broken, and how.
+/// The name of a broken rule, and how it was broken.
 pub type Breach = (&'static str, String);
 
-/// Whose turn it is in one semaphore.
+/// Judges the turns of one semaphore.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Judge {
     lines: BTreeMap<Tenant, Turn>,
-    /// The lowest limit that counted for all places: a head that asks for more may have been put aside.
+    /// The lowest limit that applied to all places: a head that needs more may have been set aside.
     least_limit: Option<u32>,
-    /// The latest time that the server's clock has shown, µs: it may have stepped back since.
+    /// The latest time that the server's clock has shown, in µs. It may have stepped back since.
     latest: u64,
 }
 
-/// The turn of a line. The lower, the sooner.
+/// The turn of a line. The lowest is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Turn {
-    /// Class and level; `None`: the tenant's own cap stops it.
+    /// Class and level; `None` if the tenant's own cap stops the line.
     key: Option<(u8, u64)>,
-    /// Since when, µs: not before this, and not after that.
+    /// The bounds of when the tenant came to this level, in µs.
     from: u64,
     to: u64,
-    /// It may be put aside.
+    /// Whether it may be set aside.
     aside: bool,
 }
 
 impl Turn {
-    /// Whether this one certainly comes before the other.
+    /// Returns whether this turn certainly comes before the other.
     fn precedes(self, other: Self) -> bool {
         let (Some(own), Some(others)) = (self.key, other.key) else { return false };
-        // What doubles of this size cannot tell apart.
+        // The difference that doubles of this size can hold.
         let grain = 1 << (own.1 + 1).ilog2();
         let is_sooner = self.to.saturating_add(grain) < other.from;
         !self.aside && (own < others || (own == others && is_sooner))
     }
 }
 
-/// How many orders of the grants of one operation are tried: of turns that are equal, any may have come first.
+/// How many orders of the grants of one operation are tried: among equal turns, any may have come first.
 const ORDERS_MAX: usize = 100;
 
 /// The places of a semaphore by tenants.
@@ -134,7 +134,7 @@ impl Places {
         claim.each().is_some_and(|each| units > u64::from(each))
     }
 
-    /// Class and level of this place, if it were the next of its tenant.
+    /// Returns the class and the level of this place, if it were the next of its tenant.
     fn key(&self, id: PlaceId) -> (u8, u64) {
         let level = 64 * self.units_of(tenant_of(id));
         id.claim.map_or((0, level), |claim| (claim.class(), level / u64::from(claim.weight())))
@@ -145,7 +145,8 @@ fn class_of(id: PlaceId) -> u8 {
     id.claim.map_or(0, Claim::class)
 }
 
-/// How many permits may be in use with this one: by the limit that counts for all; else by its own; else by the caller's.
+/// Returns how many permits may be in use with this one: by the limit that applies to all, else by its own, else by the
+/// caller's.
 #[must_use]
 pub fn room(id: PlaceId, for_all: Option<u32>, caller: (u32, u32)) -> u64 {
     let (limit, headroom) = id.bound.map_or(caller, |bound| (bound.limit, bound.headroom));
@@ -154,7 +155,7 @@ pub fn room(id: PlaceId, for_all: Option<u32>, caller: (u32, u32)) -> u64 {
 }
 
 impl Done<'_> {
-    /// How many permits may be in use with this one: by the limit that its request brought.
+    /// Returns how many permits may be in use with this one, by the limit of its request.
     fn room(&self, id: PlaceId) -> u64 {
         room(id, self.for_all.then_some(self.limit), (self.limit, self.headroom))
     }
@@ -163,8 +164,8 @@ impl Done<'_> {
         places.all + u64::from(id.cost()) <= self.room(id)
     }
 
-    /// The places that came again in this very call after their lease had ended: as newcomers, so a place
-    /// that waited lost its turn. A call that reached its bound may have kept a place past its lease.
+    /// Returns the places that came again in this very call after their lease had ended. They come as newcomers, so a
+    /// waiting place lost its turn. A call that reached its bound may have kept a place past its lease.
     fn again(&self, after: &HashMap<PlaceId, Option<u64>>) -> HashSet<PlaceId> {
         let coming: HashSet<PlaceId> = self.coming.iter().map(|(id, _)| *id).collect();
         let has_ended = |end: u64| end <= self.now / 1000;
@@ -179,7 +180,7 @@ impl Done<'_> {
 }
 
 impl Judge {
-    /// The turns of all lines now.
+    /// Returns the turns of all lines.
     fn settle(&mut self, places: &Places, now: u64) {
         self.latest = self.latest.max(now);
         let latest = self.latest;
@@ -216,7 +217,7 @@ impl Judge {
         }
     }
 
-    /// The line that certainly comes before this turn, if any.
+    /// Returns the line that certainly comes before this turn, if there is one.
     fn before(&self, places: &Places, turn: Turn, own: Option<Tenant>) -> Option<Option<Tenant>> {
         let others = places.waiting.keys().copied().filter(|tenant| *tenant != own);
         others
@@ -230,7 +231,7 @@ impl Judge {
         self.settle(places, now);
     }
 
-    /// Why this place may not be granted now, if so.
+    /// Returns why this place may not be granted now; `None` if it may.
     fn objection(&self, places: &Places, id: PlaceId, done: &Done<'_>) -> Option<Breach> {
         let tenant = tenant_of(id);
         let first = places.head(tenant);
@@ -255,7 +256,7 @@ impl Judge {
         Some(("turn", say(format!("with {turn:?}, before {other:?} with {theirs:?}"))))
     }
 
-    /// Judges what was done.
+    /// Judges an operation.
     pub fn judge(&mut self, done: &Done<'_>) -> Option<Breach> {
         let now = done.now;
         if done.promotes && done.for_all && done.limit > 0 {
@@ -266,7 +267,7 @@ impl Judge {
             done.after.iter().map(|(id, _, ticket)| (*id, *ticket)).collect();
         let mut places = Places::default();
         done.before.iter().for_each(|(id, _, ticket)| places.put(*id, *ticket));
-        // The places that leave, those whose lease has ended, and those granted and known to be gone.
+        // The places that leave, those whose lease has ended, and those granted to a process that is known to be gone.
         let leaving: HashSet<PlaceId> = done.leaving.iter().copied().collect();
         let (mut dead, mut passed) = (Vec::new(), Vec::new());
         let again = done.again(&after);
@@ -318,7 +319,7 @@ impl Judge {
         breach
     }
 
-    /// Grants one after another those that were granted, by their turns; says which of them had none.
+    /// Grants the places that were granted, one by one in the order of their turns. Returns those that had no turn.
     fn promoted(
         &mut self,
         places: &mut Places,
@@ -330,7 +331,7 @@ impl Judge {
         let is_granted = |id: &PlaceId| after.get(id).is_some_and(Option::is_none);
         let mut granted: Vec<_> = waiting.filter(|(_, id)| is_granted(id)).copied().collect();
         if !passed.is_empty() {
-            // In which order is not known.
+            // Their order is not known.
             for place in granted.into_iter().chain(passed.iter().copied()) {
                 self.grant(places, place, done.now);
             }
@@ -342,7 +343,7 @@ impl Judge {
         }
         let (mut orders, mut untried, mut breach) = (1, Vec::new(), None);
         while !granted.is_empty() {
-            // Of those that may come next, the one with the lowest turn.
+            // Of those that may be next, the one with the lowest turn.
             let mut heads: Vec<_> = granted
                 .iter()
                 .enumerate()
@@ -380,7 +381,7 @@ impl Judge {
         None
     }
 
-    /// Whether permits are idle though a turn waits that fits.
+    /// Returns whether permits are idle although a place whose turn it is fits.
     fn idle(&self, places: &Places, done: &Done<'_>) -> Option<Breach> {
         let in_turn = |tenant: &Option<Tenant>| {
             let turn = self.turn(places, *tenant).filter(|turn| turn.key.is_some())?;
@@ -398,7 +399,7 @@ impl Judge {
         Some(("idle in the server", format!("{id} is next, and {all} of {room} are in use")))
     }
 
-    /// Holds the turns that a ledger keeps against these.
+    /// Compares the turns that a ledger keeps with these.
     #[must_use]
     pub fn compare(&self, turns: &[(Tenant, f64)]) -> Option<Breach> {
         let theirs: BTreeMap<Tenant, f64> = turns.iter().copied().collect();

@@ -1,10 +1,10 @@
-//! A deterministic simulation of the crate: all of it above the `Backend` seam, on virtual time, with
-//! randomness, network, servers and faults from one seed.
+//! A deterministic simulation of the crate: all of it above the `Backend` seam, on virtual time, with randomness,
+//! network, servers and faults from one seed.
 //!
-//! A [`Plan`](plan::Plan) says what happens and is made from a seed; [`run`](world::run) carries it
-//! out and says what was wrong. Each process has a runtime of its own, with a paused clock, so that it
-//! can die and stand still as a whole. Processes run in turn for a window of a few milliseconds and
-//! hear of each other only in the next one, so their order in a window does not matter.
+//! A [`Plan`](plan::Plan) is made from a seed and has everything that happens; [`run`](world::run) carries it out and
+//! reports what was wrong. Each process has a runtime of its own, with a paused clock, so that it can die and stand
+//! still as a whole. Processes run in turn for a window of a few milliseconds and exchange messages only between
+//! windows, so their order in a window does not matter.
 
 pub mod backend;
 pub mod chance;

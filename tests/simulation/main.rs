@@ -1,7 +1,7 @@
 //! Runs the simulation from the command line: see `./tests/long simulation --help`.
 //!
-//! Seeds are run by a child process, so that one that never comes to its end is found out and
-//! passed over: the child has a thread that watches the course of its runs, and ends it.
+//! A child process runs the seeds, so that one that never ends is noticed and skipped: a thread of the child watches
+//! the progress of its runs, and ends it.
 
 #![allow(clippy::print_stdout, reason = "this is what the program is for")]
 
@@ -16,11 +16,11 @@ use simulation::plan::{Plan, Planted, Scenario};
 use simulation::shrink::shrink;
 use simulation::world::{Outcome, run};
 
-/// How long a run may do nothing but keep the processor busy: other programs may need it, too.
+/// How long a run may make no progress, in CPU time: other programs may need the processor, too.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How a child says that a run did nothing for that long.
+/// The exit code of a child whose run made no progress for that long.
 const STUCK: i32 = 86;
-/// How often a plan is made smaller at the most, of a run that ends and of one that does not.
+/// The most attempts to make a plan smaller, for a run that ends and for one that does not.
 const ATTEMPTS: (usize, usize) = (400, 100);
 const TRACE_MAX: usize = 150;
 
@@ -33,9 +33,9 @@ struct Options {
     scenario: Option<Scenario>,
     planted: Option<Planted>,
     jobs: usize,
-    /// A child: runs what it is told, and says in lines what came of it.
+    /// Runs as a child, and reports results line by line.
     worker: bool,
-    /// One that checks one plan, made smaller in this way.
+    /// Runs as a child that checks one plan, made smaller in this way.
     keeps: Option<String>,
     shrinks: bool,
     counts: bool,
@@ -115,7 +115,7 @@ fn options() -> Result<Options, String> {
     let jobs = u64::try_from(options.jobs).unwrap_or(u64::MAX);
     let counts = [("--seeds", options.seeds), ("--from", options.from), ("--jobs", jobs)];
     match counts.into_iter().find(|(_, count)| *count == 0) {
-        // A worker counts jobs, from 0 on.
+        // Returns the next job of a worker, from 0.
         Some((word, _)) if !options.worker => {
             Err(format!("{word} 0; allowed: a whole number from 1"))
         }
@@ -123,7 +123,7 @@ fn options() -> Result<Options, String> {
     }
 }
 
-/// The seed and the scenario of a job.
+/// Returns the seed and the scenario of a job.
 fn job(options: &Options, number: u64) -> (Scenario, u64) {
     match options.scenario {
         Some(scenario) => (scenario, options.from + number),
@@ -141,7 +141,7 @@ fn plan(options: &Options, scenario: Scenario, seed: u64) -> Plan {
 
 // ===== the child =====
 
-/// Ends this process if nothing happens any more.
+/// Ends this process if its run makes no progress any more.
 fn watch(pulse: &Arc<AtomicU64>) {
     let pulse = Arc::clone(pulse);
     std::thread::spawn(move || {
@@ -160,10 +160,10 @@ fn watch(pulse: &Arc<AtomicU64>) {
     });
 }
 
-/// For how long this process has kept the processor busy, where the system tells.
+/// Returns the CPU time of this process, if the system reports it.
 fn busy() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // Behind the name, which is in brackets: the 12th and 13th are user and system time, in 1/100 s.
+    // After the name, which is in brackets, user and system time are fields 12 and 13, in 1/100 s.
     let mut words = text.rsplit_once(") ")?.1.split(' ').skip(11);
     let mut ticks = || words.next()?.parse::<u64>().ok();
     Some(Duration::from_millis(10 * (ticks()? + ticks()?)))
@@ -241,7 +241,7 @@ fn child(options: &Options, from: u64, seeds: u64, minutes: Option<f64>) -> std:
     command.stdout(Stdio::piped()).spawn()
 }
 
-/// Runs seeds in a child, and goes on behind those that come to no end.
+/// Runs seeds in a child, and goes on after those that never end.
 fn supervise(options: &Options, first: u64, totals: &mut Totals) -> std::io::Result<()> {
     let began = Instant::now();
     let base = options.from - 1;
@@ -288,7 +288,7 @@ fn supervise(options: &Options, first: u64, totals: &mut Totals) -> std::io::Res
         }
         let status = child.wait()?;
         let Some((scenario, seed, number)) = current else {
-            // Between two runs it ends well, or with a rule broken, which was counted.
+            // It ends well between two runs, or after a broken rule, which is counted already.
             let is_counted = status.success() || totals.violated > 0;
             let ended = || std::io::Error::other(format!("a worker ended: {status}"));
             return if is_counted { Ok(()) } else { Err(ended()) };
@@ -388,7 +388,7 @@ fn repeat(options: &Options, seed: u64, scenario: &str) -> String {
 
 // ===== one seed =====
 
-/// Whether a plan breaks a rule; asked of a child, because it may come to no end.
+/// Returns whether a plan breaks a rule. A child runs it, because it may never end.
 fn rules(options: &Options, plan: &Plan) -> Vec<(String, String)> {
     let Ok(program) = std::env::current_exe() else { return Vec::new() };
     let mut command = Command::new(program);
@@ -443,7 +443,7 @@ fn one(options: &Options, seed: u64) -> ExitCode {
     code
 }
 
-/// Shows the smallest plan that breaks a rule, and what happens then.
+/// Shows the smallest plan that breaks a rule, and its events.
 fn explain(options: &Options, scenario: Scenario, seed: u64, rule: &str) {
     let Ok(whole) = kept_plan(options, scenario, seed) else { return };
     let stuck = rule == "stuck" || rule == "crash";
@@ -474,7 +474,7 @@ fn explain(options: &Options, scenario: Scenario, seed: u64, rule: &str) {
 
 // ===== smaller plans as text =====
 
-/// What of its seed's plan a plan keeps: `<processes>/<requests>/<faults>/<operations>`.
+/// Which parts of its seed's plan a plan keeps: `<processes>/<requests>/<faults>/<operations>`.
 fn kept(options: &Options, small: &Plan) -> String {
     let whole = plan(options, small.scenario, small.seed);
     format!(
@@ -508,7 +508,7 @@ fn ranges<T: PartialEq>(whole: &[T], part: &[T]) -> String {
     text.join(",")
 }
 
-/// The plan of a seed, or what is to be kept of it.
+/// Returns the plan of a seed, or the parts of it to keep.
 fn kept_plan(options: &Options, scenario: Scenario, seed: u64) -> Result<Plan, String> {
     let mut plan = plan(options, scenario, seed);
     if let Some(keeps) = &options.keeps {

@@ -1,4 +1,4 @@
-//! A ledger with tenants in the plainest words, for faults that are planted: each is one rule undone.
+//! A ledger with tenants in the plainest terms, for planted faults: each is one rule undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ fn room(caller: Caller, id: PlaceId) -> u64 {
 }
 
 impl Naive {
-    /// A semaphore that nobody has, and that does without a rule.
+    /// Creates an empty semaphore without one of the rules.
     #[must_use]
     pub const fn new(bug: Planted) -> Self {
         Self {
@@ -58,25 +58,25 @@ impl Naive {
         }
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     #[must_use]
     pub const fn in_use(&self) -> u64 {
         self.in_use
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.places.values().filter(|place| place.ticket.is_some()).count() as u64
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     pub fn places(&self) -> impl Iterator<Item = Stored> + '_ {
         self.places.iter().map(|(id, place)| (*id, place.end, place.ticket))
     }
@@ -174,7 +174,7 @@ impl Naive {
         }
     }
 
-    /// The line whose turn it is, and its head.
+    /// Returns the line whose turn it is, and its head.
     fn next(&mut self) -> Option<(Option<Tenant>, PlaceId)> {
         loop {
             let turns = self.turns.iter().filter(|(_, turn)| !turn.stopped);
@@ -237,7 +237,7 @@ impl Naive {
         own
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     pub fn acquire(
         &mut self,
         caller: Caller,
@@ -316,14 +316,14 @@ impl Naive {
         }
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     pub fn release(&mut self, caller: Caller, ids: &[PlaceId], post: Post<'_>) -> Reply {
         self.take_all(ids, caller.now);
         self.sweep(caller.now);
         Reply { granted: self.promote(caller, post), ..Reply::default() }
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     pub fn revoke(&mut self, id: PlaceId, take: bool, now: u64) -> Option<u64> {
         let end = self.places.get(&id)?.end;
         if take {
@@ -332,7 +332,7 @@ impl Naive {
         Some(end)
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     pub fn renew(
         &mut self,
         caller: Caller,
@@ -344,7 +344,7 @@ impl Naive {
         self.reassert(caller, lease_ms, &proofs, post)
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     pub fn reassert(
         &mut self,
         caller: Caller,
@@ -384,7 +384,7 @@ impl Naive {
         self.close(reply)
     }
 
-    /// As the ledger's.
+    /// As the ledger.
     #[must_use]
     pub fn audit(&self, now: u64, node: NodeId, most: usize) -> Vec<PlaceId> {
         let living = self.places.iter().filter(|(_, place)| place.end > now / 1000);

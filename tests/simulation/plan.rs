@@ -1,27 +1,27 @@
-//! What happens in a run, as data: made from a seed, and made smaller when the run fails.
+//! The events of a run as data: made from a seed, and made smaller when the run fails.
 
 use std::fmt;
 
 use crate::chance::Rng;
 
-/// What a run is about: which kinds of faults, policies and callers it has.
+/// The subject of a run: its kinds of faults, policies and callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scenario {
     /// No faults; callers that leave.
     Calm,
-    /// Connections that are cut, stalled, half open, slow, refused; hints that are lost, late, doubled.
+    /// Connections that are cut, stalled, half open, slow or refused; hints that are lost, late or doubled.
     Network,
-    /// Servers that lose data: restarted empty, flushed, replaced by a replica that lags.
+    /// Servers that lose data: restarted empty, flushed, or replaced by a lagging replica.
     Loss,
-    /// Servers that are away or hang for seconds, under every outage policy.
+    /// Servers that are unreachable or hang for seconds, under every outage policy.
     Outage,
     /// Calls that fail though the connection is good.
     Errors,
     /// Processes that crash, freeze, are slow.
     Processes,
-    /// Operators who set limits, pause, drain, revoke, look.
+    /// Operators that set limits, pause, drain, revoke and inspect.
     Operators,
-    /// Several servers, of which each may be away; names that move.
+    /// Several servers, each of which may be unreachable; names that move.
     Shards,
     /// Server clocks that drift and step.
     Clocks,
@@ -31,7 +31,7 @@ pub enum Scenario {
     Layer,
     /// Long leases, long holds, few requests.
     Leases,
-    /// Answers that come about when they are not waited for any more.
+    /// Answers that arrive just after they are given up.
     Tardy,
     /// Thousands of permits held by a process whose connection is cut.
     Large,
@@ -39,14 +39,14 @@ pub enum Scenario {
     Refusals,
     /// Everything.
     All,
-    /// Everything but loss of data, in short faults that never end: dozens in a second.
+    /// Everything except loss of data, in short faults that never end: dozens each second.
     Hail,
-    /// Very many processes ask for thousands of tenants at once: after an outage, or without one.
+    /// Very many processes request permits for thousands of tenants at once: after an outage, or without one.
     Crowd,
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Self; 18] = [
         Self::Calm,
         Self::Network,
@@ -68,7 +68,7 @@ impl Scenario {
         Self::Crowd,
     ];
 
-    /// The name, as the command line takes it.
+    /// Returns the name, as the command line takes it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl Scenario {
         }
     }
 
-    /// The scenario of this name.
+    /// Returns the scenario of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scenario| scenario.name() == name)
@@ -120,7 +120,7 @@ impl Scenario {
             [Kind::NoMemory, Kind::ReadOnly, Kind::Loading, Kind::NoRights, Kind::LateAnswers];
         let processes = [Kind::Crash, Kind::Freeze, Kind::Suspend, Kind::SlowProcess];
         match self {
-            // The outage of a crowd comes before it.
+            // The outage before the crowd.
             Self::Calm | Self::Operators | Self::Crowd => Vec::new(),
             Self::Network | Self::Layer => network.into(),
             Self::Loss => [&loss[..], &[Kind::Cut, Kind::HintsLost, Kind::LateAnswers]].concat(),
@@ -155,14 +155,14 @@ impl Scenario {
     }
 }
 
-/// What goes wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// A connection is closed, whatever is on its way.
+    /// A connection is closed, with everything that is in flight.
     Cut,
-    /// Nothing gets through for a while, in either direction; then all of it.
+    /// Nothing passes for a while in either direction, then everything does.
     Stall,
-    /// Requests do not arrive, and nobody says so.
+    /// Requests do not arrive, and neither side is notified.
     Blackhole,
     /// Requests arrive, answers do not.
     HalfOpen,
@@ -174,54 +174,54 @@ pub enum Kind {
     ConnectSlow,
     /// Hints are lost.
     HintsLost,
-    /// Hints come late.
+    /// Hints are late.
     HintsLate,
-    /// Hints come twice.
+    /// Hints are doubled.
     HintsTwice,
     /// Connections that open now cannot subscribe.
     PollOnly,
-    /// The server is away, and keeps its data.
+    /// The server is unreachable, and keeps its data.
     Down,
-    /// The server does nothing for a while.
+    /// The server hangs for a while.
     Hangs,
     /// The server is killed and started empty.
     Restart,
-    /// The server forgets everything, and keeps its connections.
+    /// The server loses everything, and keeps its connections.
     Flush,
-    /// A replica takes over that did not hear of the last changes.
+    /// A replica takes over that has not received the last changes.
     Failover,
-    /// Acquires and reassertions fail for want of memory.
+    /// Acquires and reassertions fail for lack of memory.
     NoMemory,
-    /// Everything that writes fails.
+    /// All writes fail.
     ReadOnly,
-    /// Everything fails, and connections too.
+    /// Everything fails, and so do connections.
     Loading,
-    /// What is not needed for permits fails.
+    /// Calls that are not needed for permits fail.
     NoRights,
     /// All calls for one name fail.
     Forbidden,
-    /// Calls for places are carried out, and are said to have failed.
+    /// Calls for places are carried out, but reported as failed.
     FailsAfter,
     /// Calls overtake each other.
     LateAnswers,
-    /// A name goes to another server, with its data.
+    /// A name moves to another server, with its data.
     Move,
-    /// The server's clock is set.
+    /// The server's clock is changed.
     ClockStep,
-    /// A process dies; another takes its place.
+    /// A process dies, and another one replaces it.
     Crash,
     /// A process stands still.
     Freeze,
-    /// A process stands still, and its clock does.
+    /// A process stands still, and so does its clock.
     Suspend,
-    /// A process runs only now and then.
+    /// A process runs only from time to time.
     SlowProcess,
-    /// A process is shut down; another takes its place.
+    /// A process is shut down, and another one replaces it.
     Leave,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 30] = [
         Self::Cut,
         Self::Stall,
@@ -255,7 +255,7 @@ impl Kind {
         Self::Leave,
     ];
 
-    /// What its count is called.
+    /// Returns the name of its count.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -292,7 +292,7 @@ impl Kind {
         }
     }
 
-    /// How long it lasts, ms.
+    /// Returns how long it lasts, in ms.
     fn lasts(self, rng: &mut Rng) -> u64 {
         match self {
             Self::Cut | Self::Flush | Self::Move | Self::ClockStep => 0,
@@ -309,177 +309,177 @@ impl Kind {
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// When, ms.
+    /// When it begins, in ms.
     pub at: u64,
-    /// For how long, ms.
+    /// How long it lasts, in ms.
     pub lasts: u64,
-    /// What.
+    /// Its kind.
     pub kind: Kind,
-    /// Which process, where it befalls one or its connection.
+    /// The process, if it affects one or its connection.
     pub process: usize,
-    /// Which server, where it befalls one or the connection to it.
+    /// The server, if it affects one or the connection to it.
     pub server: usize,
-    /// Which name; or by how much.
+    /// The name, or an amount.
     pub what: u64,
 }
 
-/// What becomes of requests while the server cannot be asked.
+/// What happens to requests while the server cannot be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutagePolicy {
     /// They are refused.
     Refuse,
-    /// They pass.
+    /// They are admitted.
     Admit,
-    /// So many pass.
+    /// This number is admitted.
     Local(u32),
 }
 
-/// For whom a request asks, and for how much, where a name is shared between tenants.
+/// The claim of a request, if tenants share its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskPlan {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: u16,
     /// The tenant's weight.
     pub weight: u32,
     /// The request's class.
     pub class: u8,
-    /// How many permits it takes.
+    /// The number of permits that it takes.
     pub cost: u32,
-    /// How many its tenant may have; 0: as many as there are.
+    /// The cap of its tenant; 0 for none.
     pub each: u32,
 }
 
 /// A process's policy for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyPlan {
-    /// Permits.
+    /// The limit.
     pub limit: u32,
-    /// So many of them are left to class 0.
+    /// The permits that are reserved for class 0.
     pub headroom: u32,
-    /// Length of the lease, ms.
+    /// The length of the lease, in ms.
     pub lease: u64,
-    /// How many may wait.
+    /// How many requests may wait.
     pub max_queue: u32,
-    /// What if the server cannot be asked.
+    /// What to do if the server cannot be asked.
     pub outage: OutagePolicy,
-    /// How long a request may wait, where the layer says so, ms.
+    /// How long a request may wait, if the layer decides that, in ms.
     pub wait: u64,
-    /// How long a permit lingers if its request is broken off, ms.
+    /// How long a permit lingers if its request is broken off, in ms.
     pub linger: u64,
-    /// Permits are passed on to the process's next request, where that may wait.
+    /// Whether permits are passed on to the process's next request, if that may wait.
     pub reuse: bool,
 }
 
-/// How a permit is given back.
+/// How a permit is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GiveBack {
     /// It is dropped.
     Drop,
-    /// Its release is waited for.
+    /// Its release is awaited.
     Release,
-    /// Its release is begun, and not waited for.
+    /// Its release is begun, and not awaited.
     ReleaseLeft,
     /// A clone of it lives on for a while.
     Clone,
-    /// Its request is broken off: a client leaves in mid-response, or a caller says so.
+    /// Its request is broken off: a client leaves during the response, or a caller says so.
     BreakOff,
 }
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestPlan {
-    /// When it comes, ms.
+    /// When it comes, in ms.
     pub at: u64,
-    /// To which process.
+    /// Its process.
     pub process: usize,
-    /// For a permit of which name.
+    /// The name.
     pub name: usize,
-    /// For whom; `None`: it is compared by its time alone.
+    /// Its claim; `None` if only its time counts.
     pub ask: Option<AskPlan>,
-    /// Limit and headroom, where they are not those of its process.
+    /// Limit and headroom, if they are not those of its process.
     pub bound: Option<(u32, u32)>,
-    /// How long it may wait, ms.
+    /// How long it may wait, in ms.
     pub wait: u64,
-    /// How long it holds its permit, ms.
+    /// How long it holds its permit, in ms.
     pub hold: u64,
-    /// When its client leaves if it still waits, counted from its coming, ms.
+    /// When its client leaves if it still waits, in ms after it came.
     pub leaves: Option<u64>,
-    /// How its permit is given back.
+    /// How its permit is released.
     pub back: GiveBack,
 }
 
-/// What an operator does.
+/// An operation of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// Sets a limit.
     SetLimit(u32),
-    /// Takes it back.
+    /// Clears it.
     ClearLimit,
     /// Pauses a name.
     Pause,
     /// Resumes it.
     Resume,
-    /// Drains it, for so many ms at the most.
+    /// Drains it, for at most this many ms.
     Drain(u64),
     /// Revokes a place, whichever comes first.
     Revoke,
-    /// Looks at it.
+    /// Inspects it.
     Inspect,
-    /// Looks at it, and asks the other processes.
+    /// Inspects it, and asks the other processes.
     InspectFleet,
     /// Lists names.
     List,
-    /// Lists what is set.
+    /// Lists the overrides.
     Overrides,
 }
 
-/// Something that an operator does.
+/// An operator's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationPlan {
-    /// When, ms.
+    /// When it is made, in ms.
     pub at: u64,
-    /// In which process.
+    /// Its process.
     pub process: usize,
-    /// With which name.
+    /// The name.
     pub name: usize,
-    /// What.
+    /// The operation.
     pub deed: Deed,
 }
 
-/// A rule undone on purpose, to see that the checker notices.
+/// A planted fault: a rule undone on purpose, to see that the checker notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// A server grants one permit too many, now and then.
+    /// A server sometimes grants one permit too many.
     GrantsOneTooMany,
-    /// A server promotes the second of the queue.
+    /// A server promotes the second in the queue.
     PromotesOutOfOrder,
-    /// A server takes places out and promotes nobody, ever.
+    /// A server takes out places and never promotes.
     ForgetsToPromote,
-    /// A server drops releases, and says that they are done.
+    /// A server drops releases, and reports them as done.
     DropsReleases,
-    /// A server says that a place is granted, and does not write it.
+    /// A server reports a place as granted without writing it.
     AnswersWithoutDoing,
     /// A process takes a grant for a refusal.
     LosesGrants,
-    /// A process never hears that its renewals were answered.
+    /// A process does not learn that its renewals were answered.
     NeverRenews,
     /// A client is woken again and again.
     Spins,
     /// A client never returns.
     Hangs,
-    /// A client keeps its permit for good.
+    /// A client keeps its permit for ever.
     KeepsPermit,
     /// A request that waits is not answered.
     NeverAnswers,
-    /// A server knows no bound on the work of a call.
+    /// A server does not bound the work of a call.
     WorksUnbounded,
     /// A server refuses releases, though nothing is wrong.
     RefusesReleases,
-    /// A process sends each of its writes again and again.
+    /// A process sends each of its writes repeatedly.
     SendsAgain,
-    /// A process names each place that it released with each later release.
+    /// A process repeats each released place in all later releases.
     ReleasesAgain,
-    /// A process does not know for how long its machine was suspended.
+    /// A process does not know how long its machine was suspended.
     ForgetsSuspension,
     /// A process opens many connections at once.
     ConnectsAgain,
@@ -489,68 +489,68 @@ pub enum Planted {
     SaysClosed,
     /// A client takes a refusal for that of a quarantine.
     SaysQuarantined,
-    /// Permits of requests that were broken off do not linger.
+    /// Permits of broken-off requests do not linger.
     ForgetsToLinger,
-    /// They linger longer than their policy says.
+    /// They linger longer than their policy allows.
     LingersTooLong,
-    /// A permit lingers although its request ended well.
+    /// A permit lingers although its request ended normally.
     LingersAlways,
-    /// A server judges places that wait by the limit of whoever calls.
+    /// A server judges waiting places by the limit of the caller.
     JudgesByCaller,
-    /// A process goes by the lowest limit when it frees permits.
+    /// A process applies the lowest limit when it frees permits.
     GoesByTheLowest,
-    /// A process does not hear of recalls.
+    /// A process does not receive recalls.
     IgnoresRecalls,
-    /// Nor that others wait: what it knows does not age.
+    /// It also never learns that others wait: what it knows does not age.
     NeverHearsOfOthers,
-    /// Where a process waits itself, it takes all who wait for its own requests.
+    /// A waiting process takes all waiters for its own requests.
     TakesOthersForOwn,
     /// A process keeps permits for longer than it may.
     KeepsTooLong,
-    /// A request is sent long after it came, behind later ones.
+    /// A request is sent long after it came, after later ones.
     ComesLate,
     /// A process that can connect believes that it cannot.
     NeverConnects,
-    /// A process does not hear of some answers.
+    /// A process misses some answers.
     LosesAnswers,
-    // From here on: a server of which the ledger is [`Naive`](crate::naive::Naive).
-    /// None: the ledger of the test's own, with all its rules.
+    // From here on: a server whose ledger is [`Naive`](crate::naive::Naive).
+    /// No fault: the test's own ledger, with all its rules.
     Naive,
-    /// A turn stays as it was made.
+    /// A turn is never changed.
     SettlesNothing,
-    /// A turn begins again whenever its line is touched.
+    /// A turn begins again whenever its line changes.
     StampsAnew,
-    /// A tenant's level is what it waits for.
+    /// A tenant's level is the number of permits that it waits for.
     LevelByWaiting,
-    /// What is granted from a line does not count for its tenant.
+    /// A grant from a line does not count for its tenant.
     ShareNotWritten,
-    /// A tenant's own cap is not looked at.
+    /// A tenant's own cap is ignored.
     IgnoresEach,
     /// A request for several permits is granted as soon as one is free.
     GrantsPastLimit,
-    /// A request for several permits is passed by one that fits.
+    /// A request that fits passes one for several permits.
     SmallPassesBig,
-    /// What a sweep changes is not settled.
+    /// The changes of a sweep are not settled.
     SweepSettlesNobody,
     /// A grant does not raise its tenant's level.
     GrantKeepsLevel,
-    /// A newcomer takes what is free, whoever waits.
+    /// A newcomer takes a free permit even if others wait.
     NewcomerPassesTurn,
     /// Tenants are served in the order in which their requests came.
     FirstComeAmongTenants,
-    /// A release gives one permit back, however many it had.
+    /// A release frees one permit, however many there were.
     ForgetsShares,
-    /// A line that its tenant's cap stops is waited for.
+    /// All lines wait for one that its tenant's cap stops.
     WaitsForStopped,
-    /// A request for more than there can be is looked at again and again.
+    /// A request for more than there can be is examined again and again.
     LoopsAtNeverFitting,
 }
 
 impl Planted {
-    /// All of them but [`Planted::Naive`], and [`Planted::Hangs`] and [`Planted::LoopsAtNeverFitting`], which
-    /// need a process of their own.
+    /// All of them except [`Planted::Naive`], and [`Planted::Hangs`] and [`Planted::LoopsAtNeverFitting`], which need a
+    /// process of their own.
     ///
-    /// Each with the rule that it breaks.
+    /// Each comes with the rule that it breaks.
     pub const ALL: [(Self, &str); 44] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
@@ -598,54 +598,54 @@ impl Planted {
         (Self::WaitsForStopped, "idle in the server"),
     ];
 
-    /// Whether the server's ledger is one of the test's own.
+    /// Returns whether the server's ledger is the test's own.
     #[must_use]
     pub const fn is_of_tenants(self) -> bool {
         self as u8 >= Self::Naive as u8
     }
 }
 
-/// All that happens in a run.
+/// All events of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What it is about.
+    /// Its subject.
     pub scenario: Scenario,
-    /// Where it came from; and the source of latencies and ids.
+    /// Its seed, which also decides latencies and ids.
     pub seed: u64,
-    /// How many servers.
+    /// The number of servers.
     pub servers: usize,
-    /// How many names.
+    /// The number of names.
     pub names: usize,
-    /// Of these, how many are used all the time; the others come once or twice.
+    /// The number of names that are used all the time; the others are used once or twice.
     pub common: usize,
-    /// How many processes.
+    /// The number of processes.
     pub processes: usize,
-    /// By process and name. A process that was replaced has the next one's.
+    /// The policies by process and name. A replacement has the next process's.
     pub policies: Vec<Vec<PolicyPlan>>,
     /// Whether nothing is granted for a lease after a loss of data.
     pub quarantine: bool,
-    /// Whether servers know who listens.
+    /// Whether servers know which processes listen.
     pub counted: bool,
-    /// What a place costs a server, ns.
+    /// What a place costs a server, in ns.
     pub place_ns: u64,
-    /// How far a server's clock drifts, µs in a second.
+    /// The drift of a server's clock, in µs per second.
     pub drift: Vec<i64>,
-    /// How long processes run before they hear of each other, ms.
+    /// How long processes run before they exchange messages, in ms.
     pub window: u64,
     /// The requests.
     pub requests: Vec<RequestPlan>,
     /// The faults.
     pub faults: Vec<FaultPlan>,
-    /// What operators do.
+    /// The operators' calls.
     pub operations: Vec<OperationPlan>,
-    /// When load and faults are over, ms.
+    /// When load and faults end, in ms.
     pub load: u64,
-    /// A rule undone on purpose.
+    /// The planted fault.
     pub planted: Option<Planted>,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Makes the plan of a seed.
     #[must_use]
     pub fn new(scenario: Scenario, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ ((scenario as u64 + 1) << 56));
@@ -684,7 +684,7 @@ impl Plan {
             counted: rng.percent(60),
             place_ns: match scenario {
                 Scenario::Large => 20_000,
-                // As where each has a tenant of its own, and a server is slow.
+                // As if each had a tenant of its own, and the server were slow.
                 Scenario::Crowd => rng.pick(&[100_000, 150_000, 200_000]),
                 _ => rng.pick(&[2000, 10_000]),
             },
@@ -714,7 +714,7 @@ impl Plan {
         plan
     }
 
-    /// Some names are used under several limits in one process.
+    /// Has some names used under several limits in one process.
     fn add_bounds(&mut self, rng: &mut Rng) {
         if matches!(self.scenario, Scenario::Large | Scenario::Tardy | Scenario::Layer) {
             return;
@@ -734,14 +734,14 @@ impl Plan {
         }
     }
 
-    /// The limits and headrooms that requests for a name bring.
+    /// Returns the limits and headrooms of the requests for a name.
     pub fn bounds(&self, name: usize) -> impl Iterator<Item = (u32, u32)> + '_ {
         let policies = self.policies.iter().map(move |own| (own[name].limit, own[name].headroom));
         let requests = self.requests.iter().filter(move |request| request.name == name);
         policies.chain(requests.filter_map(|request| request.bound))
     }
 
-    /// Some requests are broken off, and the permits of some names linger then.
+    /// Has some requests broken off, and the permits of some names linger then.
     fn add_lingers(&mut self, rng: &mut Rng) {
         if matches!(self.scenario, Scenario::Large | Scenario::Tardy) {
             return;
@@ -761,7 +761,7 @@ impl Plan {
         }
     }
 
-    /// Permits of some names are passed on; of some of these not by every process, as while a fleet goes over to it.
+    /// Has permits of some names passed on; for some of these not by every process, as in a rolling change.
     fn add_reuse(&mut self, rng: &mut Rng) {
         for name in 0..self.names {
             let part = rng.pick(&[0, 0, 100, 100, 100, 50]);
@@ -771,8 +771,8 @@ impl Plan {
         }
     }
 
-    /// Some names are shared between tenants; with requests of no tenant beside them, as while a fleet
-    /// goes over to tenants.
+    /// Has tenants share some names, together with requests without a tenant, as while a fleet introduces
+    /// tenants.
     fn add_tenants(&mut self, rng: &mut Rng) {
         for name in 0..self.names {
             if !rng.percent(45) {
@@ -794,7 +794,7 @@ impl Plan {
                 .collect();
             let cost_max = rng.pick(&[1, 1, 2, 3, 5]);
             let plain = rng.pick(&[0, 0, 10, 50]);
-            // One of them may come with most of the requests.
+            // One of them may make most of the requests.
             let first = rng.pick(&[0, 50, 90]);
             for request in self.requests.iter_mut().filter(|request| request.name == name) {
                 let first = if rng.percent(first) { tenants[0] } else { rng.pick(&tenants) };
@@ -876,7 +876,7 @@ impl Plan {
                 }
                 for policy in &mut own {
                     if let OutagePolicy::Local(share) = &mut policy.outage {
-                        // A policy refuses a larger one.
+                        // A policy rejects a larger one.
                         *share = (*share).min(policy.limit);
                     }
                 }
@@ -912,7 +912,7 @@ impl Plan {
             self.add_crowd(rng);
             return;
         }
-        // Load comes in waves, each with habits of its own.
+        // The load comes in waves, each with habits of its own.
         let mut at = 0;
         while at < self.load {
             let lasts = rng.between(200, 1500);
@@ -971,7 +971,8 @@ impl Plan {
         self.requests.sort_by_key(|request| request.at);
     }
 
-    /// Each process holds permits of some names, and then asks for very many tenants of another one at once.
+    /// Has each process hold permits of some names, and then request permits of another name for very many tenants at
+    /// once.
     fn add_crowd(&mut self, rng: &mut Rng) {
         let (back, leaves) = (GiveBack::Drop, None);
         for process in 0..self.processes {
@@ -988,7 +989,7 @@ impl Plan {
             let (kind, process, server, what) = (Kind::Down, 0, 0, 0);
             let fault = FaultPlan { at: 1000, lasts: 2000, kind, process, server, what };
             self.faults.push(fault);
-            // By then all have noticed that it is over.
+            // By then, all have noticed that it is over.
             comes = 3600;
         }
         let (many, spread) = (rng.pick(&[20, 50, 150, 400]), rng.pick(&[1, 20, 300]));
@@ -1007,8 +1008,8 @@ impl Plan {
         self.requests.sort_by_key(|request| request.at);
     }
 
-    /// Stalls that end about when the answers that they hold up are given up, and callers that may not
-    /// wait while their process has used up its share.
+    /// Makes stalls that end about when the delayed answers are given up, and callers that may not wait while their
+    /// process has used up its share.
     fn add_tardy(&mut self, rng: &mut Rng) {
         let name = 0;
         for process in 0..self.processes {
@@ -1107,13 +1108,13 @@ impl Plan {
         self.operations.sort_by_key(|operation| operation.at);
     }
 
-    /// Whether tenants share a name.
+    /// Returns whether tenants share a name.
     #[must_use]
     pub fn is_fair(&self, name: usize) -> bool {
         self.requests.iter().any(|request| request.name == name && request.ask.is_some())
     }
 
-    /// The longest lease of a name, ms; or of all.
+    /// Returns the longest lease of a name, in ms; or of all names.
     #[must_use]
     pub fn longest_lease(&self, name: Option<usize>) -> u64 {
         let of = |own: &Vec<PolicyPlan>| match name {

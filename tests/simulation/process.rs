@@ -1,5 +1,5 @@
-//! One simulated process: a semaphore, its tasks and its clients in a runtime of their own, so that
-//! it can die, stand still and be slow as a whole.
+//! One simulated process: a semaphore, its tasks and its clients in a runtime of their own, so that the process can
+//! die, stand still and be slow as a whole.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -32,87 +32,87 @@ use crate::plan::{AskPlan, Deed, GiveBack, OutagePolicy, Planted, PolicyPlan, Re
 /// How often a client may be polled while its clock stands still.
 const POLLS_MAX: u32 = 200;
 
-/// Something that a process, a client or an operator saw.
+/// An event that a process, a client or an operator saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A request came.
     Begins,
     /// It has a permit.
     Granted {
-        /// The backend said nothing of its name just then: it is another request's permit, passed on, or the policy
-        /// that says what to do in an outage let it in.
+        /// Whether the backend had just answered for its name. If not, the permit was passed on from another request,
+        /// or the outage policy admitted this one.
         is_own: bool,
     },
-    /// It was refused.
+    /// It was rejected.
     Refused(Refusal),
     /// Its client left.
     Leaves,
-    /// The permit is given back from here on.
+    /// The permit is being released.
     GivesBack,
     /// The request is broken off, and its permit dropped.
     BreaksOff,
     /// The permit was lost.
     Lost,
-    /// A release that was waited for is done, after so many µs; and whether well.
+    /// An awaited release ended after this many µs; and whether it succeeded.
     Released(u64, bool),
-    /// A future was polled again and again, and no time passed.
+    /// A future was polled again and again while no time passed.
     Spins,
-    /// An operator is done, after so many µs; and whether well.
+    /// An operator's call ended after this many µs; and whether it succeeded.
     Operated(u64, bool),
     /// A place was revoked.
     Revoked,
     /// The process shuts down.
     ShutsDown,
-    /// It has, after so many µs.
+    /// The shutdown ended after this many µs.
     ShutDown(u64),
-    /// What operators set was taken back.
+    /// The overrides were cleared.
     Cleared,
 }
 
-/// Why a request was refused.
+/// Why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// No permit was free.
     Limit,
     /// The queue was full.
     QueueFull,
-    /// It waited in vain.
+    /// Its wait timeout passed.
     QueueTimeout,
     /// Data was lost.
     Quarantine,
-    /// The name is paused.
+    /// The name was paused.
     Paused,
-    /// The name is drained.
+    /// The name was drained.
     Draining,
     /// Its place was revoked.
     Revoked,
-    /// The server could not be asked; and whether the process said so of its health.
+    /// The server could not be asked; and whether the process's health showed that.
     Unavailable {
-        /// Whether the connection was said to be down.
+        /// Whether the connection was reported as down.
         down: bool,
     },
     /// The semaphore was shut down.
     Closed,
-    /// The tenant has as many as it may.
+    /// The tenant is at its cap.
     TenantLimit,
-    /// It asks for more than there can be.
+    /// It asks for more than it could ever get.
     CostTooHigh,
-    /// A response of the layer that refuses.
+    /// The layer's response to a rejected request.
     Status(u16),
 }
 
 /// An entry of a process's journal.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// When, µs.
+    /// When it happened, in µs.
     pub at: u64,
-    /// Which request or operation.
+    /// The request or the operation.
     pub number: usize,
-    /// What.
+    /// The event.
     pub seen: Seen,
 }
 
-/// What a process's tasks report to.
+/// The journal that a process's tasks write.
 #[derive(Debug)]
 pub struct Journal {
     port: Arc<Port>,
@@ -141,25 +141,25 @@ impl Journal {
 /// A process.
 #[derive(Debug)]
 pub struct Process {
-    /// Which of the plan's processes it is, or stands in for.
+    /// Which of the plan's processes it is, or replaces.
     pub slot: usize,
     /// Its end of the network.
     pub port: Arc<Port>,
-    /// It stands still until then, µs.
+    /// Until when it stands still, in µs.
     pub frozen_until: u64,
-    /// It is about to, for this time, as soon as something comes; after this many windows at the latest.
+    /// It will stand still for this time as soon as a message comes, after at most this many windows.
     pub freezes: Option<(u32, u64)>,
-    /// Its clock will stand still, too; and does.
+    /// Whether its clock will stand still as well, and whether it does.
     pub suspends: bool,
     /// See there.
     pub is_suspended: bool,
-    /// Some of its tasks did not get to run in the last window.
+    /// Some of its tasks did not run in the last window.
     pub has_stopped: bool,
-    /// It runs only now and then until then, µs.
+    /// Until when it runs only from time to time, in µs.
     pub slow_until: u64,
-    /// For how long it stood still so far, µs.
+    /// How long it has stood still so far, in µs.
     pub frozen: u64,
-    /// It takes requests until then.
+    /// Until when it takes requests.
     pub closing: bool,
     semaphore: Semaphore,
     /// By name: without tenants, and with them.
@@ -201,7 +201,7 @@ impl Ord for Mail {
     }
 }
 
-/// What a task of a process needs.
+/// What a task of a process uses.
 #[derive(Clone)]
 struct Client {
     number: usize,
@@ -213,11 +213,11 @@ struct Client {
 }
 
 impl Process {
-    /// Starts a process; its clock shows `now`, µs.
+    /// Starts a process. Its clock shows `now`, in µs.
     ///
     /// # Panics
     ///
-    /// If there can be no runtime.
+    /// If no runtime can be created.
     #[must_use]
     pub fn start(
         slot: usize,
@@ -267,13 +267,13 @@ impl Process {
         }
     }
 
-    /// Something is on its way to it.
+    /// Returns whether a message is on its way to it.
     pub fn post(&mut self, at: u64, serial: u64, incoming: Incoming) {
         self.inbox.push(Reverse(Mail { at, serial, incoming }));
     }
 
-    /// Lets it run from `from` to `to`, µs; says what was seen.
-    /// Where it is about to stand still, its tasks are left so many steps after something came.
+    /// Runs it from `from` to `to`, in µs. Returns what was seen.
+    /// If it is about to stand still, its tasks may make this many steps after a message came.
     pub fn run(&mut self, from: u64, to: u64, news_first: bool, stops: u64) -> Vec<Entry> {
         let mut mail = Vec::new();
         while let Some(Reverse(next)) = self.inbox.peek()
@@ -301,7 +301,7 @@ impl Process {
             let mut mail = mail.into_iter().peekable();
             let now = port.now();
             if now < from {
-                // It stood still: messages and timers are there at once, in either order.
+                // It stood still: messages and timers are due at once, in either order.
                 while news_first && mail.peek().is_some_and(|next| next.at < from) {
                     if let Some(next) = mail.next() {
                         port.deliver(next.incoming);
@@ -314,7 +314,7 @@ impl Process {
                 }
             }
             for next in mail {
-                // Timers go by whole ms.
+                // Timers have a resolution of 1 ms.
                 let at = next.at.next_multiple_of(1000);
                 if at > port.now() && at < to {
                     sleep_until(port.instant(at)).await;
@@ -332,26 +332,26 @@ impl Process {
         self.journal.take()
     }
 
-    /// How often its thread had nothing to do so far.
+    /// Returns how often its thread has been idle.
     #[must_use]
     pub fn parks(&self) -> u64 {
         self.parks.load(Ordering::Relaxed)
     }
 
-    /// How many names it has a record of.
+    /// Returns the number of names of which it has a record.
     #[must_use]
     pub fn records(&self) -> usize {
         self.semaphore.health().semaphores
     }
 
-    /// Permits lost, and requests admitted or refused by policy, as it says.
+    /// Returns its counts of permits lost, and of requests admitted or refused by policy.
     #[must_use]
     pub fn health(&self) -> (u64, u64, u64) {
         let health = self.semaphore.health();
         (health.lost, health.admitted_by_policy, health.refused_by_policy)
     }
 
-    /// A request comes at its time.
+    /// Makes a request at its time.
     pub fn request(&self, number: usize, plan: RequestPlan, policy: &PolicyPlan, layered: bool) {
         let mut client = Client {
             number,
@@ -383,7 +383,7 @@ impl Process {
         }
     }
 
-    /// An operator comes now.
+    /// Makes an operator's call now.
     pub fn operate(&self, number: usize, name: String, deed: Deed) {
         let semaphore = self.semaphore.clone();
         let journal = Arc::clone(&self.journal);
@@ -394,7 +394,7 @@ impl Process {
         });
     }
 
-    /// Takes back what operators set for these names.
+    /// Clears the overrides of these names.
     pub fn clear(&self, names: Vec<String>) {
         let semaphore = self.semaphore.clone();
         let journal = Arc::clone(&self.journal);
@@ -438,7 +438,7 @@ fn ask_of(name: usize, plan: Option<AskPlan>) -> Ask {
     if each > 0 { ask.each(each) } else { ask }
 }
 
-/// For how long permits linger, ms: as the policy says, or as a planted fault has it.
+/// Returns how long permits linger, in ms: by the policy, or by a planted fault.
 fn linger_of(plan: &PolicyPlan, planted: Option<Planted>) -> Duration {
     Duration::from_millis(match planted {
         Some(Planted::ForgetsToLinger) => 0,
@@ -513,7 +513,7 @@ impl<F: Future + Unpin> Counted<F> {
         Self { future, last: None, polls: 0 }
     }
 
-    /// `Err`: it spins.
+    /// Returns `Err` if it spins.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<F::Output, ()>> {
         let now = Instant::now();
         if self.last == Some(now) {
@@ -528,7 +528,7 @@ impl<F: Future + Unpin> Counted<F> {
     }
 }
 
-/// What a client's waiting came to.
+/// The result of a client's wait.
 enum Waited<T> {
     Done(T),
     Spins,
@@ -706,7 +706,7 @@ impl Client {
         loop {
             match body.frame().await {
                 Some(Ok(_)) if self.plan.back == GiveBack::Release => {
-                    // It reads slowly.
+                    // The client reads slowly.
                     sleep(Duration::from_millis(self.plan.hold / 8)).await;
                 }
                 Some(Ok(_)) => {}
@@ -729,7 +729,7 @@ fn extension(ask: AskPlan) -> Extensions {
     extensions
 }
 
-/// Holds a permit for so many ms; `false`: it was lost.
+/// Holds a permit for this many ms. Returns `false` if it was lost.
 async fn held(permit: &Permit, ms: u64) -> bool {
     let mut lost = Box::pin(permit.lost());
     let mut time = Box::pin(sleep(Duration::from_millis(ms)));
@@ -748,7 +748,7 @@ struct Job {
     hold: u64,
 }
 
-/// The service inside: answers with a stream.
+/// The inner service, which answers with a stream.
 #[derive(Clone, Debug)]
 struct Handler(Arc<Journal>);
 
@@ -784,7 +784,7 @@ struct Stream {
 }
 
 impl Drop for Stream {
-    /// It is over where it comes from, whatever its reader knows of that.
+    /// Its source has ended, whether its reader knows that or not.
     fn drop(&mut self) {
         let seen = if self.left == 0 { Seen::GivesBack } else { Seen::Lost };
         self.journal.add(self.number, seen);

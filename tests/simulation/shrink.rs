@@ -1,9 +1,9 @@
-//! Makes the plan of a failed run smaller, as long as it still fails.
+//! Makes the plan of a failed run smaller while it still fails.
 
 use crate::plan::Plan;
 
-/// Makes a plan smaller; `fails` says whether a plan fails as the first one did, `most` how often it may
-/// be asked.
+/// Makes a plan smaller. `fails` returns whether a plan fails like the first one, and is called at most `most`
+/// times.
 pub fn shrink(plan: &Plan, most: usize, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
     let mut best = plan.clone();
     let mut left = most;
@@ -43,7 +43,7 @@ pub fn shrink(plan: &Plan, most: usize, mut fails: impl FnMut(&Plan) -> bool) ->
     }
 }
 
-/// Takes out ever smaller pieces of a list.
+/// Removes smaller and smaller pieces of a list.
 fn pieces<T: Clone>(
     best: &mut Plan,
     list: impl Fn(&mut Plan) -> &mut Vec<T>,

@@ -1,5 +1,5 @@
-//! The simulation as a test: many seeds, each kind of fault, the same hash for the same seed, and each
-//! planted fault found.
+//! The simulation as a test: many seeds, each kind of fault, the same hash for the same seed, and a run that finds each
+//! planted fault.
 
 #![expect(clippy::print_stdout, reason = "what is found is shown by the test runner")]
 
@@ -10,9 +10,9 @@ use std::time::Instant;
 use simulation::plan::{FaultPlan, Kind, OutagePolicy, Plan, Planted, Scenario};
 use simulation::world::{Outcome, run};
 
-/// How many runs the test of all rules makes.
+/// The number of runs in the test of all rules.
 const RUNS: usize = 500;
-/// Runs of which each kind of fault is met at least once.
+/// The number of runs that meet each kind of fault at least once.
 const KINDS: [&str; 32] = [
     "policy: refuse",
     "policy: admit",
@@ -48,7 +48,7 @@ const KINDS: [&str; 32] = [
     "broken off by a shutdown",
 ];
 
-/// The lines that a child of the program wrote.
+/// Returns the lines that a child of the program printed.
 fn simulate(words: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_simulate")).args(words).output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
@@ -113,7 +113,7 @@ fn the_same_seed_gives_the_same_hash() {
     }
 }
 
-/// The hashes of a few runs: other builds and machines give the same.
+/// The hashes of a few runs: other builds and machines must get the same.
 #[test]
 fn other_builds_give_the_same_hash() {
     let hash = |scenario, seed| run(&Plan::new(scenario, seed), false, &|| {}).hash;
@@ -127,7 +127,7 @@ fn other_builds_give_the_same_hash() {
     assert_eq!(seen, known, "if the crate or a plan is meant to behave otherwise: {seen:#?}");
 }
 
-/// The first run in which a planted fault is found.
+/// Returns the first run that finds a planted fault.
 fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
     let scenarios = match planted {
         Planted::WorksUnbounded => vec![Scenario::Large],
@@ -155,8 +155,8 @@ fn found(planted: Planted, rule: &str) -> Option<(Scenario, u64, Outcome)> {
     })
 }
 
-/// A process that holds permits is suspended for longer than they last, and hears from no server when it resumes; the
-/// requests of the others wait for them.
+/// A process that holds permits is suspended for longer than its leases, and cannot reach a server when it resumes; the
+/// requests of the others wait for these permits.
 fn suspended_and_then_cut_off(plan: &mut Plan) {
     plan.faults = Vec::new();
     for policy in plan.policies.iter_mut().flatten() {
@@ -179,7 +179,7 @@ fn suspended_and_then_cut_off(plan: &mut Plan) {
     }
 }
 
-/// Nearly all requests are those of one process, wait for the one permit, and die together.
+/// Nearly all requests are of one process, wait for the only permit, and die together.
 fn all_in_one_that_crashes(plan: &mut Plan) {
     for policy in plan.policies.iter_mut().flatten() {
         policy.limit = 1;
@@ -219,8 +219,8 @@ fn a_run_that_comes_to_no_end_is_found() {
     }
 }
 
-/// What the planted faults of tenants are told apart by: without any, the judge has nothing to say of the
-/// ledger that they are planted in, either.
+/// Distinguishes the planted faults of tenants: without any, the judge finds nothing wrong with the ledger in which
+/// they are planted.
 #[test]
 fn the_naive_ledger_breaks_no_rule_by_itself() {
     for seed in 1..13 {

@@ -17,39 +17,39 @@ use crate::plan::{
 use crate::process::{Entry, Process, Seen};
 
 const MS: u64 = 1000;
-/// From when to when requests are sent that have to be served: after the end of the faults, ms.
+/// The interval in which requests are sent that must be served: after the end of the faults, in ms.
 const PROBES: u64 = 4000;
-/// How long after the end of the load what operators set is taken back: what they did last is done by then.
+/// How long after the end of the load the overrides are cleared. All operators' calls have ended by then.
 const CLEARS: u64 = 1500;
-/// What these ask for where tenants share a name.
+/// The claim of these requests if tenants share a name.
 const PROBE: AskPlan = AskPlan { tenant: 60_000, weight: 1, class: 0, cost: 1, each: 0 };
-/// µs since 1970 when a run begins.
+/// The time at which a run begins, in µs since 1970.
 const EPOCH: u64 = 1_700_000_000_000_000;
-/// How seldom releases that were refused for long are tried again, ms.
+/// How rarely releases that were refused for long are tried again, in ms.
 const REFUSED: u64 = 4000;
-/// How long after its machine was suspended a process may take to tell holders, ms.
+/// How long after a suspension of its machine a process may take to notify holders, in ms.
 const RESUMES: u64 = 600;
 /// How long a server works on a batch before it answers a part of it.
 const PART: u64 = 20 * MS;
-/// How often the checker looks at the servers.
+/// How often the checker examines the servers.
 const LOOK: u64 = 100 * MS;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was wrong.
+    /// The broken rules.
     pub violations: Vec<Violation>,
-    /// How often each kind of thing occurred.
+    /// How often each kind of event occurred.
     pub counts: BTreeMap<&'static str, u64>,
-    /// Requests that came.
+    /// The number of requests.
     pub requests: u64,
-    /// Stands for all that happened.
+    /// A hash of all events.
     pub hash: u64,
-    /// What happened, if it was asked for.
+    /// The events, if they were asked for.
     pub trace: Vec<String>,
 }
 
-/// Called now and then, with the plan's seed, so that a run that stands still is noticed.
+/// Called from time to time with the plan's seed, so that a run without progress is noticed.
 pub type Pulse<'a> = &'a dyn Fn();
 
 /// Carries out a plan.
@@ -76,13 +76,13 @@ struct World<'a> {
     trace: Option<Vec<String>>,
     queue: BinaryHeap<Reverse<Event>>,
     servers: Vec<Server>,
-    /// By name, where it is counted; the last one is that of the overrides.
+    /// The server that counts each name; the last one is that of the overrides.
     homes: Vec<usize>,
     lanes: HashMap<(usize, u64), Lane, FixedState>,
     /// By process of the plan and server.
     links: Vec<Vec<Link>>,
     processes: Vec<Option<Process>>,
-    /// By process of the plan, who it is now.
+    /// By process of the plan, its present replacement.
     current: Vec<Option<usize>>,
     checker: Checker,
     next_request: usize,
@@ -126,7 +126,7 @@ enum What {
         process: usize,
         lane: u64,
     },
-    /// A recall came to a process a while ago, at this time.
+    /// A recall came to a process some time ago, at this time.
     Recalled {
         process: usize,
         name: usize,
@@ -167,7 +167,7 @@ struct Server {
     copies: Vec<(u64, Store)>,
     generation: u64,
     born: u64,
-    /// How far its clock is off, µs.
+    /// How far its clock is off, in µs.
     offset: i64,
     drift: i64,
     down_until: u64,
@@ -184,7 +184,7 @@ struct Server {
     hints_lost_until: u64,
     hints_late_until: u64,
     hints_twice_until: u64,
-    /// The processes that listen, and over which connections.
+    /// The processes that listen, and their connections.
     listeners: BTreeMap<NodeId, Vec<(usize, u64)>>,
 }
 
@@ -206,16 +206,16 @@ struct Lane {
     server: usize,
     slot: usize,
     open: bool,
-    /// The process closed it; the server may hear of that later.
+    /// The process closed it; the server may learn of that later.
     left: bool,
     poll_only: bool,
-    /// Requests do not arrive any more; answers do not.
+    /// Requests no longer arrive; answers no longer arrive.
     deaf_up: bool,
     deaf_down: bool,
     last_up: u64,
     last_down: u64,
     messages: u64,
-    /// What is left of it when it was cut.
+    /// How much of it is left when it is cut.
     after_cut: AfterCut,
     /// A write that waits to be overtaken.
     deferred: Option<Batch>,
@@ -225,7 +225,7 @@ struct Lane {
 
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// The least that a message takes, µs.
+    /// The least time that a message takes, in µs.
     base: u64,
     slow_until: u64,
     slow_by: u64,
@@ -285,7 +285,7 @@ impl<'a> World<'a> {
         }
         if plan.quarantine {
             world.checker.count("policy: quarantine");
-            // The servers are young: a process grants nothing until they are a lease old.
+            // The servers are young: a process grants nothing until they are one lease old.
             world.checker.quarantine();
         }
         (0..plan.processes).for_each(|slot| world.start(slot));
@@ -319,7 +319,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A number that depends on nothing but the seed and these.
+    /// Returns a number that depends only on the seed and on these.
     fn chance(&self, what: &[u64]) -> u64 {
         what.iter().fold(self.plan.seed, |state, value| mix(&[state, *value]))
     }
@@ -404,7 +404,7 @@ impl<'a> World<'a> {
         let mut policy = self.plan.policies[request.process][request.name];
         if let Some((limit, headroom)) = request.bound {
             (policy.limit, policy.headroom) = (limit, headroom);
-            // A share above the limit is refused.
+            // A share above the limit is rejected.
             if let OutagePolicy::Local(share) = &mut policy.outage {
                 *share = limit.min(*share);
             }
@@ -441,7 +441,7 @@ impl<'a> World<'a> {
             }
             let entries = process.run(from, to, news_first, stops);
             if process.has_stopped {
-                // A freeze after a suspension takes nothing of the time in which that is noticed.
+                // A freeze after a suspension does not shorten the time in which that must be noticed.
                 let awake_since = &mut self.checker.lives[number].awake_since;
                 *awake_since = to.max(*awake_since);
             }
@@ -450,7 +450,7 @@ impl<'a> World<'a> {
                 if let Seen::Granted { .. } = entry.seen {
                     granted.push((entry.at, entry.number));
                 }
-                // What a request saw after its grant stays behind it.
+                // What a request saw after its grant stays after it.
                 let is_last = granted.contains(&(entry.at, entry.number));
                 seen.push((entry.at, is_last, number, index, entry));
             }
@@ -589,7 +589,7 @@ impl<'a> World<'a> {
                 if !is_deaf {
                     let slow =
                         if link.connect_slow_until > at { latency % 7 * 100 * MS } else { 0 };
-                    // Two round trips, as for a handshake and what is asked first.
+                    // Two round trips, for a handshake and the first queries.
                     self.push(arrives + 2 * latency + slow, What::Opens { process, lane, server });
                 }
             }
@@ -643,7 +643,7 @@ impl<'a> World<'a> {
                 }
             }
             What::Closes { process, lane } => {
-                // What came before is still carried out, and answered to nobody.
+                // What arrived before is still carried out, but not answered.
                 self.unsubscribe(process, lane);
                 if let Some(lane) = self.lanes.get_mut(&(process, lane)) {
                     lane.open = false;
@@ -729,7 +729,7 @@ impl<'a> World<'a> {
             format!("server {server}: process {process} connects over {lane}: {refused:?}")
         });
         if let Some(why) = refused {
-            // Another server tells which one to ask.
+            // Another server names the right one.
             let is_up = |other: &Server| other.down_until <= now;
             let homes = self.servers.iter().any(is_up).then(|| self.homes.clone());
             return self.deliver(process, lane, Incoming::Refused { lane, why, homes });
@@ -739,7 +739,7 @@ impl<'a> World<'a> {
         let age = (generation == 0 || born > 0)
             .then(|| if generation == 0 { 100_000 * MS } else { now - born });
         if self.plan.quarantine && age.is_none() {
-            // A process that is new here cannot know when data was lost: just now, for all it knows.
+            // A process that is new cannot know when data was lost: it may have been just now.
             for name in (0..self.plan.names).filter(|name| self.homes[*name] == server) {
                 let lease = self.plan.longest_lease(Some(name)) * MS;
                 self.checker.unsettle(name, now + lease + SETTLE);
@@ -788,7 +788,7 @@ impl<'a> World<'a> {
         self.enqueue(process, lane, batch);
     }
 
-    /// Has a server carry a batch out when it comes to that.
+    /// Has a server carry out a batch in its turn.
     fn enqueue(&mut self, process: usize, lane: u64, batch: Batch) {
         let now = self.now;
         let Some(known) = self.lanes.get_mut(&(process, lane)) else { return };
@@ -811,7 +811,7 @@ impl<'a> World<'a> {
         let server = known.server;
         let overtaken = known.deferred.take_if(|deferred| deferred.number < batch.number);
         if !known.open || known.left {
-            // What is taken over a connection that is gone stands there for a lease.
+            // What is taken over a connection that is gone stays there for a lease.
             self.checker.count("calls of closed connections");
             for name in batch.takes() {
                 self.checker.taken_late(process, name, now);
@@ -886,7 +886,7 @@ impl<'a> World<'a> {
 
     fn publish(&mut self, server: usize, to: Option<NodeId>, message: &Message) {
         let now = self.now;
-        // Overrides are told over the servers' bus, to whoever listens anywhere.
+        // News of overrides passes over the servers' bus to every listener.
         let mut receivers: Vec<(usize, u64)> = Vec::new();
         for (number, known) in self.servers.iter().enumerate() {
             match to {
@@ -1021,7 +1021,7 @@ impl<'a> World<'a> {
                 self.servers[from].store = old;
                 self.servers.iter_mut().for_each(|server| server.copies.clear());
                 self.homes[name] = to;
-                // Two clocks, so lease ends and tickets are off by as much.
+                // Two clocks, so lease ends and tickets are off by this much.
                 let skew = self.servers[from].clock(now).abs_diff(self.servers[to].clock(now));
                 self.checker.disturb(None, from, now, now, &homes);
                 self.checker.disturb(None, to, now, now, &self.homes);
@@ -1047,7 +1047,7 @@ impl<'a> World<'a> {
             }
             Kind::Crash => {
                 if let Some(process) = self.current[slot].take() {
-                    // Its host may be gone, too: then nobody closes its connections.
+                    // Its host may be gone, too, so that its connections are not closed.
                     let silent = what % 2 == 0;
                     self.kill(process, silent);
                     self.push(until + MS, What::Born(slot));
@@ -1103,7 +1103,7 @@ impl<'a> World<'a> {
             | Kind::HintsTwice => None,
             _ => Some(slot),
         };
-        // Hints that are late come for two seconds more.
+        // Late hints come for two more seconds.
         let end = if kind == Kind::HintsLate { until + 2000 * MS } else { until };
         self.checker.disturb(clients, server, now, end, &homes);
         if matches!(
@@ -1115,7 +1115,7 @@ impl<'a> World<'a> {
                 | Kind::Forbidden
                 | Kind::FailsAfter
         ) {
-            // What was refused for long is tried again as seldom.
+            // What was refused for long is tried again just as rarely.
             self.checker.calls_fail(until + lasts.min(REFUSED) * MS);
         }
         if matches!(kind, Kind::Restart | Kind::Flush | Kind::Failover) {
@@ -1123,7 +1123,7 @@ impl<'a> World<'a> {
                 self.checker.data_lost(name, now, until);
             }
             if homes[self.plan.names] == server {
-                // What operators set is lost, and every process goes by something else for a while.
+                // The overrides are lost, and for a while each process applies something else.
                 (0..self.plan.names)
                     .for_each(|name| self.checker.unsettle(name, until + 3000 * MS));
             }
@@ -1170,7 +1170,7 @@ impl<'a> World<'a> {
         let port = Port::new(node, self.plan.quarantine, self.homes.clone(), self.plan.servers)
             .planted(self.plan.planted.filter(|it| slot == 0 || *it == Planted::ForgetsSuspension));
         let layers = if self.is_layered() { &self.plan.policies[slot][..] } else { &[] };
-        // A fault of a client is that of one process.
+        // A client's fault is planted in one process.
         let planted = self.plan.planted.filter(|planted| {
             matches!(
                 planted,
@@ -1211,7 +1211,7 @@ impl<'a> World<'a> {
         drop(self.processes[process].take());
     }
 
-    /// A process that was shut down is gone.
+    /// Notes that a process that was shut down is gone.
     fn end(&mut self, process: usize) {
         if self.processes[process].is_some() {
             self.kill(process, false);
@@ -1285,7 +1285,7 @@ impl<'a> World<'a> {
             .iter()
             .map(|process| process.as_ref().and_then(|process| process.port.node()))
             .collect();
-        // By server, name and process; those of processes that are gone stand at the end.
+        // By server, name and process; processes that are gone come last.
         let (names, columns) = (self.plan.names, nodes.len() + 1);
         let mut counts = vec![(0_u64, 0_u64); self.servers.len() * names * columns];
         let mut units = vec![0; self.servers.len() * names];
@@ -1347,7 +1347,7 @@ impl<'a> World<'a> {
             }
         }
         if self.probes.is_empty() {
-            // Nobody is left to be asked.
+            // No process is left to ask.
             self.probes.push(RequestPlan {
                 at: 0,
                 process: 0,
@@ -1402,8 +1402,8 @@ impl<'a> World<'a> {
             }
         }
         for ((number, process), before) in self.living().zip(rest) {
-            // Two for each window of ten ms; and some for the looks at what operators set, each second,
-            // because the timers of Tokio wake its thread a few times on the way to a far one.
+            // Two for each window of ten ms, and some for reading the overrides each second, because Tokio's timers
+            // wake its thread a few times on the way to a far one.
             let parks = (process.parks() - before).saturating_sub(600);
             if parks > 40 * self.plan.servers as u64 + 60 {
                 let text = format!("process {number} woke {parks} times in the last 3 s");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use deadpool_redis::Pool;
 
 use super::cluster::Cluster;
-use super::dial::Patience;
+use super::dial::Timeouts;
 use super::endpoint::Endpoint;
 use super::keys::Keys;
 use super::sentinel::Sentinel;
@@ -25,7 +25,7 @@ use crate::policy::Policy;
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct RedisBackendBuilder {
-    to: To,
+    source: Source,
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
@@ -37,16 +37,16 @@ pub struct RedisBackendBuilder {
 }
 
 #[derive(Clone)]
-pub(super) enum To {
+pub(super) enum Source {
     Url(String),
     #[cfg(feature = "deadpool-redis")]
     Pool(Pool),
 }
 
 impl RedisBackendBuilder {
-    pub(super) fn new(to: To) -> Self {
+    pub(super) fn new(source: Source) -> Self {
         Self {
-            to,
+            source,
             prefix: "semaphore".to_owned(),
             connect_timeout: RedisBackend::DEFAULT_CONNECT_TIMEOUT,
             response_timeout: RedisBackend::DEFAULT_RESPONSE_TIMEOUT,
@@ -58,8 +58,8 @@ impl RedisBackendBuilder {
         }
     }
 
-    /// Sets the prefix of all keys and channels: 1 to 40 characters of `A-Z a-z 0-9 . _ -`. Processes share permits only
-    /// if they use the same prefix.
+    /// Sets the prefix of all keys and channels: 1 to 40 characters of `A-Z a-z 0-9 . _ -`. Processes share permits
+    /// only if they use the same prefix.
     ///
     /// Default: `semaphore`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -142,13 +142,13 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Builds the backend, without connecting. For TLS, this reads the system's certificate authorities unless others are
-    /// set.
+    /// Builds the backend, without connecting. For TLS, this reads the system's certificate authorities unless others
+    /// are set.
     ///
     /// # Errors
     ///
-    /// If the URL, the prefix or a certificate is invalid, if a timeout is zero, or if there are TLS settings but the URL
-    /// does not use TLS.
+    /// If the URL, the prefix or a certificate is invalid, if a timeout is zero, or if there are TLS settings but the
+    /// URL does not use TLS.
     pub fn build(self) -> Result<RedisBackend, ConfigError> {
         let keys = Keys::new(&self.prefix)?;
         for (name, timeout) in
@@ -166,13 +166,13 @@ impl RedisBackendBuilder {
                 "quarantine: {duration:?} is too long; allowed: up to {allowed:?}"
             )));
         }
-        let servers = match &self.to {
+        let servers = match &self.source {
             #[cfg(feature = "deadpool-redis")]
-            To::Pool(pool) => {
+            Source::Pool(pool) => {
                 self.connectors(false, false)?;
                 Servers::Pool(pool.clone())
             }
-            To::Url(url) => {
+            Source::Url(url) => {
                 let Url { servers, tls, sentinel_tls } = Url::parse(url)?;
                 let (tls, sentinel_tls) = self.connectors(tls, sentinel_tls)?;
                 let server = |info| Endpoint::new(info, tls.clone());
@@ -195,13 +195,13 @@ impl RedisBackendBuilder {
         Ok(RedisBackend {
             servers,
             keys,
-            patience: Patience { connect: self.connect_timeout, answer: self.response_timeout },
+            timeouts: Timeouts { connect: self.connect_timeout, answer: self.response_timeout },
             after_loss: self.after_loss,
             caller: Arc::default(),
         })
     }
 
-    /// The TLS settings for connections to servers and to sentinels.
+    /// Builds the connectors for servers and for sentinels, if they use TLS.
     #[cfg(feature = "tls-no-provider")]
     fn connectors(
         &self,

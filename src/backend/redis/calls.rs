@@ -1,32 +1,32 @@
-//! Operations on places as calls of scripts, and their replies.
+//! Operations on places as calls of scripts, and the decoding of their replies.
 
 use redis::{Cmd, Value};
 use smallvec::smallvec;
 
-use super::scripts::{self, By};
+use super::scripts::{self, By, Lua};
 use super::tenanted::Tenanted;
 use super::values::{grants, listing, number, reply, unexpected};
 use crate::backend::{AddressedCall, Answer};
 use crate::error::BackendError;
 use crate::protocol::{Op, PlaceId, PlaceStatus, Reply};
 
-/// Upper bounds for the bytes of an id, and of all else in a call.
+/// Upper bounds for the bytes of an id without a claim, of one with a claim, and of everything else in a call.
 const ID: usize = 32;
 const FAIR_ID: usize = 55;
 const REST: usize = 80;
 
-/// The scripts that a call uses.
+/// The family of scripts that a call uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum For {
-    /// Those for sets without tenants. They refuse to act on any other set.
+pub(super) enum Family {
+    /// The scripts for sets without tenants, which cost less. They refuse to act on any other set.
     Plain,
-    /// Those for any set.
+    /// The scripts for any set.
     Tenants,
 }
 
-impl For {
-    /// The scripts that the call uses first.
-    pub(super) fn call(
+impl Family {
+    /// Returns the scripts that the call uses first.
+    pub(super) fn of_call(
         AddressedCall { key, call, .. }: &AddressedCall,
         tenanted: &Tenanted,
     ) -> Self {
@@ -41,69 +41,59 @@ impl For {
     }
 }
 
-/// Whether a script for plain sets found tenants, and only removed the places that leave: see `lua/sweep.lua`. Then the
-/// call has to be repeated with the other scripts.
-pub(super) fn has_tenants(scripts: For, value: &Value) -> bool {
-    *value == Value::Int(0) && scripts == For::Plain
+/// Returns whether a script for plain sets found tenants, and only removed the places that leave (see `lua/sweep.lua`).
+/// Then the call has to be repeated with the other scripts.
+pub(super) fn has_tenants(family: Family, value: &Value) -> bool {
+    *value == Value::Int(0) && family == Family::Plain
 }
 
-/// The call, with its arguments in the order in which the script's header lists them. `counted`:
-/// PUBLISH tells whether a process listens, as it does where there is one server.
-pub(super) fn command(addressed: &AddressedCall, by: By, scripts: For, counted: bool) -> Cmd {
+/// Returns the call, with its arguments in the order in which the script's header lists them. `counted` is whether
+/// `PUBLISH` returns the number of receivers, which it does not in a cluster.
+pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted: bool) -> Cmd {
     let AddressedCall { key, node, call } = addressed;
-    let plain = scripts == For::Plain;
-    let script = match &call.op {
-        Op::Acquire { .. } if plain => &scripts::ACQUIRE,
-        Op::Acquire { .. } => &scripts::FAIR_ACQUIRE,
-        Op::Release { .. } if plain => &scripts::RELEASE,
-        Op::Release { .. } => &scripts::FAIR_RELEASE,
-        Op::Renew { .. } if plain => &scripts::RENEW,
-        Op::Renew { .. } => &scripts::FAIR_RENEW,
-        Op::Reassert { .. } if plain => &scripts::REASSERT,
-        Op::Reassert { .. } => &scripts::FAIR_REASSERT,
-        Op::Audit { .. } => &scripts::INSPECT,
-    };
+    let (script, is_plain) = (script(&call.op, family), family == Family::Plain);
     let places = match &call.op {
         Op::Reassert { proofs, .. } => 2 * proofs.len(),
         Op::Audit { .. } => 0,
         op => op.places(),
     };
-    let id = if plain { ID } else { FAIR_ID };
+    let id = if is_plain { ID } else { FAIR_ID };
     let mut command = scripts::call(script, by, key, 9 + places, REST + places * id);
-    let (node, counted) = (node.text(), u8::from(counted));
     if let Op::Audit { most } = &call.op {
         command.arg(*most);
         return command;
     }
+    let (node, counted) = (node.text(), u8::from(counted));
     command.arg(call.limit).arg(u8::from(call.for_all));
-    if !plain {
+    if !is_plain {
         command.arg(call.headroom);
     }
+    if let Op::Acquire { lease_ms, .. }
+    | Op::Renew { lease_ms, .. }
+    | Op::Reassert { lease_ms, .. } = &call.op
+    {
+        command.arg(*lease_ms);
+    }
+    if let Op::Acquire { max_queue, .. } = &call.op {
+        command.arg(max_queue.map_or(-1, i64::from));
+        if !is_plain {
+            command.arg(call.max_waiting);
+        }
+    }
+    command.arg(counted).arg(&node[..]);
     match &call.op {
-        Op::Acquire { leaving, lease_ms, max_queue, ids } => {
-            command.arg(*lease_ms).arg(max_queue.map_or(-1, i64::from));
-            if !plain {
-                command.arg(call.max_waiting);
-            }
-            command.arg(counted).arg(&node[..]).arg(leaving.len()).arg(u8::from(call.recalls));
+        Op::Acquire { leaving, ids, .. } => {
+            command.arg(leaving.len()).arg(u8::from(call.recalls));
             for id in leaving.iter().chain(ids) {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
-        Op::Release { ids } => {
-            command.arg(counted).arg(&node[..]);
+        Op::Release { ids } | Op::Renew { ids, .. } => {
             for id in ids {
                 command.arg(id.text_of(&node).as_bytes());
             }
         }
-        Op::Renew { lease_ms, ids } => {
-            command.arg(*lease_ms).arg(counted).arg(&node[..]);
-            for id in ids {
-                command.arg(id.text_of(&node).as_bytes());
-            }
-        }
-        Op::Reassert { lease_ms, proofs } => {
-            command.arg(*lease_ms).arg(counted).arg(&node[..]);
+        Op::Reassert { proofs, .. } => {
             for (id, proof) in proofs {
                 command.arg(id.text_of(&node).as_bytes()).arg(*proof);
             }
@@ -113,11 +103,26 @@ pub(super) fn command(addressed: &AddressedCall, by: By, scripts: For, counted: 
     command
 }
 
+fn script(op: &Op, family: Family) -> &'static Lua {
+    let is_plain = family == Family::Plain;
+    match op {
+        Op::Acquire { .. } if is_plain => &scripts::ACQUIRE,
+        Op::Acquire { .. } => &scripts::FAIR_ACQUIRE,
+        Op::Release { .. } if is_plain => &scripts::RELEASE,
+        Op::Release { .. } => &scripts::FAIR_RELEASE,
+        Op::Renew { .. } if is_plain => &scripts::RENEW,
+        Op::Renew { .. } => &scripts::FAIR_RENEW,
+        Op::Reassert { .. } if is_plain => &scripts::REASSERT,
+        Op::Reassert { .. } => &scripts::FAIR_REASSERT,
+        Op::Audit { .. } => &scripts::INSPECT,
+    }
+}
+
 /// Decodes the reply of a script, as its header describes it.
 ///
 /// # Errors
 ///
-/// If no script of this version answers so.
+/// If no script of this version sends such a reply.
 fn decode(
     AddressedCall { node, call, .. }: &AddressedCall,
     value: &Value,
@@ -151,7 +156,7 @@ fn decode(
     reply.ok_or_else(|| unexpected(value))
 }
 
-/// The same, as an answer.
+/// Decodes the reply of a script as the answer to a call.
 pub(super) fn answer(call: &AddressedCall, value: &Value, late: bool) -> Answer {
     match decode(call, value) {
         Ok(reply) => Answer::Reply { reply, late },
@@ -159,7 +164,7 @@ pub(super) fn answer(call: &AddressedCall, value: &Value, late: bool) -> Answer 
     }
 }
 
-/// For the fuzz targets and the test below: any bytes, as the answer to any call.
+/// Decodes any bytes as the reply to any call, for the fuzz targets and the tests below.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn decode_wire(
     op: u8,
@@ -209,7 +214,7 @@ mod tests {
     use crate::backend::redis::messages::{hints, peer_message};
     use crate::protocol::Reply;
 
-    /// Something that a script answers, or nearly.
+    /// An item of a script's reply, or nearly one.
     fn item() -> impl Strategy<Value = String> {
         let number = prop_oneof![
             (-3..3i64).prop_map(i128::from),
@@ -235,7 +240,7 @@ mod tests {
         })]
 
         #[test]
-        fn no_answer_of_redis_makes_the_decoder_panic(
+        fn no_reply_of_redis_makes_the_decoder_panic(
             op in 0..5u8,
             places in 0..4usize,
             items in vec(item(), 0..12),
@@ -258,7 +263,7 @@ mod tests {
         }
     }
 
-    /// The reply to a call with one id; `None` if it is not understood.
+    /// The decoded reply to a call with one id; `None` if it is invalid.
     fn decoded(op: u8, wire: &str) -> Option<Reply> {
         decode_wire(op, 1, wire.as_bytes())?.ok()
     }
@@ -293,7 +298,7 @@ mod tests {
                 assert_eq!((reply.earliest, reply.more), (shown, more));
                 assert_eq!((reply.in_use, reply.waiting, reply.granted.len()), (3, 9, 1));
             }
-            // The mark of a release is none here.
+            // The mark of a release is invalid here.
             assert_eq!(decoded(op, &wire(1, ":1\r\n", 6)), None);
         }
     }

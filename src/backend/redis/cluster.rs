@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Pipeline, Value, cmd};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::dial::{Patience, dial};
+use super::dial::{Timeouts, dial};
 use super::endpoint::Endpoint;
 use super::error;
 use super::multiplexed::Multiplexed;
@@ -23,21 +23,21 @@ use crate::error::BackendError;
 
 /// The shortest time between two requests for the map.
 const REFRESH: Duration = Duration::from_millis(100);
-/// How many nodes one request for the map asks.
+/// The most nodes that are asked for the map at a time.
 const ASKED_MAX: usize = 4;
-/// How long one of them is waited for alone.
+/// How long to wait for one of them before the next one is asked as well.
 const HEAD_START: Duration = Duration::from_millis(50);
-/// How long a node that slots are migrating to is left alone once it could not be asked: the calls for other slots wait
-/// for its answer.
-const AWAY: Duration = Duration::from_secs(2);
-/// How many names are tried to find one in a slot of a given node.
+/// How long a node that slots are migrating to is not asked after it gave no answer. The calls for other slots in the
+/// same write wait for its answer.
+const UNREACHABLE_PAUSE: Duration = Duration::from_secs(2);
+/// The most names that are tried to find one in a slot of a given node.
 const NAMES_MAX: u32 = 50_000;
 
 /// A node that slots are migrating to.
-enum Asking {
+enum Target {
     Open(Multiplexed),
-    /// It could not be asked, and is not asked again before then.
-    Away(Instant),
+    /// It gave no answer, and is not asked again before this time.
+    Unreachable(Instant),
 }
 
 pub(super) struct Cluster {
@@ -48,7 +48,7 @@ pub(super) struct Cluster {
     version: AtomicU64,
     refreshed: tokio::sync::Mutex<Option<(Instant, Result<(), BackendError>)>>,
     /// The nodes that slots are migrating to.
-    asking: tokio::sync::Mutex<HashMap<Shard, Asking>>,
+    targets: tokio::sync::Mutex<HashMap<Shard, Target>>,
 }
 
 impl Cluster {
@@ -58,16 +58,16 @@ impl Cluster {
             slots: Mutex::new(Slots::unknown()),
             version: AtomicU64::new(0),
             refreshed: tokio::sync::Mutex::default(),
-            asking: tokio::sync::Mutex::default(),
+            targets: tokio::sync::Mutex::default(),
         }
     }
 
-    /// The master of a key; unnamed while it is unknown.
+    /// Returns the master of a key; the unnamed one while it is unknown.
     pub(super) fn master(&self, key: &str) -> Shard {
         self.slots().master(slots::slot(key)).cloned().unwrap_or_default()
     }
 
-    /// All masters with slots; the unnamed one while none is known.
+    /// Returns all masters with slots; the unnamed one while none is known.
     pub(super) fn masters(&self) -> Vec<Shard> {
         let masters = self.slots().masters();
         if masters.is_empty() { vec![Shard::default()] } else { masters }
@@ -77,26 +77,26 @@ impl Cluster {
         self.slots().is_complete()
     }
 
-    /// Whether a node has any slots.
+    /// Returns whether a node has any slots.
     pub(super) fn has(&self, master: &Shard) -> bool {
         self.slots().has(master)
     }
 
-    /// How to connect to a node.
+    /// Returns how to connect to a node.
     pub(super) fn endpoint(&self, node: &Shard) -> Option<Endpoint> {
         let (host, port) = address(node)?;
         Some(self.seeds[0].at(host.to_owned(), port))
     }
 
-    /// A name in a slot that this master has.
+    /// Returns a name in a slot that this master has.
     pub(super) fn name_at(&self, master: &Shard, key: impl Fn(&str) -> String) -> Option<String> {
         let slots = self.slots();
         let mut names = (0..NAMES_MAX).map(|n| format!("!probe{n}"));
         names.find(|name| slots.master(slots::slot(&key(name))) == Some(master))
     }
 
-    /// Records the master of a slot from a node's reply, and returns it.
-    pub(super) fn moved(&self, slot: u16, to: &str, said_by: &Shard) -> Option<Shard> {
+    /// Records the master of a slot from a node's redirection, and returns it.
+    pub(super) fn on_moved(&self, slot: u16, to: &str, said_by: &Shard) -> Option<Shard> {
         let master = named(to, said_by)?;
         let mut slots = self.slots();
         if slots.master(slot) != Some(&master) {
@@ -115,7 +115,7 @@ impl Cluster {
     pub(super) async fn refresh(
         &self,
         suspect: &Shard,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<(), BackendError> {
         let mut refreshed = self.refreshed.lock().await;
         if let Some((at, result)) = &*refreshed
@@ -123,14 +123,14 @@ impl Cluster {
         {
             return result.clone();
         }
-        let result = self.ask_nodes(suspect, patience).await;
+        let result = self.ask_nodes(suspect, timeouts).await;
         *refreshed = Some((Instant::now(), result.clone()));
         result
     }
 
-    async fn ask_nodes(&self, suspect: &Shard, patience: Patience) -> Result<(), BackendError> {
+    async fn ask_nodes(&self, suspect: &Shard, timeouts: Timeouts) -> Result<(), BackendError> {
         let mut nodes = self.slots().nodes.clone();
-        // A random order, so that not all processes ask the same nodes.
+        // In random order, so that the processes do not all ask the same nodes.
         fastrand::shuffle(&mut nodes);
         nodes.sort_by_key(|(host, port)| shard(host, *port) == *suspect);
         let known =
@@ -138,10 +138,10 @@ impl Cluster {
         let mut seeds = self.seeds.clone();
         fastrand::shuffle(&mut seeds);
         let mut why = String::new();
-        // Each has a head start: some may be away, and others wait for this.
+        // Concurrently, with a head start each: some nodes may be unreachable, and every connection waits for the map.
         let asked = known.chain(seeds).take(ASKED_MAX).zip(0..).map(|(node, nth)| async move {
             sleep(nth * HEAD_START).await;
-            (ask_node(&node, patience).await, node)
+            (ask_node(&node, timeouts).await, node)
         });
         let mut asked: FuturesUnordered<_> = asked.collect();
         while let Some((answer, node)) = asked.next().await {
@@ -154,7 +154,7 @@ impl Cluster {
                         *known = slots;
                         self.version.fetch_add(u64::from(is_news), Ordering::Release);
                     }
-                    self.asking.lock().await.retain(|node, _| nodes.contains(node));
+                    self.targets.lock().await.retain(|node, _| nodes.contains(node));
                     return Ok(());
                 }
                 Err(error) => why += &format!("; {}: {error}", node.address()),
@@ -171,19 +171,19 @@ impl Cluster {
         to: &str,
         said_by: &Shard,
         commands: Vec<Cmd>,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Vec<Value>, BackendError> {
         let node = named(to, said_by)
             .ok_or_else(|| BackendError::call("the redirection names no address"))?;
-        // The other calls of the batch wait for these.
-        let answer = timeout(patience.answer / 2, self.ask_at(&node, commands, patience)).await;
+        // In half of the time, because the other calls of the batch wait for these.
+        let answer = timeout(timeouts.answer / 2, self.ask_at(&node, commands, timeouts)).await;
         let answer = answer.unwrap_or_else(|_| Err(BackendError::call("no answer in time")));
         if answer.is_err() {
-            // The connection may be half open. A later call opens another.
-            let mut asking = self.asking.lock().await;
-            let was_away = matches!(asking.get(&node), Some(Asking::Away(_)));
-            if !was_away {
-                asking.insert(node, Asking::Away(Instant::now() + AWAY));
+            // The connection may be half open. A later call opens another one.
+            let mut targets = self.targets.lock().await;
+            let was_unreachable = matches!(targets.get(&node), Some(Target::Unreachable(_)));
+            if !was_unreachable {
+                targets.insert(node, Target::Unreachable(Instant::now() + UNREACHABLE_PAUSE));
             }
         }
         answer
@@ -193,24 +193,24 @@ impl Cluster {
         &self,
         node: &Shard,
         commands: Vec<Cmd>,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Vec<Value>, BackendError> {
-        let mut asking = self.asking.lock().await;
-        let mut connection = match asking.get(node) {
-            Some(Asking::Open(connection)) => connection.clone(),
-            Some(Asking::Away(until)) if Instant::now() < *until => {
-                return Err(BackendError::call("it could not be asked a moment ago"));
+        let mut targets = self.targets.lock().await;
+        let mut connection = match targets.get(node) {
+            Some(Target::Open(connection)) => connection.clone(),
+            Some(Target::Unreachable(until)) if Instant::now() < *until => {
+                return Err(BackendError::call("it gave no answer a moment ago"));
             }
-            Some(Asking::Away(_)) | None => {
-                asking.remove(node);
+            Some(Target::Unreachable(_)) | None => {
+                targets.remove(node);
                 let server =
                     self.endpoint(node).ok_or_else(|| BackendError::call("no such node"))?;
-                let connection = dial(&server, patience).await?;
-                asking.insert(node.clone(), Asking::Open(connection.clone()));
+                let connection = dial(&server, timeouts).await?;
+                targets.insert(node.clone(), Target::Open(connection.clone()));
                 connection
             }
         };
-        drop(asking);
+        drop(targets);
         let mut pipeline = Pipeline::with_capacity(2 * commands.len());
         for command in commands {
             pipeline.cmd("ASKING").add_command(command);
@@ -218,7 +218,7 @@ impl Cluster {
         let count = pipeline.len();
         match connection.send_packed_commands(&pipeline, 0, count).await {
             Ok(values) if values.len() == count => {
-                // A missing right to ASKING is reported instead of its consequences.
+                // If ASKING was refused, report that, and not the MOVED that follows from it.
                 let pairs = values.chunks_exact(2).map(|pair| match pair {
                     [refused @ Value::ServerError(_), _] => refused.clone(),
                     [_, answer] => answer.clone(),
@@ -236,11 +236,11 @@ impl Cluster {
     }
 }
 
-async fn ask_node(node: &Endpoint, patience: Patience) -> Result<Slots, BackendError> {
-    let mut connection = dial(node, patience).await?;
+async fn ask_node(node: &Endpoint, timeouts: Timeouts) -> Result<Slots, BackendError> {
+    let mut connection = dial(node, timeouts).await?;
     let mut question = cmd("CLUSTER");
     let answer = question.arg("SLOTS").query_async::<Value>(&mut *connection);
-    let answer = match timeout(patience.answer, answer).await {
+    let answer = match timeout(timeouts.answer, answer).await {
         Ok(answer) => answer.map_err(error::broken)?,
         Err(_) => return Err(BackendError::connection("no answer in time")),
     };
@@ -250,7 +250,7 @@ async fn ask_node(node: &Endpoint, patience: Patience) -> Result<Slots, BackendE
         .ok_or_else(|| BackendError::connection("the reply to CLUSTER SLOTS cannot be read"))
 }
 
-/// The node at an address; without a host, it is on the host of the node that sent the address.
+/// Returns the node at an address. Without a host, it is on the host of the node that sent the address.
 fn named(to: &str, said_by: &Shard) -> Option<Shard> {
     let (host, port) = to.rsplit_once(':')?;
     let host = if host.is_empty() { address(said_by)?.0 } else { host };

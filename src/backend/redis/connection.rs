@@ -1,6 +1,7 @@
 //! A connection to Redis: calls one way, answers and hints the other.
 //!
-//! The subscription to hints uses the same connection (RESP3), so there is one socket to watch.
+//! The subscription to hints uses the same connection (RESP3). So a lost connection is noticed once, and replies and
+//! hints arrive in the order in which Redis produced them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,9 +12,9 @@ use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 
-use super::calls::{self, For};
+use super::calls::{self, Family};
 use super::cluster::Cluster;
-use super::dial::Patience;
+use super::dial::Timeouts;
 use super::endpoint::Endpoint;
 use super::error::broken;
 use super::multiplexed::{Driver, Multiplexed};
@@ -34,17 +35,17 @@ pub(super) struct RedisConnection {
     pub(super) connection: Multiplexed,
     pub(super) tenanted: Arc<Tenanted>,
     pub(super) server: ServerInfo,
-    /// Drives the connection, unless it has a task of its own; then nothing tells that it is closed, and no hints
+    /// Drives the connection, unless that has a task of its own: then it is not known when it is closed, and no hints
     /// arrive. Taken by [`drive`](Connection::drive).
     pub(super) driver: Mutex<Option<Driver>>,
-    /// If the server is a node of a cluster.
+    /// Set if the server is a node of a cluster.
     pub(super) member: Option<Member>,
-    /// If the server is one that sentinels name.
+    /// Set if sentinels named the server.
     pub(super) named: Option<Named>,
 }
 
-/// The most arguments of the commands that are answered together, unless there is one alone. A server carries them out
-/// in a few milliseconds.
+/// The most arguments in one part of a write, unless a single command has more. A server executes a part in a few
+/// milliseconds, and each answered part shows that it is alive.
 const PART_MAX: usize = 128;
 
 /// A master that sentinels named.
@@ -52,7 +53,7 @@ const PART_MAX: usize = 128;
 pub(super) struct Named {
     pub(super) by: Arc<Sentinel>,
     pub(super) server: Endpoint,
-    pub(super) patience: Patience,
+    pub(super) timeouts: Timeouts,
 }
 
 /// A node of a cluster.
@@ -60,7 +61,7 @@ pub(super) struct Named {
 pub(super) struct Member {
     pub(super) cluster: Arc<Cluster>,
     pub(super) node: Shard,
-    pub(super) patience: Patience,
+    pub(super) timeouts: Timeouts,
 }
 
 impl Connection for RedisConnection {
@@ -69,11 +70,11 @@ impl Connection for RedisConnection {
     }
 
     fn drive(&self) -> BoxFuture<'_, ()> {
-        // Once it is taken, or where the connection has a task of its own, nothing tells.
+        // Without a driver it is not known when the connection is closed.
         let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
         let closed = driver.unwrap_or_else(|| std::future::pending().boxed());
-        let Some(Named { by, server, patience }) = &self.named else { return closed };
-        let replaced = by.replaced(server, *patience);
+        let Some(Named { by, server, timeouts }) = &self.named else { return closed };
+        let replaced = by.replaced(server, *timeouts);
         async move {
             tokio::select! {
                 biased;
@@ -96,17 +97,19 @@ impl Connection for RedisConnection {
         let tenanted = Arc::clone(&self.tenanted);
         async move {
             let counted = member.is_none();
-            let scripts: Vec<_> = calls.iter().map(|call| For::call(call, &tenanted)).collect();
-            let command = |i: usize, by| calls::command(&calls[i], by, scripts[i], counted);
+            let families: Vec<_> =
+                calls.iter().map(|call| Family::of_call(call, &tenanted)).collect();
+            let command = |i: usize, by| calls::command(&calls[i], by, families[i], counted);
             let (mut values, mut late) =
                 run(&mut connection, member.as_ref(), calls.len(), command).await?;
             // Calls on sets that turn out to have tenants are repeated with the scripts for those.
-            let found: Vec<usize> =
-                (0..calls.len()).filter(|i| calls::has_tenants(scripts[*i], &values[*i])).collect();
+            let found: Vec<usize> = (0..calls.len())
+                .filter(|i| calls::has_tenants(families[*i], &values[*i]))
+                .collect();
             if !found.is_empty() {
-                found.iter().for_each(|i| tenanted.found(&calls[*i].key));
+                found.iter().for_each(|i| tenanted.insert(&calls[*i].key));
                 let command =
-                    |i: usize, by| calls::command(&calls[found[i]], by, For::Tenants, counted);
+                    |i: usize, by| calls::command(&calls[found[i]], by, Family::Tenants, counted);
                 let (again, _) =
                     run(&mut connection, member.as_ref(), found.len(), command).await?;
                 for (i, value) in found.iter().zip(again) {
@@ -181,7 +184,7 @@ impl RedisConnection {
 }
 
 /// Sends commands in one write, and repeats those that need it. Returns a value for each, which may be an error of the
-/// server, and which of them may have been carried out after commands that were sent later.
+/// server, and the indexes of those that may have been executed after commands that were sent later.
 async fn run(
     connection: &mut Multiplexed,
     member: Option<&Member>,
@@ -189,8 +192,8 @@ async fn run(
     command: impl Fn(usize, By) -> Cmd,
 ) -> Result<(Vec<Value>, Vec<usize>), BackendError> {
     let mut values = send(connection, (0..count).map(|i| command(i, By::Hash))).await?;
-    // Scripts that the server does not know are sent again in full. Later commands may have been carried out before
-    // them.
+    // A script that the server does not know is sent again in full. Commands that were sent later may have been
+    // executed before it: a release behind the next acquire once caused a false 429.
     let mut late: Vec<usize> =
         values.iter().enumerate().filter(|(_, v)| is_unknown(v)).map(|(i, _)| i).collect();
     if !late.is_empty() {
@@ -218,8 +221,8 @@ impl Member {
         self.cluster.master(key) == self.node
     }
 
-    /// Repeats calls whose slot is migrating on the node that it migrates to, and returns which these were. They were not
-    /// carried out here.
+    /// Repeats calls whose slot is migrating, on the node that it migrates to. Returns the indexes of those that were
+    /// answered there.
     async fn ask(&self, command: impl Fn(usize, By) -> Cmd, values: &mut [Value]) -> Vec<usize> {
         let mut asked = Vec::new();
         let mut nodes: Vec<(String, Vec<usize>)> = Vec::new();
@@ -234,11 +237,11 @@ impl Member {
                 }
             }
         }
-        // Concurrently: the rest of the batch waits for the slowest.
+        // Concurrently, because the rest of the batch waits for the slowest.
         let answers = join_all(nodes.iter().map(|(to, those)| {
             // Scripts in full, because that node may not know them.
             let commands = those.iter().map(|i| command(*i, By::Text)).collect();
-            self.cluster.ask(to, &self.node, commands, self.patience)
+            self.cluster.ask(to, &self.node, commands, self.timeouts)
         }));
         let answers = answers.await;
         for ((to, those), answers) in nodes.into_iter().zip(answers) {
@@ -249,7 +252,7 @@ impl Member {
                     }
                     asked.extend(those);
                 }
-                // The calls are repeated from the start soon.
+                // The sessions are redirected, and repeat these calls soon.
                 Err(error) => {
                     tracing::debug!(target: "tower_semaphore", %error, to, "the node that a slot is migrating to could not be asked")
                 }
@@ -262,12 +265,12 @@ impl Member {
         match error.code() {
             Some("MOVED") => {
                 if let Some((to, slot)) = error.redirect_node() {
-                    self.cluster.moved(slot, to, &self.node);
+                    self.cluster.on_moved(slot, to, &self.node);
                 }
                 Ok(QueryError::Moved)
             }
             Some("ASK" | "TRYAGAIN") => Ok(QueryError::Moved),
-            // This slot alone is down; the others are served.
+            // Only this slot is down; the others are served.
             Some("CLUSTERDOWN") if error.detail().is_some_and(|text| text.contains("slot")) => {
                 let text = format!("the cluster refused: {error}");
                 Ok(QueryError::Failed(BackendError::call(text).with_source(error)))
@@ -318,11 +321,11 @@ async fn send(
         let mut connection = (*connection).clone();
         async move {
             let values = send_part(&mut connection, part).await?;
-            connection.hear();
+            connection.on_answer();
             Ok::<_, BackendError>(values)
         }
     });
-    // In this order, so none may give way to another before it is sent.
+    // Unconstrained: a part that yields before it is sent would be overtaken by the next.
     Ok(unconstrained(try_join_all(parts)).await?.concat())
 }
 

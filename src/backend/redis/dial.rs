@@ -1,7 +1,8 @@
 //! Opening connections.
 //!
-//! Sockets are opened here and not by the redis crate, which would start a task for each: the connection that carries
-//! the calls is driven by the task that makes them.
+//! Sockets are opened here and not by the redis crate, which would start a task for each. The driver's own task drives
+//! the connection that carries its calls: with a task for the socket, each call and each reply would pass one more
+//! task, and could wake another thread.
 
 use std::io;
 use std::time::Duration;
@@ -21,40 +22,41 @@ use super::error;
 use super::multiplexed::{Driver, Multiplexed};
 use crate::error::BackendError;
 
-/// How many characters of a password are searched for in an error of a server.
+/// The number of leading characters of a password that are searched for in an error of a server.
 const REPEATED_MIN: usize = 8;
 
 /// The timeouts for opening a connection and for an answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     pub(super) connect: Duration,
     pub(super) answer: Duration,
 }
 
-/// Opens a connection to one server, to be driven by the caller. Errors name its address.
+/// Opens a connection to one server, which the caller has to drive. Errors contain its address.
 pub(super) async fn dial_named(
     to: &Endpoint,
     config: AsyncConnectionConfig,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> Result<(MultiplexedConnection, Driver), BackendError> {
-    open(to, config, patience, &format!("Redis at {}", to.address())).await
+    open(to, config, timeouts, &format!("Redis at {}", to.address())).await
 }
 
-/// Opens a connection with a task of its own. The caller names the address in errors.
-pub(super) async fn dial(to: &Endpoint, patience: Patience) -> Result<Multiplexed, BackendError> {
-    let opened = open(to, AsyncConnectionConfig::new(), patience, "Redis").await;
+/// Opens a connection with a task of its own, because nobody polls it between two queries. Errors do not contain its
+/// address.
+pub(super) async fn dial(to: &Endpoint, timeouts: Timeouts) -> Result<Multiplexed, BackendError> {
+    let opened = open(to, AsyncConnectionConfig::new(), timeouts, "Redis").await;
     opened.map(|(connection, driver)| Multiplexed::spawn(connection, driver))
 }
 
 async fn open(
     to: &Endpoint,
     config: AsyncConnectionConfig,
-    patience: Patience,
+    timeouts: Timeouts,
     whom: &str,
 ) -> Result<(MultiplexedConnection, Driver), BackendError> {
     // The caller applies the response timeout.
     let config = config.set_response_timeout(None).set_pipeline_buffer_size(1024);
-    match timeout(patience.connect, connect(to, config)).await {
+    match timeout(timeouts.connect, connect(to, config)).await {
         Ok(opened) => opened.map_err(|error| refused(error, whom, to.secret())),
         Err(elapsed) => Err(not_in_time(elapsed, whom)),
     }
@@ -90,7 +92,7 @@ async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     if addresses.is_empty() {
         return Err(io::Error::other("the host has no address"));
     }
-    // Concurrently: an address that does not respond must not use up the timeout.
+    // Concurrently, so that an address that does not respond does not use up the timeout.
     let dials = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
     let (stream, _) = select_ok(dials).await?;
     stream.set_nodelay(true)?;
@@ -107,9 +109,9 @@ async fn greet(
     greeted.map(|(connection, driver)| (connection, driver.boxed()))
 }
 
-/// Takes a connection from the user's pool. It is never returned: a return would cost a round trip each time.
+/// Takes a connection from the user's pool, for good: the pool would check it with a round trip at each use.
 #[cfg(feature = "deadpool-redis")]
-pub(super) async fn from(pool: &Pool) -> Result<MultiplexedConnection, BackendError> {
+pub(super) async fn from_pool(pool: &Pool) -> Result<MultiplexedConnection, BackendError> {
     pool.get().await.map(Connection::take).map_err(|error| match error {
         PoolError::Timeout(_) => not_in_time(error, "Redis"),
         PoolError::Backend(error) => refused(error, "Redis", None),
@@ -128,7 +130,7 @@ fn not_in_time(error: impl std::error::Error + Send + Sync + 'static, whom: &str
     BackendError::connection(text).with_source(error)
 }
 
-/// The error without the password. A server may echo its input; one that does not know `HELLO` does.
+/// Returns the error without the password. A server may echo its input, and one that does not know `HELLO` does.
 fn refused(error: RedisError, whom: &str, secret: Option<&str>) -> BackendError {
     let text = error.to_string();
     let advice = error::advice(&error);

@@ -16,7 +16,7 @@ impl Endpoint {
         Self { info, tls }
     }
 
-    /// Another server with the same settings.
+    /// Returns another server with the same settings.
     pub(super) fn at(&self, host: String, port: u16) -> Self {
         let info = self.info.clone().set_addr(ConnectionAddr::Tcp(host, port));
         Self { info, tls: self.tls.clone() }
@@ -34,7 +34,7 @@ impl Endpoint {
         self.tls.as_ref()
     }
 
-    /// What no error may show: the password, or a user without a password, which is then a token.
+    /// Returns what no error may show: the password or, without one, the user, which is then a token.
     pub(super) fn secret(&self) -> Option<&str> {
         let settings: &RedisConnectionInfo = self.info.redis_settings();
         settings.password().or_else(|| settings.username()).filter(|secret| !secret.is_empty())

@@ -8,7 +8,7 @@ use crate::error::BackendError;
 const OF_NO_USE: [&str; 8] =
     ["LOADING", "BUSY", "READONLY", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"];
 
-/// Classifies an error of the server. `Ok`: it affects this call alone.
+/// Classifies an error of the server. `Ok` means that it affects this call alone.
 ///
 /// # Errors
 ///
@@ -25,9 +25,9 @@ pub(super) fn failure(error: RedisError) -> Result<BackendError, BackendError> {
 
 /// Returns whether an error of a script's call proves that nothing was written.
 ///
-/// The first command of each script that touches its key is one of sorted sets, so a key of another type ends it there.
-/// Redis refuses a write for want of memory only if the script has written nothing before. Rights are tested for the
-/// call itself, and again for each command in it: then something may have been written before.
+/// In each script, the first command that touches the key needs a sorted set, so a key of another type ends it there.
+/// Redis refuses a write because of its memory limit only if the script has written nothing before. Rights are checked
+/// for the call itself, and again for each command in it: by then, something may have been written.
 pub(super) fn did_nothing(error: &RedisError) -> bool {
     let text = error.detail().unwrap_or_default();
     match error.code() {
@@ -37,12 +37,12 @@ pub(super) fn did_nothing(error: &RedisError) -> bool {
     }
 }
 
-/// The code of an error of a command in a script, from the text after `ERR`. Redis before 7.0 puts a prefix in front of
-/// it: `Error running script (call to f_<sha>): @user_script:<line>:
-/// @user_script: <line>: -<code> ...`; the second place and the dash are not always there.
+/// Returns the code of an error of a command in a script, from the text after `ERR`. Redis before 7.0 puts a prefix in
+/// front of it: `Error running script (call to f_<sha>): @user_script:<line>:
+/// @user_script: <line>: -<code> ...`; the second position and the dash are not always there.
 ///
-/// Parsed strictly from the start, so that no text of a client is taken for a code: names of keys and users only occur
-/// after the code.
+/// Parsed strictly from the start, so that no text of a client is taken for a code: names of keys and users occur only
+/// after it.
 fn code_in_script(text: &str) -> Option<&str> {
     const HASH: usize = 40;
     let rest = text.strip_prefix("Error running script (call to f_")?;
@@ -56,13 +56,13 @@ fn code_in_script(text: &str) -> Option<&str> {
     (!code.is_empty() && code.bytes().all(|c| c.is_ascii_uppercase())).then_some(code)
 }
 
-/// The text after a line number.
+/// Returns the text after a line number.
 fn line(text: &str) -> Option<&str> {
     let (number, rest) = text.split_once(": ")?;
     number.bytes().all(|c| c.is_ascii_digit()).then_some(rest)
 }
 
-/// What to do about an error that does not say so itself.
+/// Returns what to do about an error whose own text does not say so.
 pub(super) fn advice(error: &RedisError) -> &'static str {
     let text = error.to_string();
     if text.contains("nknown Redis command")
@@ -95,7 +95,7 @@ pub(super) fn advice(error: &RedisError) -> &'static str {
     }
 }
 
-/// The connection broke. Any call on it may or may not have been carried out.
+/// Returns the error of a connection that broke. Its unanswered calls may or may not have been executed.
 pub(super) fn broken(error: RedisError) -> BackendError {
     let text = format!("the connection to Redis failed: {error}{}", advice(&error));
     BackendError::connection(text).with_source(error)
@@ -110,7 +110,7 @@ mod tests {
     const BEFORE: &str =
         "Error running script (call to f_b093e1cc552bdfd5a38f09390e8e0625e51a41a6): ";
 
-    /// Whether an error strikes the connection, and not its call alone.
+    /// Whether an error affects the connection, and not its call alone.
     fn is_of_no_use(wire: &str) -> bool {
         let value = parse_redis_value(format!("-{wire}\r\n").as_bytes()).unwrap();
         let Value::ServerError(error) = value else { panic!("{value:?}") };
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn an_error_of_the_server_is_known_in_a_script_too() {
-        // As 6.2 says it, and as 7.0 does.
+        // As Redis 6.2 writes it, and as 7.0 does.
         for (text, of_no_use) in [
             ("READONLY You can't write against a read only replica.", true),
             ("MISCONF Redis is configured to save RDB snapshots, but is unable to persist.", true),

@@ -9,7 +9,7 @@ use super::error;
 use crate::backend::ServerInfo;
 use crate::error::BackendError;
 
-/// Reads run, replication and memory. Everything is unknown to a user without the right to `INFO`.
+/// Reads the sections on server, replication and memory. Without the right to `INFO`, everything is unknown.
 pub(super) async fn ask(
     connection: &mut MultiplexedConnection,
 ) -> Result<ServerInfo, BackendError> {
@@ -27,10 +27,11 @@ fn read(info: &str) -> ServerInfo {
     let field = |name: &str| {
         info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
-    // A restart changes the first, a promotion the second.
+    // A restart changes the first part, a promotion the second. A key that marked the data would be one more key, in
+    // another slot, and present even when nothing is in use.
     let data =
         field("run_id").zip(field("master_replid")).map(|(run, data)| format!("{run}/{data}"));
-    // The age of the data of a promoted replica is unknown.
+    // The age of a promoted replica's data is unknown.
     let promoted = field("master_replid2").is_none_or(|id| id.bytes().any(|c| c != b'0'));
     let age = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
     let age = age.filter(|_| !promoted);

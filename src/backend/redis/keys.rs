@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::error::ConfigError;
 use crate::protocol::NodeId;
 
-/// Longest prefix, in bytes.
+/// The longest prefix, in bytes.
 const PREFIX_MAX: usize = 40;
 
 /// Keys and channels: `<prefix>:{<name>}` is a semaphore, `<prefix>:@<node>` a node's mailbox;
 /// `<prefix>:{!overrides}` has the overrides, and `<prefix>:@overrides` announces their changes.
 ///
-/// Names come [encoded](crate::Name), so that nothing in them reaches this syntax; with the longest
-/// prefix and the longest name a key has 171 bytes.
+/// Names are [encoded](crate::Name), so that nothing in them reaches this syntax. With the longest prefix and the
+/// longest name, a key has 171 bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     prefix: Arc<str>,
@@ -33,12 +33,12 @@ impl Keys {
         format!("{}:{{{name}}}", self.prefix).into()
     }
 
-    /// The name in a semaphore's key.
+    /// Returns the name in a semaphore's key.
     pub(super) fn name<'a>(&self, key: &'a str) -> Option<&'a str> {
         key.strip_prefix(&*self.prefix)?.strip_prefix(":{")?.strip_suffix('}')
     }
 
-    /// The channel on which `lua/override.lua` announces changes.
+    /// Returns the channel on which `lua/override.lua` announces changes.
     pub(super) fn overrides(&self) -> String {
         format!("{}:@overrides", self.prefix)
     }

@@ -3,7 +3,7 @@
 use crate::backend::PeerMessage;
 use crate::protocol::{Hint, Numbered, PlaceId};
 
-/// Parses hints: `<key> <n> <lease_end> ...`, with bound and claim of a place after its number.
+/// Parses hints: `<key> <n> <lease_end> ...`, where `<n>` includes bound and claim of the place.
 pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let key = words.next()?;
@@ -14,13 +14,13 @@ pub(super) fn hints(message: &[u8]) -> Option<(&str, impl Iterator<Item = Hint>)
     Some((key, pairs))
 }
 
-/// Parses a message of another process: `<key> <message>`.
+/// Parses a message from another process: `<key> <message>`.
 pub(super) fn peer_message(message: &[u8]) -> Option<PeerMessage> {
     let (_, text) = std::str::from_utf8(message).ok()?.split_once(' ')?;
     PeerMessage::parse(text)
 }
 
-/// Whether a message says that another process waits: the key is all of it.
+/// Returns whether a message is a recall, which consists of the key alone.
 pub(super) fn is_recall(message: &[u8]) -> bool {
     !message.contains(&b' ')
 }

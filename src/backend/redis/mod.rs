@@ -32,9 +32,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 pub use self::builder::RedisBackendBuilder;
-use self::builder::To;
+use self::builder::Source;
 use self::cluster::Cluster;
-use self::dial::Patience;
+use self::dial::Timeouts;
 use self::endpoint::Endpoint;
 use self::keys::Keys;
 use self::sentinel::Sentinel;
@@ -48,8 +48,8 @@ use crate::protocol::NodeId;
 ///
 /// Redis 6.2 or later, or Valkey: one server, one that Sentinel watches over, or a cluster; see
 /// [`builder`](Self::builder) for the URLs. Uses one RESP3 connection to each server that it needs, with
-/// `TCP_NODELAY`; hints arrive on the same connection. Every call is bounded in time, and the Redis client repeats none on
-/// its own.
+/// `TCP_NODELAY`; hints arrive on the same connection. Every call is bounded in time, and the Redis client repeats none
+/// on its own.
 ///
 /// # Examples
 ///
@@ -80,8 +80,8 @@ use crate::protocol::NodeId;
 ///
 /// For each connection the sentinels are asked in turn for the master. While connected, the backend asks the sentinel
 /// that named it four times a second, and disconnects as soon as another master is named: an old master that is still
-/// running grants permits for about ten seconds after that. Name the sentinels in the same order in all processes, so
-/// that all of them switch to the new master together. Grants that the old master had not replicated are lost in a
+/// running would grant permits for about ten seconds after that. Name the sentinels in the same order in all processes,
+/// so that all of them switch to the new master together. Grants that the old master had not replicated are lost in a
 /// failover; [`AfterLoss`] determines what happens then. An old master that is partitioned from the sentinels together
 /// with one of your processes keeps granting to that process until the partition heals; `min-replicas-to-write 1`
 /// prevents this.
@@ -89,16 +89,16 @@ use crate::protocol::NodeId;
 /// # Cluster
 ///
 /// A semaphore lives in the slot of its name. Each master has its own connection and state, so a master that is down
-/// affects only its own semaphores, provided that the cluster has `cluster-require-full-coverage no`. With `yes`, Redis'
-/// default, all nodes stop serving until it is replaced. When a slot moves or a replica is promoted, the backend follows.
-/// Hints travel over the cluster bus to all nodes. A process that died while waiting is passed over when its lease ends
-/// and not at once, because a cluster cannot tell that the process is gone.
+/// affects only its own semaphores, provided that the cluster has `cluster-require-full-coverage no`. With `yes`,
+/// Redis' default, all nodes stop serving until it is replaced. When a slot moves or a replica is promoted, the backend
+/// follows. Hints travel over the cluster bus to all nodes. A process that died while waiting is passed over when its
+/// lease ends and not at once, because a cluster cannot tell that the process is gone.
 pub struct RedisBackend {
     servers: Servers,
     keys: Keys,
-    patience: Patience,
+    timeouts: Timeouts,
     after_loss: AfterLoss,
-    /// The calling process and its mailbox: see [`Backend::attach`].
+    /// The calling process and its mailbox; see [`Backend::attach`].
     caller: Arc<OnceLock<Caller>>,
 }
 
@@ -158,7 +158,7 @@ impl RedisBackend {
     /// # let _ = semaphore; Ok(()) }
     /// ```
     pub fn builder(url: impl Into<String>) -> RedisBackendBuilder {
-        RedisBackendBuilder::new(To::Url(url.into()))
+        RedisBackendBuilder::new(Source::Url(url.into()))
     }
 
     /// Returns a builder that takes its connections to one server from your pool, with the settings of the pool. A
@@ -166,8 +166,8 @@ impl RedisBackend {
     ///
     /// This has drawbacks that [`builder`](Self::builder) does not have. The pool checks an idle connection before it
     /// hands it out (`+unwatch +ping`). A connection from a pool cannot receive hints, so waiting requests poll every
-    /// 100 ms, and each can be overtaken once by a request of another process. A closed connection is noticed only by the
-    /// next call. `TCP_NODELAY` is off unless you enable it for the pool.
+    /// 100 ms, and each can be overtaken once by a request of another process. A closed connection is noticed only by
+    /// the next call. `TCP_NODELAY` is off unless you enable it for the pool.
     ///
     /// The pool is one of [`deadpool_redis`](crate::backend::deadpool_redis) 0.23. The feature `tls` of this crate does
     /// not apply to pools: enable that of `deadpool-redis` instead.
@@ -186,7 +186,7 @@ impl RedisBackend {
     #[cfg(feature = "deadpool-redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "deadpool-redis")))]
     pub fn from_pool(pool: Pool) -> RedisBackendBuilder {
-        RedisBackendBuilder::new(To::Pool(pool))
+        RedisBackendBuilder::new(Source::Pool(pool))
     }
 }
 
@@ -233,7 +233,7 @@ impl Backend for RedisBackend {
     }
 
     fn response_timeout(&self) -> Duration {
-        self.patience.answer
+        self.timeouts.answer
     }
 }
 
@@ -243,15 +243,15 @@ impl fmt::Debug for RedisBackend {
     }
 }
 
-/// For `fuzz/`.
+/// The decoders, for the fuzz targets.
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    /// What Redis answers to a call.
+    /// Decodes a reply to a call.
     pub fn reply(op: u8, places: usize, wire: &[u8]) {
         let _ = super::calls::decode_wire(op, places, wire);
     }
 
-    /// What Redis sends to a node.
+    /// Decodes a message to a node.
     pub fn hints(message: &[u8]) {
         if let Some((_, hints)) = super::messages::hints(message) {
             hints.for_each(drop);

@@ -1,4 +1,4 @@
-//! A connection that many callers share.
+//! A connection that several callers share.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,8 +12,8 @@ use tokio::time::Instant;
 /// it when it is dropped.
 pub(super) type Driver = BoxFuture<'static, ()>;
 
-/// A connection, with its task if it has one of ours. The task is aborted with the last clone; otherwise it would wait
-/// for every outstanding reply.
+/// A connection, with the task that drives it if [`spawn`](Self::spawn) started one. The task is aborted with the last
+/// clone; otherwise it would wait for every outstanding reply.
 #[derive(Clone, Debug)]
 pub(super) struct Multiplexed {
     connection: MultiplexedConnection,
@@ -22,25 +22,25 @@ pub(super) struct Multiplexed {
 }
 
 impl Multiplexed {
-    /// A connection with a task of its own.
+    /// Starts a task that drives the connection.
     pub(super) fn spawn(connection: MultiplexedConnection, driver: Driver) -> Self {
         let task = Task(tokio::spawn(driver));
         Self { _task: Some(Arc::new(task)), ..connection.into() }
     }
 
-    /// Notes that the server answered a part of what was sent in one write.
-    pub(super) fn hear(&self) {
+    /// Notes that the server answered a part of a write.
+    pub(super) fn on_answer(&self) {
         let mut heard_at = self.heard_at.lock().unwrap_or_else(PoisonError::into_inner);
         *heard_at = Some(Instant::now());
     }
 
-    /// When it did so last.
+    /// Returns when the server last answered a part of a write.
     pub(super) fn heard_at(&self) -> Option<Instant> {
         *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection that is driven elsewhere.
+/// The connection is driven elsewhere.
 impl From<MultiplexedConnection> for Multiplexed {
     fn from(connection: MultiplexedConnection) -> Self {
         Self { connection, heard_at: Arc::default(), _task: None }

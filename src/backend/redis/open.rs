@@ -1,4 +1,7 @@
-//! Opens a connection to a server, prepares it and tests it.
+//! Opens a connection to a server, prepares it and probes it.
+//!
+//! A replica, a server that is loading, a user without rights or a Redis that is too old fails here, once, and not in
+//! each request.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -30,34 +33,34 @@ impl RedisBackend {
             #[cfg(feature = "deadpool-redis")]
             Servers::Pool(pool) => {
                 let connection =
-                    tokio::time::timeout(self.patience.connect, super::dial::from(pool));
+                    tokio::time::timeout(self.timeouts.connect, super::dial::from_pool(pool));
                 let connection = connection.await.map_err(|_| no_answer())??;
                 self.prepare(connection.into(), None, None).await.map(Some)
             }
             Servers::Sentinel(sentinel) => {
-                let server = sentinel.master(self.patience).await?;
+                let server = sentinel.master(self.timeouts).await?;
                 let mut opened = self.open(&server, None).await;
                 match &mut opened {
                     Ok(opened) => {
-                        let (by, patience) = (Arc::clone(sentinel), self.patience);
-                        opened.named = Some(Named { by, server, patience });
+                        let (by, timeouts) = (Arc::clone(sentinel), self.timeouts);
+                        opened.named = Some(Named { by, server, timeouts });
                     }
-                    // It may be down, or no longer the master: ask another sentinel next.
+                    // The server may be down, or no longer the master: ask another sentinel next.
                     Err(_) => sentinel.distrust(),
                 }
                 opened.map(Some)
             }
             Servers::Cluster(cluster) => {
-                let told = cluster.refresh(shard, self.patience).await;
+                let refreshed = cluster.refresh(shard, self.timeouts).await;
                 let Some(server) = cluster.endpoint(shard) else {
-                    told?;
+                    refreshed?;
                     return if cluster.is_complete() { Ok(None) } else { Err(no_master()) };
                 };
-                if told.is_ok() && !cluster.has(shard) {
+                if refreshed.is_ok() && !cluster.has(shard) {
                     return Ok(None);
                 }
                 let (cluster, node) = (Arc::clone(cluster), shard.clone());
-                let member = Member { cluster, node, patience: self.patience };
+                let member = Member { cluster, node, timeouts: self.timeouts };
                 self.open(&server, Some(member)).await.map(Some)
             }
         }
@@ -71,11 +74,12 @@ impl RedisBackend {
         let (caller, keys) = (Arc::clone(&self.caller), self.keys.clone());
         let deliver = deliver(caller, keys, member.clone());
         let config = AsyncConnectionConfig::new().set_push_sender(deliver);
-        let (connection, driver) = dial_named(to, config, self.patience).await?;
+        let (connection, driver) = dial_named(to, config, self.timeouts).await?;
         self.prepare(connection.into(), Some(driver), member).await
     }
 
-    /// Loads the scripts, tests the connection and subscribes to hints. Without a driver it cannot receive hints.
+    /// Loads the scripts, probes the connection and subscribes to hints. A connection without a driver cannot receive
+    /// hints.
     async fn prepare(
         &self,
         connection: Multiplexed,
@@ -87,7 +91,7 @@ impl RedisBackend {
             let Some(driver) = driver else { return set_up.await };
             let (opened, driver) = match select(pin!(set_up), driver).await {
                 Either::Left((opened, driver)) => (opened, driver),
-                // It is closed: whatever is still to be answered fails.
+                // The connection is closed, so the next command fails.
                 Either::Right(((), set_up)) => (set_up.await, ready(()).boxed()),
             };
             Ok(RedisConnection { driver: Mutex::new(Some(driver)), ..opened? })
@@ -95,10 +99,10 @@ impl RedisBackend {
         prepared.await
     }
 
-    /// Waits for an answer. Each has this time, not all together: a server that many processes come back to at once is
-    /// slow, and not away.
+    /// Waits for an answer, up to the response timeout. Each answer has this time, not all of them together: a server
+    /// to which many processes return at once is slow, not unreachable.
     async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, BackendError> {
-        tokio::time::timeout(self.patience.answer, answer).await.map_err(|_| no_answer())
+        tokio::time::timeout(self.timeouts.answer, answer).await.map_err(|_| no_answer())
     }
 
     async fn set_up(
@@ -111,7 +115,7 @@ impl RedisBackend {
         let (driver, tenanted) = (Mutex::default(), Arc::default());
         let mut opened =
             RedisConnection { connection, tenanted, server, driver, member, named: None };
-        // A user that may not load scripts sends each of them in full, once.
+        // Refusals are ignored: without the right to load scripts, each is sent in full, once.
         let scripts = scripts::load();
         let count = scripts.len();
         let loaded = opened.connection.send_packed_commands(&scripts, 0, count);
@@ -158,7 +162,7 @@ impl RedisBackend {
                 return Err(BackendError::connection(error.to_string()).with_source(error));
             }
         }
-        // No process has this id, so nobody receives it.
+        // No process has this id, so no process receives the message.
         let channel = self.keys.mailbox(NodeId::new(0));
         let published = cmd("PUBLISH").arg(channel).arg("").to_owned();
         let published = published.query_async::<()>(&mut *opened.connection);
@@ -175,7 +179,7 @@ impl RedisBackend {
     }
 }
 
-/// Passes on hints. Runs in the task that makes the calls of this connection, and must not block.
+/// Returns a function that passes on hints. It runs in the task that drives the connection, and must not block.
 fn deliver(
     caller: Arc<OnceLock<Caller>>,
     keys: Keys,
@@ -188,7 +192,7 @@ fn deliver(
         if let Some((key, hints)) = messages::hints(message)
             && let Some(name) = keys.name(key)
             && (name == OVERRIDES || Name::from_stored(name).is_some())
-            // In a cluster every node forwards each message; only that of the master counts.
+            // In a cluster each message arrives from every node; take it from the master alone.
             && member.as_ref().is_none_or(|member| member.is_master_of(key))
         {
             if name == OVERRIDES {

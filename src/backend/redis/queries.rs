@@ -1,4 +1,4 @@
-//! Operations that belong to no place, as scripts and commands, and their replies.
+//! Queries and messages, which belong to no place, as scripts and commands, and the decoding of their replies.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub(super) fn list(pattern: &Arc<str>, from: u64, most: u32) -> QueryCommand<Nam
         move |_| {
             let mut scan = cmd("SCAN");
             scan.arg(from).arg("MATCH").arg(&*pattern).arg("COUNT").arg(most);
-            // The key of the overrides matches the pattern too.
+            // The key of the overrides matches the pattern, too; it is a hash.
             scan.arg("TYPE").arg("zset").take()
         },
         move |value| match value {
@@ -130,7 +130,7 @@ fn names(pattern: &str, items: &[Value]) -> Option<Names> {
     let mut names = Vec::with_capacity(keys.len());
     for key in keys {
         let Value::BulkString(key) = key else { return None };
-        // A key of another program can be anything.
+        // A key of another program can have any bytes.
         let key = std::str::from_utf8(key).ok();
         names.extend(key.and_then(|key| key.strip_prefix(before)?.strip_suffix(after)));
     }
@@ -138,8 +138,8 @@ fn names(pattern: &str, items: &[Value]) -> Option<Names> {
     Some(Names { names, next: number(next)? })
 }
 
-/// Skips fields that this version cannot read: a later one may have written them. If that is the version field, the next
-/// query reads everything again.
+/// Decodes the hash of the overrides. Skips fields that this version cannot read, which a later one may have written.
+/// If that is the version field, the next query reads everything again.
 fn read_overrides(items: &[Value]) -> Overrides {
     let mut read = Overrides::default();
     for (field, value) in pairs(items) {
@@ -155,7 +155,7 @@ fn read_overrides(items: &[Value]) -> Overrides {
     read
 }
 
-/// Parses `<id> <name>`, and until when the record is needed.
+/// Parses `<id> <name>`, and the end of the record.
 fn revoked(place: &str, end: &str) -> Option<((PlaceId, Arc<str>), u64)> {
     let (id, name) = place.split_once(' ')?;
     Some(((PlaceId::parse(id.as_bytes())?, name.into()), end.parse().ok()?))
@@ -176,14 +176,14 @@ mod tests {
     use crate::backend::Overrides;
     use crate::protocol::Mode;
 
-    /// What is read of a hash with these fields.
+    /// Decodes a hash with these fields.
     fn read(fields: &[(&[u8], &[u8])]) -> Overrides {
         let texts = fields.iter().flat_map(|(field, value)| [field, value]);
         read_overrides(&texts.map(|text| Value::BulkString(text.to_vec())).collect::<Vec<_>>())
     }
 
     #[test]
-    fn a_field_that_cannot_be_read_is_passed_over() {
+    fn a_field_that_cannot_be_read_is_skipped() {
         let good: [(&[u8], &[u8]); 3] =
             [(b"@", b"5"), (b"x", b"2 paused"), (b"@00000000009:1 x", b"7")];
         let all = read(&good);

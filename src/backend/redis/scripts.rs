@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Pipeline, Script};
 
-/// Parts that several scripts share, and the marks at which they are inserted.
+/// The pieces that several scripts share, and the marks at which they are inserted.
 const PIECES: [(&str, &str); 14] = [
     ("--@clock", include_str!("../../../lua/clock.lua")),
     ("--@queued", include_str!("../../../lua/queued.lua")),
@@ -54,7 +54,7 @@ pub(super) static OVERRIDES: LazyLock<Lua> = lua!("overrides.lua");
 pub(super) static OVERRIDE: LazyLock<Lua> = lua!("override.lua");
 pub(super) static REVOKE: LazyLock<Lua> = lua!("revoke.lua");
 
-// For sets in which places have claims, and for those places.
+// For places with claims, and for all calls on sets that have such places.
 pub(super) static FAIR_ACQUIRE: LazyLock<Lua> = lua!("fair/acquire.lua");
 pub(super) static FAIR_RELEASE: LazyLock<Lua> = lua!("fair/release.lua");
 pub(super) static FAIR_RENEW: LazyLock<Lua> = lua!("fair/renew.lua");
@@ -77,7 +77,8 @@ static ALL: [&LazyLock<Lua>; 13] = [
     &FAIR_REVOKE,
 ];
 
-/// Loads all scripts, so that none has to be sent a second time, out of order.
+/// Loads all scripts, so that none has to be sent a second time: it would be executed behind calls that were sent after
+/// it.
 pub(super) fn load() -> Pipeline {
     let mut pipeline = Pipeline::new();
     for script in ALL {
@@ -86,16 +87,16 @@ pub(super) fn load() -> Pipeline {
     pipeline
 }
 
-/// How a call names its script.
+/// How a call refers to its script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    /// By its hash. Redis replies NOSCRIPT if it does not know that.
+    /// By its hash. Redis replies NOSCRIPT if it does not know the script.
     Hash,
-    /// By its text. Redis knows the script from then on.
+    /// By its text. Redis knows the script afterwards.
     Text,
 }
 
-/// The start of a call of a script, with capacity for this many arguments and bytes.
+/// Begins a call of a script, with capacity for this number of arguments and bytes.
 pub(super) fn call(script: &Lua, by: By, key: &str, arguments: usize, bytes: usize) -> Cmd {
     let (command, script) = match by {
         By::Hash => ("EVALSHA", &script.hash),

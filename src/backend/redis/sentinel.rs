@@ -1,4 +1,4 @@
-//! The master, as sentinels name it.
+//! The sentinels, and the master that they name.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use redis::cmd;
 use tokio::time::{sleep, timeout};
 
-use super::dial::{Patience, dial};
+use super::dial::{Timeouts, dial};
 use super::endpoint::Endpoint;
 use super::error;
 use super::multiplexed::Multiplexed;
 use crate::error::BackendError;
 
-/// How often a sentinel is asked for the master while there is a connection to it.
-const ASKED_AGAIN: Duration = Duration::from_millis(250);
+/// How often a sentinel is asked for the master while there is a connection to that.
+const ASK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The sentinels, and their name for the master.
 pub(super) struct Sentinel {
@@ -31,13 +31,13 @@ impl Sentinel {
     }
 
     /// Asks the sentinels in turn for the master, and returns the first answer.
-    pub(super) async fn master(&self, patience: Patience) -> Result<Endpoint, BackendError> {
+    pub(super) async fn master(&self, timeouts: Timeouts) -> Result<Endpoint, BackendError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut why = String::new();
         for i in first..first + self.sentinels.len() {
             let i = i % self.sentinels.len();
             let sentinel = &self.sentinels[i];
-            match self.ask(sentinel, patience).await {
+            match self.ask(sentinel, timeouts).await {
                 Ok(Some((host, port))) => {
                     self.first.store(i, Ordering::Relaxed);
                     return Ok(self.server.at(host, port));
@@ -52,25 +52,25 @@ impl Sentinel {
         Err(BackendError::connection(format!("no sentinel named the master{why}")))
     }
 
-    /// The named server was not usable: asks another sentinel first the next time.
+    /// Has another sentinel asked first next time, because the server that this one named cannot be used.
     pub(super) fn distrust(&self) {
         let next = (self.first.load(Ordering::Relaxed) + 1) % self.sentinels.len();
         self.first.store(next, Ordering::Relaxed);
     }
 
-    /// Completes when the sentinel that named this master names another one. Sentinels demote an old master that is
-    /// still running only about ten seconds after they named the new one, and it grants permits until then.
-    pub(super) async fn replaced(&self, master: &Endpoint, patience: Patience) {
+    /// Waits until the sentinel that named this master names another one. Sentinels demote an old master that is still
+    /// running only about ten seconds later, and it grants permits until then.
+    pub(super) async fn replaced(&self, master: &Endpoint, timeouts: Timeouts) {
         let mut kept: Option<(usize, Multiplexed)> = None;
         loop {
-            sleep(ASKED_AGAIN).await;
+            sleep(ASK_INTERVAL).await;
             let first = self.first.load(Ordering::Relaxed) % self.sentinels.len();
             let asked = async {
                 let mut connection = match kept.take().filter(|(of, _)| *of == first) {
                     Some((_, connection)) => connection,
-                    None => dial(&self.sentinels[first], patience).await?,
+                    None => dial(&self.sentinels[first], timeouts).await?,
                 };
-                let named = self.named_by(&mut connection, patience).await?;
+                let named = self.named_by(&mut connection, timeouts).await?;
                 Ok::<_, BackendError>((named, connection))
             };
             match asked.await {
@@ -89,20 +89,20 @@ impl Sentinel {
     async fn ask(
         &self,
         sentinel: &Endpoint,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Option<(String, u16)>, BackendError> {
-        let mut connection = dial(sentinel, patience).await?;
-        self.named_by(&mut connection, patience).await
+        let mut connection = dial(sentinel, timeouts).await?;
+        self.named_by(&mut connection, timeouts).await
     }
 
     async fn named_by(
         &self,
         connection: &mut Multiplexed,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Result<Option<(String, u16)>, BackendError> {
         let mut question = cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
-        match timeout(patience.answer, question.query_async(&mut **connection)).await {
+        match timeout(timeouts.answer, question.query_async(&mut **connection)).await {
             Ok(answer) => answer.map_err(error::broken),
             Err(_) => Err(BackendError::connection("no answer in time")),
         }

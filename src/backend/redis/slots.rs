@@ -5,10 +5,10 @@ use redis::{Value, from_redis_value_ref};
 use crate::backend::Shard;
 
 const SLOTS: usize = 16384;
-/// Marks a slot whose master is unknown.
-const NOBODY: u16 = u16::MAX;
+/// Stands for the index of an unknown master.
+const UNKNOWN: u16 = u16::MAX;
 
-/// The slot of a key: that of its hash tag, if it has one.
+/// Returns the slot of a key: that of its hash tag, if it has one.
 pub(super) fn slot(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % 16384
@@ -41,17 +41,17 @@ pub(super) struct Slots {
     masters: Vec<Shard>,
     /// The index of the master of each slot.
     of: Box<[u16]>,
-    /// All nodes, replicas included: each can be asked for the map.
+    /// All nodes, including replicas: each can be asked for the map.
     pub(super) nodes: Vec<(String, u16)>,
 }
 
 impl Slots {
     pub(super) fn unknown() -> Self {
-        Self { masters: Vec::new(), of: vec![NOBODY; SLOTS].into(), nodes: Vec::new() }
+        Self { masters: Vec::new(), of: vec![UNKNOWN; SLOTS].into(), nodes: Vec::new() }
     }
 
-    /// From the answer to `CLUSTER SLOTS`: `[first, last, [host, port, ...], replicas ...]` for each
-    /// range. Where no host is named, it is the one that was `asked`.
+    /// Decodes the reply to `CLUSTER SLOTS`: `[first, last, [host, port, ...], replicas ...]` for each range. A node
+    /// without a host is on the host that was `asked`.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut slots = Self::unknown();
@@ -81,7 +81,7 @@ impl Slots {
         self.masters.get(usize::from(*self.of.get(usize::from(slot))?))
     }
 
-    /// The masters that have slots, ordered by their first.
+    /// Returns the masters that have slots, ordered by their first slots.
     pub(super) fn masters(&self) -> Vec<Shard> {
         let mut seen = vec![false; self.masters.len()];
         let first = |index: &&u16| {
@@ -99,13 +99,13 @@ impl Slots {
         }
     }
 
-    /// Whether each slot has the same master in both.
+    /// Returns whether each slot has the same master in both.
     pub(super) fn is_same_map(&self, other: &Self) -> bool {
         (0..=u16::MAX).take(SLOTS).all(|slot| self.master(slot) == other.master(slot))
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        !self.of.contains(&NOBODY)
+        !self.of.contains(&UNKNOWN)
     }
 
     pub(super) fn has(&self, master: &Shard) -> bool {
@@ -118,16 +118,16 @@ impl Slots {
             self.masters.push(master.clone());
             self.masters.len() - 1
         });
-        u16::try_from(at).unwrap_or(NOBODY)
+        u16::try_from(at).unwrap_or(UNKNOWN)
     }
 }
 
-/// A node by its address.
+/// Returns the node at an address.
 pub(super) fn shard(host: &str, port: u16) -> Shard {
     Shard::named(format!("{host}:{port}"))
 }
 
-/// The address that names it.
+/// Returns the address of a node.
 pub(super) fn address(shard: &Shard) -> Option<(&str, u16)> {
     let (host, port) = shard.name()?.rsplit_once(':')?;
     Some((host, port.parse().ok()?))
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        // As CLUSTER KEYSLOT answers.
+        // As CLUSTER KEYSLOT replies.
         for (key, of) in [
             ("foo", 12182),
             ("semaphore:{foo}", 12182),
@@ -176,7 +176,7 @@ mod tests {
         assert!(before.is_same_map(&before.clone()) && !before.is_same_map(&slots));
         assert!(slots.is_complete() && slots.has(&shard("h2", 7001)));
         assert_eq!(address(&shard("::1", 7)), Some(("::1", 7)));
-        // A range that is none.
+        // An invalid range, with no nodes.
         assert!(
             Slots::read(&parse_redis_value(b"*1\r\n*2\r\n:5\r\n:20000\r\n").unwrap(), "").is_some()
         );

@@ -1,7 +1,7 @@
 //! Connections over TLS.
 //!
-//! Not those of the redis crate, which accepts no rustls configuration, requires a process-wide crypto provider, and reads
-//! the system's certificates again for each connection.
+//! The redis crate's own TLS is not used: it accepts no rustls configuration, requires a process-wide crypto provider,
+//! and reads the system's certificates again for each connection.
 
 use std::fmt;
 use std::io;
@@ -19,11 +19,12 @@ use crate::error::ConfigError;
 
 /// TLS settings for connections to Redis: trusted authorities, client certificate, crypto provider.
 ///
-/// By default, TLS trusts the system's certificate authorities (or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`), presents
-/// no client certificate, and uses TLS 1.2 or 1.3 with the crypto provider of the process, or `ring` if none is
-/// installed. With the feature `tls-no-provider` alone there is no `ring`, and a provider must be installed or
-/// [named](Self::crypto_provider). Certificates are read once, when the backend is built, and nothing is installed for the process. Server
-/// certificates are always verified, unless the verifier of [your own configuration](Self::from_config) does not.
+/// By default, TLS trusts the system's certificate authorities (or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`),
+/// presents no client certificate, and uses TLS 1.2 or 1.3 with the crypto provider of the process, or `ring` if none
+/// is installed. With the feature `tls-no-provider` alone there is no `ring`, and a provider must be installed or
+/// [named](Self::crypto_provider). Certificates are read once, when the backend is built, and nothing is installed for
+/// the process. Server certificates are always verified, unless [your own configuration](Self::from_config) has a
+/// verifier that does not.
 ///
 /// The certificate of a server must be valid for the host in the URL, or for the host that Sentinel or the cluster
 /// announces. The latter is an address by default; `replica-announce-ip`, `sentinel announce-hostnames` and
@@ -144,7 +145,7 @@ impl TlsSettings {
     }
 }
 
-/// Builds a configuration. Errors contain no text of the PEM parser, which may quote a key.
+/// Builds a configuration. Errors do not contain the PEM parser's text, which may quote a key.
 fn configure(
     provider: Option<Arc<CryptoProvider>>,
     roots: Option<&[Vec<u8>]>,
@@ -171,7 +172,7 @@ fn configure(
         .map_err(|error| format!("client certificate and key: {error}"))
 }
 
-/// The provider that comes with the feature `tls`.
+/// Returns the provider that the feature `tls` brings.
 fn built_in() -> Option<Arc<CryptoProvider>> {
     #[cfg(feature = "tls")]
     return Some(Arc::new(rustls::crypto::ring::default_provider()));
@@ -243,7 +244,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Shakes hands with the server at the other end of a socket. The caller applies the timeout.
+    /// Performs the handshake over a socket. The caller applies the timeout.
     pub(super) async fn secure(
         &self,
         host: &str,

@@ -1,4 +1,4 @@
-//! Replaces `tls.rs` without the feature `tls`: URLs that need it are rejected.
+//! Replaces `tls.rs` without the feature `tls`: URLs that need TLS are rejected.
 
 use std::io;
 

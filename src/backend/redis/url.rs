@@ -1,8 +1,8 @@
 //! Parses URLs of standalone servers, sentinels and clusters.
 //!
-//! In an invalid URL the password can be anywhere: after an unencoded `/` it continues as the database, and without a host
-//! it is the port. So no error shows any part of a URL, except a short number where a number is expected and words that
-//! are known here.
+//! In an invalid URL the password can be anywhere: after an unencoded `/` it continues as the database, and without a
+//! host it is the port. So errors show no part of a URL, except a short number where a number is expected, and words
+//! that are known here.
 
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
@@ -18,7 +18,7 @@ const REDIS_PORT: u16 = 6379;
 const DB_MAX: u32 = i32::MAX.unsigned_abs();
 /// A longer number may be a password, and is not shown.
 const SHOWN_MAX: usize = 5;
-/// Schemes that are used by mistake.
+/// Schemes that are often used by mistake. Only these are shown.
 const OTHER_SCHEMES: [&str; 6] = ["http", "https", "tcp", "tcps", "tls", "ssl"];
 
 /// A parsed URL.
@@ -42,7 +42,7 @@ pub(super) enum Servers {
         /// The settings for the servers that they name, without an address.
         server: ConnectionInfo,
     },
-    /// Some nodes. Each of them knows all.
+    /// Some nodes. Each knows all others.
     Cluster(Vec<ConnectionInfo>),
 }
 
@@ -83,7 +83,7 @@ impl Url {
     }
 }
 
-/// The servers in the rest of a URL, and its setting of TLS to sentinels.
+/// Parses the servers in the rest of a URL, and its setting of TLS for sentinels.
 type Named = (Servers, Option<bool>);
 
 fn one(rest: &str) -> Result<Named, ConfigError> {
@@ -208,7 +208,7 @@ fn parts<'a>(rest: &'a str, port: u16, cut: &str) -> Result<Parts<'a>, ConfigErr
     Ok(Parts { user, hosts, path: path.trim_end_matches('/'), query })
 }
 
-/// The host with its port: `name`, `name:1`, `1.2.3.4:1`, `[::1]:1`. The error says what is wrong with it.
+/// Parses a host with its port: `name`, `name:1`, `1.2.3.4:1`, `[::1]:1`. The error says what is wrong with it.
 fn with_port(host: &str, port: u16) -> Result<String, String> {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, digits)) if !digits.ends_with(']') => {
@@ -235,7 +235,7 @@ fn with_port(host: &str, port: u16) -> Result<String, String> {
     Ok(format!("{name}:{port}"))
 }
 
-/// The options of a query, all of them among those `known`.
+/// Parses the options of a query. All must be among those `known`.
 fn options<'a>(
     query: &'a str,
     known: &[&'static str],
@@ -256,7 +256,7 @@ fn options<'a>(
     pairs.map(option).collect()
 }
 
-/// URL parsers silently drop what follows a `#`, which may be half of a password.
+/// Rejects a `#`. URL parsers silently drop what follows one, which may be half of a password.
 fn check_fragment(rest: &str) -> Result<(), ConfigError> {
     if rest.contains('#') {
         return Err(bad("a # must be percent-encoded"));
@@ -279,14 +279,14 @@ fn check_protocol(name: &str, value: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// The value with a leading space, if it is a number that cannot be a password.
+/// Returns the value with a leading space, if it is a number that cannot be a password.
 fn shown(value: &str) -> String {
     let digits = value.strip_prefix('-').unwrap_or(value);
     let is_number = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit());
     if is_number && value.len() <= SHOWN_MAX { format!(" {value}") } else { String::new() }
 }
 
-/// The same as a clause.
+/// Returns the same as a clause.
 fn said(value: &str) -> String {
     match &*shown(value) {
         "" => String::new(),
@@ -294,9 +294,9 @@ fn said(value: &str) -> String {
     }
 }
 
-/// The settings of one server.
+/// Parses the settings of one server.
 fn info(url: &str) -> Result<ConnectionInfo, ConfigError> {
-    // Without a detail, the text is a constant of the redis crate and shows nothing of the URL.
+    // An error without a detail has a constant text of the redis crate, which shows nothing of the URL.
     let info = url.into_connection_info().map_err(|error| {
         bad(if error.detail().is_none() { error.to_string() } else { error.category().to_owned() })
     })?;
@@ -304,7 +304,7 @@ fn info(url: &str) -> Result<ConnectionInfo, ConfigError> {
         .redis_settings()
         .clone()
         .set_protocol(ProtocolVersion::RESP3)
-        // Saves a command that an ACL would have to permit.
+        // Saves a command, which an ACL would have to permit.
         .set_skip_set_lib_name();
     Ok(info.set_redis_settings(settings))
 }

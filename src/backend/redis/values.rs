@@ -14,7 +14,7 @@ const QUEUED: [u8; 52] = [b'q'; 52];
 /// The lowest score of a lease end of a place with a claim: see `lua/fair/acquire.lua`.
 const FAIR_LEASES: u64 = 10_000_000_000_000;
 
-/// Stands for the earliest lease end if the bound on work was reached: see `lua/answer.lua`.
+/// Replaces the earliest lease end if the bound on work was reached: see `lua/answer.lua`.
 const MORE: u64 = 1;
 
 pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {
@@ -43,7 +43,7 @@ pub(super) fn grants(items: &[Value]) -> Option<Vec<Grant>> {
         .collect()
 }
 
-/// With its lease end and, while it waits, its ticket.
+/// A place with its lease end and, while it waits, its ticket.
 type Place = (PlaceId, u64, Option<u64>);
 
 pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
@@ -60,7 +60,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     for (member, score) in pairs(tickets) {
         let Value::BulkString(member) = member else { return None };
         let id = PlaceId::parse(member.strip_prefix(&QUEUED)?)?;
-        // Skips a ticket whose lease has ended or was not listed.
+        // A ticket is skipped if its lease has ended or was not listed.
         if let Some(i) = index.get(&id) {
             places[*i].2 = match id.claim {
                 None => Some(number(score)?),
@@ -71,7 +71,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     let (now, mut in_use, mut waiting) = (number(now)?, number(in_use)?, number(waiting)?);
     let most = most as usize;
     if places.len() < most {
-        // All are here, so those that the script counted and that have expired can be left out.
+        // All places are listed, so the counts need not include expired ones, as those of the script do.
         let (waits, holds): (Vec<&Place>, Vec<&Place>) =
             places.iter().partition(|(_, _, ticket)| ticket.is_some());
         waiting = waits.len() as u64;
@@ -83,7 +83,7 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     Some(Listing { now, in_use, waiting, places })
 }
 
-/// The ticket of a place in a tenant's line from its score, -f + k·2⁻²⁸. A held place has the score f.
+/// Returns the ticket of a place in a tenant's line from its score, -f + k·2⁻²⁸. A held place has the score f.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

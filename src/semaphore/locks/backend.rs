@@ -1,4 +1,4 @@
-//! A backend that checks what it is told: no id twice, and no two calls of one process at a time.
+//! A backend that checks its calls: no id is used twice, and no two calls of one process run at a time.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -21,9 +21,9 @@ pub(super) struct TestBackend(Arc<Inner>);
 struct Inner {
     memory: MemoryBackend,
     is_embedded: bool,
-    /// Which server counts all semaphores.
+    /// The server that counts all semaphores.
     home: AtomicUsize,
-    // Of `std`, so that to check is no point at which threads change.
+    // Of `std`, so that a check adds no point at which threads can switch.
     seen: std::sync::Mutex<Seen>,
     info: ServerInfo,
 }
@@ -41,17 +41,17 @@ impl TestBackend {
         Self(Arc::new(Inner { memory, is_embedded, home, seen, info }))
     }
 
-    /// In this process.
+    /// Creates a backend in this process.
     pub(super) fn embedded() -> Self {
         Self::new(true)
     }
 
-    /// Behind a connection, over which each call is answered once it is asked for.
+    /// Creates a backend behind a connection, which answers a call when its future is polled.
     pub(super) fn remote() -> Self {
         Self::new(false)
     }
 
-    /// From here on another server counts all semaphores.
+    /// Moves all semaphores to another server.
     pub(super) fn move_home(&self) {
         self.0.home.fetch_add(1, Ordering::AcqRel);
     }
@@ -60,7 +60,7 @@ impl TestBackend {
         self.0.memory.is_empty()
     }
 
-    /// The places that were asked for, in their order.
+    /// Returns the places that were requested, in their order.
     pub(super) fn acquired(&self) -> Vec<PlaceId> {
         self.seen().acquired.clone()
     }
@@ -69,7 +69,7 @@ impl TestBackend {
         self.0.seen.lock().expect("not poisoned")
     }
 
-    /// Makes a call, and checks it.
+    /// Carries out a call, and checks it.
     fn checked(
         &self,
         node: NodeId,

@@ -1,12 +1,11 @@
-//! The places where locks and wake-ups meet, under thousands of schedules each.
+//! Scenarios in which locks and wake-ups meet, under thousands of schedules each.
 //!
-//! `tests/long locks` runs these. Locks and atomics are those of [`shuttle`], which runs one thread at a time
-//! and decides at each of them which goes on: at random, and by priorities that change at a few points
-//! ([PCT]). The clock stands still unless a scenario advances it, and no alarm goes off: a task that
-//! waits goes on only if it is woken. Where all threads wait, the schedule has failed.
+//! `tests/long locks` runs these. Locks and atomics are those of [`shuttle`], which runs one thread at a time and decides at
+//! each of them which thread goes on: at random, and by priorities that change at a few points ([PCT]). The clock
+//! stands still unless a scenario advances it, and no timer goes off, so a waiting task goes on only if it is woken. A
+//! schedule fails if all threads wait.
 //!
-//! Tokio's `Notify` is no point at which threads change; what is woken through it is a task of a
-//! scenario all the same.
+//! Threads do not switch at Tokio's `Notify`, but it still wakes the tasks of a scenario.
 //!
 //! [PCT]: https://www.microsoft.com/en-us/research/publication/a-randomized-scheduler-with-probabilistic-guarantees-of-finding-bugs/
 
@@ -36,22 +35,22 @@ use crate::tasks::watchdog;
 
 const NAME: &str = "x";
 
-/// How often PCT changes the priorities of threads.
+/// The number of points at which PCT changes the priorities of threads.
 const DEPTH: usize = 3;
 
 /// Schedules of each kind for each scenario.
 const SCHEDULES: u64 = 1500;
 
-/// What a thread may need for its stack in a debug build.
+/// The stack of a thread, in bytes, enough for a debug build.
 const STACK: usize = 1 << 18;
 
-/// Steps of one schedule; one that takes more spins.
+/// The most steps of a schedule. One that takes more spins.
 const STEPS: usize = 20_000;
 
 /// Runs a scenario under many schedules, which `LOCKS_SEED` and `LOCKS_SCHEDULES` decide.
 fn explore(scenario: fn()) {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
-    // Never dropped: that wakes those who wait for its clock, which a failed schedule leaves behind.
+    // Never dropped: dropping it wakes the tasks that wait for its clock, and a failed schedule leaves some behind.
     let runtime = ManuallyDrop::new(runtime.expect("a runtime without I/O"));
     let _entered = runtime.enter();
     let (seed, schedules) = (setting("LOCKS_SEED", 1), setting("LOCKS_SCHEDULES", SCHEDULES));
@@ -66,11 +65,11 @@ fn explore(scenario: fn()) {
     Runner::new(pct, config).run(scenario);
 }
 
-fn setting(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// One of two variants of a scenario.
+/// Chooses one of two variants of a scenario.
 fn either() -> bool {
     thread_rng().gen_bool(0.5)
 }
@@ -79,12 +78,12 @@ fn advance(time: Duration) {
     let _ = poll_once(tokio::time::advance(time));
 }
 
-/// Polls without a task to wake.
+/// Polls once, with a waker that does nothing.
 fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A process of its own, whose tasks the scenario runs.
+/// Creates a process, whose tasks the scenario runs itself.
 fn process(backend: &TestBackend) -> Semaphore {
     Semaphore::new(backend.clone())
 }
@@ -94,7 +93,7 @@ fn policy(permits: u32) -> Policy {
     policy.expect("a policy within its bounds")
 }
 
-/// The watchdog handles all sessions that are due.
+/// Has the watchdog handle all sessions that are due.
 fn handle_due(node: &Node) {
     assert!(
         poll_once(watchdog::handle_due(node)).is_ready(),
@@ -102,7 +101,7 @@ fn handle_due(node: &Node) {
     );
 }
 
-/// Nothing is on the backend, and nothing is left to be sent.
+/// Asserts that no place is on the backend, and nothing is left to send.
 fn assert_nothing_left(backend: &TestBackend, processes: &[&Semaphore]) {
     for process in processes {
         let node = process.node();

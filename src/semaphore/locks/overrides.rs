@@ -1,4 +1,4 @@
-//! Questions for what operators set, and who waits for the answers.
+//! Questions for overrides, and the callers that wait for the answers.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::semaphore::Semaphore;
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::tasks::driver;
 
-/// A server that keeps overrides, which only have a version here.
+/// A server that keeps overrides. Here these have only a version.
 struct Keeper {
     cache: OverrideCache,
     set: AtomicU64,
@@ -38,7 +38,7 @@ impl Keeper {
         })
     }
 
-    /// Sets something, and waits until it is known, as `Node::catch_up` does.
+    /// Changes the overrides, and waits until the change is known, as `Node::catch_up` does.
     fn set_and_catch_up(&self) {
         let version = self.set.fetch_add(1, Ordering::SeqCst) + 1;
         let question = self.cache.want_answer();
@@ -69,7 +69,7 @@ impl Keeper {
         self.cache.set_applied(question);
     }
 
-    /// Asks when it is due, as a driver does. A connection can break; the next one begins with the
+    /// Asks whenever a question is due, as a driver does. A connection can break; the next one begins with the
     /// question.
     fn drive(&self) {
         let mut may_break = true;
@@ -116,7 +116,7 @@ fn the_answer_of_a_former_keeper_is_not_taken_for_a_later_one() {
     explore(|| {
         let keeper = Keeper::new();
         let (former, driven) = (Arc::clone(&keeper), Arc::clone(&keeper));
-        // Its question is on its way while the connection to the next keeper opens.
+        // The former keeper's question is unanswered while the connection to the next keeper opens.
         let asks = spawn(move || former.ask(false));
         let drives = spawn(move || {
             driven.ask(false);

@@ -1,4 +1,4 @@
-//! Requests and permits, and who wakes them.
+//! Requests and permits, and what wakes them.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::error::{AcquireError, RejectReason};
 use crate::semaphore::{Acquire, Permit, Semaphore};
 use crate::tasks::{driver, watchdog};
 
-/// A permit of a semaphore that has one free.
+/// Takes a permit of a semaphore that has one free.
 fn permit(process: &Semaphore, permits: u32) -> Permit {
     block_on(process.acquire(NAME, &policy(permits))).expect("a permit is free")
 }
 
-/// A request that waits for the one permit.
+/// Makes a request that waits for the only permit.
 fn waiter(process: &Semaphore) -> Acquire {
     let mut waiter = process.acquire(NAME, &policy(1));
     assert!(poll_once(&mut waiter).is_pending(), "the permit is free");
@@ -51,7 +51,7 @@ fn a_request_that_is_granted_as_it_is_polled_is_woken() {
         let backend = TestBackend::embedded();
         let (first, second) = (process(&backend), process(&backend));
         let held = permit(&first, 1);
-        // It was polled by another task before, or never.
+        // Another task has polled it before, or none has.
         let waiting = match (either(), either()) {
             (true, true) => waiter(&first),
             (true, false) => waiter(&second),
@@ -122,7 +122,7 @@ fn what_is_revoked_as_it_is_found_gone_does_not_come_back() {
         let of_holder = either();
         let id = backend.acquired()[usize::from(!of_holder)];
         let by = process.clone();
-        // Both are renewed by now.
+        // Both are due for renewal by now.
         advance(policy(1).lease / 2);
         let revokes = spawn(move || {
             assert!(block_on(by.revoke(NAME, id)).expect("the backend is here"));
@@ -137,7 +137,7 @@ fn what_is_revoked_as_it_is_found_gone_does_not_come_back() {
                 Err(AcquireError::Rejected(rejected)) => {
                     assert_eq!(rejected.reason, RejectReason::Revoked)
                 }
-                other => panic!("revoked, and told {other:?}"),
+                other => panic!("revoked, but answered with {other:?}"),
             }
         }
         drop(held);
@@ -186,7 +186,7 @@ fn shutdown(backend: &TestBackend) {
     let mut tasks = Vec::new();
     let watched = Arc::clone(&process.inner.tasks);
     tasks.push(spawn(move || block_on(watchdog::run(watched))));
-    // Has the server be there.
+    // Makes a server.
     let first = process.acquire(NAME, &policy(1));
     if let Some(server) = node.servers.next_undriven().filter(|_| node.embedded().is_none()) {
         let driven = Arc::clone(node);

@@ -1,4 +1,4 @@
-//! Permits that are passed on, while threads of their process and other processes ask for them.
+//! Permits that are passed on, while threads of their process and other processes request them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,13 +17,13 @@ fn policy() -> Policy {
     policy.expect("a policy within its bounds")
 }
 
-/// A thread that has the one permit twice, once with a clone.
+/// Starts a thread that takes the only permit twice, once with a clone.
 fn uses(process: &Semaphore, holders: &Arc<AtomicUsize>) -> JoinHandle<()> {
     let (process, holders) = (process.clone(), Arc::clone(holders));
     spawn(move || {
         for has_clone in [either(), false] {
             let permit = block_on(process.acquire(NAME, &policy())).expect("its turn comes");
-            // Of `std`, so no point at which threads change; the clones are.
+            // Of `std`: threads do not switch here, but do at the clones.
             assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two have the permit");
             let last = if has_clone { permit.clone() } else { permit };
             holders.fetch_sub(1, Ordering::SeqCst);
@@ -32,7 +32,7 @@ fn uses(process: &Semaphore, holders: &Arc<AtomicUsize>) -> JoinHandle<()> {
     })
 }
 
-/// What is kept is given back in its time.
+/// Asserts that kept permits are given back in time.
 fn assert_given_back(backend: &TestBackend, processes: &[&Semaphore]) {
     advance(Duration::from_millis(50));
     processes.iter().for_each(|process| handle_due(process.node()));
@@ -85,7 +85,7 @@ fn what_is_kept_is_given_back_once_whatever_happens_to_it() {
     });
 }
 
-/// The id of the one place.
+/// Returns the id of the only place.
 fn by_id(process: &Semaphore) -> crate::PlaceId {
     let holders = block_on(process.inspect(NAME)).expect("the backend is here").holders;
     holders.first().map_or(crate::PlaceId::FIRST, |holder| holder.id)

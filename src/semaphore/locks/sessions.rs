@@ -1,4 +1,4 @@
-//! Sessions, the servers that they are on, and what is posted for them.
+//! Sessions, the servers that they are on, and the outboxes that they are in.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::tasks::Tasks;
 use crate::tasks::driver::batch::{Collected, collect_of};
 
-/// After so long an unused session is retired.
+/// An unused session is retired after this time.
 const UNUSED: Duration = Duration::from_secs(6);
 
 /// Any number of calls.
@@ -29,7 +29,7 @@ fn place(node: &Arc<Node>) -> PlaceHandle {
 
 fn place_of(node: &Arc<Node>, remembered: Option<&Remembered>) -> PlaceHandle {
     let (name, meter) = (NAME.into(), node.meters.of("default", Duration::ZERO));
-    // Of tasks that do nothing: the scenario does what they would.
+    // With tasks that never run: the scenario acts in their place.
     let place = PlaceHandle::take(
         &Tasks::new(Arc::clone(node)),
         PlaceOf { remembered, ..PlaceOf::plain(&name, &meter) },
@@ -40,7 +40,7 @@ fn place_of(node: &Arc<Node>, remembered: Option<&Remembered>) -> PlaceHandle {
     place.expect("a place is free")
 }
 
-/// A place that is in the session by which others find it.
+/// Takes a place, and asserts that it is in the session of the registry.
 fn place_in_use(node: &Arc<Node>) -> PlaceHandle {
     in_use(node, place(node))
 }
@@ -52,13 +52,13 @@ fn in_use(node: &Arc<Node>, place: PlaceHandle) -> PlaceHandle {
     place
 }
 
-/// A session that the watchdog retires as soon as it runs.
+/// Leaves a session that the watchdog retires when it runs.
 fn unused_session(node: &Arc<Node>) {
     drop(place(node));
     advance(UNUSED);
 }
 
-/// Every server counts the sessions that are on it, and none that is in use is on another one.
+/// Asserts that every server counts the sessions that are on it, and that all sessions are on one of these servers.
 fn assert_counted(node: &Arc<Node>) {
     let counted = node.servers.counted();
     let on_servers: usize = counted.iter().map(|(server, _)| node.sessions.on(server).len()).sum();
@@ -68,7 +68,7 @@ fn assert_counted(node: &Arc<Node>) {
     }
 }
 
-/// The watchdog runs until no session is left, and no server counts one.
+/// Runs the watchdog until no session is left, and asserts that no server counts one.
 fn assert_all_retire(node: &Arc<Node>) {
     for _ in 0..2 {
         advance(UNUSED);
@@ -81,7 +81,7 @@ fn assert_all_retire(node: &Arc<Node>) {
     }
 }
 
-/// Takes out all that a server's driver would send.
+/// Takes out everything that a server's driver would send.
 fn collect(node: &Node, server: &Arc<Server>, room: usize) -> usize {
     let (mut calls, mut senders) = (Vec::new(), Vec::new());
     for purpose in Purpose::ALL {
@@ -140,7 +140,7 @@ fn a_layer_that_remembers_a_session_that_is_retired_finds_the_next_one() {
                 })
             })
             .collect();
-        // Another layer that does not remember it.
+        // Another layer, which does not remember the session.
         let place = place_in_use(node);
         let mut places: Vec<_> =
             requests.into_iter().map(|request| request.join().unwrap()).collect();
@@ -168,7 +168,7 @@ fn a_session_that_is_retired_at_once_is_retired_once() {
                 let node = Arc::clone(node);
                 spawn(move || {
                     handle_due(&node);
-                    // Finds the session unused, and ends it with the answer.
+                    // Finds the session unused, and retires it.
                     node.with_session(NAME, node.now(), |_, _| ());
                 })
             })
@@ -191,7 +191,7 @@ fn a_session_that_moves_as_it_is_retired_is_counted_where_it_is() {
         let (moved, server, moves) = (Arc::clone(node), Arc::clone(&old), backend.clone());
         let drives = spawn(move || {
             moves.move_home();
-            // As its driver does, until nothing comes any more.
+            // As its driver does, until no session comes any more.
             loop {
                 block_on(moved.rehome_all(&server));
                 if moved.servers.end(&server) {

@@ -15,9 +15,9 @@ const SUBTASKS: usize = 2;
 /// How often each subtask is woken.
 const TIMES: usize = 2;
 
-/// Each subtask sees what it was woken for, also if it is woken while the task runs, or lets others go first.
+/// Each subtask sees what it was woken for, even if it is woken while the task runs, or lets others go first.
 #[test]
-fn a_part_that_is_woken_is_polled_after_that() {
+fn a_subtask_that_is_woken_is_polled_after_that() {
     explore(|| {
         let subtasks = Arc::new(Subtasks::<SUBTASKS>::new());
         let sent: Arc<[AtomicUsize; SUBTASKS]> = Arc::default();

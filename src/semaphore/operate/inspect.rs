@@ -1,4 +1,4 @@
-//! Reading the state of semaphores: which there are, and which requests hold or wait for their permits.
+//! Reads the state of semaphores: which there are, and which requests hold their permits or wait for them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,11 +18,11 @@ use crate::tenants::TenantOverride;
 
 /// The most semaphores that a page lists.
 const LISTED_MAX: u32 = 1000;
-/// How many pieces of the backend's keys without a semaphore one call reads.
+/// The most pieces of the backend's keys that one call reads without finding a semaphore.
 const PIECES_MAX: u32 = 100;
 
 impl Node {
-    /// Returns the limit that is set for a semaphore, or that of its policy in this process.
+    /// Returns the override of a semaphore's limit or, without one, the limit of its policy in this process.
     pub(super) fn limit_in_force(&self, name: &str) -> Option<u32> {
         let set = self.overrides.of(name).in_place();
         set.or_else(|| self.read_session(name, Session::policy_limit).flatten())
@@ -70,11 +70,11 @@ impl Semaphore {
         Ok(Inspection::new(name.as_str(), listing, node, &self.tenants, &HashMap::new()))
     }
 
-    /// As [`inspect`](Self::inspect), and asks the other processes for what only they know: what they are called, how long
+    /// Like [`inspect`](Self::inspect), and asks the other processes for what only they know: their names, how long
     /// they have held their permits, and the limits of their policies.
     ///
-    /// Asks up to 64 processes and waits up to 200 ms for their answers. Of a process that is gone, that stands still, or
-    /// that may not subscribe in Redis, the result says no more than that of `inspect`.
+    /// Asks up to 64 processes and waits up to 200 ms for their answers. For a process that is gone, that is stopped,
+    /// or that may not subscribe in Redis, the result has no more than that of `inspect`.
     ///
     /// # Errors
     ///
@@ -112,14 +112,14 @@ impl Semaphore {
         Ok(Inspection::new(name, listing, node, &self.tenants, &answers))
     }
 
-    /// Lists about `most` semaphores of which permits are held or waited for. [`Cursor::default`] is the beginning, and
+    /// Lists about `most` semaphores whose permits are held or waited for. [`Cursor::default`] is the beginning, and
     /// [`Page::next`] the start of the next page.
     ///
-    /// A semaphore that exists from the first page to the last is listed at least once, and perhaps twice; one that comes
-    /// or goes meanwhile may be missing. Redis iterates over all of its keys for this, a piece at a time: if it has many
-    /// other keys, a page can be empty and not be the last. The masters of a cluster are read one after the other. One
-    /// that cannot be asked is skipped and reported in [`Page::away`]; while slots move or masters change, names can be
-    /// missed.
+    /// A semaphore that exists from the first page to the last is listed at least once, and perhaps twice; one that
+    /// comes or goes meanwhile may be missing. Redis iterates over all of its keys for this, a piece at a time: if it
+    /// has many other keys, a page can be empty without being the last. The masters of a cluster are read one after the
+    /// other. A master that cannot be asked is skipped and reported in [`Page::away`]; while slots move or masters
+    /// change, names can be missed.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl Semaphore {
         }
         let node = self.running_node()?;
         if from == Cursor::default() {
-            // The overrides are shown beside the names; and this reads the map of a cluster.
+            // The result contains overrides. This also reads the map of a cluster.
             node.catch_up().await?;
         }
         let servers = node.backend().shards();
@@ -188,13 +188,13 @@ impl Semaphore {
                 break;
             }
         }
-        // Together, so that they go out in one write.
+        // Concurrently, so that one write carries all queries.
         let seen = join_all(found.iter().map(|name| node.inspect(name.as_str(), 1))).await;
         let mut semaphores = Vec::with_capacity(found.len());
         for (name, seen) in found.into_iter().zip(seen) {
             let Listing { in_use, waiting, .. } = seen?;
             let set = node.overrides.of(name.as_str());
-            // Leaves out what is gone meanwhile.
+            // It may have ended since it was listed.
             if in_use > 0 || waiting > 0 {
                 let limit = node.limit_in_force(name.as_str());
                 semaphores.push(Listed { name, in_use, waiting, limit, set });
@@ -325,15 +325,15 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
-/// A semaphore in a [`Page`], of which permits are held or waited for.
+/// A semaphore in a [`Page`], whose permits are held or waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listed {
     /// Its name.
     pub name: Name,
-    /// How many permits are in use; those of dead processes count until they are swept.
+    /// The number of permits in use. Those of dead processes count until they are swept.
     pub in_use: u64,
-    /// How many requests wait; those of dead processes count until they are swept.
+    /// The number of waiting requests. Those of dead processes count until they are swept.
     pub waiting: u64,
     /// The limit that an operator set, or that of the policy in this process. `None` if nothing is set and this
     /// process has not used the semaphore for some seconds; [`Semaphore::inspect_fleet`] asks the others.

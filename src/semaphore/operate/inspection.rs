@@ -1,4 +1,4 @@
-//! The state of a semaphore at one moment, from the listing of the backend and what processes know.
+//! The state of a semaphore at one moment, from the backend's listing and from what processes know.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -21,9 +21,9 @@ pub(super) const INSPECTED_MAX: u32 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// How many permits are in use.
+    /// The number of permits in use.
     pub in_use: u64,
-    /// How many requests wait.
+    /// The number of waiting requests.
     pub waiting: u64,
     /// The holders, in the order in which their leases end.
     pub holders: Vec<Holder>,
@@ -31,18 +31,17 @@ pub struct Inspection {
     pub waiters: Vec<Waiter>,
     /// The override, as this process knows it: at most a second old.
     pub set: Override,
-    /// Whether there are more holders or waiters than are listed. Then tenants may be missing, and the counts of
-    /// others too low.
+    /// Whether there are more holders or waiters than are listed. If so, tenants may be missing, and the counts of
+    /// others may be too low.
     pub is_cut: bool,
-    /// The tenants that hold or wait, the one with the most permits in use first. Empty where requests name none.
+    /// The tenants that hold or wait, the one with the most permits in use first. Empty if no request names a tenant.
     pub tenants: Vec<TenantUse>,
     /// The limit in force: the one that an operator set; else that of the policy in this process; else the highest
     /// that another process [reported](Semaphore::inspect_fleet). `None` if nothing is set, and no process that uses
     /// the semaphore was asked or answered.
     pub limit: Option<u32>,
-    /// The limit of the policy that this process used last, known from some seconds after its last request on: the
-    /// best guess where the semaphore is not in use. Kept for about a thousand semaphores, those that it
-    /// counted most often.
+    /// The limit of the policy that this process used last, known some seconds after its last request: the best guess
+    /// for a semaphore that is not in use. Kept for about a thousand semaphores, those that are counted most often.
     pub last_limit: Option<u32>,
     /// The processes that hold or wait for permits, and this one, by id.
     pub processes: Vec<ProcessUse>,
@@ -58,20 +57,20 @@ pub struct ProcessUse {
     pub process: Option<String>,
     /// Whether it is this process.
     pub is_own: bool,
-    /// How many permits it has in use.
+    /// The number of permits that it has in use.
     pub in_use: u64,
-    /// How many of those it keeps for its next requests, if that is known: see [`PolicyBuilder::reuse`].
+    /// The number of those that it keeps for its next requests, if that is known; see [`PolicyBuilder::reuse`].
     ///
     /// [`PolicyBuilder::reuse`]: crate::PolicyBuilder::reuse
     pub kept: Option<u64>,
-    /// How many of its requests wait.
+    /// The number of its waiting requests.
     pub waiting: u64,
-    /// The limit of the policy of its last request, if that is known. An override precedes it.
+    /// The limit of the policy of its last request, if that is known. An override takes precedence.
     pub limit: Option<u32>,
-    /// How many of its requests were rejected since its start, if that is known. Kept for about a thousand
-    /// semaphores, those that it counted most often; 0 for another one. Does not count requests that gave up.
+    /// The number of its requests that were rejected since its start, if that is known; does not include requests that
+    /// gave up. Kept for about a thousand semaphores, those that are counted most often; 0 for others.
     pub refused: Option<u64>,
-    /// How many permits were lost to their holders in it. Kept likewise.
+    /// The number of its permits that were lost. Kept likewise.
     pub lost: Option<u64>,
 }
 
@@ -83,15 +82,15 @@ pub struct TenantUse {
     pub id: Tenant,
     /// Its name, if this process, or one that [`Semaphore::inspect_fleet`] asked, has had a request of it.
     pub name: Option<Name>,
-    /// How many permits it has in use.
+    /// The number of permits that it has in use.
     pub in_use: u64,
-    /// How many of its requests wait.
+    /// The number of its waiting requests.
     pub waiting: u64,
     /// The weight of its last listed place.
     pub weight: u32,
     /// The cap of its last listed place; `None` without a cap.
     pub each: Option<u32>,
-    /// How long its longest waiting request has waited, as far as that is known: see [`Waiter::waited`].
+    /// How long its longest waiting request has waited, as far as that is known; see [`Waiter::waited`].
     pub longest_wait: Option<Duration>,
     /// Its override, if its name is known.
     pub set: TenantOverride,
@@ -150,15 +149,15 @@ impl Inspection {
         listing: Listing,
         own: &Node,
         numbers: &TenantNumbers,
-        told: &HashMap<NodeId, PeerAnswer>,
+        answers: &HashMap<NodeId, PeerAnswer>,
     ) -> Self {
         let is_cut = listing.places.len() >= INSPECTED_MAX as usize;
         let mut seen = Seen {
             name,
             own,
-            told,
-            now: listing.now,
-            local: own.now(),
+            answers,
+            backend_us: listing.now,
+            now: own.now(),
             holders: Vec::new(),
             queue: Vec::new(),
             tenants: BTreeMap::new(),
@@ -187,16 +186,16 @@ impl Inspection {
     }
 }
 
-/// What is known of the places of a listing: by this process, and by the others that were asked.
+/// What this process, and the processes that were asked, know of the places of a listing.
 struct Seen<'a> {
     name: &'a str,
     own: &'a Node,
-    told: &'a HashMap<NodeId, PeerAnswer>,
-    /// When the listing was made, in µs by the backend's clock; and the same by this process's.
-    now: u64,
-    local: Time,
+    answers: &'a HashMap<NodeId, PeerAnswer>,
+    /// The time of the listing, in µs by the backend's clock and by this process's.
+    backend_us: u64,
+    now: Time,
     holders: Vec<Holder>,
-    /// With the tenant and the ticket by which it is sorted.
+    /// The waiters, each with the tenant and the ticket by which they are sorted.
     queue: Vec<(Option<Tenant>, u64, Waiter)>,
     tenants: BTreeMap<Tenant, TenantUse>,
     processes: BTreeMap<NodeId, ProcessUse>,
@@ -204,18 +203,18 @@ struct Seen<'a> {
 
 impl Seen<'_> {
     fn add(&mut self, place: PlaceId, lease_end: u64, ticket: Option<u64>) {
-        let told = self.told.get(&place.node);
+        let answer = self.answers.get(&place.node);
         let is_own = place.node == self.own.id();
-        let named = if is_own { Some(&**process()) } else { told.map(|told| &*told.process) };
-        let process = named.filter(|named| !named.is_empty()).map(ToOwned::to_owned);
+        let name = if is_own { Some(&**process()) } else { answer.map(|of| &*of.process) };
+        let process = name.filter(|name| !name.is_empty()).map(ToOwned::to_owned);
         self.processes
             .entry(place.node)
-            .or_insert_with(|| ProcessUse::other(place.node, process.clone(), told));
+            .or_insert_with(|| ProcessUse::other(place.node, process.clone(), answer));
         if let Some(claim) = place.claim {
             let seen = self.tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
             (seen.weight, seen.each) = (claim.weight(), claim.each());
         }
-        let lease_left = Duration::from_millis(lease_end.saturating_sub(self.now / 1000));
+        let lease_left = Duration::from_millis(lease_end.saturating_sub(self.backend_us / 1000));
         match ticket {
             None => self.add_holder(place, process, lease_left),
             Some(ticket) => self.add_waiter(place, process, lease_left, ticket),
@@ -233,7 +232,7 @@ impl Seen<'_> {
         }
         let held =
             if is_own { self.here(|session, now| session.held_for(place, now)) } else { None };
-        let told = || self.told.get(&place.node)?.held.get(&place.n).copied();
+        let as_reported = || self.answers.get(&place.node)?.held.get(&place.n).copied();
         self.holders.push(Holder {
             id: place,
             tenant,
@@ -241,7 +240,7 @@ impl Seen<'_> {
             node: place.node.to_string(),
             process,
             is_own,
-            held: held.or_else(told),
+            held: held.or_else(as_reported),
             lease_left,
         });
     }
@@ -255,13 +254,13 @@ impl Seen<'_> {
     ) {
         let tenant = place.claim.map(Claim::tenant);
         let is_own = place.node == self.own.id();
-        let told = || self.told.get(&place.node)?.waiting.get(&place.n).copied();
+        let as_reported = || self.answers.get(&place.node)?.waiting.get(&place.n).copied();
         let waited = if tenant.is_none() {
-            Some(Duration::from_micros(self.now.saturating_sub(ticket)))
+            Some(Duration::from_micros(self.backend_us.saturating_sub(ticket)))
         } else if is_own {
-            self.here(|session, now| session.waiting_for(place, now)).or_else(told)
+            self.here(|session, now| session.waiting_for(place, now)).or_else(as_reported)
         } else {
-            told()
+            as_reported()
         };
         if let Some(user) = self.processes.get_mut(&place.node) {
             user.waiting += 1;
@@ -285,18 +284,18 @@ impl Seen<'_> {
 
     /// Reads the session of this process, if there is one.
     fn here<T>(&self, read: impl FnOnce(&Session, Time) -> Option<T>) -> Option<T> {
-        self.own.read_session(self.name, |session| read(session, self.local)).flatten()
+        self.own.read_session(self.name, |session| read(session, self.now)).flatten()
     }
 
     /// Takes the tenants out with their names and overrides, the one with the most permits in use first.
     fn named_tenants(&mut self, numbers: &TenantNumbers) -> Vec<TenantUse> {
-        let names = self.own.tenants_of(self.name, self.local);
+        let names = self.own.tenants_of(self.name, self.now);
         let names = names.map(|(names, _)| names).unwrap_or_default();
-        let names = self.told.values().flat_map(|told| &told.tenants).chain(&names);
+        let names = self.answers.values().flat_map(|answer| &answer.tenants).chain(&names);
         let names: HashMap<_, _> = names.map(|(tenant, name)| (*tenant, name)).collect();
         let mut tenants: Vec<_> = std::mem::take(&mut self.tenants).into_values().collect();
         for seen in &mut tenants {
-            // The name that another process reports must have this number.
+            // Another process may report any name, so check that it has this number.
             let known = names.get(&seen.id).and_then(|name| Name::from_stored(name));
             seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id);
             if let (Some(semaphore), Some(tenant)) = (Name::from_stored(self.name), &seen.name) {
@@ -324,17 +323,17 @@ impl ProcessUse {
         }
     }
 
-    fn other(node: NodeId, process: Option<String>, told: Option<&PeerAnswer>) -> Self {
+    fn other(node: NodeId, process: Option<String>, answer: Option<&PeerAnswer>) -> Self {
         Self {
             node: node.to_string(),
             process,
             is_own: false,
             in_use: 0,
-            kept: told.map(|told| told.kept),
+            kept: answer.map(|answer| answer.kept),
             waiting: 0,
-            limit: told.and_then(|told| told.limit),
-            refused: told.and_then(|told| told.tally).map(|tally| tally.refused),
-            lost: told.and_then(|told| told.tally).map(|tally| tally.lost),
+            limit: answer.and_then(|answer| answer.limit),
+            refused: answer.and_then(|answer| answer.tally).map(|tally| tally.refused),
+            lost: answer.and_then(|answer| answer.tally).map(|tally| tally.lost),
         }
     }
 }

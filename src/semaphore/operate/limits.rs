@@ -20,23 +20,23 @@ use crate::semaphore::Semaphore;
 /// How often a drain checks whether a semaphore is empty.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
-/// How long a revocation is remembered if the lease is unknown, in ms: the longest lease, counted from a renewal that
-/// may come while the revocation is under way.
+/// How long a revocation is remembered if the lease is unknown, in ms: the longest lease, and a minute for a renewal
+/// that is made while the revocation is under way.
 const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
 
 /// # Operations
 ///
-/// An override that is set here for a name replaces its policy in the whole fleet. The backend keeps it beside the
-/// permits until it is cleared; at most 1000 names can have one. Every process is told at once, and also reads the
-/// overrides each second while it uses any semaphore. This process has applied the override when the call returns.
+/// An override of a name replaces its policy in the whole fleet. The backend keeps it until it is cleared; at most 1000
+/// names can have one. Every process is notified at once, and also reads the overrides each second in which it uses any
+/// semaphore. This process has applied the override when the call returns.
 ///
-/// A policy with a limit of 0 or [`Limit::Unlimited`] is answered without the backend, so no override reaches it.
+/// A policy with a limit of 0 or [`Limit::Unlimited`] is answered without the backend, so no override affects it.
 ///
-/// All of these fail if the backend gave no answer within a second, or refuses. A call that is dropped before it is
-/// done, or fails, may or may not have taken effect; it can be repeated.
+/// All of these fail if the backend gives no answer within a second, or refuses. A call that fails, or is dropped
+/// before it completes, may or may not have taken effect; it can be repeated.
 impl Semaphore {
-    /// Sets the limit of `name`, in place of that of its policy. Raising the limit wakes waiters at once. Lowering it
-    /// revokes nothing; granting resumes when usage falls below it.
+    /// Sets the limit of `name`, which replaces that of its policy. Raising the limit wakes waiters at once. Lowering
+    /// it revokes nothing; granting resumes when usage falls below it.
     ///
     /// 0 has the effect of [`pause`](Self::pause).
     ///
@@ -68,7 +68,7 @@ impl Semaphore {
         self.change(name, Change::Limit(Some(limit))).await
     }
 
-    /// Clears the limit that [`set_limit`](Self::set_limit) set: that of the policy is in force again.
+    /// Clears the limit that [`set_limit`](Self::set_limit) set. The limit of the policy is in force again.
     ///
     /// # Errors
     ///
@@ -125,9 +125,9 @@ impl Semaphore {
         Ok(node.overrides.of(name.into().as_str()))
     }
 
-    /// Grants no permits of `name` until [`resume`](Self::resume). Holders keep their permits, waiting requests keep
-    /// waiting, and newcomers queue or are rejected ([`Paused`](RejectReason::Paused)), as their policy says. If the
-    /// backend cannot be asked meanwhile, they are rejected even where the policy would admit them.
+    /// Pauses `name`: no permit is granted until [`resume`](Self::resume). Holders keep their permits, waiting requests
+    /// keep waiting, and newcomers queue or are rejected ([`Paused`](RejectReason::Paused)), according to their policy.
+    /// If the backend cannot be asked meanwhile, they are rejected even if the policy would admit them.
     ///
     /// # Errors
     ///
@@ -171,19 +171,19 @@ impl Semaphore {
         self.change(name, Change::Mode(Mode::Open)).await
     }
 
-    /// Drains `name`: rejects newcomers with [`RejectReason::Draining`], and still serves requests that wait already, in
-    /// their turn. Waits up to `timeout` until no request holds a permit or waits, and returns whether that was reached.
-    /// In any case, newcomers are rejected until [`resume`](Self::resume).
+    /// Drains `name`: rejects newcomers with [`RejectReason::Draining`], and still serves requests that already wait,
+    /// in their turn. Waits up to `timeout` until no request holds a permit or waits, and returns whether that was
+    /// reached. In either case, newcomers are rejected until [`resume`](Self::resume).
     ///
-    /// A process that the message does not reach can admit newcomers for a second more.
+    /// A process that misses the message can admit newcomers for one more second.
     ///
     /// # Errors
     ///
-    /// As [`set_limit`](Self::set_limit); or if the backend could not be asked in the end.
+    /// As [`set_limit`](Self::set_limit), or if the backend cannot be asked when the timeout ends.
     ///
     /// # Cancel safety
     ///
-    /// Once it waits, dropping it changes nothing: newcomers are still rejected.
+    /// Once newcomers are rejected, dropping this ends only the wait.
     ///
     /// # Examples
     ///
@@ -209,13 +209,13 @@ impl Semaphore {
     ) -> Result<bool, BackendError> {
         let name = name.into();
         let began = Instant::now();
-        // A century never ends in practice, and cannot overflow.
+        // A century is effectively no timeout, and the sum cannot overflow.
         let until = began + timeout.min(Duration::from_secs(100 * 365 * 24 * 3600));
         self.change(name.clone(), Change::Mode(Mode::Draining)).await?;
         loop {
             let next = Instant::now() + DRAIN_POLL;
-            let look = self.running_node()?.inspect(name.as_str(), 1);
-            let seen = timeout_at(next.max(until), look).await;
+            let inspects = self.running_node()?.inspect(name.as_str(), 1);
+            let seen = timeout_at(next.max(until), inspects).await;
             match seen {
                 Ok(Ok(seen)) if seen.in_use == 0 && seen.waiting == 0 => return Ok(true),
                 Ok(Err(error)) if Instant::now() >= until => return Err(error),
@@ -225,19 +225,19 @@ impl Semaphore {
         }
     }
 
-    /// Takes the place `id` of `name` from its request: a permit is lost to its holder, as [`Permit::lost`] tells, and a
-    /// waiting request is rejected with [`RejectReason::Revoked`]. What comes free goes to the head of the queue. The ids
-    /// are those of [`inspect`](Self::inspect).
+    /// Revokes the place `id` of `name`, an id of [`inspect`](Self::inspect). A holder loses its permit, and
+    /// [`Permit::lost`] notifies it; a waiting request is rejected with [`RejectReason::Revoked`]. A freed permit goes
+    /// to the head of the queue.
     ///
-    /// Returns `false` if there is no such place. Otherwise the place is free when this returns. Its process is told at
-    /// once, and learns it within a second if the message is lost; it does not count the place again.
+    /// Returns `false` if there is no such place. Otherwise the place is gone when this returns. Its process is
+    /// notified at once, or within a second if the message is lost, and does not count the place again.
     ///
-    /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next: it is revoked for the
-    /// request that has it by then.
+    /// With [`reuse`](crate::PolicyBuilder::reuse), a place goes from one request to the next. The request that has it
+    /// at that moment loses it.
     ///
     /// # Errors
     ///
-    /// If the backend cannot be asked, or 1000 names and revoked places are remembered already.
+    /// If the backend cannot be asked, or there are 1000 overrides and revoked places already.
     ///
     /// # Cancel safety
     ///
@@ -262,18 +262,19 @@ impl Semaphore {
     pub async fn revoke(&self, name: impl Into<Name>, id: PlaceId) -> Result<bool, BackendError> {
         let name = name.into();
         let Some(seen_ms) = self.take(&name, id, false).await? else { return Ok(false) };
-        // The record comes first, so that a process that finds its place gone can read why. It is silent: a
-        // holder that is told releases its place at once, and its permit would not be seen as revoked.
+        // The record is written first, so that a process that finds its place gone can read why. It is not announced
+        // yet: a holder that is notified releases its place at once, and the place would be gone before it is removed
+        // below.
         let revoked = |keep_ms, tell| Change::Revoked { id, keep_ms, tell };
         self.set(name.as_str(), revoked(LONGEST_MS, false)).await?;
         let taken_ms = self.take(&name, id, true).await?;
-        // This also wakes waiters.
+        // The announcement also has waiting processes call, which grants what was freed.
         self.set(name.as_str(), revoked(keep_ms(seen_ms, taken_ms), true)).await?;
         self.running_node()?.catch_up().await?;
         Ok(true)
     }
 
-    /// Looks for a place, or takes it out. Returns what is left of its lease, in ms, if it is there.
+    /// Looks up a place, or removes it. Returns how much of its lease is left, in ms, if it is there.
     async fn take(
         &self,
         name: &Name,
@@ -286,13 +287,13 @@ impl Semaphore {
     }
 }
 
-/// How long a revocation is remembered, in ms: until no proof of its place is valid. `seen_ms` and `taken_ms` were
-/// left of its lease when it was found, and when it was taken out.
+/// Returns how long a revocation is remembered, in ms: until no proof of its place is valid. `seen_ms` and `taken_ms`
+/// are what was left of its lease when it was found, and when it was removed.
 fn keep_ms(seen_ms: u64, taken_ms: Option<u64>) -> u64 {
-    // Not there: released by its holder, or taken out by another operator or by a try of this call whose
-    // answer was lost. These cannot be told apart, and in the last two a proof may still be shown.
+    // It was gone already: its holder released it, or another operator removed it, or an earlier attempt of this call
+    // whose reply was lost. These cannot be told apart, and in the last two cases a proof may still be shown.
     let Some(left_ms) = taken_ms else { return LONGEST_MS };
-    // A replica that took over in between may have missed a renewal that was seen.
+    // A replica that was promoted in between may have missed a renewal that was seen.
     left_ms.max(seen_ms)
 }
 
@@ -302,7 +303,7 @@ mod tests {
     use crate::policy::Policy;
 
     #[test]
-    fn a_revocation_is_remembered_until_no_proof_is_good() {
+    fn a_revocation_is_remembered_until_no_proof_is_valid() {
         assert_eq!(keep_ms(300, Some(200)), 300);
         assert_eq!(keep_ms(300, Some(500)), 500, "renewed in between");
         assert_eq!(keep_ms(0, Some(0)), 0);

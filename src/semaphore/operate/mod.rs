@@ -1,4 +1,4 @@
-//! What an operator sees of a running fleet, and sets in it.
+//! An operator's queries and commands.
 
 mod inspect;
 mod inspection;
@@ -21,7 +21,7 @@ impl Semaphore {
         self.running_node()?.catch_up().await
     }
 
-    /// Changes a field of the overrides. Processes are told, and apply it some time later, this one too.
+    /// Changes a field of the overrides. All processes, including this one, are notified and apply it some time later.
     async fn set(&self, field: &str, change: Change) -> Result<(), BackendError> {
         let node = self.running_node()?;
         let (key, name) = (node.backend().key(OVERRIDES), Arc::from(field));

@@ -9,18 +9,18 @@ use crate::tenants::{TenantChange, TenantOverride};
 
 /// # Operations on tenants
 ///
-/// An override of a tenant replaces what its requests ask for, in the whole fleet; see
-/// [`set_limit`](Self::set_limit) for where it is kept.
+/// An override of a tenant replaces what its requests ask for, in the whole fleet. It is kept like that of
+/// [`set_limit`](Self::set_limit).
 impl Semaphore {
-    /// Sets the cap and the weight of a tenant of `name`, in place of what its requests ask for, or leaves them to its
-    /// requests again. What `change` does not name stays as it is.
+    /// Sets the cap and the weight of a tenant of `name`, or has its requests decide again. What `change` does not name
+    /// stays as it is.
     ///
-    /// Applies to requests that come from then on; those that wait already keep their cap and weight.
+    /// Applies to requests that come afterwards; requests that already wait keep their cap and weight.
     ///
     /// # Errors
     ///
-    /// If the weight is out of range; else as [`set_limit`](Self::set_limit). The cap of a tenant counts as one name
-    /// more, and so does its weight.
+    /// If the weight is out of range; otherwise as [`set_limit`](Self::set_limit). The cap and the weight of a tenant
+    /// count as one name each.
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,4 @@
-//! The semaphore over a backend of two servers whose data is that of the embedded one.
+//! The semaphore over a backend of two servers, with the data of the embedded one.
 
 mod servers;
 mod two_servers;
@@ -20,7 +20,7 @@ fn policy(lease: Duration) -> Policy {
 const LEASE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(60);
 
-/// One process on two servers; `x` is on b, unless it is to move there.
+/// One process on two servers. `x` is on a, and moves to b when `moved` is set.
 fn one_process(world: World) -> (Arc<World>, Semaphore) {
     let backend = TwoServers(Arc::new(world));
     (Arc::clone(&backend.0), Semaphore::new(backend))

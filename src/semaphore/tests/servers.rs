@@ -1,4 +1,4 @@
-//! What becomes of permits when servers come and go.
+//! Permits and requests while servers come and go.
 
 use super::two_servers::{TwoServers, World};
 use super::*;
@@ -21,7 +21,7 @@ async fn a_session_that_moves_away_from_a_dying_server_is_sent_to_the_next() {
     drop(semaphore.acquire("warm", &policy(LEASE)).await.unwrap());
     drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
     sleep(Duration::from_millis(400)).await;
-    // All connections break. That of b opens again at once.
+    // All connections break. The one to b opens again at once.
     world.set(|world| &world.a_dies, true);
     world.cut();
     sleep(Duration::from_millis(50)).await;
@@ -30,14 +30,14 @@ async fn a_session_that_moves_away_from_a_dying_server_is_sent_to_the_next() {
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
 }
 
-/// What operators set is all that is asked of b: nothing else shows that it does not answer any more.
+/// Overrides are all that is asked of b: nothing else shows that it does not answer any more.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_asked_for_overrides_alone_is_given_up_when_it_does_not_answer() {
     let (world, semaphore) = one_process(World::default());
     let policy = policy(LEASE);
     drop(semaphore.acquire("x", &policy).await.unwrap());
     let connects = world.connects.load(Ordering::SeqCst);
-    world.deaf.store(connects, Ordering::SeqCst);
+    world.silent.store(connects, Ordering::SeqCst);
     for _ in 0..30 {
         drop(semaphore.acquire("x", &policy).await.unwrap());
         sleep(Duration::from_millis(100)).await;
@@ -49,7 +49,7 @@ async fn a_connection_that_is_asked_for_overrides_alone_is_given_up_when_it_does
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_answers_no_operator_is_given_up() {
     type Fault = fn(&World) -> &AtomicUsize;
-    let faults: [Fault; 2] = [|world| &world.deaf, |world| &world.broken];
+    let faults: [Fault; 2] = [|world| &world.silent, |world| &world.broken];
     for fault in faults {
         let (world, semaphore) = one_process(settled());
         semaphore.pause("x").await.unwrap();
@@ -78,11 +78,11 @@ async fn a_refresh_that_fails_with_its_connection_shows_that() {
     assert!(!permit.is_lost());
 }
 
-/// A hint for a place that nobody has.
+/// A hint for a place that no process has.
 const STRANGE: Hint = Hint { n: 1, bound: None, claim: None, lease_end: 1 };
 
 #[tokio::test(start_paused = true)]
-async fn hints_for_made_up_names_make_few_records() {
+async fn hints_for_invented_names_create_few_sessions() {
     let (_world, semaphore) = one_process(settled());
     drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
     let node = Arc::clone(semaphore.node());
@@ -90,7 +90,7 @@ async fn hints_for_made_up_names_make_few_records() {
         Mailbox::hint(&*node, &format!("n{n}"), STRANGE);
     }
     assert_eq!(semaphore.health().semaphores, 101);
-    // Those that are in use hear all of theirs.
+    // A name in use still receives its hints.
     let held = semaphore.acquire("y", &policy(LEASE)).await.unwrap();
     Mailbox::hint(&*node, "y", STRANGE);
     assert!(!held.is_lost());
@@ -98,24 +98,24 @@ async fn hints_for_made_up_names_make_few_records() {
     assert_eq!(semaphore.health().semaphores, 1);
 }
 
-/// Takes a permit and drops its semaphore, but for a clone that is given back.
+/// Takes a permit and drops its semaphore, unless a clone is to be kept.
 async fn outlive(semaphore: Semaphore, keep: bool) -> (Permit, Option<Semaphore>) {
     let permit = semaphore.acquire("x", &policy(LEASE)).await.unwrap();
     (permit, keep.then_some(semaphore))
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_that_outlives_its_semaphore_is_told_of_its_loss() {
+async fn the_holder_of_a_permit_that_outlives_its_semaphore_is_notified_of_its_loss() {
     for keep in [true, false] {
         let (world, semaphore) = one_process(settled());
         let (permit, _kept) = outlive(semaphore, keep).await;
         let clone = permit.clone();
-        let told = tokio::spawn(async move { clone.lost().await });
+        let waits = tokio::spawn(async move { clone.lost().await });
         world.set(|world| &world.down, true);
         world.cut();
         sleep(3 * LEASE).await;
         assert!(permit.is_lost(), "by the clock it is");
-        assert!(told.is_finished(), "nobody told its holder; semaphore kept: {keep}");
+        assert!(waits.is_finished(), "its holder was not notified; semaphore kept: {keep}");
     }
 }
 
@@ -137,7 +137,7 @@ async fn a_permit_that_outlives_its_semaphore_outlives_a_short_outage() {
     }
 }
 
-/// x is counted by a; b keeps what operators set, and with it what was revoked.
+/// a counts x; b keeps the overrides, and with them the revocations.
 #[tokio::test(start_paused = true)]
 async fn a_permit_that_outlives_its_semaphore_outlives_a_loss_of_data() {
     for keep in [true, false] {
@@ -166,7 +166,7 @@ async fn newcomers_wait_for_what_is_held_whatever_comes_first_a_session_or_its_c
     let b = node.servers.attach(&Shard::named("b"), 0);
     let connection = TwoServers(Arc::clone(&world)).connect(b.shard()).await.unwrap().unwrap();
     world.set(|world| &world.moved, true);
-    // The driver of b has its new connection; before it tells its sessions, that of a sends one there.
+    // The driver of b has its new connection. Before it notifies its sessions, the driver of a moves one to b.
     let connected = b.on_connected(&connection);
     node.rehome(&node.sessions.get("x").unwrap(), true);
     for shared in node.sessions.on(&b) {
@@ -189,21 +189,21 @@ async fn reconnects_are_paced_though_the_semaphore_is_gone() {
     }
 }
 
-/// As where the server is too busy to answer: a fleet that comes back at once, and in step, keeps it so.
+/// A server that is too busy to answer stays busy if its whole fleet comes back at once.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_given_up_is_opened_again_after_a_pause() {
     let (world, semaphore) = one_process(settled());
     let _held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
     world.set(|world| &world.is_mute, true);
     world.connected_at.lock().unwrap().clear();
-    // Something that goes unanswered at all times.
+    // At any time, some call is unanswered.
     for _ in 0..40 {
         semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
     }
     let connected_at = world.connected_at.lock().unwrap().clone();
     let between = connected_at.windows(2).map(|pair| pair[1] - pair[0]);
     let shortest = between.min().unwrap();
-    // It is given up after half a second, and the pause is 25 ms or more, of which half is left to chance.
+    // It is given up after half a second; then there is a pause of 25 ms or more, half of which is random.
     assert!(shortest >= Duration::from_millis(512), "{shortest:?}");
 }
 
@@ -213,7 +213,7 @@ fn admits() -> PolicyBuilder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_policy_admits_a_request_that_a_slow_server_has_not_come_to() {
+async fn no_policy_admits_a_request_that_a_slow_server_has_not_reached() {
     let (world, semaphore) = one_process(settled());
     let policy = admits().build().unwrap();
     let held = semaphore.acquire("x", &policy).await.unwrap();
@@ -251,7 +251,7 @@ async fn a_crowd_costs_waiting_and_no_permit_connection_or_admission() {
     sleep(Duration::from_secs(8)).await;
     let health = semaphore.health();
     assert_eq!((health.lost, health.disconnects, health.admitted_by_policy), (0, 0, 0));
-    // In spite of them, a newcomer for another name has its permit soon.
+    // A newcomer for another name still gets its permit soon.
     let began = Instant::now();
     let _ = semaphore.acquire("new", &short).await.unwrap();
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
@@ -259,13 +259,13 @@ async fn a_crowd_costs_waiting_and_no_permit_connection_or_admission() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn newcomers_wait_for_what_is_held_where_the_next_server_has_not_its_data() {
+async fn newcomers_wait_for_what_is_held_if_the_next_server_lacks_its_data() {
     let b_memory = Some(MemoryBackend::new());
     let (world, semaphore) = one_process(World { b_memory, ..World::default() });
     drop(semaphore.acquire("warm", &policy(LONG)).await.unwrap());
     let held = semaphore.acquire("x", &policy(LONG)).await.unwrap();
     sleep(Duration::from_millis(400)).await;
-    // a is gone with its data. b is known, and its connection is being opened again.
+    // a is gone with its data. b is known, and its connection is being reopened.
     world.set(|world| &world.a_ends, true);
     world.set(|world| &world.b_is_slow, true);
     world.cut();

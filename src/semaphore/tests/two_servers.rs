@@ -1,4 +1,4 @@
-//! A backend of two servers whose data is that of the embedded one.
+//! A backend of two servers, with the data of the embedded one.
 
 use std::future::{pending, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,32 +24,32 @@ pub(super) struct TwoServers(pub(super) Arc<World>);
 #[derive(Default)]
 pub(super) struct World {
     pub(super) memory: MemoryBackend,
-    /// The data of b, if that is not the same.
+    /// The data of b, if it is not the same.
     pub(super) b_memory: Option<MemoryBackend>,
     /// b counts `x`.
     pub(super) moved: AtomicBool,
-    /// The next attempt to connect to a finds out that b counts `x`, and that a cannot be reached.
+    /// The next attempt to connect to a finds that b counts `x`, and that a cannot be reached.
     pub(super) a_dies: AtomicBool,
-    /// The same, and that a is no server of the backend any more.
+    /// The next attempt to connect to a finds that b counts `x`, and that a has left the backend.
     pub(super) a_ends: AtomicBool,
     pub(super) b_is_slow: AtomicBool,
-    /// Connections up to this number take questions, and answer none.
-    pub(super) deaf: AtomicUsize,
-    /// Over these, questions fail as over a connection that is gone.
+    /// Connections up to this number answer no queries.
+    pub(super) silent: AtomicUsize,
+    /// Over connections up to this number, queries fail as over one that is gone.
     pub(super) broken: AtomicUsize,
-    /// a has lost its data: that is another one from here on.
+    /// The data was lost, so its id is another one.
     pub(super) lost: AtomicBool,
-    /// No connection can be had.
+    /// No connection can be opened.
     pub(super) down: AtomicBool,
     /// Connections break at once.
     pub(super) flaps: AtomicBool,
-    /// Calls go unanswered.
+    /// Calls are not answered.
     pub(super) is_mute: AtomicBool,
-    /// How long each place of a call takes, µs, and until when there is work.
+    /// How long each place of a call takes, in µs, and until when there is work.
     pub(super) place_us: AtomicUsize,
     pub(super) busy_until: Mutex<Option<Instant>>,
     pub(super) connects: AtomicUsize,
-    /// How many processes have used it.
+    /// The number of processes that have used it.
     pub(super) attached: AtomicUsize,
     pub(super) connected_at: Mutex<Vec<Instant>>,
     pub(super) cut: Notify,
@@ -75,7 +75,7 @@ impl World {
         self.cut.notify_waiters();
     }
 
-    /// Adds work for these calls. Returns when it is done, if it takes time.
+    /// Adds the work of these calls. Returns when it will be done, if it takes time.
     fn work(&self, calls: &[AddressedCall]) -> Option<Instant> {
         let place = Some(self.place_us.load(Ordering::SeqCst)).filter(|place| *place > 0)?;
         let places = calls.iter().map(|addressed| 1 + addressed.call.op.places()).sum::<usize>();
@@ -119,7 +119,7 @@ impl Backend for TwoServers {
                 return Err(BackendError::connection("down"));
             }
             if !is_b && world.is(|world| &world.a_dies) {
-                // The map of slots is asked for first; then a does not answer.
+                // First the map of slots is requested; then a does not answer.
                 sleep(Duration::from_millis(100)).await;
                 world.set(|world| &world.moved, true);
                 return Err(BackendError::connection("a is dead"));
@@ -151,7 +151,7 @@ impl Connection for OneConnection {
         self.world.cut.notified().boxed()
     }
 
-    /// A server that works answers something all the time.
+    /// A server that has work answers all the time.
     fn heard_at(&self) -> Option<Instant> {
         let busy_until = *self.world.busy_until.lock().unwrap();
         Some(busy_until?.min(Instant::now()))
@@ -181,9 +181,9 @@ impl Connection for OneConnection {
 }
 
 impl OneConnection {
-    /// A question, if the connection is any good.
+    /// Answers a query, unless the connection is silent or broken.
     fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&MemoryBackend) -> Query<T>) -> Query<T> {
-        if self.number <= self.world.deaf.load(Ordering::SeqCst) {
+        if self.number <= self.world.silent.load(Ordering::SeqCst) {
             return pending().boxed();
         }
         if self.number <= self.world.broken.load(Ordering::SeqCst) {

@@ -1,4 +1,4 @@
-//! What becomes of permits and of those that wait when tasks panic, runtimes end and processes fork.
+//! Permits and waiting requests when tasks panic, runtimes end and processes fork.
 
 use super::two_servers::{TwoServers, World};
 use super::*;
@@ -16,7 +16,7 @@ use crate::node::identity::Identity;
 use crate::policy::Policy;
 use crate::semaphore::{Permit, Semaphore};
 
-/// A task that may own a permit: with its last waker it is gone.
+/// A task that may own a permit, and is dropped with its last waker.
 struct Task(#[expect(dead_code, reason = "it is there to be dropped")] Mutex<Option<Permit>>);
 
 impl Wake for Task {
@@ -36,7 +36,7 @@ fn no_waker_is_dropped_under_a_lock() {
         let task = Waker::from(Arc::new(Task(Mutex::new(Some(permit)))));
         assert!(waits.as_mut().poll_unpin(&mut Context::from_waker(&task)).is_pending());
         drop(task);
-        // The timer of its wait lets go of the waker; then the future goes on in another task.
+        // The timer of its wait drops its waker; then the future goes on in another task.
         runtime.block_on(sleep(Duration::from_millis(100)));
         let _ = waits.as_mut().poll_unpin(&mut Context::from_waker(Waker::noop()));
         done.send(()).unwrap();
@@ -44,7 +44,7 @@ fn no_waker_is_dropped_under_a_lock() {
     assert!(is_done.recv_timeout(Duration::from_secs(10)).is_ok(), "it waits for its own lock");
 }
 
-/// A task that runs where it is woken: it takes a permit under a new name.
+/// A task that runs inside its waker, where it takes a permit of a new name.
 struct Inline {
     semaphore: Semaphore,
     runtime: tokio::runtime::Handle,
@@ -85,7 +85,7 @@ fn no_task_is_woken_under_a_lock_when_its_runtime_ends() {
         done.send(task.woken.load(Ordering::SeqCst) - before).unwrap();
     });
     let woken = is_done.recv_timeout(Duration::from_secs(10)).expect("it waits for its own lock");
-    assert!(woken > 0, "it is told that no driver is left");
+    assert!(woken > 0, "it was not notified that no driver is left");
 }
 
 /// A task whose first wake-up panics.
@@ -108,7 +108,7 @@ async fn permits_outlive_a_background_task_that_panics() {
     let mut waits = Box::pin(semaphore.acquire("y", &policy(LEASE)));
     assert!(waits.poll_unpin(&mut Context::from_waker(&waker)).is_pending());
     sleep(Duration::from_millis(10)).await;
-    // The driver wakes the next in line.
+    // The driver wakes the next request.
     drop(other);
     let connects = world.connects.load(Ordering::SeqCst);
     sleep(Duration::from_millis(10)).await;
@@ -120,7 +120,7 @@ async fn permits_outlive_a_background_task_that_panics() {
 }
 
 #[tokio::test]
-async fn a_wait_for_a_loss_that_was_given_up_leaves_nothing() {
+async fn a_wait_for_a_loss_that_is_dropped_leaves_no_waker() {
     let semaphore = Semaphore::in_memory();
     let permit = semaphore.acquire("x", &policy(LONG)).await.unwrap();
     let mut tasks = Vec::new();
@@ -139,7 +139,7 @@ async fn a_wait_for_a_loss_that_was_given_up_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn all_that_wait_for_a_loss_are_told() {
+async fn all_listeners_for_a_loss_are_woken() {
     let semaphore = Semaphore::in_memory();
     let permit = semaphore.acquire("x", &policy(LONG)).await.unwrap();
     let clone = permit.clone();
@@ -165,7 +165,7 @@ fn nothing_outlives_a_semaphore_whose_runtime_is_gone() {
 }
 
 #[tokio::test]
-async fn a_semaphore_that_is_only_made_before_a_fork_has_no_identity_yet() {
+async fn a_semaphore_that_is_only_built_before_a_fork_has_no_identity_yet() {
     let backend = TwoServers::default();
     let semaphore = Semaphore::new(backend.clone());
     let _ = (semaphore.clone(), semaphore.health(), format!("{semaphore:?}"));
@@ -180,7 +180,7 @@ async fn a_semaphore_that_is_only_made_before_a_fork_has_no_identity_yet() {
 async fn a_semaphore_that_was_used_before_a_fork_is_refused_in_the_child() {
     let backend = TwoServers::default();
     let semaphore = Semaphore::new(backend.clone());
-    // As the child finds it.
+    // The identity as the child finds it.
     let parent = std::process::id() + 1;
     assert!(semaphore.node().identity.set(Identity::of(parent, 7)).is_ok());
     for _ in 0..2 {

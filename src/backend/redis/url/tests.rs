@@ -154,7 +154,7 @@ fn no_piece_of_a_password_is_shown() {
     }
 }
 
-/// A piece of a URL: what belongs there, what does not, and what cuts a URL in two.
+/// A piece of a URL: a valid one, an invalid one, or one that cuts a URL in two.
 fn piece() -> impl Strategy<Value = String> {
     const WORDS: &[&str] = &[
         "redis://",
@@ -200,7 +200,7 @@ fn piece() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A URL with all that one can have, of which some pieces are then replaced or left out.
+/// A URL with all of its parts, some of which are then replaced or removed.
 fn url() -> impl Strategy<Value = Vec<String>> {
     let shapes = prop::sample::select(
         &[
