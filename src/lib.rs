@@ -202,6 +202,7 @@ mod name;
 mod node;
 mod policy;
 mod semaphore;
+pub mod service;
 mod sharded;
 mod sync;
 mod tasks;
@@ -214,6 +215,7 @@ pub use self::name::Name;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
 pub use self::semaphore::{Acquire, Permit, Semaphore};
 pub use self::semaphore::{ConnectionState, Health};
+pub use self::service::PermitLayer;
 /// The protocol, for backends of your own and for tests: see [`backend::seam`].
 #[cfg(feature = "unstable-backend")]
 pub use tower_semaphore_protocol as protocol;

@@ -23,8 +23,15 @@ pub(super) struct HeldPermit {
 }
 
 impl HeldPermit {
-    pub(super) const fn new(permit: Option<Permit>, inside: Option<Inside>, lingers: bool) -> Self {
-        Self { permit, inside, lingers, left: None }
+    /// Holds a permit whose request was not passed on yet: it does not linger.
+    pub(super) const fn new(permit: Option<Permit>) -> Self {
+        Self { permit, inside: None, lingers: false, left: None }
+    }
+
+    /// The request is passed on. `inside`: on its connection.
+    pub(super) fn begin(&mut self, inside: Option<Inside>, lingers: bool) {
+        self.inside = inside.filter(|_| self.permit.is_some());
+        self.lingers = lingers;
     }
 
     /// Holds the permit for the body of this response. A response to HEAD has none, whatever its headers say.

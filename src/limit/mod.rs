@@ -89,6 +89,7 @@ mod builder;
 mod cached;
 mod client_timeout;
 mod connection;
+mod entry;
 mod fair;
 mod future;
 mod grpc;

@@ -85,6 +85,7 @@ mod runtimes;
 #[cfg(feature = "redis")]
 mod secrets;
 mod sequences;
+mod service;
 #[cfg(feature = "redis")]
 mod shadow;
 #[cfg(feature = "redis")]
