@@ -22,9 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Both permits are in use. This request does not wait:
     match semaphore.try_acquire("scraper", &policy).await {
-        Err(AcquireError::Rejected(rejected)) => {
-            println!("full: {} of {}", rejected.in_use, rejected.limit)
-        }
+        Err(error @ AcquireError::Rejected(_)) => println!("{error}"),
         other => return Err(format!("expected a full semaphore, got {other:?}").into()),
     }
 

@@ -154,7 +154,8 @@ pub(crate) fn headers(data: &[u8]) {
         assert!((1..=2 * pause.as_secs() + 2).contains(&after), "{after} for {pause:?}");
     }
     let fields = refusal.reason.is_full() && how & 4 == 0;
-    let policy = format!("\"{name}\";q={};qu=\"concurrent-requests\"", refusal.limit);
+    let limit = refusal.rejected.map_or(0, |rejected| rejected.limit);
+    let policy = format!("\"{name}\";q={limit};qu=\"concurrent-requests\"");
     assert_eq!(text("ratelimit-policy"), fields.then_some(policy));
     assert_eq!(text("ratelimit"), fields.then(|| format!("\"{name}\";r=0")));
     drop(held);

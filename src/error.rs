@@ -124,9 +124,7 @@ impl Error for BackendError {
 /// # async fn example(semaphore: &Semaphore, policy: &Policy) {
 /// match semaphore.acquire("openai", policy).await {
 ///     Ok(permit) => drop(permit),
-///     Err(AcquireError::Rejected(rejected)) => {
-///         println!("{} of {} in use", rejected.in_use, rejected.limit);
-///     }
+///     Err(AcquireError::Rejected(rejected)) if rejected.limit == 0 => println!("switched off"),
 ///     Err(AcquireError::Unavailable(error)) => println!("Redis is away: {error}"),
 ///     Err(error) => println!("{error}"),
 /// }
@@ -144,7 +142,7 @@ pub enum AcquireError {
     Closed,
 }
 
-/// Why a request was rejected, and the state of the semaphore at that moment.
+/// Why a request was rejected, and what this process knew of the semaphore at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejected {
@@ -152,10 +150,10 @@ pub struct Rejected {
     pub reason: RejectReason,
     /// The limit in force.
     pub limit: u32,
-    /// How many permits were in use.
-    pub in_use: u64,
-    /// How many requests were waiting.
-    pub waiting: u64,
+    /// How many permits were in use, by the backend's last word. `None` if it has said nothing.
+    pub in_use: Option<u64>,
+    /// How many requests of all tenants were waiting, by the backend's last word. `None` if it has said nothing.
+    pub waiting: Option<u64>,
     /// How long the request waited.
     pub waited: Duration,
     /// How many permits the request asked for.
@@ -168,18 +166,25 @@ pub struct Rejected {
     pub is_tenant_full: bool,
     /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine).
     pub ends_in: Option<Duration>,
+    /// Whether the request has a tenant, whose line is a queue of its own.
+    pub(crate) has_tenant: bool,
 }
 
 impl Rejected {
-    pub(crate) const fn new(
-        reason: RejectReason,
-        limit: u32,
-        in_use: u64,
-        waiting: u64,
-        waited: Duration,
-    ) -> Self {
-        let (cost, each, is_tenant_full, ends_in) = (1, None, false, None);
-        Self { reason, limit, in_use, waiting, waited, cost, each, is_tenant_full, ends_in }
+    /// A request that asks for one permit, has no tenant, and did not wait.
+    pub(crate) const fn new(reason: RejectReason, limit: u32) -> Self {
+        Self {
+            reason,
+            limit,
+            in_use: None,
+            waiting: None,
+            waited: Duration::ZERO,
+            cost: 1,
+            each: None,
+            is_tenant_full: false,
+            ends_in: None,
+            has_tenant: false,
+        }
     }
 
     /// Sets the cost of the request and the cap of its tenant.
@@ -189,62 +194,99 @@ impl Rejected {
         self.is_tenant_full = matches!(self.reason, RejectReason::TenantLimit);
         self
     }
+
+    /// Says why the semaphore of this name granted nothing; `None`: the caller knows which one.
+    pub(crate) const fn said_of<'a>(&'a self, name: Option<&'a str>) -> impl fmt::Display + 'a {
+        Said { rejected: self, name }
+    }
+}
+
+/// A rejection in words, the same for a permit and for a layer.
+struct Said<'a> {
+    rejected: &'a Rejected,
+    name: Option<&'a str>,
+}
+
+/// The name behind this word, if there is one.
+struct Named<'a>(&'a str, Option<&'a str>);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(word, name) = self;
+        name.map_or(Ok(()), |name| write!(f, " {word} {name}"))
+    }
+}
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rejected { limit, each, waited, ends_in, .. } = *self.rejected;
+        let (of, it) = (Named("of", self.name), self.name.unwrap_or("the semaphore"));
+        match self.rejected.reason {
+            RejectReason::Limit => write!(f, "all {limit} permits{of} are in use"),
+            RejectReason::TenantLimit if each == Some(0) => {
+                write!(f, "the tenant may have no permits{of}")
+            }
+            RejectReason::TenantLimit => {
+                write!(f, "all ")?;
+                each.map_or(Ok(()), |each| write!(f, "{each} "))?;
+                write!(f, "permits{of} that the tenant may have are in use")
+            }
+            RejectReason::CostTooHigh => self.write_cost(f),
+            RejectReason::QueueFull => self.write_queue(f),
+            RejectReason::QueueTimeout => {
+                match each.filter(|_| self.rejected.is_tenant_full) {
+                    Some(each) => {
+                        write!(f, "none of the {each} permits{of} that the tenant may have")?;
+                    }
+                    None => write!(f, "none of {limit} permits{of}")?,
+                }
+                write!(f, " came free {}", Within(waited))
+            }
+            RejectReason::Quarantine => {
+                self.name.map_or(Ok(()), |name| write!(f, "{name}: "))?;
+                f.write_str(QUARANTINE)?;
+                ends_in.map_or(Ok(()), |left| write!(f, ", for another {}", Seconds(left)))
+            }
+            RejectReason::Paused => write!(f, "an operator paused {it}; it grants no permits"),
+            RejectReason::Draining => write!(f, "{it} is being drained; it takes no new requests"),
+            RejectReason::Revoked => {
+                let in_it = Named("in", self.name);
+                write!(f, "an operator revoked the place of the request{in_it}")
+            }
+            // There are no others.
+            other => f.write_str(other.as_str()),
+        }
+    }
+}
+
+impl Said<'_> {
+    fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Rejected { cost, limit, each, .. }, of) = (*self.rejected, Named("of", self.name));
+        write!(
+            f,
+            "the request asks for {cost} permits{of}; expected 1 to 64, within the limit of {limit}"
+        )?;
+        each.map_or(Ok(()), |each| write!(f, " and its tenant's cap of {each}"))
+    }
+
+    /// Names the line that was full: that of the tenant, if there are tenants.
+    fn write_queue(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Rejected { waiting, has_tenant, .. }, name) = (*self.rejected, self.name);
+        if has_tenant {
+            write!(f, "the tenant's queue{} is full", Named("for", name))?;
+        } else {
+            write!(f, "the queue{} is full", Named("of", name))?;
+        }
+        let Some(waiting) = waiting else { return Ok(()) };
+        let of_all = if has_tenant { " of all tenants" } else { "" };
+        write!(f, "; {waiting} requests{of_all} are waiting")
+    }
 }
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rejected(rejected) => match rejected.reason {
-                RejectReason::Limit => write!(f, "all {} permits are in use", rejected.limit),
-                RejectReason::QueueFull => {
-                    write!(f, "the queue is full: {} requests are waiting", rejected.waiting)
-                }
-                RejectReason::TenantLimit => match rejected.each {
-                    Some(0) => f.write_str("the tenant may have no permits"),
-                    Some(each) => {
-                        write!(f, "all {each} permits that the tenant may have are in use")
-                    }
-                    None => f.write_str("all permits that the tenant may have are in use"),
-                },
-                RejectReason::CostTooHigh => {
-                    let Rejected { cost, limit, .. } = rejected;
-                    write!(
-                        f,
-                        "the request asks for {cost} permits; allowed: 1 to 64, the limit is {limit}"
-                    )?;
-                    rejected.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
-                }
-                RejectReason::QueueTimeout => {
-                    let waited = Within(rejected.waited);
-                    match rejected.each.filter(|_| rejected.is_tenant_full) {
-                        Some(each) => write!(
-                            f,
-                            "none of the {each} permits that the tenant may have came free {waited}"
-                        ),
-                        None => {
-                            write!(f, "none of {} permits came free {waited}", rejected.limit)
-                        }
-                    }
-                }
-                RejectReason::Quarantine => {
-                    f.write_str(QUARANTINE)?;
-                    match rejected.ends_in {
-                        Some(left) => write!(f, ", for another {}", Seconds(left)),
-                        None => Ok(()),
-                    }
-                }
-                RejectReason::Paused => {
-                    f.write_str("an operator paused the semaphore; it grants no permits")
-                }
-                RejectReason::Draining => {
-                    f.write_str("the semaphore is being drained; it takes no new requests")
-                }
-                RejectReason::Revoked => {
-                    f.write_str("an operator revoked the place of the request")
-                }
-                // There are no others.
-                other => f.write_str(other.as_str()),
-            },
+            Self::Rejected(rejected) => rejected.said_of(None).fmt(f),
             Self::Unavailable(error) => {
                 write!(f, "the semaphore's backend is unavailable: {error}")
             }

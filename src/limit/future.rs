@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
@@ -123,7 +122,7 @@ impl Settings {
         let key = semaphore.and_then(|name| self.key_of(name));
         let mut refusal = Refusal::new(&self.name, key, StatusCode::SERVICE_UNAVAILABLE);
         refusal.reason = RefusalReason::LeaseLost;
-        refusal.waited = permit.map_or(Duration::ZERO, Permit::waited);
+        refusal.waited_for_lost = permit.map(Permit::waited);
         self.respond(refusal.retry_after(self.retry_after), grpc)
     }
 

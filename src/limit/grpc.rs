@@ -134,7 +134,7 @@ fn code(refusal: &Refusal) -> u16 {
 }
 
 /// ASCII without `%`, which needs no encoding. Without counts, which are not the client's business.
-const fn message(refusal: &Refusal) -> &'static str {
+fn message(refusal: &Refusal) -> &'static str {
     match refusal.reason {
         RefusalReason::Limit => "limit: all permits are in use",
         RefusalReason::TenantLimit => {
@@ -145,7 +145,7 @@ const fn message(refusal: &Refusal) -> &'static str {
             "queue_full: the tenant's queue is full"
         }
         RefusalReason::QueueFull => "queue_full: the queue is full",
-        RefusalReason::QueueTimeout if refusal.is_tenant_full => {
+        RefusalReason::QueueTimeout if refusal.is_tenant_full() => {
             "queue_timeout: none of the permits that the tenant may have came free in time"
         }
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",

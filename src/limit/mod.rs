@@ -90,6 +90,7 @@ mod cached;
 mod client_timeout;
 mod connection;
 mod entry;
+mod exact_status;
 mod fair;
 mod future;
 mod grpc;
@@ -121,6 +122,7 @@ pub use self::builder::ConcurrencyLimitBuilder;
 pub use self::cached::{Cached, CachedBuilder, CachedLimit, CachedPlan, OnUnknown};
 pub use self::client_timeout::ClientTimeout;
 pub use self::connection::{Connection, ConnectionIo};
+pub use self::exact_status::ExactStatus;
 pub use self::future::ResponseFuture;
 pub use self::into_error::{IntoError, IntoErrorFuture, IntoErrorLayer};
 pub use self::key::{

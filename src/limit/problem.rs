@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
-use crate::error::{QUARANTINE, Within};
+use crate::error::{QUARANTINE, Rejected, Within};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -63,8 +63,11 @@ impl Refusal {
         if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, after.as_secs().max(1).into());
         }
-        if self.has_rate_limit_fields && self.reason.is_full() {
-            for (name, value) in self.rate_limit_fields() {
+        if self.has_rate_limit_fields
+            && self.reason.is_full()
+            && let Some(rejected) = &self.rejected
+        {
+            for (name, value) in self.rate_limit_fields(rejected) {
                 // Always a valid value, because the builder checks the layer's name.
                 if let Ok(value) = HeaderValue::try_from(value) {
                     headers.insert(name, value);
@@ -92,17 +95,17 @@ impl Refusal {
             }
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
-            _ if self.is_tenant_full => "Too many requests of the tenant are in flight",
+            _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
             _ => "Too many requests are in flight",
         }
     }
 
     /// Without counts, which are not the client's business.
     fn detail(&self) -> Option<String> {
-        let (policy, waited) = (&self.policy, Within(self.waited));
+        let (policy, waited) = (&self.policy, Within(self.waited().unwrap_or_default()));
         Some(match self.reason {
             RefusalReason::Limit => format!("all permits of {policy} are in use"),
-            RefusalReason::TenantLimit if self.each == Some(0) => {
+            RefusalReason::TenantLimit if self.each() == Some(0) => {
                 format!("the tenant may have no permits of {policy}")
             }
             RefusalReason::TenantLimit => {
@@ -112,7 +115,7 @@ impl Refusal {
                 format!("the tenant's queue for {policy} is full")
             }
             RefusalReason::QueueFull => format!("the queue of {policy} is full"),
-            RefusalReason::QueueTimeout if self.is_tenant_full => format!(
+            RefusalReason::QueueTimeout if self.is_tenant_full() => format!(
                 "none of the permits of {policy} that the tenant may have came free {waited}"
             ),
             RefusalReason::QueueTimeout => {
@@ -132,22 +135,27 @@ impl Refusal {
         })
     }
 
+    /// The cap of the tenant, if there is one.
+    fn each(&self) -> Option<u32> {
+        self.rejected?.each
+    }
+
     /// The policy that was violated: the layer's, or the cap of each tenant.
     fn violated(&self) -> String {
         let policy = &self.policy;
-        if self.is_tenant_full { format!("{policy}/each") } else { policy.to_string() }
+        if self.is_tenant_full() { format!("{policy}/each") } else { policy.to_string() }
     }
 
     /// The headers of draft-ietf-httpapi-ratelimit-headers-11: each policy, and what is left where it is known.
-    fn rate_limit_fields(&self) -> [(HeaderName, String); 2] {
-        let Self { policy, limit, .. } = self;
+    fn rate_limit_fields(&self, rejected: &Rejected) -> [(HeaderName, String); 2] {
+        let (policy, limit) = (&self.policy, rejected.limit);
         let unit = "qu=\"concurrent-requests\"";
         let mut policies = format!("\"{policy}\";q={limit};{unit}");
         let mut left = format!("\"{policy}\";r=0");
-        if let Some(each) = self.each {
+        if let Some(each) = rejected.each {
             policies += &format!(", \"{policy}/each\";q={each};{unit}");
         }
-        if self.is_tenant_full {
+        if rejected.is_tenant_full {
             // What is left of the limit would show what other tenants use.
             left = format!("\"{policy}/each\";r=0");
         }

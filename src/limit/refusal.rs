@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode};
 
-use crate::error::{AcquireError, BackendError, QUARANTINE, RejectReason, Within};
+use crate::error::{AcquireError, BackendError, RejectReason, Rejected};
 use crate::name::Name;
 
 /// Why a request was rejected, and what is known about it.
@@ -21,7 +21,7 @@ use crate::name::Name;
 ///
 /// fn log<B>(response: &Response<B>) {
 ///     if let Some(refusal) = response.extensions().get::<Refusal>() {
-///         tracing::info!(reason = refusal.reason.as_str(), waited = ?refusal.waited, "{refusal}");
+///         tracing::info!(reason = refusal.reason.as_str(), waited = ?refusal.waited(), "{refusal}");
 ///     }
 /// }
 /// ```
@@ -40,23 +40,11 @@ pub struct Refusal {
     pub reason: RefusalReason,
     /// The status of the response.
     pub status: StatusCode,
-    /// The limit in force, in permits.
-    pub limit: u32,
-    /// Permits in use, as far as is known.
-    pub in_use: u64,
-    /// Waiting requests, as far as is known.
-    pub waiting: u64,
-    /// How long this request waited in this layer.
-    pub waited: Duration,
-    /// Permits that this request asked for.
-    pub cost: u32,
-    /// The cap of its tenant, in permits, if there is one.
-    pub each: Option<u32>,
-    /// Whether that cap was the reason, as far as is known: see
-    /// [`Rejected::is_tenant_full`](crate::Rejected::is_tenant_full).
-    pub is_tenant_full: bool,
-    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine. `None` where the request itself is at fault: it has
-    /// no key or no tenant, or its cost is too high.
+    /// What the semaphore said: the limit, what was in use, how long the request waited. `None` if it was not asked, or did
+    /// not answer: the request has no key, its limit is unknown, the backend is unavailable, or the permit was lost.
+    pub rejected: Option<Rejected>,
+    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine. `None` where
+    /// the request itself is at fault: it has no key or no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
     pub error: Option<BackendError>,
@@ -64,8 +52,8 @@ pub struct Refusal {
     pub missing_header: Option<HeaderName>,
     /// The type of the extractor that found no key or no tenant.
     pub(super) extractor: Option<&'static str>,
-    /// How soon the reason ends, if that is known.
-    pub(super) ends_in: Option<Duration>,
+    /// How long the request waited for the permit that it lost.
+    pub(super) waited_for_lost: Option<Duration>,
     /// Whether the default response has the `RateLimit` headers.
     pub(super) has_rate_limit_fields: bool,
 }
@@ -111,40 +99,11 @@ pub enum RefusalReason {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { policy, limit, waiting, .. } = self;
-        let waited = Within(self.waited);
+        let policy = &*self.policy;
+        if let Some(rejected) = &self.rejected {
+            return rejected.said_of(Some(policy)).fmt(f);
+        }
         match self.reason {
-            RefusalReason::Limit => write!(f, "all {limit} permits of {policy} are in use"),
-            RefusalReason::TenantLimit => match self.each {
-                Some(0) => write!(f, "the tenant may have no permits of {policy}"),
-                Some(each) => {
-                    write!(f, "all {each} permits of {policy} that the tenant may have are in use")
-                }
-                None => write!(f, "all permits of {policy} that the tenant may have are in use"),
-            },
-            RefusalReason::CostTooHigh => {
-                let (cost, limit) = (self.cost, self.limit);
-                write!(f, "the request asks for {cost} permits of {policy}; the limit is {limit}")?;
-                self.each.map_or(Ok(()), |each| write!(f, ", its tenant's cap {each}"))
-            }
-            RefusalReason::QueueFull if self.tenant.is_some() => write!(
-                f,
-                "the tenant's queue for {policy} is full; {waiting} requests of all tenants are waiting"
-            ),
-            RefusalReason::QueueFull => {
-                write!(f, "the queue of {policy} is full: {waiting} requests are waiting")
-            }
-            RefusalReason::QueueTimeout => match self.each.filter(|_| self.is_tenant_full) {
-                Some(each) => write!(
-                    f,
-                    "none of the {each} permits of {policy} that the tenant may have came free {waited}"
-                ),
-                None => write!(f, "none of {limit} permits of {policy} came free {waited}"),
-            },
-            RefusalReason::Quarantine => write!(f, "{policy}: {QUARANTINE}"),
-            RefusalReason::Paused => write!(f, "{policy} is paused"),
-            RefusalReason::Draining => write!(f, "{policy} is being drained"),
-            RefusalReason::Revoked => write!(f, "the request's place in {policy} was revoked"),
             RefusalReason::MissingKey => {
                 write!(f, "the request has no key for {policy}: ")?;
                 self.write_what_is_missing(f)
@@ -159,6 +118,8 @@ impl fmt::Display for Refusal {
             RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} are unavailable"),
             RefusalReason::LeaseLost => write!(f, "the lease of the permit of {policy} was lost"),
+            // The semaphore's own, with what it said.
+            other => write!(f, "{policy}: {}", other.as_str()),
         }
     }
 }
@@ -198,6 +159,34 @@ impl RefusalReason {
         }
     }
 
+    const fn of(reason: RejectReason) -> Self {
+        match reason {
+            RejectReason::TenantLimit => Self::TenantLimit,
+            RejectReason::CostTooHigh => Self::CostTooHigh,
+            RejectReason::QueueFull => Self::QueueFull,
+            RejectReason::QueueTimeout => Self::QueueTimeout,
+            RejectReason::Quarantine => Self::Quarantine,
+            RejectReason::Paused => Self::Paused,
+            RejectReason::Draining => Self::Draining,
+            RejectReason::Revoked => Self::Revoked,
+            // `Limit`; there are no others.
+            _ => Self::Limit,
+        }
+    }
+
+    /// Returns the status for what the semaphore said; `full` is that of a full one.
+    fn status(self, full: StatusCode, is_tenant_full: bool) -> StatusCode {
+        match self {
+            Self::CostTooHigh => StatusCode::BAD_REQUEST,
+            // The pool that all share has room: it is this caller who has too many.
+            _ if self.is_full() && is_tenant_full && full.is_server_error() => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            _ if self.is_full() => full,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
     /// Whether the semaphore was full, and trying again later makes sense.
     ///
     /// ```
@@ -213,6 +202,28 @@ impl RefusalReason {
 }
 
 impl Refusal {
+    /// Returns how long the request waited in this layer; `None` if it did not get as far as a queue, or that is unknown.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::limit::Refusal;
+    ///
+    /// fn was_in_vain(refusal: &Refusal) -> bool {
+    ///     refusal.waited().is_some_and(|waited| waited > Duration::from_secs(1))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn waited(&self) -> Option<Duration> {
+        self.rejected.map(|rejected| rejected.waited).or(self.waited_for_lost)
+    }
+
+    /// Whether the cap of the tenant was the reason, as far as is known.
+    pub(super) fn is_tenant_full(&self) -> bool {
+        self.rejected.is_some_and(|rejected| rejected.is_tenant_full)
+    }
+
     pub(super) fn new(policy: &Arc<str>, key: Option<Name>, status: StatusCode) -> Self {
         Self {
             policy: Arc::clone(policy),
@@ -220,18 +231,12 @@ impl Refusal {
             tenant: None,
             reason: RefusalReason::MissingKey,
             status,
-            limit: 0,
-            in_use: 0,
-            waiting: 0,
-            waited: Duration::ZERO,
-            cost: 1,
-            each: None,
-            is_tenant_full: false,
+            rejected: None,
             retry_after: None,
             error: None,
             missing_header: None,
             extractor: None,
-            ends_in: None,
+            waited_for_lost: None,
             has_rate_limit_fields: true,
         }
     }
@@ -254,36 +259,9 @@ impl Refusal {
         let mut refusal = Self::new(policy, key, status);
         match error {
             AcquireError::Rejected(rejected) => {
-                refusal.reason = match rejected.reason {
-                    RejectReason::TenantLimit => RefusalReason::TenantLimit,
-                    RejectReason::CostTooHigh => RefusalReason::CostTooHigh,
-                    RejectReason::QueueFull => RefusalReason::QueueFull,
-                    RejectReason::QueueTimeout => RefusalReason::QueueTimeout,
-                    RejectReason::Quarantine => RefusalReason::Quarantine,
-                    RejectReason::Paused => RefusalReason::Paused,
-                    RejectReason::Draining => RefusalReason::Draining,
-                    RejectReason::Revoked => RefusalReason::Revoked,
-                    // `Limit`; there are no others.
-                    _ => RefusalReason::Limit,
-                };
-                if !refusal.reason.is_full() {
-                    refusal.status = StatusCode::SERVICE_UNAVAILABLE;
-                }
-                refusal.limit = rejected.limit;
-                refusal.in_use = rejected.in_use;
-                refusal.waiting = rejected.waiting;
-                refusal.waited = rejected.waited;
-                refusal.cost = rejected.cost;
-                refusal.each = rejected.each;
-                refusal.is_tenant_full = rejected.is_tenant_full;
-                refusal.ends_in = rejected.ends_in;
-                if refusal.is_tenant_full && refusal.reason.is_full() && status.is_server_error() {
-                    // The pool that all share has room: it is this caller who has too many.
-                    refusal.status = StatusCode::TOO_MANY_REQUESTS;
-                }
-                if refusal.reason == RefusalReason::CostTooHigh {
-                    refusal.status = StatusCode::BAD_REQUEST;
-                }
+                refusal.reason = RefusalReason::of(rejected.reason);
+                refusal.status = refusal.reason.status(status, rejected.is_tenant_full);
+                refusal.rejected = Some(rejected);
             }
             AcquireError::Unavailable(error) => {
                 refusal.reason = RefusalReason::Unavailable;
@@ -302,7 +280,7 @@ impl Refusal {
     /// together.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
-        let seconds = match self.ends_in {
+        let seconds = match self.rejected.and_then(|rejected| rejected.ends_in) {
             // Not before the reason is over.
             Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
             None => (base.as_secs_f64() + jitter).round(),

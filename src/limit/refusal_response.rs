@@ -13,13 +13,16 @@ use http_body_util::{BodyExt, Full};
 use sync_wrapper::SyncWrapper;
 
 use super::BoxError;
+#[cfg(any(doc, not(feature = "axum")))]
+use super::exact_status::ExactStatus;
+use super::exact_status::unmark;
 use super::refusal::Refusal;
 
 /// Makes the response to a rejected request.
 ///
 /// Implemented by closures that take a [`&Refusal`](Refusal) and return a [`Response`], or with the feature `axum`
 /// anything that is `IntoResponse`. If the response of a closure has the status 200, which is the default of
-/// [`Response::new`], it gets the [status](Refusal::status) of the refusal.
+/// [`Response::new`], it gets the [status](Refusal::status) of the refusal, unless it is wrapped in an [`ExactStatus`].
 ///
 /// See [`refusal`](super::ConcurrencyLimitBuilder::refusal).
 ///
@@ -52,7 +55,8 @@ where
 {
     fn response(&self, refusal: &Refusal) -> Response<RefusalBody> {
         let mut response = self(refusal).into_refusal_response();
-        if response.status() == StatusCode::OK {
+        let is_exact = unmark(&mut response);
+        if response.status() == StatusCode::OK && !is_exact {
             *response.status_mut() = refusal.status;
         }
         response
@@ -60,7 +64,7 @@ where
 }
 
 /// What a closure that is a [`RefusalResponse`] can return: a [`Response`] with a body of [`Bytes`], or with the
-/// feature `axum` anything that is `IntoResponse`.
+/// feature `axum` anything that is `IntoResponse`; or an [`ExactStatus`] around it.
 ///
 /// This trait is sealed. For a type of your own, implement `IntoResponse`, or return a [`Response`] from the
 /// closure.
@@ -101,6 +105,21 @@ where
 {
     fn into_refusal_response(self) -> Response<RefusalBody> {
         self.map(RefusalBody::new)
+    }
+}
+
+#[cfg(not(feature = "axum"))]
+impl<B> sealed::Sealed for ExactStatus<Response<B>> where Response<B>: IntoRefusalResponse {}
+
+#[cfg(not(feature = "axum"))]
+impl<B> IntoRefusalResponse for ExactStatus<Response<B>>
+where
+    Response<B>: IntoRefusalResponse,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn into_refusal_response(self) -> Response<RefusalBody> {
+        self.mark().map(RefusalBody::new)
     }
 }
 

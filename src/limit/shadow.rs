@@ -106,15 +106,16 @@ impl Shadow {
             }
         };
         count.fetch_add(1, Ordering::Relaxed);
+        let rejected = refusal.rejected;
         tracing::debug!(
             target: "tower_semaphore",
             layer = &*refusal.policy,
             key = refusal.key.as_ref().map(|key| key.as_str()),
             tenant = refusal.tenant.as_ref().map(|tenant| tenant.as_str()),
             reason = refusal.reason.as_str(),
-            limit = refusal.limit,
-            in_use = refusal.in_use,
-            waiting = refusal.waiting,
+            limit = rejected.map(|rejected| rejected.limit),
+            in_use = rejected.and_then(|rejected| rejected.in_use),
+            waiting = rejected.and_then(|rejected| rejected.waiting),
             "the request passes in shadow; it would have been rejected, or would have had to wait"
         );
         WouldRefuse { refusal: Arc::new(refusal) }

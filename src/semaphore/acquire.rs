@@ -47,6 +47,7 @@ pub struct Acquire {
     is_out_of_time: bool,
     limit: u32,
     claim: Option<Claim>,
+    has_tenant: bool,
     attempt: Attempt,
     // Created only when there is something to wait for.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -87,8 +88,7 @@ impl Acquire {
             _ if semaphore.node().is_closed() => Stage::failed(AcquireError::Closed),
             Limit::Unlimited => Stage::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
             Limit::Permits(0) => {
-                let rejected = Rejected::new(RejectReason::Limit, 0, 0, 0, Duration::ZERO);
-                Stage::failed(AcquireError::Rejected(rejected))
+                Stage::failed(AcquireError::Rejected(Rejected::new(RejectReason::Limit, 0)))
             }
             Limit::Permits(permits) => {
                 limit = permits;
@@ -116,6 +116,7 @@ impl Acquire {
             is_out_of_time,
             limit,
             claim,
+            has_tenant: ask.is_some_and(|ask| ask.tenant().is_some()),
             attempt,
             alarm: None,
         }
@@ -193,12 +194,19 @@ impl Acquire {
                 let reason = self.reason(reason, limit == Some(0) && !is_tenant_full);
                 place.count_refusal();
                 self.limit = limit.unwrap_or(self.limit);
-                let waited = self.began.elapsed();
-                let rejected = Rejected::new(reason, self.limit, in_use, waiting, waited);
                 let (cost, each) =
                     self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
-                let rejected = rejected.asked(cost, each);
-                AcquireError::Rejected(Rejected { is_tenant_full, ends_in, ..rejected })
+                // Both are 0 where no reply has named them, as where the request was never sent.
+                let is_known = (in_use, waiting) != (0, 0);
+                AcquireError::Rejected(Rejected {
+                    in_use: is_known.then_some(in_use),
+                    waiting: is_known.then_some(waiting),
+                    waited: self.began.elapsed(),
+                    is_tenant_full,
+                    ends_in,
+                    has_tenant: self.has_tenant,
+                    ..Rejected::new(reason, self.limit).asked(cost, each)
+                })
             }
             Progress::Failed => {
                 place.count_refusal();
@@ -266,8 +274,8 @@ impl Semaphore {
         let set = ask.tenant().map(|tenant| overrides.of_tenant(ask.name(), tenant));
         let set = set.unwrap_or_default();
         ask.claim(&self.tenants, set).map(Some).map_err(|reason| {
-            let rejected = Rejected::new(reason, limit, 0, 0, Duration::ZERO);
-            AcquireError::Rejected(rejected.asked(ask.permits(), ask.cap(set)))
+            let rejected = Rejected::new(reason, limit).asked(ask.permits(), ask.cap(set));
+            AcquireError::Rejected(Rejected { has_tenant: ask.tenant().is_some(), ..rejected })
         })
     }
 }

@@ -291,7 +291,7 @@ impl Semaphore {
     ///
     /// let permit = semaphore.try_acquire("api", &policy).await?;
     /// let error = semaphore.try_acquire("api", &policy).await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::Rejected(rejected) if rejected.in_use == 1));
+    /// assert!(matches!(error, AcquireError::Rejected(rejected) if rejected.in_use == Some(1)));
     /// # drop(permit);
     /// # Ok(()) }
     /// ```

@@ -29,6 +29,12 @@ use super::layer::Settings;
 /// the queue instead: see [`max_queue`](crate::PolicyBuilder::max_queue) and
 /// [`wait_timeout`](crate::PolicyBuilder::wait_timeout).
 ///
+/// # Lost permits
+///
+/// A permit whose lease could not be renewed belongs to another request by now. The call is dropped, and its error is
+/// [`LeaseLost`](crate::LeaseLost), so that the limit holds. Work that must not be cut short goes into a task of its own,
+/// which [attach](super::PermitLayer::attach) gives the permit.
+///
 /// [`tower::limit::ConcurrencyLimit`]: https://docs.rs/tower/latest/tower/limit/concurrency/struct.ConcurrencyLimit.html
 /// [`tower::load_shed`]: https://docs.rs/tower/latest/tower/load_shed
 pub struct Permitted<S, Req, K = Release> {

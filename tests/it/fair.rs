@@ -94,6 +94,71 @@ async fn a_tenant_at_its_cap_is_told_so_and_others_pass() {
     assert_eq!(call(&layer, "acme").await.status(), StatusCode::OK);
 }
 
+/// The error without a layer, and the refusal of a layer for it, in the same words.
+#[tokio::test]
+async fn a_tenant_whose_line_is_full_is_told_so_with_and_without_a_layer() {
+    let semaphore = Semaphore::in_memory();
+    let minute = Duration::from_secs(60);
+    let policy = Policy::builder(1).wait_timeout(minute).max_queue(1).build().unwrap();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai")
+        .limit(1)
+        .fair_by(TENANT)
+        .wait_timeout(minute)
+        .max_queue(1)
+        .build()
+        .unwrap();
+    let ask = |tenant: &str| semaphore.acquire(Ask::of("openai").by(tenant), &policy);
+    let held = ask("acme").await.unwrap();
+    let waiting = [ask("acme"), ask("globex")];
+
+    let AcquireError::Rejected(rejected) = ask("acme").await.unwrap_err() else { panic!() };
+    assert_eq!((rejected.reason, rejected.waiting), (RejectReason::QueueFull, Some(2)));
+    assert_eq!(
+        AcquireError::Rejected(rejected).to_string(),
+        "the tenant's queue is full; 2 requests of all tenants are waiting"
+    );
+    let response = call(&layer, "acme").await;
+    assert_eq!(
+        refusal(&response).to_string(),
+        "the tenant's queue for openai is full; 2 requests of all tenants are waiting"
+    );
+    drop((held, waiting));
+
+    let one = Policy::builder(1).wait_timeout(minute).max_queue(0).build().unwrap();
+    let held = semaphore.acquire("jobs", &one).await.unwrap();
+    let error = semaphore.acquire("jobs", &one).await.unwrap_err();
+    assert_eq!(error.to_string(), "the queue is full; 0 requests are waiting");
+    drop(held);
+}
+
+#[tokio::test]
+async fn numbers_that_nobody_said_are_not_made_up() {
+    let semaphore = Semaphore::in_memory();
+    let rejected =
+        async |ask: Ask, limit: u32| match semaphore.acquire(ask, &Policy::new(limit)).await {
+            Err(AcquireError::Rejected(rejected)) => rejected,
+            other => panic!("{other:?}"),
+        };
+    // Neither is asked of the backend.
+    let none = rejected(Ask::of("x"), 0).await;
+    assert_eq!((none.limit, none.in_use, none.waiting), (0, None, None));
+    let big = rejected(Ask::of("x").cost(65), 9).await;
+    assert_eq!((big.reason, big.in_use, big.waiting), (RejectReason::CostTooHigh, None, None));
+    assert_eq!(
+        AcquireError::Rejected(big).to_string(),
+        "the request asks for 65 permits; expected 1 to 64, within the limit of 9"
+    );
+
+    let layer =
+        ConcurrencyLimitLayer::builder(&semaphore, "x").key(TENANT).limit(1).build().unwrap();
+    let mut service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+    }));
+    let response = service.call(Request::new(())).await.unwrap();
+    assert_eq!(refusal(&response).reason, RefusalReason::MissingKey);
+    assert_eq!((refusal(&response).rejected, refusal(&response).waited()), (None, None));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let semaphore = Semaphore::in_memory();
@@ -110,7 +175,7 @@ async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let held = call(&layer, "acme").await;
     let own = call(&layer, "acme").await;
     assert_eq!(refusal(&own).reason, RefusalReason::QueueTimeout);
-    assert!(refusal(&own).is_tenant_full);
+    assert!(refusal(&own).rejected.unwrap().is_tenant_full);
     assert_eq!(
         refusal(&own).to_string(),
         "none of the 1 permits of openai that the tenant may have came free within 1.0 s"
@@ -124,7 +189,7 @@ async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let other = call(&layer, "other").await;
     let full = call(&layer, "third").await;
     assert_eq!(refusal(&full).reason, RefusalReason::QueueTimeout);
-    assert!(!refusal(&full).is_tenant_full, "the limit was");
+    assert!(!refusal(&full).rejected.unwrap().is_tenant_full, "the limit was");
     assert_eq!(refusal(&full).to_string(), "none of 2 permits of openai came free within 1.0 s");
     let full = problem(full).await;
     assert_eq!(full["title"], "Too many requests are in flight");

@@ -80,7 +80,7 @@ impl Stage {
     async fn is_full(&self) -> bool {
         matches!(
             self.other.try_acquire(NAME, &Policy::new(1)).await,
-            Err(AcquireError::Rejected(rejected)) if rejected.in_use == 1
+            Err(AcquireError::Rejected(rejected)) if rejected.in_use == Some(1)
         )
     }
 

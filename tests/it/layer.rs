@@ -26,7 +26,8 @@ use tower_semaphore::limit::{
     RefusalReason,
 };
 use tower_semaphore::{
-    ConcurrencyLimit, ConcurrencyLimitLayer, LeaseLost, Limit, Name, Permit, Policy, Semaphore,
+    ConcurrencyLimit, ConcurrencyLimitLayer, LeaseLost, Limit, Name, Permit, Policy, Rejected,
+    Semaphore,
 };
 use tower_test::mock::{self, Mock};
 
@@ -91,6 +92,10 @@ fn answers<B>(response: impl Fn() -> Response<B> + Clone) -> impl Answers<B> {
 
 fn refusal<B>(response: &Response<B>) -> &Refusal {
     response.extensions().get().expect("a refusal")
+}
+
+fn rejected(refusal: &Refusal) -> Rejected {
+    refusal.rejected.expect("what the semaphore said")
 }
 
 // ===== a body that does as it is told =====
@@ -876,7 +881,7 @@ async fn a_limit_of_none_refuses_all_at_once() {
         let response = service.clone().oneshot(request()).await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         let refusal = refusal(&response);
-        assert_eq!((refusal.reason, refusal.limit), (RefusalReason::Limit, 0));
+        assert_eq!((refusal.reason, rejected(refusal).limit), (RefusalReason::Limit, 0));
     }
     assert!(began.elapsed().is_zero(), "waited for a permit that cannot come");
     assert!(bench.backend.is_empty());
@@ -913,7 +918,7 @@ async fn limits_by_length(bench: &Bench, layer: ConcurrencyLimitLayer) {
         let response = service.clone().oneshot(tenant(name)).await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         let refusal = refusal(&response);
-        assert_eq!(refusal.limit as usize, name.len());
+        assert_eq!(rejected(refusal).limit as usize, name.len());
         assert_eq!(refusal.key.as_ref().unwrap().as_str(), name);
     }
     assert!(bench.backend.is_empty());
@@ -1152,8 +1157,10 @@ async fn whoever_waits_too_long_is_refused_and_leaves_the_queue() {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     let refusal = refusal(&response);
     assert_eq!(refusal.reason, RefusalReason::QueueTimeout);
-    assert_eq!((refusal.limit, refusal.in_use), (1, 1));
-    assert!(refusal.waited >= Duration::from_millis(700));
+    let said = rejected(refusal);
+    assert_eq!((said.limit, said.in_use), (1, Some(1)));
+    assert!(refusal.waited() >= Some(Duration::from_millis(700)));
+    assert_eq!(refusal.waited(), Some(said.waited));
     assert_eq!(bench.places().await, (1, 0));
 }
 

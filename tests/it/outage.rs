@@ -116,7 +116,7 @@ async fn a_local_share_is_a_cap_of_its_own_with_a_queue() {
         Err(AcquireError::Rejected(rejected)) => rejected,
         other => panic!("{other:?}"),
     };
-    assert_eq!((rejected.reason, rejected.in_use), (RejectReason::Limit, 2));
+    assert_eq!((rejected.reason, rejected.in_use), (RejectReason::Limit, Some(2)));
     let mut third = tokio::spawn(semaphore.acquire("x", &local));
     let mut fourth = tokio::spawn(semaphore.acquire("x", &local));
     tokio::task::yield_now().await;

@@ -14,8 +14,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    BoxError, ConcurrencyLimitBuilder, HeaderKey, MissingKey, PathKey, PeerIpKey, Refusal,
-    RefusalBody, RefusalReason,
+    BoxError, ConcurrencyLimitBuilder, ExactStatus, HeaderKey, MissingKey, PathKey, PeerIpKey,
+    Refusal, RefusalBody, RefusalReason,
 };
 use tower_semaphore::{ConcurrencyLimitLayer, Name, Permit, Policy, Semaphore};
 
@@ -293,10 +293,38 @@ async fn a_closure_can_answer_in_its_own_words() {
 }
 
 #[tokio::test]
+async fn a_closure_can_say_200_and_it_is_a_rejection_all_the_same() {
+    let bench = Bench::new(|layer| {
+        layer.limit(0).refusal(|_: &Refusal| ExactStatus(axum::Json(json!({ "errors": [] }))))
+    })
+    .await;
+    let reply = bench.curl(&[]).await;
+    assert_eq!((reply.status, reply.json()), (200, json!({ "errors": [] })));
+
+    // Layers further out know it by its mark.
+    let semaphore = Semaphore::in_memory();
+    let inner = ConcurrencyLimitLayer::builder(&semaphore, "inner")
+        .limit(0)
+        .refusal(|_: &Refusal| ExactStatus(Response::new(String::new())));
+    let outer = ConcurrencyLimitLayer::builder(&semaphore, "outer").limit(1).build().unwrap();
+    let handler = tower::service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+    });
+    let inside = inner.build().unwrap().layer(handler);
+    let response = outer.layer(inside.clone()).oneshot(Request::new(())).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(response.extensions().get::<Refusal>().is_some());
+    assert_eq!(semaphore.inspect("outer").await.unwrap().in_use, 0, "its body needs no permit");
+    let error = outer.into_error().layer(inside).oneshot(Request::new(())).await.unwrap_err();
+    assert_eq!(&*error.downcast_ref::<Refusal>().unwrap().policy, "inner");
+}
+
+#[tokio::test]
 async fn a_closure_can_answer_as_an_axum_handler_does() {
     let bench = Bench::new(|layer| {
         layer.limit(0).refusal(|refusal: &Refusal| {
-            (refusal.status, axum::Json(json!({ "limit": refusal.limit }))).into_response()
+            (refusal.status, axum::Json(json!({ "limit": refusal.rejected.map(|it| it.limit) })))
+                .into_response()
         })
     })
     .await;
@@ -391,7 +419,8 @@ async fn layers_around_it_see_the_refusal() {
     assert_eq!(full.reason, RefusalReason::Limit);
     assert!(full.reason.is_full());
     assert_eq!(full.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!((full.limit, full.in_use, full.waiting), (3, 3, 0));
+    let said = full.rejected.unwrap();
+    assert_eq!((said.limit, said.in_use, said.waiting), (3, Some(3), Some(0)));
     assert!(full.retry_after.is_some_and(|pause| pause >= Duration::from_secs(1)));
     assert!(full.error.is_none());
     assert_eq!(missing.reason, RefusalReason::MissingKey);

@@ -83,7 +83,8 @@ impl ConcurrencyLimitBuilder {
 
     /// Sets the response to a rejected request, in place of the default one, a problem document (RFC 9457).
     ///
-    /// [`Refusal::response`] makes the default one, for those that the closure leaves alone.
+    /// [`Refusal::response`] makes the default one, for those that the closure leaves alone. A response of the closure
+    /// with 200 gets the refusal's status; [`ExactStatus`](crate::limit::ExactStatus) keeps it.
     ///
     /// A gRPC call ends with its status all the same, unless [`grpc_status`](Self::grpc_status) is off. The
     /// [`Refusal`] is in the response's extensions in any case.
