@@ -18,7 +18,7 @@ pub use tower_semaphore_protocol::RejectReason;
 /// let error = Policy::builder(10).wait_timeout(Duration::from_secs(7200)).build().unwrap_err();
 /// assert_eq!(
 ///     error.to_string(),
-///     "wait timeout: 7200s is too long; allowed: 0 (refuse at once) to 3600s"
+///     "wait timeout is 7200s; expected 0 (reject at once) to 3600s"
 /// );
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -216,8 +216,8 @@ impl Policy {
         self.validate_times()?;
         if self.reuse && (self.wait_timeout.is_zero() || self.max_queue == 0) {
             return Err(ConfigError::new(
-                "reuse: not with a wait timeout or a max queue of zero, because a request that may not wait is \
-                 rejected while another process keeps a permit that nobody uses; allowed: a longer wait timeout \
+                "reuse is set with a wait timeout or a max queue of zero, and a request that may not wait is \
+                 rejected while another process keeps a permit that nobody uses; expected a longer wait timeout \
                  and queue, or no reuse",
             ));
         }
@@ -231,21 +231,21 @@ impl Policy {
         let Self { lease, linger, wait_timeout, .. } = *self;
         if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
             return Err(ConfigError::new(format!(
-                "lease: {lease:?} is out of range; allowed: {:?} to {:?}",
+                "lease is {lease:?}; expected {:?} to {:?}",
                 Self::MIN_LEASE,
                 Self::MAX_LEASE
             )));
         }
         if linger > lease / 2 {
             return Err(ConfigError::new(format!(
-                "linger: {linger:?} is more than half of the lease of {lease:?}; allowed: 0 to {:?}, or set \
-                 a longer lease",
+                "linger is {linger:?}, more than half of the lease of {lease:?}; expected 0 to {:?}, or a \
+                 longer lease",
                 lease / 2
             )));
         }
         if wait_timeout > Self::MAX_WAIT_TIMEOUT {
             return Err(ConfigError::new(format!(
-                "wait timeout: {wait_timeout:?} is too long; allowed: 0 (refuse at once) to {:?}",
+                "wait timeout is {wait_timeout:?}; expected 0 (reject at once) to {:?}",
                 Self::MAX_WAIT_TIMEOUT
             )));
         }
@@ -256,7 +256,7 @@ impl Policy {
         let headroom = self.headroom;
         if headroom >= limit {
             return Err(ConfigError::new(format!(
-                "headroom: {headroom} leaves nothing of {limit} permits to the other classes; allowed: 0 \
+                "headroom is {headroom}, which leaves nothing of {limit} permits to the other classes; expected 0 \
                  to {}",
                 limit - 1
             )));
@@ -265,7 +265,7 @@ impl Policy {
             && share > limit
         {
             return Err(ConfigError::new(format!(
-                "on unavailable: a local share of {share} is more than the limit of {limit} permits; allowed: 0 to \
+                "local share is {share}, more than the limit of {limit} permits; expected 0 to \
                  {limit}, which is the limit divided by the number of processes"
             )));
         }
@@ -501,7 +501,7 @@ impl PolicyBuilder {
     /// use tower_semaphore::Policy;
     ///
     /// let error = Policy::builder(10).lease(Duration::ZERO).build().unwrap_err();
-    /// assert_eq!(error.to_string(), "lease: 0ns is out of range; allowed: 500ms to 86400s");
+    /// assert_eq!(error.to_string(), "lease is 0ns; expected 500ms to 86400s");
     /// ```
     pub fn build(self) -> Result<Policy, ConfigError> {
         self.policy.validate()?;

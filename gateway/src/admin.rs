@@ -77,7 +77,7 @@ impl AdminArgs {
 /// The page. Exits the process with 2 if a setting is invalid.
 pub(crate) fn router(settings: &AdminArgs, address: SocketAddr, semaphore: Semaphore) -> Router {
     if !address.ip().is_loopback() && settings.token.is_none() {
-        args::refuse(format!("--admin: {address}; allowed: loopback, or with --admin-token"));
+        args::refuse(format!("--admin: {address}; expected loopback, or set --admin-token"));
     }
     let router = settings.router(address, semaphore);
     router.unwrap_or_else(|error| args::refuse(format!("--admin: {error}")))

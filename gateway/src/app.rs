@@ -96,7 +96,7 @@ impl Current {
         let said = Said::read(args)?;
         let (old, new) = (&self.site, &said.site);
         if let Some(field) = old.differs(new) {
-            return Err(said.site_error(field, "changed; allowed: with a restart"));
+            return Err(said.site_error(field, "changed; restart the gateway to apply it"));
         }
         let before = self.app();
         let app = Arc::new(said.app(&self.semaphore, Some(&before))?);

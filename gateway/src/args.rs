@@ -285,10 +285,10 @@ impl Rule {
     /// Checks fields against each other; an error names the field, and why.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.limit.is_none() {
-            return Err(("limit", "not set; allowed: a number, or unlimited".to_owned()));
+            return Err(("limit", "not set; expected a number, or unlimited".to_owned()));
         }
         if matches!(self.key, Key::Global) && !self.limit_for.is_empty() {
-            let what = "the key global has one value; allowed: with any other key";
+            let what = "the key global has one value; expected another key";
             return Err(("limit-for", what.to_owned()));
         }
         once("limit-for", &self.limit_for)?;
@@ -313,7 +313,7 @@ impl Rule {
             (Some(permits), Some(Limit::Permits(limit @ 1..)))
                 if permits > limit && self.limit_for.is_empty() =>
             {
-                let what = format!("{permits} is more than the limit; allowed: up to {limit}");
+                let what = format!("{permits} is more than the limit; expected up to {limit}");
                 Err((field, what))
             }
             _ => Ok(()),
@@ -332,16 +332,13 @@ impl Rule {
                 ("missing-tenant", self.missing_tenant != Missing::Reject),
             ];
             if let Some((field, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
-                return err(field, "there are no tenants; allowed: with fair-by");
+                return err(field, "there are no tenants; set fair-by, too");
             }
         } else if self.limit == Some(Limit::Unlimited) {
-            return err(
-                "fair-by",
-                "without a limit no request waits; allowed: with a limit of permits",
-            );
+            return err("fair-by", "without a limit no request waits; set a limit of permits");
         }
         if self.each == Some(Limit::Permits(0)) {
-            return err("each", "0 rejects all requests; allowed: 1 or more, or unlimited");
+            return err("each", "0 rejects all requests; expected 1 or more, or unlimited");
         }
         if let Some(Limit::Permits(each)) = self.each {
             self.check_below_limit("each", Some(each))?;
@@ -357,10 +354,7 @@ impl Rule {
             return Ok(());
         }
         if self.class_for.iter().all(|(_, class)| *class == 0) {
-            return err(
-                "headroom",
-                "all tenants have class 0; allowed: with another class in class-for",
-            );
+            return err("headroom", "all tenants have class 0; set another class in class-for");
         }
         let limits = self.limit.iter().chain(self.limit_for.iter().map(|(_, limit)| limit));
         let least = limits.filter_map(|limit| match limit {
@@ -369,7 +363,7 @@ impl Rule {
         });
         if let Some(least) = least.min().filter(|least| self.headroom >= *least) {
             let what = format!(
-                "{} leaves nothing of {least} permits to the other classes; allowed: 0 to {}",
+                "{} leaves nothing of {least} permits to the other classes; expected 0 to {}",
                 self.headroom,
                 least - 1
             );
@@ -402,12 +396,12 @@ impl Rule {
         if let Some((_, name)) =
             read.find(|(_, name)| headers::has_several(request.headers(), name))
         {
-            return Some(format!("{name}: more than one value; allowed: one"));
+            return Some(format!("{name}: more than one value; expected one"));
         }
         let header = self.cost.as_ref()?;
         let said = cost_of(request.headers(), header).err()?;
         Some(format!(
-            "{header}: {said} cannot be used; allowed: a number from 1 to {}",
+            "{header}: {said} cannot be used; expected a number from 1 to {}",
             Ask::MAX_COST
         ))
     }
@@ -429,7 +423,7 @@ impl Rule {
         for (field, name) in self.fields_read() {
             if let Some((_, other)) = seen.iter().find(|(_, other)| is_lookalike(name, other)) {
                 let what =
-                    format!("the header {name} is {other} to many servers; allowed: one spelling");
+                    format!("the header {name} is {other} to many servers; expected one spelling");
                 return Err((field, what));
             }
             seen.push((field, name));
@@ -543,7 +537,7 @@ fn once<T>(field: &'static str, said: &[(Name, T)]) -> Result<(), (&'static str,
         return Ok(());
     }
     // Keys may be secrets.
-    Err((field, "a key is given twice; allowed: once for each key".to_owned()))
+    Err((field, "a key is given twice; expected each key once".to_owned()))
 }
 
 /// Checks that keys are hosts as requests have them, where hosts are the keys.
@@ -565,7 +559,7 @@ fn hosts<T>(
     if said.iter().all(|(key, _)| is_host(key)) {
         return Ok(());
     }
-    let what = "a key is not a host as it is counted; allowed: a name in lower case, without a port and \
+    let what = "a key is not a host as it is counted; expected a name in lower case, without a port and \
                 a dot at its end, or an address";
     Err((field, what.to_owned()))
 }
@@ -583,7 +577,7 @@ pub(crate) fn refuse(what: impl Display) -> ! {
 }
 
 pub(crate) fn key(text: &str) -> Result<Key, &'static str> {
-    const ALLOWED: &str = "allowed: global, path, peer-ip, header:NAME";
+    const ALLOWED: &str = "expected global, path, peer-ip, header:NAME";
     match text {
         "global" => Ok(Key::Global),
         "path" => Ok(Key::Path),
@@ -597,14 +591,14 @@ pub(crate) fn key(text: &str) -> Result<Key, &'static str> {
 
 /// The tenant's key. With `global` there would be one tenant.
 pub(crate) fn tenant(text: &str) -> Result<Key, &'static str> {
-    const ALLOWED: &str = "allowed: path, peer-ip, header:NAME";
+    const ALLOWED: &str = "expected path, peer-ip, header:NAME";
     key(text).ok().filter(|key| !matches!(key, Key::Global)).ok_or(ALLOWED)
 }
 
 pub(crate) fn cost(text: &str) -> Result<HeaderName, &'static str> {
     match key(text) {
         Ok(Key::Header(name)) => Ok(name),
-        _ => Err("allowed: header:NAME"),
+        _ => Err("expected header:NAME"),
     }
 }
 
@@ -622,7 +616,7 @@ pub(crate) fn in_range<T: Copy + FromStr + PartialOrd + Display>(
     last: T,
 ) -> Result<T, String> {
     let number = text.parse().ok().filter(|number| (&first..=&last).contains(&number));
-    number.ok_or_else(|| format!("allowed: a number from {first} to {last}"))
+    number.ok_or_else(|| format!("expected a number from {first} to {last}"))
 }
 
 pub(crate) fn limit(text: &str) -> Result<Limit, String> {
@@ -634,9 +628,9 @@ pub(crate) fn limit(text: &str) -> Result<Limit, String> {
 
 pub(crate) fn prefix(text: &str) -> Result<String, &'static str> {
     if text != "/" && (!text.starts_with('/') || text.ends_with('/')) {
-        return Err("allowed: a path, such as /v1/chat, without a / at its end");
+        return Err("expected a path, such as /v1/chat, without a / at its end");
     }
-    let normal = path::normalize(text).map_err(|_| "allowed: % with two hex digits behind it")?;
+    let normal = path::normalize(text).map_err(|_| "expected % with two hex digits behind it")?;
     Ok(normal.into_owned())
 }
 
@@ -657,17 +651,17 @@ fn for_key<T>(
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> Result<(Name, T), String> {
     // The last `=`: a key may contain `=`.
-    let (key, value) = text.rsplit_once('=').ok_or("allowed: KEY=N, such as acme=20")?;
+    let (key, value) = text.rsplit_once('=').ok_or("expected KEY=N, such as acme=20")?;
     Ok((Name::new(key), parse(value)?))
 }
 
 pub(crate) fn count(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("allowed: a number from 0 to {}", u32::MAX))
+    text.parse().map_err(|_| format!("expected a number from 0 to {}", u32::MAX))
 }
 
 /// A whole number and its unit. A number without a unit is ambiguous, and an error.
 pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
-    const ALLOWED: &str = "allowed: a whole number with ms, s, m or h behind it, such as 250ms";
+    const ALLOWED: &str = "expected a whole number with ms, s, m or h behind it, such as 250ms";
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let number: u64 = text[..text.len() - unit.len()].parse().map_err(|_| ALLOWED)?;
     let unit_ms = match unit {

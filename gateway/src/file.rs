@@ -138,7 +138,7 @@ impl File {
 
     fn check(&self) -> Result<(), FileError> {
         if self.rules.is_empty() {
-            return Err(self.error("no [[rule]]; allowed: one or more".to_owned()));
+            return Err(self.error("no [[rule]]; expected one or more".to_owned()));
         }
         let mut names = HashMap::new();
         for (i, rule) in self.rules.iter().enumerate() {
@@ -149,7 +149,7 @@ impl File {
             if let Some(first) = names.insert(&rule.name, i) {
                 let line = self.rule_line(first, "name");
                 let what = format!(
-                    "{:?} is the name of the rule in line {line}; allowed: once each",
+                    "{:?} is the name of the rule in line {line}; expected each name once",
                     rule.name
                 );
                 return Err(self.rule_error(i, "name", &what));
@@ -301,7 +301,7 @@ fn admin_token<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Err
 fn secret<'de, D: Deserializer<'de>>(d: D, field: &str) -> Result<String, D::Error> {
     match toml::Value::deserialize(d) {
         Ok(toml::Value::String(text)) => Ok(text),
-        _ => Err(D::Error::custom(format!("{field}: not a string; allowed: text in quotes"))),
+        _ => Err(D::Error::custom(format!("{field}: not a string; expected text in quotes"))),
     }
 }
 
@@ -340,7 +340,7 @@ fn for_keys<'de, D: Deserializer<'de>, T>(
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Vec<(Name, T)>, D::Error> {
     let Ok(toml::Value::Table(table)) = toml::Value::deserialize(d) else {
-        let what = "not a table; allowed: keys with numbers, such as { acme = 20 }";
+        let what = "not a table; expected keys with numbers, such as { acme = 20 }";
         return Err(D::Error::custom(format!("{field}: {what}")));
     };
     let said = table.into_iter().map(|(key, value)| {

@@ -23,7 +23,7 @@ impl FromStr for TrustedProxies {
             let part = part.trim();
             let address = part.parse().map(|address: IpAddr| IpNet::from(address));
             address.or_else(|_| part.parse()).map_err(|_| {
-                "allowed: networks and addresses, such as 10.0.0.0/8,192.0.2.7,fd00::/8".to_owned()
+                "expected networks and addresses, such as 10.0.0.0/8,192.0.2.7,fd00::/8".to_owned()
             })
         };
         text.split(',').map(network).collect::<Result<_, _>>().map(Self)

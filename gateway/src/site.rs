@@ -242,19 +242,19 @@ impl Site {
 fn salt(path: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     match text.trim() {
-        "" => Err(format!("{} is empty; allowed: a secret of one byte or more", path.display())),
+        "" => Err(format!("{} is empty; expected a secret of one byte or more", path.display())),
         salt => Ok(salt.to_owned()),
     }
 }
 
 pub(crate) fn address(text: &str) -> Result<SocketAddr, &'static str> {
-    text.parse().map_err(|_| "allowed: an IP address and a port, such as 127.0.0.1:8080")
+    text.parse().map_err(|_| "expected an IP address and a port, such as 127.0.0.1:8080")
 }
 
 /// An address, or a port of loopback.
 pub(crate) fn own_address(text: &str) -> Result<SocketAddr, &'static str> {
     let port = text.parse().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
-    port.or_else(|_| text.parse()).map_err(|_| "allowed: a port, or an IP address and a port")
+    port.or_else(|_| text.parse()).map_err(|_| "expected a port, or an IP address and a port")
 }
 
 pub(crate) fn max_connections(text: &str) -> Result<usize, String> {
@@ -269,7 +269,7 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     match text {
         "none" => Ok(Bound(None)),
         _ => match duration(text) {
-            Ok(Duration::ZERO) => Err("allowed: 1ms or more, or none".to_owned()),
+            Ok(Duration::ZERO) => Err("expected 1ms or more, or none".to_owned()),
             Ok(bound) => Ok(Bound(Some(bound))),
             Err(allowed) => Err(format!("{allowed}, or none")),
         },
@@ -280,7 +280,7 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
 pub(crate) fn keepalive(text: &str) -> Result<Bound, String> {
     match bound(text) {
         Ok(Bound(Some(time))) if time < Duration::from_secs(1) => {
-            Err("allowed: 1s or more, or none".to_owned())
+            Err("expected 1s or more, or none".to_owned())
         }
         bound => bound,
     }

@@ -26,7 +26,7 @@ pub(crate) enum Protocol {
 
 impl Upstream {
     pub(crate) const ALLOWED: &str =
-        "allowed: http://host[:port][/base], or h2c:// (HTTP/2) or https:// in place of http://";
+        "expected http://host[:port][/base], or h2c:// (HTTP/2) or https:// in place of http://";
 
     /// Whether a URL that cannot be used may contain a password or a token.
     pub(crate) fn may_be_secret(url: &str) -> bool {

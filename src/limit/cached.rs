@@ -482,23 +482,23 @@ impl<V: Copy> CachedBuilder<V> {
         let Terms { time_to_live, stale_for, timeout, .. } = self.terms;
         if !(1..=CAPACITY_MAX).contains(&self.capacity) {
             return Err(ConfigError::new(format!(
-                "capacity: {} keys; allowed: 1 to {CAPACITY_MAX}",
+                "capacity is {} keys; expected 1 to {CAPACITY_MAX}",
                 self.capacity
             )));
         }
         if time_to_live.is_zero() || time_to_live > TIME_MAX {
             return Err(ConfigError::new(format!(
-                "time to live: {time_to_live:?} is out of range; allowed: more than 0, to {TIME_MAX:?}"
+                "time to live is {time_to_live:?}; expected more than 0, to {TIME_MAX:?}"
             )));
         }
         if stale_for > TIME_MAX {
             return Err(ConfigError::new(format!(
-                "stale for: {stale_for:?} is too long; allowed: 0 to {TIME_MAX:?}"
+                "stale for is {stale_for:?}; expected 0 to {TIME_MAX:?}"
             )));
         }
         if timeout.is_zero() || timeout > TIMEOUT_MAX {
             return Err(ConfigError::new(format!(
-                "timeout: {timeout:?} is out of range; allowed: more than 0, to {TIMEOUT_MAX:?}"
+                "timeout is {timeout:?}; expected more than 0, to {TIMEOUT_MAX:?}"
             )));
         }
         let entries = Cache::new(self.capacity);

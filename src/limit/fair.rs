@@ -73,32 +73,32 @@ impl Fair {
             ];
             if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
                 return Err(ConfigError::new(format!(
-                    "{name}: set without a tenant to apply it to; set fair_by, too"
+                    "{name} is set without a tenant to apply it to; set fair_by, too"
                 )));
             }
         }
         if self.is_set() && limit == Some(Limit::Unlimited) {
             let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
             return Err(ConfigError::new(format!(
-                "{name}: an unlimited layer counts nothing; set a limit of permits"
+                "{name} is set on an unlimited layer, which counts nothing; set a limit of permits"
             )));
         }
         if self.plan.is_some() {
             let set = [("each", self.each.is_some()), ("weight_by", self.weight.is_some())];
             if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
                 return Err(ConfigError::new(format!(
-                    "{name}: set beside plan_cached, whose plans have it; allowed: one of them"
+                    "{name} is set beside plan_cached, whose plans have it; set one of them"
                 )));
             }
         }
         if headroom > 0 && self.class.is_none() && self.plan.is_none() {
             return Err(ConfigError::new(format!(
-                "headroom: {headroom} permits are left to class 0, and there is no other; set class_by or plan_cached, too"
+                "headroom is {headroom}, and there is no class but 0, to which it is left; set class_by or plan_cached, too"
             )));
         }
         if let Some(EachSource::Fixed(Limit::Permits(0))) = self.each {
             return Err(ConfigError::new(
-                "each: 0 rejects every request; allowed: 1 permit or more, or `Limit::Unlimited`",
+                "each is 0, which rejects every request; expected 1 permit or more, or `Limit::Unlimited`",
             ));
         }
         if let Some(EachSource::Fixed(Limit::Permits(each))) = self.each
@@ -106,7 +106,7 @@ impl Fair {
             && each > limit
         {
             return Err(ConfigError::new(format!(
-                "each: {each} is more than the limit of {limit} permits, so it caps no tenant; allowed: 1 to \
+                "each is {each}, more than the limit of {limit} permits, so it caps no tenant; expected 1 to \
                  {limit}, or `Limit::Unlimited`"
             )));
         }

@@ -81,7 +81,7 @@ impl KeyLabels {
         };
         if count > Self::MAX {
             return Err(ConfigError::new(format!(
-                "{label} labels: {count} are too many; allowed: 0 to {}",
+                "number of {label} labels is {count}; expected 0 to {}",
                 Self::MAX
             )));
         }

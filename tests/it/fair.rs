@@ -314,11 +314,11 @@ async fn one_look_up_has_the_whole_plan_of_a_tenant() {
     let own = call(&own.build().unwrap(), "batch").await;
     assert_eq!(own.headers()["cost"], "4");
     for (built, word) in [
-        (layer(&plans).each(2).build(), "each: set beside plan_cached"),
-        (layer(&plans).weight_by(|_: &Name, _: &Parts| 2).build(), "weight_by: set beside"),
+        (layer(&plans).each(2).build(), "each is set beside plan_cached"),
+        (layer(&plans).weight_by(|_: &Name, _: &Parts| 2).build(), "weight_by is set beside"),
         (
             ConcurrencyLimitLayer::builder(&semaphore, "x").limit(1).plan_cached(&plans).build(),
-            "plan_cached: set without a tenant",
+            "plan_cached is set without a tenant",
         ),
     ] {
         let error = built.map(drop).unwrap_err().to_string();
@@ -370,29 +370,32 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
         (builder().weight_by(weight).build(), "weight_by"),
         (builder().class_by(class).build(), "class_by"),
         (builder().each(2).build(), "each"),
-        (fair().each(0).build(), "each: 0"),
+        (fair().each(0).build(), "each is 0"),
         (fair().headroom(1).build(), "class_by"),
         (fair().class_by(class).headroom(4).build(), "0 to 3"),
         (unlimited().fair_by(TENANT).build(), "fair_by"),
-        (fair().each(5).build(), "each: 5 is more than the limit of 4 permits"),
-        (builder().limit(4).build(), "limit: set by `limit` and again by `limit`"),
+        (fair().each(5).build(), "each is 5, more than the limit of 4 permits"),
+        (builder().limit(4).build(), "limit is set by `limit` and again by `limit`"),
         (
             builder().limit_by(|_: &Name, _: &Parts| 4).build(),
-            "limit: set by `limit` and again by `limit_by`",
+            "limit is set by `limit` and again by `limit_by`",
         ),
         (
             fair().each(2).each_by(|_: &Name, _: &Parts| 2).build(),
-            "each: set by `each` and again by `each_by`",
+            "each is set by `each` and again by `each_by`",
         ),
-        (builder().key(TENANT).key(TENANT).build(), "key: set by `key` and again by `key`"),
+        (builder().key(TENANT).key(TENANT).build(), "key is set by `key` and again by `key`"),
         (
             builder().key(TENANT).key_async(|_: &Parts| async { Some("a") }).build(),
-            "key: set by `key` and again by `key_async`",
+            "key is set by `key` and again by `key_async`",
         ),
-        (builder().on_missing_key(MissingKey::Shared).build(), "on_missing_key: set without a key"),
+        (
+            builder().on_missing_key(MissingKey::Shared).build(),
+            "on_missing_key is set without a key",
+        ),
         (
             builder().on_unavailable(OnUnavailable::Local(5)).build(),
-            "a local share of 5 is more than the limit of 4 permits",
+            "local share is 5, more than the limit of 4 permits",
         ),
     ] {
         let error = built.expect_err(word).to_string();
@@ -412,7 +415,7 @@ fn what_cannot_be_meant_is_refused_when_it_is_built() {
 fn a_local_share_above_the_limit_is_refused_in_a_policy() {
     let share = |share| Policy::builder(4).on_unavailable(OnUnavailable::Local(share)).build();
     let error = share(5).unwrap_err().to_string();
-    assert!(error.contains("a local share of 5 is more than the limit of 4 permits"), "{error}");
+    assert!(error.contains("local share is 5, more than the limit of 4 permits"), "{error}");
     share(4).expect("one process alone");
 }
 
@@ -495,7 +498,10 @@ async fn a_request_without_a_tenant_can_be_told_otherwise() {
     assert_eq!(told.aloud().len(), 1, "that was asked for");
 
     let error = fair(MissingKey::Reject(StatusCode::OK)).map(drop).unwrap_err().to_string();
-    assert!(error.starts_with("missing tenant: 200 OK") && error.contains("400 to 599"), "{error}");
+    assert!(
+        error.starts_with("status for a missing tenant is 200 OK") && error.contains("400 to 599"),
+        "{error}"
+    );
     let alone = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(4);
     let error = alone.on_missing_tenant(MissingKey::Shared).build().map(drop).unwrap_err();
     assert!(error.to_string().contains("fair_by"), "{error}");

@@ -266,7 +266,8 @@ fn a_linger_fits_into_half_a_lease() {
     let build = |linger| Policy::builder(1).lease(lease).linger(linger).build();
     build(lease / 2).unwrap();
     let error = build(Duration::from_millis(1001)).unwrap_err();
-    let said = "linger: 1.001s is more than half of the lease of 2s; allowed: 0 to 1s, or set a longer lease";
+    let said =
+        "linger is 1.001s, more than half of the lease of 2s; expected 0 to 1s, or a longer lease";
     assert_eq!(error.to_string(), said);
     let semaphore = Semaphore::in_memory();
     let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1);

@@ -382,7 +382,7 @@ async fn keys_are_told_apart_as_far_as_was_asked_for() {
     assert_eq!(recorded.all().len(), series);
 
     let error = builder(&semaphore).key_labels(KeyLabels::first(10_001)).build().unwrap_err();
-    assert_eq!(error.to_string(), "key labels: 10001 are too many; allowed: 0 to 10000");
+    assert_eq!(error.to_string(), "number of key labels is 10001; expected 0 to 10000");
 }
 
 #[test]

@@ -387,7 +387,7 @@ fn a_quarantine_that_no_lease_can_need_is_an_error() {
     };
     assert!(backend(Policy::MAX_LEASE).is_ok());
     let error = backend(Policy::MAX_LEASE + Duration::from_secs(1)).unwrap_err();
-    assert_eq!(error.to_string(), "quarantine: 86401s is too long; allowed: up to 86400s");
+    assert_eq!(error.to_string(), "quarantine is 86401s; expected 0 to 86400s");
 }
 
 #[tokio::test]

@@ -163,7 +163,7 @@ impl RedisBackendBuilder {
         {
             let allowed = Policy::MAX_LEASE;
             return Err(ConfigError::new(format!(
-                "quarantine: {duration:?} is too long; allowed: up to {allowed:?}"
+                "quarantine is {duration:?}; expected 0 to {allowed:?}"
             )));
         }
         let servers = match &self.source {

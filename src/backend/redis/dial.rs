@@ -80,8 +80,9 @@ async fn connect(
             greet(settings, tokio::net::UnixStream::connect(path).await?, config).await
         }
         (address, _) => {
-            let text =
-                format!("{address}: allowed: TCP, with or without TLS, and Unix sockets on Unix");
+            let text = format!(
+                "address is {address}; expected TCP, with or without TLS, or a Unix socket on Unix"
+            );
             Err(io::Error::other(text).into())
         }
     }

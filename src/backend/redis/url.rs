@@ -127,7 +127,7 @@ fn sentinel(rest: &str) -> Result<Named, ConfigError> {
         || !master.bytes().all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c))
     {
         return Err(bad(
-            "the name of a master after the sentinels is missing or invalid; allowed in it: A-Z a-z 0-9 . _ -",
+            "the name of a master after the sentinels is missing or invalid; expected A-Z a-z 0-9 . _ -",
         ));
     }
     let db = path.next().unwrap_or_default();
@@ -226,11 +226,9 @@ fn with_port(host: &str, port: u16) -> Result<String, String> {
         return Err("its name is missing".to_owned());
     }
     if !six.map_or_else(|| plain(name), |six| six.parse::<std::net::Ipv6Addr>().is_ok()) {
-        return Err(
-            "it is neither a name nor an address; allowed in a name: A-Z a-z 0-9 . - _; an \
+        return Err("it is neither a name nor an address; expected A-Z a-z 0-9 . - _; an \
                     IPv6 address stands in [ ]"
-                .to_owned(),
-        );
+            .to_owned());
     }
     Ok(format!("{name}:{port}"))
 }

@@ -373,19 +373,19 @@ impl ConcurrencyLimitBuilder {
     /// # use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
     /// let semaphore = Semaphore::in_memory();
     /// let error = ConcurrencyLimitLayer::builder(&semaphore, "api").build().unwrap_err();
-    /// assert!(error.to_string().starts_with("limit: not set"));
+    /// assert!(error.to_string().starts_with("limit is not set"));
     /// ```
     pub fn build(mut self) -> Result<ConcurrencyLimitLayer, ConfigError> {
         let Self { name, full_status, retry_after, .. } = &self;
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed) {
             return Err(ConfigError::new(format!(
-                "layer name: {name:?} cannot be used; allowed: 1 to {NAME_MAX} of A-Z a-z 0-9 . _ -"
+                "layer name is {name:?}; expected 1 to {NAME_MAX} of A-Z a-z 0-9 . _ -"
             )));
         }
         if !full_status.is_client_error() && !full_status.is_server_error() {
             return Err(ConfigError::new(format!(
-                "full status: {full_status} is not an error status; allowed: 400 to 599"
+                "full status is {full_status}; expected 400 to 599"
             )));
         }
         for (what, missing) in
@@ -396,13 +396,13 @@ impl ConcurrencyLimitBuilder {
                 && !status.is_server_error()
             {
                 return Err(ConfigError::new(format!(
-                    "{what}: {status} is not an error status; allowed: 400 to 599"
+                    "status for a {what} is {status}; expected 400 to 599"
                 )));
             }
         }
         if *retry_after > RETRY_AFTER_MAX {
             return Err(ConfigError::new(format!(
-                "retry after: {retry_after:?} is too long; allowed: 0 to {RETRY_AFTER_MAX:?}"
+                "retry after is {retry_after:?}; expected 0 to {RETRY_AFTER_MAX:?}"
             )));
         }
         let (key, key_extractor) = match (self.key.take()?, self.missing_key) {
@@ -410,13 +410,13 @@ impl ConcurrencyLimitBuilder {
             (None, None) => (KeySource::Sync(Arc::new(GlobalKey)), type_name::<GlobalKey>()),
             (None, Some(_)) => {
                 return Err(ConfigError::new(
-                    "on_missing_key: set without a key that could be missing; set key, too",
+                    "on_missing_key is set without a key that could be missing; set key, too",
                 ));
             }
         };
         let Some(limit) = self.limit.take()? else {
             return Err(ConfigError::new(
-                "limit: not set; allowed: a number of permits, `Limit::Unlimited`, or a closure",
+                "limit is not set; expected a number of permits, `Limit::Unlimited`, or a closure",
             ));
         };
         let fixed = match limit {
@@ -429,14 +429,14 @@ impl ConcurrencyLimitBuilder {
             (Some(tenant), missing) => tenant.required.missing = missing,
             (None, Some(_)) => {
                 return Err(ConfigError::new(
-                    "on_missing_tenant: set without a tenant to apply it to; set fair_by, too",
+                    "on_missing_tenant is set without a tenant to apply it to; set fair_by, too",
                 ));
             }
             (None, None) => {}
         }
         if self.tenant_labels.is_some() && !self.key_labels.is_none() {
             return Err(ConfigError::new(
-                "tenant_labels: set beside key_labels; allowed: one of them",
+                "tenant_labels is set beside key_labels; set one of them",
             ));
         }
         let policy = self.policy.limit(fixed.unwrap_or(Limit::Unlimited)).build()?;

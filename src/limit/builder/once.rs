@@ -33,7 +33,7 @@ impl<T> Once<T> {
         let Self { name, set, again } = self;
         match (set, again) {
             (Some((first, _)), Some(second)) => Err(ConfigError::new(format!(
-                "{name}: set by `{first}` and again by `{second}`; allowed: once"
+                "{name} is set by `{first}` and again by `{second}`; set it once"
             ))),
             (set, _) => Ok(set.map(|(_, value)| value)),
         }

@@ -98,7 +98,7 @@ impl PeerIpKey {
     /// ```
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
         if !(1..=128).contains(&bits) {
-            return Err(ConfigError::new(format!("IPv6 prefix: {bits} bits; allowed: 1 to 128")));
+            return Err(ConfigError::new(format!("IPv6 prefix is {bits} bits; expected 1 to 128")));
         }
         self.ipv6_prefix = bits;
         Ok(self)

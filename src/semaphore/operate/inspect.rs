@@ -153,9 +153,7 @@ impl Semaphore {
     /// ```
     pub async fn list(&self, from: Cursor, most: u32) -> Result<Page, BackendError> {
         if !(1..=LISTED_MAX).contains(&most) {
-            return Err(BackendError::call(format!(
-                "most: {most} semaphores at a time cannot be listed; allowed: 1 to {LISTED_MAX}"
-            )));
+            return Err(BackendError::call(format!("most is {most}; expected 1 to {LISTED_MAX}")));
         }
         let node = self.running_node()?;
         if from == Cursor::default() {

@@ -250,7 +250,7 @@ fn two_spellings_of_one_field_are_refused() {
         let output = Gateway::command().args(&args).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{said}");
-        let what = "the header x_tenant is x-tenant to many servers; allowed: one spelling";
+        let what = "the header x_tenant is x-tenant to many servers; expected one spelling";
         assert!(said.contains(&format!("{place}{what}")), "{said}");
     }
 }
