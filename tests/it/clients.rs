@@ -135,7 +135,7 @@ async fn the_outermost_layer_makes_errors_of_all_refusals() {
     assert!(semaphore.try_acquire(NAME, &Policy::new(1)).await.is_ok());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_refusal_says_what_stood_in_the_way() {
     let semaphore = Semaphore::in_memory();
     let told = async |layer: ConcurrencyLimitBuilder| {
