@@ -17,7 +17,7 @@ use crate::support::redis::TestRedis;
 
 #[tokio::test]
 async fn an_operator_sees_that_a_quarantine_is_on() {
-    // It is young: all that it had may be lost.
+    // The server is young, so all of its data may be lost.
     let redis = TestRedis::start();
     let backend = RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine);
     let semaphore = Semaphore::new(backend.build().unwrap());
@@ -145,7 +145,7 @@ async fn each_tenant_is_shown_with_its_fair_share() {
     assert!(html.contains(">Fair share</th>"), "{html}");
     assert!(html.contains(">5.2<") || html.contains(">5.3<"), "{html}");
     assert!(html.contains(">1.8<") && html.contains(">1.0<"), "{html}");
-    // Of the limit that a pause hides.
+    // Of the limit that the pause hides.
     semaphore.pause("openai").await.unwrap();
     let (_, seen) = ask(&server, Method::GET, "/semaphores/openai", "").await;
     assert_eq!((&seen["limit"], share(&seen, "a")), (&json!(0), json!(5.25)), "{seen}");
@@ -159,7 +159,7 @@ async fn the_page_lists_the_longest_held_permit_first_and_says_when_plots_are_re
     let first = semaphore.acquire("x", &long).await.unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let second = semaphore.acquire("x", &policy(2)).await.unwrap();
-    // By the ends of their leases, the order is the other one.
+    // By the ends of their leases, they would be in the other order.
     let seen = semaphore.inspect("x").await.unwrap();
     assert!(seen.holders[0].held < seen.holders[1].held, "{seen:?}");
     let html = page(&server, "/page/x").await;
@@ -312,7 +312,7 @@ async fn the_limit_in_force_is_told_where_nobody_waits() {
     own.resume("x").await.unwrap();
     own.clear_limit("x").await.unwrap();
 
-    // And where nobody holds, either, the last one that this process knew.
+    // If no process holds, it is the last limit that this process used.
     drop(held);
     drop(own.acquire("x", &policy(4)).await.unwrap());
     eventually("its record is gone", async || own.health().semaphores == 0).await;

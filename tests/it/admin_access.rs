@@ -1,4 +1,4 @@
-//! Who reaches the operator's page, and below which paths: hosts, token, prefixes.
+//! Access to the operator's page, and the paths below which it works: hosts, token, prefixes.
 
 use axum::Router;
 use bytes::Bytes;
@@ -24,7 +24,7 @@ async fn get(server: &Server, path: &str, host: &str) -> Response<Incoming> {
     server.send(Request::get(path).header("host", host).body(Full::default()).unwrap()).await
 }
 
-/// What a client gets that writes exactly this.
+/// Returns the response to exactly this text.
 async fn status_of(server: &Server, request: &str) -> String {
     let mut socket = TcpStream::connect(server.address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_token_is_needed_where_one_is_set() {
             assert!(!reply.body.contains(TOKEN), "{}", reply.body);
         }
     }
-    // A token does not stand for the header that keeps other sites out, nor for the host.
+    // A token does not replace the header that keeps other sites out, or the check of the host.
     let put = ["-X", "PUT", "-d", "{\"limit\": 1}", "-H", &bearer];
     assert_eq!(curl(&server.url("/semaphores/x/limit"), &put).await.status, 403);
     let marked = [&put[..], &["-H", "x-semaphore-admin: 1"]].concat();
@@ -151,7 +151,7 @@ async fn a_token_is_needed_where_one_is_set() {
     assert!(error.contains("6 bytes") && !error.contains("secret"), "{error}");
 }
 
-/// All that a page links to is there, below wherever it is; and what its buttons send arrives.
+/// All that a page links to exists below its path, and what its buttons send arrives.
 async fn links_lead_somewhere(semaphore: &Semaphore, index: &str) {
     let client = Client::new();
     let index = Url::parse(index).unwrap();
@@ -188,7 +188,7 @@ fn name() -> tower_semaphore::Name {
     tower_semaphore::Name::new("tenant").part("acme/eu")
 }
 
-/// What a document links to, but for its own parts.
+/// Returns what a document links to, except its own parts.
 fn links(html: &str) -> impl Iterator<Item = &str> {
     let links = html.split(['"', ' ']).zip(html.split(['"', ' ']).skip(1));
     let links = links.filter(|(before, _)| ["href=", "src="].contains(before));

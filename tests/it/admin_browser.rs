@@ -1,4 +1,4 @@
-//! The operator's page in a browser: it is kept up to date, says what it cannot show, and does what was confirmed and
+//! The operator's page in a browser: it stays up to date, says what it cannot show, and does what was confirmed and
 //! nothing else.
 
 use axum::Router;
@@ -12,7 +12,7 @@ use crate::support::eventually;
 use crate::support::http::Server;
 use crate::support::redis::TestRedis;
 
-/// The page shows that so many hold, and so many wait.
+/// Waits until the page shows this number of holders and of waiters.
 async fn numbers(browser: &mut Browser, in_use: u64, waiting: u64) {
     let shown = "['in-use', 'waiting'].map(id => document.getElementById(id)?.textContent).join()";
     browser.wait_for(&format!("{shown} === '{in_use},{waiting}'")).await;
@@ -20,13 +20,13 @@ async fn numbers(browser: &mut Browser, in_use: u64, waiting: u64) {
 
 const IS_OPEN: &str = "document.getElementById('ask').open";
 
-/// Clicks on a button, and waits for its question.
+/// Clicks a button, and waits for its question.
 async fn click(browser: &mut Browser, button: &str) {
     browser.click(button).await;
     browser.wait_for(IS_OPEN).await;
 }
 
-/// Writes into the field of the question, and says yes.
+/// Fills in the field of the question, and confirms it.
 async fn answer(browser: &mut Browser, text: &str) {
     let text = Value::from(text);
     browser.eval(&format!("document.getElementById('ask-number').value = {text}")).await;
@@ -37,7 +37,7 @@ async fn confirm(browser: &mut Browser) {
     browser.eval("document.getElementById('ask-confirm').click()").await;
 }
 
-/// What the page said of the last action.
+/// Returns what the page says of the last action.
 async fn told(browser: &mut Browser, text: &str) {
     let text = Value::from(text);
     browser
@@ -65,7 +65,7 @@ async fn a_browser_shows_it_keeps_it_up_to_date_and_runs_no_name() {
     numbers(&mut browser, 1, 0).await;
     drop(wait.await.unwrap().unwrap());
     numbers(&mut browser, 0, 0).await;
-    // A point came with the page, and one more each time that it kept itself up to date; the limit is beside it.
+    // One point came with the page, and one more with each update; the limit is beside it.
     let points = |line| {
         format!(
             "document.querySelector('polyline.{line}').getAttribute('points').split(' ').length > 2"
@@ -141,7 +141,7 @@ async fn what_is_no_number_in_range_sets_nothing() {
         for text in wrong {
             click(&mut browser, button).await;
             answer(&mut browser, text).await;
-            // A question that is answered so stays open, with the browser's word about the field.
+            // A question with an invalid answer stays open, with the browser's message about the field.
             let wrong = "!document.getElementById('ask-number').validity.valid";
             assert_eq!(browser.eval(&format!("{IS_OPEN} && {wrong}")).await, true, "{text:?}");
             browser.press("Escape").await;
@@ -202,7 +202,7 @@ async fn what_was_confirmed_is_revoked_though_the_table_moves() {
     let question = browser.eval(question).await.as_str().unwrap().to_owned();
     assert!(question.contains(&id) && question.contains(&process), "{question}");
 
-    // Whatever its row: others come, and the one that is asked about moves.
+    // In any row: others come, and the one in question moves.
     let others: Vec<_> =
         futures_util::future::join_all((0..4).map(|_| own.acquire("x", &policy(9))))
             .await
@@ -224,7 +224,7 @@ async fn what_was_confirmed_is_revoked_though_the_table_moves() {
     assert_eq!(held.iter().filter(|permit| permit.is_lost()).count(), 1);
     assert!(!others.iter().any(tower_semaphore::Permit::is_lost));
 
-    // One that is over meanwhile: said, and nothing else is revoked.
+    // It has ended meanwhile: the page says so, and revokes nothing else.
     let row = "[...document.querySelectorAll('#holders tbody tr')].find(row => !row.textContent.includes('this one'))";
     browser.eval(&format!("{row}.querySelector('button').click()")).await;
     browser.wait_for(IS_OPEN).await;
@@ -257,7 +257,7 @@ async fn what_cannot_be_fetched_is_said_with_the_reason_and_the_age() {
     // What was shown is still there.
     numbers(&mut browser, 1, 0).await;
 
-    // What is asked for now is said to have failed.
+    // A new request is reported as failed.
     click(&mut browser, "Pause").await;
     confirm(&mut browser).await;
     told(&mut browser, "Failed: Pause x: ").await;
@@ -267,7 +267,7 @@ async fn what_cannot_be_fetched_is_said_with_the_reason_and_the_age() {
     browser.wait_for(&format!("{stale}.hidden")).await;
     numbers(&mut browser, 0, 0).await;
 
-    // A page that began with nothing comes when there is something.
+    // A page that was empty at first gets what comes later.
     redis.kill();
     browser.open(&server.url("/ops/page/y")).await;
     browser.wait_for("document.getElementById('problem')?.textContent.includes('Redis')").await;
@@ -288,13 +288,13 @@ async fn a_keyboard_is_enough() {
     numbers(&mut browser, 1, 0).await;
     let focused = "document.activeElement?.firstChild?.textContent";
     tab_to(&mut browser, "Pause").await;
-    // It keeps the focus while the page is kept up to date.
+    // It keeps the focus while the page is updated.
     let held = semaphore.acquire("x", &policy(2)).await.unwrap();
     numbers(&mut browser, 2, 0).await;
     assert_eq!(browser.eval(focused).await, "Pause");
     browser.press("Enter").await;
     browser.wait_for(IS_OPEN).await;
-    // Enter by mistake does nothing.
+    // An accidental Enter does nothing.
     assert_eq!(browser.eval(focused).await, "Cancel");
     browser.press("Enter").await;
     browser.wait_for(&format!("!{IS_OPEN}")).await;
@@ -337,7 +337,7 @@ async fn a_name_of_another_site_shows_nothing() {
     browser.open(&url).await;
     browser.wait_for("document.body.textContent.includes('expected localhost')").await;
     assert_eq!(browser.eval("document.body.textContent.includes('a-secret')").await, false);
-    // Its own script speaks to it as to its own site.
+    // Its own script is on its own site.
     let change = "fetch('/ops/semaphores/a-secret/pause', \
                   { method: 'POST', headers: { 'x-semaphore-admin': '1' } })\
                   .then(response => { document.title = response.status; })\

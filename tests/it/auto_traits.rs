@@ -1,6 +1,6 @@
-//! What can be sent, shared, cloned and moved: promises that a private field can break.
+//! The auto traits of public types: promises that a private field can break.
 //!
-//! Nothing is run here; that it compiles is the test.
+//! Nothing runs here: the test is that it compiles.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ fn is_clone<T: Clone>() {}
 fn is_copy<T: Copy>() {}
 fn is_error<T: Error + Send + Sync + Unpin + 'static>() {}
 
-/// Can be had anywhere and kept forever.
+/// `Send`, `Sync` and `'static`.
 fn is_free<T: Send + Sync + Unpin + 'static>() {}
 
 /// A service that is `Send` and `Clone`, but not `Sync`.
@@ -83,7 +83,7 @@ fn values_can_be_copied_or_cloned() {
     is_free::<Page>();
     is_copy::<Cursor>();
     is_clone::<Listed>();
-    // Stands in extensions, which asks for all of this.
+    // It is put into extensions, which need all of these.
     is_free::<Refusal>();
     is_clone::<Refusal>();
     is_free::<WouldRefuse>();
@@ -135,7 +135,7 @@ fn refusing_with_errors_changes_none_of_that() {
 fn a_connection_is_as_free_as_the_one_inside() {
     is_free::<ConnectionIo<tokio::net::TcpStream>>();
     is_send::<ConnectionIo<std::cell::Cell<u8>>>();
-    // Stands in extensions, which asks for all of this.
+    // It is put into extensions, which need all of these.
     is_free::<Connection>();
     is_clone::<Connection>();
     is_free::<OnConnection<String>>();
@@ -151,7 +151,7 @@ fn a_body_is_as_free_as_the_one_inside() {
     is_send::<ResponseBody<UnsyncBoxBody<Bytes, BoxError>>>();
     is_unpin::<ResponseBody<UnsyncBoxBody<Bytes, BoxError>>>();
     is_free::<RefusalBody>();
-    // A response of its own may have a body that cannot be shared.
+    // A custom response may have a body that is not `Sync`.
     let _: RefusalBody = RefusalBody::new(UnsyncBoxBody::new(Full::new(Bytes::new())));
 }
 

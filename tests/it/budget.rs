@@ -1,4 +1,4 @@
-//! One budget for all the waiting of a request, in whatever layers and tries.
+//! One budget for all the waiting of a request, in all layers and attempts.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -41,7 +41,7 @@ fn waits(semaphore: &Semaphore, name: &str, wait: Duration) -> ConcurrencyLimitL
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two layers, the outer of which has a permit free after `first` and the inner never.
+/// Two layers: the outer one has a permit free after `first`, the inner one never.
 async fn waited_for_both(
     outer: Duration,
     inner: Duration,
@@ -68,10 +68,10 @@ async fn the_waits_of_stacked_layers_do_not_add_up() {
     let request = || Request::new(());
     let waited = waited_for_both(5 * SECOND, 5 * SECOND, 4 * SECOND, request()).await;
     assert_eq!(waited, 5 * SECOND);
-    // The inner one may wait longer, and what the outer one waited counts.
+    // The inner layer may wait longer, and what the outer one waited counts.
     let waited = waited_for_both(5 * SECOND, 8 * SECOND, 4 * SECOND, request()).await;
     assert_eq!(waited, 8 * SECOND);
-    // It has what is left of the longer one, and no more than its own.
+    // It has what is left of the longer timeout, and no more than its own.
     let waited = waited_for_both(5 * SECOND, 2 * SECOND, 4 * SECOND, request()).await;
     assert_eq!(waited, 5 * SECOND);
     let waited = waited_for_both(5 * SECOND, SECOND / 2, 4 * SECOND, request()).await;
@@ -109,7 +109,7 @@ async fn a_request_waits_no_longer_than_its_client() {
     // Two seconds from its arrival: one in the outer layer, one in the inner.
     let (waited, _) = elapsed(service.clone().oneshot(request("2S"))).await;
     assert_eq!(waited, 2 * SECOND);
-    // It does not make the layer wait for longer than that does by itself.
+    // It does not make a layer wait for longer than its own timeout.
     let (waited, _) = elapsed(service.oneshot(request("2H"))).await;
     assert_eq!(waited, 10 * SECOND);
 }
@@ -130,7 +130,7 @@ async fn a_wait_timeout_can_go_by_the_request() {
     assert_eq!(waited, Duration::ZERO);
 }
 
-/// A layer whose plans may wait for as long as the request says in seconds.
+/// A layer whose plans may wait for as many seconds as the request says.
 fn waits_by_plan(semaphore: &Semaphore, wait: Duration) -> ConcurrencyLimitLayer {
     ConcurrencyLimitLayer::builder(semaphore, "outer")
         .limit(1)
@@ -145,8 +145,8 @@ fn waits_by_plan(semaphore: &Semaphore, wait: Duration) -> ConcurrencyLimitLayer
 
 #[tokio::test(start_paused = true)]
 async fn layers_further_in_go_by_the_wait_that_a_plan_was_allowed() {
-    // The layer's own wait timeout, the plan's, what it waits in the outer layer, the wait timeout of the
-    // inner layer, and what it waits in both.
+    // The layer's own wait timeout, the plan's, the wait in the outer layer, the wait timeout of the inner
+    // layer, and the wait in both.
     let cases = [
         (SECOND, 10 * SECOND, 4 * SECOND, 5 * SECOND, 9 * SECOND),
         (10 * SECOND, 2 * SECOND, SECOND * 3 / 2, SECOND, 2 * SECOND),
@@ -194,7 +194,7 @@ async fn the_tries_of_a_request_share_one_budget() {
             served(request).await
         }
     });
-    // One in the outer layer, and four in all tries.
+    // One in the outer layer, and four in all attempts.
     hold(&semaphore, "outer", SECOND).await;
     let stack = waits(&semaphore, "outer", 5 * SECOND).layer(retry.clone());
     let (waited, _) = elapsed(stack.oneshot(Request::new(()))).await;
@@ -205,7 +205,7 @@ async fn the_tries_of_a_request_share_one_budget() {
     request.extensions_mut().insert(WaitBudget::default());
     let (waited, _) = elapsed(stack.oneshot(request)).await;
     assert_eq!(waited, 5 * SECOND);
-    // So does one whose budget was inserted for itself, without a layer.
+    // So does a request whose budget was inserted without a layer.
     let mut request = Request::new(());
     WaitBudget::default().insert_into(request.extensions_mut());
     let budget = request.extensions().get::<WaitBudget>().unwrap().clone();
@@ -227,7 +227,7 @@ async fn tries_that_wait_at_the_same_time_wait_once() {
     };
     let (waited, _) = elapsed(join_all([ask("a"), ask("b")])).await;
     assert_eq!((waited, budget.waited()), (3 * SECOND, 3 * SECOND));
-    // A try that is given up has waited, too.
+    // An attempt that was given up has waited, too.
     hold(&semaphore, "a", 60 * SECOND).await;
     tokio::time::timeout(SECOND, ask("a")).await.unwrap_err();
     assert_eq!(budget.waited(), 4 * SECOND);
@@ -240,7 +240,7 @@ async fn what_the_inner_service_takes_to_be_ready_is_no_wait_for_a_permit() {
     let budget = WaitBudget::until(tokio::time::Instant::now() + 5 * SECOND);
     budget.insert_into(request.extensions_mut());
     let budget = request.extensions().get::<WaitBudget>().unwrap().clone();
-    // One slot, which is taken until after the deadline.
+    // The only slot is taken until after the deadline.
     let slot = tower::limit::ConcurrencyLimit::new(
         service_fn(|request: Request<()>| async move {
             assert!(request.extensions().get::<Permit>().is_some());
@@ -279,7 +279,7 @@ async fn a_wait_for_which_no_time_is_left_has_timed_out() {
     };
     let told = ask(SECOND, Duration::ZERO).await;
     assert_eq!(told, (RefusalReason::QueueTimeout, "queue_timeout".to_owned()));
-    // This layer lets none wait, whatever there is left.
+    // This layer lets no request wait, whatever is left of the budget.
     let told = ask(Duration::ZERO, SECOND).await;
     assert_eq!(told, (RefusalReason::Limit, "limit".to_owned()));
 }
@@ -319,7 +319,7 @@ async fn a_deadline_holds_while_redis_is_frozen() {
         (response.status(), began.elapsed())
     };
     let (refuse, admit) = (OnUnavailable::Refuse, OnUnavailable::Admit);
-    // There is time for the answer of a Redis that is well, even if there is none to wait.
+    // There is time for the answer of a healthy Redis, even if there is none to wait.
     assert_eq!(ask("free", refuse, Duration::ZERO).await.0, StatusCode::OK);
     redis.signal("STOP");
     for (policy, status) in [(refuse, StatusCode::SERVICE_UNAVAILABLE), (admit, StatusCode::OK)] {

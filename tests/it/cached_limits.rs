@@ -1,4 +1,4 @@
-//! Limits from a source that takes its time, fails, or hangs: asked for seldom, and never for long.
+//! Limits from a source that is slow, fails, or hangs: it is asked rarely, and never waited for long.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -22,7 +22,7 @@ type Answer = Response<ResponseBody<Full<bytes::Bytes>>>;
 
 #[derive(Clone, Copy)]
 enum Mood {
-    /// Answers with this, after a while.
+    /// Answers with this after a while.
     Knows(u32),
     Fails,
     Hangs,
@@ -48,7 +48,7 @@ impl Plans {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Fresh for 10 s, stale for 20 s more; half a second for a call.
+    /// Fresh for 10 s, stale for another 20 s, and half a second for a call.
     fn limits(&self) -> CachedBuilder<Limit> {
         let plans = self.clone();
         CachedLimit::builder(move |_, _| {
@@ -87,7 +87,7 @@ async fn ask(layer: &ConcurrencyLimitLayer, tenant: &str) -> Answer {
     layer.layer(handler).oneshot(request).await.unwrap()
 }
 
-/// The limit that requests go by: as many as can be in flight.
+/// Returns the limit that requests get: the number that can be in flight.
 async fn limit_in_force(layer: &ConcurrencyLimitLayer, tenant: &str) -> usize {
     let mut open = Vec::new();
     loop {
@@ -127,7 +127,7 @@ async fn many_requests_of_one_tenant_make_one_call() {
     ask(&layer, "b").await;
     assert_eq!(plans.calls(), 2, "another tenant, another call");
 
-    // The plan changes, and is known when the old one is too old.
+    // The plan changes, which is noticed when the old one is stale.
     plans.set(Mood::Knows(3));
     assert_eq!(limit_in_force(&layer, "a").await, 20);
     advance(Duration::from_secs(10)).await;
@@ -148,7 +148,7 @@ async fn while_the_source_fails_what_was_known_is_used_and_then_no_more() {
         assert_eq!(limit_in_force(&layer, "a").await, 2);
         advance(Duration::from_millis(100)).await;
     }
-    // Once a second, not at each request.
+    // Once a second, not for each request.
     let calls = plans.calls() - before;
     assert!((15..=20).contains(&calls), "{calls}");
 
@@ -181,14 +181,14 @@ async fn a_limit_can_be_assumed_where_none_is_known() {
 async fn a_source_that_hangs_costs_one_request_its_timeout_and_the_others_nothing() {
     let (semaphore, plans) = (Semaphore::in_memory(), Plans::new(Mood::Hangs));
     let layer = layer(&semaphore, &plans.limits().build().unwrap());
-    // Nothing is known: all wait for the one call, and no longer.
+    // Without a known plan, all requests wait for the one call, and no longer.
     let began = Instant::now();
     for answer in join_all((0..20).map(|_| ask(&layer, "a"))).await {
         assert_unknown(&answer);
     }
     assert_eq!((began.elapsed().as_millis(), plans.calls()), (500, 1));
 
-    // Something is known: the request that asks waits, the others use it.
+    // With a known plan, only the request that makes the call waits; the others use that plan.
     plans.set(Mood::Knows(100));
     advance(Duration::from_secs(1)).await;
     assert_eq!(ask(&layer, "a").await.status(), StatusCode::OK);
@@ -236,7 +236,7 @@ async fn what_is_remembered_is_bounded() {
         ask(&layer, &format!("made-up-{tenant}")).await;
         assert!(limits.len() <= 100, "{}", limits.len());
     }
-    // Those who came again were not driven out by those who came once.
+    // Keys that came again were not evicted by keys that came once.
     let calls = plans.calls();
     for tenant in 0..20 {
         ask(&layer, &format!("regular-{tenant}")).await;
@@ -288,7 +288,7 @@ async fn of_two_processes_that_differ_each_goes_by_its_own_limit() {
         layer(process, &limits.build().unwrap())
     });
     let first = ask(&layers[0], "a").await;
-    // The other one asks later, and is told of the new plan.
+    // The other request asks later, and gets the new plan.
     plan.store(3, Ordering::Relaxed);
     let more = [ask(&layers[1], "a").await, ask(&layers[1], "a").await];
     assert!(more.iter().all(|response| response.status() == StatusCode::OK));

@@ -1,9 +1,9 @@
-//! Whatever is dropped, wherever it has come to, leaves nothing.
+//! Whatever is dropped, at any point, leaves nothing.
 //!
-//! Here on the embedded backend, where every step can be counted: each future is polled k times and
-//! dropped, for k = 0, 1, 2, ... until it is done; with what happens between two polls (a permit
-//! comes free, a lookup ends, a frame arrives) seen by the next poll, or not seen any more. The
-//! same with Redis, where a call is on its way for a while, is in `redis`.
+//! This file uses the embedded backend, where every step can be counted: each future is polled k times and dropped, for
+//! k = 0, 1, 2, ... until it is done. What happens between two polls (a permit is freed, a lookup ends, a frame
+//! arrives) is seen by the next poll, or never. `redis` does the same with Redis, where a call is in flight for a
+//! while.
 
 #[cfg(feature = "redis")]
 mod redis;
@@ -41,7 +41,7 @@ fn policy(limit: u32) -> Policy {
     Policy::builder(limit).wait_timeout(WAIT).build().unwrap()
 }
 
-/// Where all permits of a test are: a layer of this name takes them for this key.
+/// The name and the key whose permits a test uses.
 const LAYER: &str = "api";
 const KEY: &str = "key";
 
@@ -49,16 +49,16 @@ fn name() -> Name {
     Name::new(LAYER).part(KEY)
 }
 
-/// One process under test, and others on the same backend.
+/// The process under test, and others on the same backend.
 struct Bench {
     backend: MemoryBackend,
     limit: u32,
     semaphore: Semaphore,
     others: Semaphore,
-    /// What the others have, and wait for.
+    /// The permits of the others, and their waiting requests.
     holders: RefCell<Vec<Permit>>,
     waiters: RefCell<Vec<Acquire>>,
-    /// What the request under test waits for, but for its permit.
+    /// What the request under test waits for, besides its permit.
     gate: Gate,
 }
 
@@ -71,7 +71,7 @@ impl Bench {
         Self { backend, limit, semaphore, others, holders, waiters, gate }
     }
 
-    /// All permits are out, to others.
+    /// All permits are held by others.
     fn full(&self) {
         for _ in 0..self.limit {
             let permit = now(self.others.acquire(name(), &policy(self.limit))).unwrap();
@@ -79,12 +79,12 @@ impl Bench {
         }
     }
 
-    /// One more of the others queues.
+    /// Another of the others queues.
     fn queue(&self) {
         self.waiters.borrow_mut().push(self.others.acquire(name(), &policy(self.limit)));
     }
 
-    /// One of the others gives its permit back.
+    /// One of the others releases its permit.
     fn free(&self) {
         drop(self.holders.borrow_mut().pop().expect("one who holds"));
     }
@@ -97,7 +97,7 @@ impl Bench {
         ConcurrencyLimitLayer::builder(&self.semaphore, LAYER).wait_timeout(WAIT)
     }
 
-    /// What was under test is gone. Nothing of it is left, and nothing is in the way of others.
+    /// Asserts that nothing is left of what was under test, and nothing is in the way of others.
     fn nothing_left(self, what: &str) {
         let (holders, waiters) = (self.holders.into_inner(), self.waiters.into_inner());
         let seen = now(self.others.inspect(name())).unwrap();
@@ -124,7 +124,7 @@ fn now<F: Future>(future: F) -> F::Output {
     future.now_or_never().expect("done at once")
 }
 
-/// Opened step by step; a future that waits for a step is polled by hand.
+/// A gate that opens step by step. A future that waits for a step is polled by hand.
 #[derive(Clone, Default)]
 struct Gate(Arc<AtomicUsize>);
 
@@ -149,10 +149,10 @@ const NOTHING: Event = |_| {};
 const FREE: Event = Bench::free;
 const OPEN: Event = |bench| bench.gate.open();
 
-/// Drops what `begin` makes, after each number of polls there is until it is done: before what
-/// happens next, and after it. Before each poll the next one of `events` happens.
+/// Drops what `begin` makes, after each number of polls until it is done: before the next event, and after it. Before
+/// each poll the next of `events` happens.
 ///
-/// Says how many cells that were.
+/// Returns the number of these cells.
 async fn at_every_poll<F: Future>(
     what: &str,
     limit: u32,
@@ -173,7 +173,7 @@ async fn at_every_poll<F: Future>(
                 let mut cx = Context::from_waker(std::task::Waker::noop());
                 for poll in 0..polls {
                     event(&bench, poll);
-                    // Where a task of the semaphore's has something to do.
+                    // Lets a task of the semaphore run.
                     tokio::task::yield_now().await;
                     if let Poll::Ready(done) = future.as_mut().poll(&mut cx) {
                         output = Some(done);
@@ -202,7 +202,7 @@ async fn an_acquire_that_is_dropped_leaves_nothing() {
     let begin = Bench::acquire;
     at_every_poll("acquire, free", 2, NOTHING, begin, &[]).await;
     at_every_poll("acquire, full", 2, Bench::full, begin, &[NOTHING, FREE]).await;
-    // With others behind, who must not be held up by what was dropped.
+    // With others behind it, which must not be delayed by what was dropped.
     let crowded: &[Event] = &[Bench::queue, Bench::queue, FREE];
     at_every_poll("acquire, full, others behind", 1, Bench::full, begin, crowded).await;
     let behind: Event = |bench| {
@@ -227,7 +227,7 @@ async fn an_acquire_that_is_dropped_leaves_nothing() {
 
 #[tokio::test]
 async fn what_was_taken_for_another_caller_goes_on_when_one_is_dropped() {
-    // Each in a queue of three is dropped; the others are served all the same.
+    // Each in a queue of three is dropped; the others are still served.
     for gone in 0..3 {
         let bench = Bench::new(1);
         bench.full();
@@ -259,7 +259,7 @@ async fn an_acquire_that_waited_too_long_leaves_nothing() {
                 }
                 other => panic!("{other:?}"),
             }
-            // Already before the future is gone.
+            // Even before the future is gone.
             assert_eq!(now(bench.others.inspect(name())).unwrap().waiting, 0);
         }
         drop(late);
@@ -359,7 +359,7 @@ async fn a_shutdown_that_is_dropped_has_happened() {
 
 // ===== the layer =====
 
-/// Frames that come as the gate opens, from a step on; then the end.
+/// Frames that come as the gate opens, from a certain step on; then the end.
 struct Frames {
     gate: Gate,
     next: usize,
@@ -393,8 +393,8 @@ impl Body for Frames {
     }
 }
 
-/// One request from its call to the end of its body. Key, limit, handler and each frame wait for a
-/// step of the gate; the permit is waited for between limit and handler.
+/// One request from its call to the end of its body. Key, limit, handler and each frame wait for a step of the gate;
+/// the permit is awaited between limit and handler.
 fn request(bench: &Bench, layer: ConcurrencyLimitBuilder, then: End) -> impl Future + use<> {
     let gate = bench.gate.clone();
     let handler = service_fn(move |request: Request<()>| {
@@ -429,7 +429,7 @@ fn request(bench: &Bench, layer: ConcurrencyLimitBuilder, then: End) -> impl Fut
         assert_eq!(response.status(), StatusCode::OK);
         let mut body: ResponseBody<_> = response.into_body();
         while let Some(Ok(_)) = body.frame().await {}
-        // It is given back at the end, not when the body is dropped.
+        // It is released at the end, not when the body is dropped.
         body
     }
 }
@@ -467,7 +467,7 @@ async fn a_request_that_is_refused_leaves_nothing() {
 
 #[tokio::test]
 async fn a_response_that_is_dropped_before_its_body_is_asked_for_leaves_nothing() {
-    // As a client that leaves right after the head; and a body taken apart from its head.
+    // Like a client that leaves right after the head; and a body that is taken apart from its head.
     for apart in [false, true] {
         let bench = Bench::new(1);
         let mut service = layered(&bench, |_| async { Ok(Response::new("body".to_owned())) });
@@ -507,7 +507,7 @@ where
 
 // ===== how and where it is dropped =====
 
-/// On a thread that knows of no runtime.
+/// On a thread without a runtime.
 fn elsewhere<T: Send + 'static>(what: T) {
     std::thread::spawn(move || drop(what)).join().expect("dropping does not panic");
 }
@@ -573,7 +573,7 @@ fn anything_may_be_dropped_after_its_runtime_was_shut_down() {
     drop(permit);
     drop(waiter);
     assert!(bench.backend.is_empty());
-    // And the semaphore works on with the next one.
+    // The semaphore works on with the next one.
     let second = runtime().unwrap();
     second.block_on(async {
         drop(bench.acquire().await.unwrap());
@@ -595,7 +595,7 @@ fn an_embedded_semaphore_goes_on_in_the_next_runtime() {
     }
 }
 
-/// A backend that tells when the last of a process is gone: its record of places goes with it.
+/// A backend that notifies when the last handle on a process is gone, and its record of places with it.
 struct Watched<B>(
     B,
     #[allow(dead_code, reason = "what is watched is whether it is there")] Arc<()>,
@@ -625,7 +625,7 @@ impl<B: Backend> Backend for Watched<B> {
 /// Drops a permit, its semaphore and their runtime in each order. No memory is kept.
 fn drops_in_each_order<B: Backend>(backend: impl Fn() -> B) {
     let mut kept = Vec::new();
-    // All six may hold: where no runtime is left, a permit is there until its lease ends.
+    // All six may hold: without a runtime, a permit exists until its lease ends.
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let alive = Arc::new(());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -721,7 +721,7 @@ async fn a_semaphore_may_be_dropped_before_what_came_from_it() {
     let permit = one.acquire(name(), &policy(1)).await.unwrap();
     let waiter = one.acquire(name(), &policy(1));
     drop(one);
-    // Its places are renewed still.
+    // Its places are still renewed.
     tokio::time::sleep(2 * Policy::DEFAULT_LEASE).await;
     let seen = now(others.inspect(name())).unwrap();
     assert_eq!((seen.in_use, seen.waiting), (1, 1));
@@ -735,7 +735,7 @@ async fn an_acquire_may_move_between_tasks() {
     let bench = Bench::new(1);
     bench.full();
     let mut acquire = bench.acquire();
-    // Each task leaves its waker behind; the last one's is the one to wake.
+    // Each task leaves its waker behind; the last task's waker is the one to wake.
     for _ in 0..5 {
         acquire = tokio::spawn(async move {
             assert!((&mut acquire).now_or_never().is_none());

@@ -36,12 +36,12 @@ fn request(url: &str) -> Request<Body> {
     Request::get(url).body(Body::new()).unwrap()
 }
 
-/// Limit 1, and nobody may wait, unless set.
+/// Limit 1, and no request may wait, unless set.
 fn builder(semaphore: &Semaphore) -> ConcurrencyLimitBuilder {
     ConcurrencyLimitLayer::builder(semaphore, NAME).limit(1).wait_timeout(Duration::ZERO)
 }
 
-/// Somebody else's API: answers at `/`, and streams at `/stream` until the tap is dropped.
+/// The API of a third party: answers at `/`, and streams at `/stream` until the tap is dropped.
 async fn api() -> (Server, mpsc::UnboundedReceiver<mpsc::UnboundedSender<&'static str>>) {
     let (taps, opened) = mpsc::unbounded_channel();
     let streaming = get(async move || {
@@ -78,7 +78,7 @@ async fn a_refusal_can_be_an_error() {
     assert!(refused.retry_after.is_some());
     assert_eq!(error.to_string(), "all 1 permits of third-party are in use");
 
-    // To the end of the body, as ever.
+    // To the end of the body, as always.
     drop(tap);
     assert!(response.into_body().collect().await.unwrap().to_bytes().is_empty());
     let response = client.clone().oneshot(request(&api.url("/"))).await.unwrap();
@@ -131,7 +131,7 @@ async fn the_outermost_layer_makes_errors_of_all_refusals() {
         .service(client());
     let error = stack.oneshot(request("http://localhost/")).await.unwrap_err();
     assert_eq!(&*refusal(&error).policy, "inner");
-    // The permit of the outer one is given back.
+    // The permit of the outer layer is released.
     assert!(semaphore.try_acquire(NAME, &Policy::new(1)).await.is_ok());
 }
 
@@ -247,12 +247,12 @@ async fn reqwest_holds_its_permit_until_the_body_is_read() {
     drop(tap);
     assert_eq!(response.chunk().await.unwrap(), None);
     assert_eq!(get("/").await.unwrap().text().await.unwrap(), "answer");
-    // Unread, and dropped: that ends it too.
+    // Dropped unread, which ends it, too.
     drop(get("/stream").await.unwrap());
     until_empty(&backend).await;
 }
 
-/// A body that can be sent again, and one of a known length, are still that behind the adapter.
+/// A body that can be sent again, and one of a known length, are still so behind the adapter.
 #[tokio::test]
 async fn reqwest_sends_what_it_was_given() {
     let echo = axum::routing::post(async |headers: http::HeaderMap, body: String| {

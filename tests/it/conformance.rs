@@ -1,6 +1,6 @@
-//! One suite for every backend: what a semaphore promises, whatever counts the permits.
+//! One suite for all backends: the promises of a semaphore, whatever counts its permits.
 //!
-//! Each test gets a fleet: several semaphores, as of several processes, on one backend.
+//! Each test gets a fleet: several semaphores, like those of several processes, on one backend.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
 pub(crate) trait Fleet {
-    /// One more process.
+    /// Adds a process.
     fn node(&self) -> Semaphore;
-    /// Whether nothing is stored.
+    /// Returns whether nothing is stored.
     fn is_empty(&self) -> bool;
-    /// Forgets everything, as a server does that is killed and started empty.
+    /// Loses everything, like a server that is killed and started empty.
     fn wipe(&self);
 }
 
@@ -89,7 +89,7 @@ macro_rules! conformance {
             })*
         }
 
-        /// All of it, one after the other, on a fleet that takes long to start.
+        /// All tests, one after the other, on a fleet that is slow to start.
         #[cfg(feature = "redis")]
         pub(crate) async fn all(fleet: &impl Fleet) {
             $(println!("{}", stringify!($name));
@@ -156,7 +156,7 @@ fn full(result: Result<Permit, AcquireError>) -> Rejected {
     }
 }
 
-/// A process that dies: everything in it stops at once, and nothing is given back.
+/// A process that dies: everything in it stops at once, and nothing is released.
 fn die_holding(node: Semaphore, name: &'static str, policy: Policy, held: usize, waiting: usize) {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -245,7 +245,7 @@ async fn nobody_barges_while_someone_waits(fleet: &impl Fleet) {
     let first = a.acquire("x", &one).await.unwrap();
     let second = tokio::spawn(b.acquire("x", &one));
     waiting(&a, "x", 1).await;
-    // Even one who believes that there are more permits goes behind those who wait.
+    // Even a caller with a higher limit goes behind the waiting requests.
     let seen = full(a.try_acquire("x", &one).await);
     assert_eq!((seen.reason, seen.waiting), (RejectReason::Limit, Some(1)));
     first.release().await.unwrap();
@@ -319,7 +319,7 @@ async fn a_grant_that_nobody_came_for_is_given_back(fleet: &impl Fleet) {
     let (a, b) = (fleet.node(), fleet.node());
     let policy = policy(1);
     let held = a.acquire("x", &policy).await.unwrap();
-    // Queued when it is called, and never polled.
+    // It is queued when it is called, and never polled.
     let unpolled = b.acquire("x", &policy);
     waiting(&a, "x", 1).await;
     drop(held);
@@ -500,8 +500,8 @@ async fn what_is_held_is_counted_again_after_a_loss_of_data(fleet: &impl Fleet) 
 }
 
 async fn a_waiter_keeps_its_turn_after_a_loss_of_data(fleet: &impl Fleet) {
-    // One process, because it brings back what it holds together with those who wait; another's
-    // waiters can come back first, and be granted before the holder is counted again.
+    // One process, because it restores its holders together with its waiters. Another process's waiters can come back
+    // first, and be granted before the holder is counted again.
     let (node, other) = (fleet.node(), fleet.node());
     let policy = lease(1, Duration::from_secs(2));
     let held = node.acquire("x", &policy).await.unwrap();
@@ -536,7 +536,7 @@ async fn what_operators_set_is_lost_with_the_data(fleet: &impl Fleet) {
         .await;
     let refused = other.try_acquire("x", &short_lease(1)).await;
     assert!(refused.is_err(), "the limit of the policy applies");
-    // A process that knew what was set before does not take something else for it.
+    // A process that knew the overrides before does not take something else for them.
     other.set_limit("x", 3).await.unwrap();
     eventually("it is known", async || one.limit_of("x").await.unwrap().limit == Some(3)).await;
     one.clear_limit("x").await.unwrap();
@@ -568,7 +568,7 @@ async fn a_crowd_never_passes_the_cap_and_leaves_nothing(fleet: &impl Fleet) {
     for task in tasks {
         task.await.unwrap();
     }
-    // Never more; and not less, or it would not have been a crowd.
+    // Never more; and not fewer, or it would not have been a crowd.
     assert_eq!(peak.load(Ordering::SeqCst), 3);
     empty(fleet).await;
 }
@@ -611,7 +611,7 @@ async fn a_waiter_is_judged_by_its_own_limit_whatever_others_ask_under(fleet: &i
     }
     let mut waits = one.acquire("x", &policy(10));
     assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err(), "all are in use");
-    // A lower limit was asked under last, in this process and in another: permits are free all the same.
+    // The last call had a lower limit, in this process and in another; permits are free all the same.
     for node in [&one, &other] {
         full(node.try_acquire("x", &policy(8)).await);
     }
@@ -630,7 +630,7 @@ async fn a_waiter_under_a_lower_limit_is_not_granted_past_it(fleet: &impl Fleet)
         }
         let mut waits = one.acquire("x", &policy(8));
         assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err(), "all are in use");
-        // Under a higher limit the permits that these releases free would go to the places that wait.
+        // Under a higher limit the permits that these releases free would go to the waiting places.
         for in_use in [9, 8] {
             held.pop().unwrap().release().await.unwrap();
             full(releases.try_acquire("x", &policy(10)).await);

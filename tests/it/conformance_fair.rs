@@ -1,4 +1,4 @@
-//! What a semaphore promises to tenants, whatever counts the permits.
+//! The promises of a semaphore to tenants, whatever counts its permits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,7 +29,7 @@ macro_rules! conformance {
             })*
         }
 
-        /// All of it, one after the other, on a fleet that takes long to start.
+        /// All tests, one after the other, on a fleet that is slow to start.
         #[cfg(feature = "redis")]
         pub(crate) async fn all(fleet: &impl Fleet) {
             $(println!("{}", stringify!($name));
@@ -74,7 +74,7 @@ async fn nothing_left(fleet: &impl Fleet) {
     eventually("nothing is stored", async || fleet.is_empty()).await;
 }
 
-/// A request that waits, in the queue when this is done.
+/// A waiting request, which is in the queue when this returns.
 async fn queued(
     semaphore: &Semaphore,
     ask: Ask,
@@ -99,7 +99,7 @@ async fn a_permit_goes_to_the_tenant_with_the_fewest_over_all_processes(fleet: &
     drop(first);
     let late = late.await.unwrap().expect("before all that came first");
     assert!(backlog.iter().all(|waits| !waits.is_finished()));
-    // `a` has one, `b` one, and only `a` waits: in the order in which they came.
+    // `a` has one, `b` one, and only `a` waits: in the order of their arrival.
     drop(second);
     while let Some(next) = backlog.pop_front() {
         let permit = next.await.unwrap().unwrap();
@@ -123,7 +123,7 @@ async fn no_tenant_passes_its_cap(fleet: &impl Fleet) {
         assert_eq!((refused.limit, refused.each), (5, Some(2)));
     }
     let waits = queued(&two, capped(), &policy(5)).await;
-    // Its line is stopped, and holds nobody up.
+    // Its line is stopped, and delays no other.
     let others: Vec<_> =
         [by("b"), by("c"), Ask::of("x")].into_iter().map(|ask| one.acquire(ask, &now)).collect();
     let mut passed = Vec::new();
@@ -147,7 +147,7 @@ async fn a_big_request_takes_all_its_permits_at_once(fleet: &impl Fleet) {
     let big = queued(&two, by("b").cost(3), &policy).await;
     for _ in 0..2 {
         drop(small.pop_front());
-        // What is free is kept for it.
+        // The free permits are kept for it.
         let tried = one.try_acquire(by("a"), &policy).await;
         assert!(matches!(tried, Err(AcquireError::Rejected(_))));
     }
@@ -179,7 +179,7 @@ async fn requests_with_and_without_tenants_share_one_limit(fleet: &impl Fleet) {
     let [first, second] = plain;
     let first = first.await.unwrap().unwrap();
     assert!(!second.is_finished(), "in their order");
-    // Places of both kinds outlive their leases, renewed.
+    // Places of both kinds outlive their leases because they are renewed.
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(!first.is_lost() && !fair.is_lost() && !second.is_finished());
     assert_eq!(old.inspect("x").await.unwrap().in_use, 2);
@@ -263,7 +263,7 @@ async fn what_can_never_fit_holds_nobody_up_after_a_pause(fleet: &impl Fleet) {
 async fn each_request_is_judged_by_its_own_limit(fleet: &impl Fleet) {
     let one = fleet.node();
     let (low, high) = (Policy::builder(4).wait_timeout(SHORT).build().unwrap(), policy(8));
-    // Together, so that they go out together. What does not fit is refused.
+    // Concurrently, so that one write carries them. What does not fit is refused.
     let (big, small) =
         tokio::join!(one.acquire(by("a").cost(6), &high), one.acquire(by("b"), &low));
     drop((big.unwrap(), small));
@@ -343,7 +343,7 @@ async fn a_headroom_counts_for_those_that_brought_it_alone(fleet: &impl Fleet) {
         held.pop().unwrap().release().await.unwrap();
         let permit = tokio::time::timeout(Duration::from_millis(1500), waits).await;
         drop(permit.expect("within a second and a round trip").unwrap().unwrap());
-        // And the other way: what brought a headroom keeps to it, whatever frees the permits.
+        // And vice versa: a request with a headroom keeps to it, whatever frees the permits.
         let waits = queued(&one, by("f").class(1), &with).await;
         for _ in 0..2 {
             drop(other.try_acquire(by("g").class(1), &without).await);

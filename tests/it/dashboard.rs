@@ -1,5 +1,5 @@
-//! The dashboard and the alerts ask for nothing that is not exposed: each query is held against what
-//! a run on a real Redis, with every outcome in it, shows to Prometheus.
+//! The dashboard and the alerts query only what is exposed: each query is compared with what a run on a real Redis,
+//! with every outcome in it, shows to Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::support::eventually;
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{down, up};
 
-/// What Prometheus itself puts on every series.
+/// The labels that Prometheus adds to every series.
 const OF_TARGETS: [&str; 2] = ["instance", "job"];
-/// How many outcomes a request can have.
+/// The number of outcomes of a request.
 const RESULTS: usize = 13;
 
 type Labels = BTreeMap<String, String>;
 
-/// All that one process shows: the labels of each series, by name.
+/// What one process exposes: the labels of each series, by name.
 #[derive(Default)]
 struct Exposition {
     series: BTreeMap<String, Vec<Labels>>,
@@ -53,7 +53,7 @@ impl Exposition {
         all
     }
 
-    /// What is wrong with a query, if anything.
+    /// Returns what is wrong with a query, if anything.
     fn check(&self, query: &str) -> Result<Query, String> {
         let query = query.replace("$__rate_interval", "5m");
         let query = query.replace("$policy", ".*").replace("$instance", ".*");
@@ -97,7 +97,7 @@ impl Exposition {
             if !self.has(selector, &matcher.name) {
                 return Err(format!("no {:?} has the label {}", selector.name, matcher.name));
             }
-            // Of words to choose from, each is a value that there is.
+            // Each alternative is an existing value.
             for word in matcher.value.split('|').filter(|word| !word.is_empty() && *word != ".*") {
                 if !all.iter().any(|labels| labels.get(&matcher.name).is_some_and(|v| v == word)) {
                     return Err(format!("no {:?} has {}={word:?}", selector.name, matcher.name));
@@ -112,7 +112,7 @@ impl Exposition {
     }
 }
 
-/// What a query is made of.
+/// What a query consists of.
 #[derive(Default)]
 struct Query {
     selectors: Vec<VectorSelector>,
@@ -120,7 +120,7 @@ struct Query {
 }
 
 impl Query {
-    /// The labels that its answer can have.
+    /// The labels that its result can have.
     fn labels(&self) -> BTreeSet<&str> {
         let modifiers = self.aggregates.iter().filter_map(|aggregate| aggregate.modifier.as_ref());
         modifiers.flat_map(|by| &by.labels().labels).map(String::as_str).collect()
@@ -141,7 +141,7 @@ impl ExprVisitor for Query {
     }
 }
 
-/// The words of `text` between `{{` and `}}`.
+/// Returns the words of `text` between `{{` and `}}`.
 fn placeholders(text: &str) -> impl Iterator<Item = &str> {
     text.split("{{").skip(1).map(|rest| rest.split("}}").next().unwrap_or_default().trim())
 }
@@ -161,7 +161,7 @@ fn policy(name: &'static str, limit: impl Into<Limit>, on_unavailable: OnUnavail
     policy.on_unavailable(on_unavailable).build().unwrap()
 }
 
-/// Has every outcome happen once at least.
+/// Has every outcome happen at least once.
 async fn everything(redis: &mut TestRedis, semaphore: &Semaphore) -> Vec<Permit> {
     let one = policy("jobs", 1, OnUnavailable::Refuse);
     let held = semaphore.acquire("x", &one).await.unwrap();
@@ -304,7 +304,7 @@ async fn every_query_finds_what_it_asks_for() {
     }
     assert!(panels >= 20 && alerts >= 7, "{panels} {alerts}");
 
-    // Whatever is shown is on the dashboard.
+    // Everything that is exposed is on the dashboard.
     let families = exposition.series.keys().map(|name| {
         let family =
             ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));

@@ -1,5 +1,5 @@
-//! The files of docs/deploy say what the gateway understands: each of its command lines starts a real gateway on a real
-//! Redis, each probe is answered by it, and each period of grace is longer than what it waits for.
+//! The files of docs/deploy contain what the gateway understands: each of their command lines starts a real gateway on
+//! a real Redis, it answers each probe, and each grace period is longer than what it waits for.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn strings(value: &Value) -> Vec<String> {
     words.iter().map(|word| word.as_str().unwrap().to_owned()).collect()
 }
 
-/// The list of an instruction of the image.
+/// Returns the list of an instruction of the image.
 fn instruction(name: &str) -> Vec<String> {
     let mut lines = CONTAINERFILE.lines().filter_map(|line| line.strip_prefix(name));
     serde_json::from_str(lines.next().unwrap_or_else(|| panic!("no {name}")).trim()).unwrap()
@@ -33,7 +33,7 @@ fn instruction(name: &str) -> Vec<String> {
 struct CommandLine(Vec<String>);
 
 impl CommandLine {
-    /// That of a container: the image's entrypoint, and the arguments in place of its own.
+    /// The command line of a container: the image's entrypoint, and the arguments instead of its own.
     fn of(args: &[String]) -> Self {
         assert_eq!(instruction("ENTRYPOINT"), ["/usr/local/bin/semaphore-gateway"]);
         let split = |arg: &String| match arg.split_once('=') {
@@ -81,7 +81,8 @@ impl CommandLine {
     }
 }
 
-/// What docs/gateway.md says that requests and connections take, in KiB, with an eighth to spare, is within a limit in MiB.
+/// The KiB that requests and connections take according to docs/gateway.md, and an eighth more, fit into a limit in
+/// MiB.
 fn fits(line: &CommandLine, limit: u64) {
     let (_, sum) = GATEWAY.split_once("\n    26 MiB + max-requests · 333 KiB + ").unwrap();
     assert!(sum.starts_with("max-connections · 113 KiB\n"), "{sum}");
@@ -154,13 +155,13 @@ async fn the_compose_file_starts_gateways_that_share_their_limit() {
     assert_eq!(gateways.len(), 2);
     let running = share_their_limit(&redis, &lines).await;
 
-    // The check of its health passes while it is ready, and fails once it is not.
+    // Its health check passes while it is ready, and fails afterwards.
     let check = strings(&gateways[0]["healthcheck"]["test"]);
     let (gateway, status) = running.into_iter().next().unwrap();
     let passes = || {
         let port = lines[0].port("--status").to_string();
         assert!(check.iter().any(|arg| arg.contains(&port)), "{check:?}");
-        // `$$` is how the file writes `$`.
+        // The file writes `$` as `$$`.
         let args =
             check.iter().map(|arg| arg.replace("$$", "$").replace(&port, &status.to_string()));
         let args: Vec<_> = args.collect();
@@ -176,7 +177,7 @@ async fn the_compose_file_starts_gateways_that_share_their_limit() {
     assert!(!passes());
 }
 
-/// Waits until a gateway that lost its Redis says so.
+/// Waits until a gateway that lost its Redis reports that.
 async fn until_not_ready(status: u16) {
     let client = Client::new();
     let ready = format!("http://127.0.0.1:{status}/-/ready");
@@ -203,17 +204,17 @@ async fn the_kubernetes_manifest_fits_the_gateway() {
 
     let limit = gateway["resources"]["limits"]["memory"].as_str().unwrap();
     fits(&line, limit.strip_suffix("Mi").unwrap().parse().unwrap());
-    // The URL of Redis has a password, and stands in the environment alone.
+    // The URL of Redis has a password, and is in the environment alone.
     assert!(!line.0.iter().any(|arg| arg == "--redis" || arg.contains("$(")), "{:?}", line.0);
     assert_eq!(gateway["env"][0]["name"], "REDIS_URL");
     assert!(!gateway["env"][0]["valueFrom"]["secretKeyRef"].is_null());
-    // The service is told to stop after the gateway, and both before they are killed.
+    // The service stops after the gateway, and both before they are killed.
     let sleep = |of: &Value| of["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap();
     let gateway_ends = sleep(gateway) + line.seconds("--drain");
     assert!(sleep(app) >= gateway_ends, "the service ends before the gateway");
     let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert!(grace > gateway_ends && grace > sleep(app), "killed in the middle of it");
-    // Ports are those of the command line, and named as they are used.
+    // Ports are those of the command line, and named by their use.
     let port = |name: &Value| {
         let ports = gateway["ports"].as_sequence().unwrap();
         let port = ports.iter().find(|port| port["name"] == *name);
@@ -244,7 +245,7 @@ async fn the_kubernetes_manifest_fits_the_gateway() {
     assert_eq!(client.get(&alive).await, StatusCode::OK, "without Redis it is alive");
 }
 
-/// What a command line of the image has unless its user says otherwise.
+/// What a command line of the image has by default.
 #[test]
 fn the_image_listens_on_the_ports_that_it_exposes() {
     let line = CommandLine::of(&instruction("CMD"));
@@ -252,7 +253,7 @@ fn the_image_listens_on_the_ports_that_it_exposes() {
     assert!(CONTAINERFILE.contains(&exposed), "{exposed}");
 }
 
-/// The same commit gives the same image, and nothing that the checkout has by chance comes into its build.
+/// The same commit gives the same image, and nothing that happens to be in the checkout gets into its build.
 #[test]
 fn the_image_is_built_from_what_is_committed() {
     let (_, install) = CONTAINERFILE.split_once("\nRUN cargo install ").unwrap();
@@ -276,7 +277,7 @@ fn the_image_is_built_from_what_is_committed() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Where this machine has the library, a gateway with the environment of the image uses it, and understands its settings.
+/// If this machine has the library, a gateway with the environment of the image uses it, and understands its settings.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_image_has_an_allocator_that_gives_memory_back() {

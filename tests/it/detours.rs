@@ -1,4 +1,4 @@
-//! What a call that takes a detour costs: the others that it travels with, and itself the next time.
+//! The cost of a call that takes a detour: for the calls in the same write, and for itself the next time.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ async fn a_plain_policy_on_a_set_with_tenants_makes_one_call_for_each_request() 
     const REQUESTS: u64 = 100;
     let redis = TestRedis::start();
     let (fair, plain) = (redis.semaphore(), redis.semaphore());
-    // So low that a script cannot do without a look at the places.
+    // So low that a script has to examine the places.
     let policy = Policy::new(2);
     let held = fair.acquire(Ask::of("x").by("tenant"), &policy).await.unwrap();
     warm(&plain).await;
@@ -27,7 +27,7 @@ async fn a_plain_policy_on_a_set_with_tenants_makes_one_call_for_each_request() 
         plain.acquire("x", &policy).await.unwrap().release().await.unwrap();
     }
     let calls = redis.calls("evalsha") - before;
-    // An acquire and a release for each; one twice each five seconds, and the looks at what operators set.
+    // An acquire and a release for each, one of them twice every five seconds, and the reading of overrides.
     assert!(calls < 2 * REQUESTS + REQUESTS / 4, "{calls} calls for {REQUESTS} requests");
     drop(held);
 }
@@ -73,7 +73,7 @@ async fn a_slot_on_its_way_to_a_node_that_is_away_does_not_delay_the_others() {
 
 #[tokio::test]
 async fn four_nodes_that_say_nothing_are_waited_for_once() {
-    // They accept, and that is all.
+    // They accept connections, and do nothing else.
     let silent: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let hosts: Vec<_> = silent.iter().map(|node| node.local_addr().unwrap().to_string()).collect();
     let backend = RedisBackend::builder(format!("redis-cluster://{}", hosts.join(",")))

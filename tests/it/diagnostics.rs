@@ -1,4 +1,4 @@
-//! What the compiler says to mistakes that are easily made with the layer.
+//! The compiler's messages for mistakes that are easily made with the layer.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,7 +19,7 @@ fn program(body: &str) -> String {
     )
 }
 
-/// Mistakes, and what the compiler's message has to have.
+/// Mistakes, and what the compiler's message must contain.
 const MISTAKES: [(&str, &str, &[&str]); 7] = [
     (
         "key_of_a_string",
@@ -47,7 +47,7 @@ const MISTAKES: [(&str, &str, &[&str]); 7] = [
         &["is not a response to a rejected request", "`axum`"],
     ),
     (
-        // With the feature `axum`, one that is `IntoResponse` as well would have it twice.
+        // With the feature `axum`, a type that is `IntoResponse` as well would have it twice.
         "refusal_of_ones_own",
         "impl tower_semaphore::limit::IntoRefusalResponse for Plan {
              fn into_refusal_response(self) -> http::Response<tower_semaphore::limit::RefusalBody> {

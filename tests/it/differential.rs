@@ -1,16 +1,14 @@
-//! Generated histories hold the scripts of `lua/` against the ledger: the same operations at the
-//! same times must give the same replies, the same messages and the same set.
+//! Generated histories compare the scripts of `lua/` with the ledger: the same operations at the same times must give
+//! the same replies, the same messages and the same set.
 //!
-//! Some histories are of tenants: places with claims, and some without between them. A call is made there as
-//! the process makes it: by the script for plain sets, if none of its ids has a claim; if that finds tenants,
-//! by the one for those.
+//! Some histories have tenants: places with claims, and some without between them. There, a call is made as the process
+//! makes it: by the script for plain sets, if none of its ids has a claim; if that finds tenants, by the other script.
 //!
-//! The scripts run on a real server. Only their clock is replaced, by two keys that the test sets,
-//! so that time can stand still, jump and go back. What the server answers is decoded here anew, not
-//! by the crate's own decoder.
+//! The scripts run on a real server. Only their clock is replaced, by two keys that the test sets, so that time can
+//! stand still, jump and go back. The server's replies are decoded here, and not by the crate's own decoder.
 //!
-//! `TEST_HISTORIES` says how many histories to generate; 2000 unless set. A failure is printed as
-//! the shortest history that still fails.
+//! `TEST_HISTORIES` is the number of histories to generate; 2000 by default. A failure is printed as the shortest
+//! history that still fails.
 
 mod model;
 mod mutants;
@@ -32,18 +30,18 @@ const NODES: usize = 4;
 
 // --- histories ----------------------------------------------------------------------------------
 
-/// One semaphore's life.
+/// The history of one semaphore.
 #[derive(Clone, Debug)]
 struct History {
-    /// Whether PUBLISH is taken at its word.
+    /// Whether the result of PUBLISH is believed.
     counted: bool,
     limit: u32,
     headroom: u32,
     steps: Vec<Step>,
 }
 
-/// What numbers stand for is found when the step is taken, so that a history without some of its
-/// steps is a history too: that is what shrinking needs.
+/// What the numbers stand for is determined when the step is taken, so a history without some of its steps is a
+/// history, too. Shrinking needs that.
 #[derive(Clone, Debug)]
 enum Step {
     Acquire { node: usize, leaving: Vec<Pick>, poll_only: bool, ids: Vec<Asks>, terms: Terms },
@@ -61,7 +59,7 @@ enum Step {
     Wipe,
 }
 
-/// What those that come ask for.
+/// The ids of the newcomers.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
     lease_ms: u64,
@@ -71,18 +69,18 @@ struct Terms {
     recalls: bool,
 }
 
-/// A place's id.
+/// The id of a place.
 #[derive(Clone, Debug)]
 enum Pick {
-    /// One of those that are in the set.
+    /// An id in the set.
     Present(usize),
-    /// One of those that were ever made, there or not.
+    /// An id that was used before, present or not.
     Known(usize),
-    /// One that was never sent before.
+    /// An id that was never sent before.
     New { node: usize, poll_only: bool, asks: Asks },
 }
 
-/// What the id of a place says beside its number.
+/// What the id of a place contains besides its number.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asks {
     /// Limit and headroom.
@@ -90,22 +88,22 @@ struct Asks {
     claim: Option<Claim>,
 }
 
-/// What a place shows to be counted again.
+/// The proof of a place that is to be counted again.
 #[derive(Clone, Debug)]
 enum Proof {
-    /// The lease end that it was told last.
+    /// The lease end that it received last.
     LeaseEnd,
-    /// The ticket that it was told last, or else that of another place.
+    /// The ticket that it received last, or else that of another place.
     Ticket(usize),
-    /// A lease end at this distance from now, ms.
+    /// A lease end at this distance from now, in ms.
     Near(i64),
 }
 
 #[derive(Clone, Debug)]
 enum Time {
-    /// On, or back, by so many µs.
+    /// Forward or back by this many µs.
     By(i64),
-    /// To the lease end of a place, and so many ms on.
+    /// To the lease end of a place, and this many ms further.
     LeaseEnd(usize, i64),
 }
 
@@ -138,7 +136,7 @@ enum Of {
     Tenants,
 }
 
-/// What a place may have. Few tenants, so that they meet; few terms, so that levels do.
+/// The claims of places: few tenants, so that they meet; few terms, so that levels do.
 fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
     if of == Of::Plain {
         return Just(None).boxed();
@@ -274,7 +272,7 @@ fn histories() -> u32 {
     std::env::var("TEST_HISTORIES").map_or(2000, |n| n.parse().expect("TEST_HISTORIES: a number"))
 }
 
-/// Generates histories until one differs, which is then made as short as can be.
+/// Generates histories until one differs, which is then made as short as possible.
 fn run(
     lua: &Lua,
     cases: u32,
@@ -360,7 +358,7 @@ fn acquire(node: usize, lease_ms: u64) -> Step {
     }
 }
 
-/// One history, told here.
+/// One history, written by hand.
 fn told(limit: u32, steps: Vec<Step>) -> Vec<Expected> {
     let server = TestRedis::start();
     let lua = Lua::as_it_is();
@@ -381,7 +379,7 @@ fn number_of(expected: &Expected, at: usize) -> i64 {
     }
 }
 
-/// How many hold and how many wait, by what is in the set.
+/// Returns how many hold and how many wait, by the members of the set.
 fn counts(expected: &Expected) -> (usize, usize) {
     let waiting = expected.set.iter().filter(|(member, _)| member.starts_with(QUEUED)).count();
     (expected.set.len() - 2 * waiting, waiting)
@@ -421,9 +419,9 @@ fn hundreds_are_granted_at_once_across_nodes() {
     let last = expected.last().unwrap();
     let early: Vec<_> = expected.iter().map(|e| e.more).collect();
     assert_eq!(early, [false, false, false, false, true, true, true, true, false]);
-    // Nobody listens for node 2 any more: its 512 are taken out, and everyone else is in.
+    // Node 2 does not listen any more: its 512 are removed, and all others are in.
     assert_eq!(counts(last), (3 * 512 - 1, 0));
-    // One message a node and call; the bound cuts both nodes' grants into two calls.
+    // One message for each node and call; the bound splits both nodes' grants into two calls.
     let messages: Vec<_> = expected.iter().flat_map(|e| &e.messages).collect();
     let told: usize = messages.iter().map(|(_, text)| text.split(' ').count() / 2).sum();
     assert_eq!((messages.len(), told), (4, 511 + 512));
@@ -471,7 +469,7 @@ fn more_dead_waiters_than_one_sweep_takes_out_get_no_permit() {
     ]);
     steps.extend((0..6).map(|_| Step::Release { node: 0, picks: Vec::new() }));
     let expected = told(512, steps);
-    // The sweep alone reaches the bound: nothing is left for grants.
+    // The sweep alone reaches the bound, which leaves nothing for grants.
     assert!(expected[7].more && counts(&expected[7]) == (0, 5 * 512 + 512 - WORK_MAX));
     assert_eq!(counts(expected.last().unwrap()), (512, 0));
 }

@@ -27,7 +27,7 @@ fn number(parts: &Parts, header: &str) -> u32 {
     parts.headers.get(header).map_or(0, |value| value.to_str().unwrap().parse().unwrap())
 }
 
-/// A request that holds its permit for as long as the answer is kept.
+/// A request that holds its permit while the response is kept.
 async fn call(
     layer: &ConcurrencyLimitLayer,
     tenant: &str,
@@ -295,7 +295,7 @@ async fn one_look_up_has_the_whole_plan_of_a_tenant() {
     assert_eq!((paid.in_use, paid.weight, paid.each), (6, 3, Some(6)));
     let capped = call(&built, "paid").await;
     assert_eq!(refusal(&capped).reason, RefusalReason::TenantLimit);
-    // Four of ten are left to class 0.
+    // Four of ten are reserved for class 0.
     let batch = call(&built, "batch").await;
     assert_eq!(refusal(&batch).reason, RefusalReason::Limit);
     assert_eq!(calls.load(Ordering::Relaxed), 2, "one for each tenant");
@@ -309,7 +309,7 @@ async fn one_look_up_has_the_whole_plan_of_a_tenant() {
     let assumed = call(&layer(&assumed).build().unwrap(), "new").await;
     assert_eq!(assumed.headers()["cost"], "3");
 
-    // What sees the request has the last word; what the plan has as well cannot be set beside it.
+    // The closure that sees the request takes precedence; a value that the plan has as well cannot be set beside it.
     let own = layer(&plans).class_by(|_: &Name, _: &Parts| 0).cost_by(|_: &Parts| 4);
     let own = call(&own.build().unwrap(), "batch").await;
     assert_eq!(own.headers()["cost"], "4");
@@ -462,7 +462,7 @@ async fn a_request_without_a_tenant_is_a_bad_one_and_is_told_what_it_lacks() {
     assert_eq!(warning.fields["layer"], "openai");
     assert!(warning.fields["extractor"].contains("HeaderKey"), "{warning:?}");
 
-    // What an extension lacks is the server's business.
+    // What an extension lacks is an error of the server.
     let layer = fair().fair_by(ExtensionKey::<String>::new()).build().unwrap();
     let refused = call_without_tenant(&layer).await;
     let text = refusal(&refused).to_string();
@@ -588,7 +588,7 @@ async fn a_cap_is_blamed_only_where_it_was_in_the_way() {
     };
     let held = semaphore.acquire(Ask::of("x").by("a").cost(5), &long).await.unwrap();
     let big = semaphore.acquire(Ask::of("x").by("c").cost(8), &long);
-    // Five are free, and kept for the big one.
+    // Five are free, and kept for the large one.
     let waited = refused(Ask::of("x").by("b").each(4)).await;
     assert_eq!((waited.reason, waited.is_tenant_full), (RejectReason::QueueTimeout, false));
     drop((held, big));

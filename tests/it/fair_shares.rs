@@ -1,6 +1,6 @@
-//! What tenants get of a semaphore that they share, by first come, first served and by fair shares.
+//! The permits that tenants get of a shared semaphore, by first come, first served and by fair shares.
 //!
-//! On a paused clock: the figures depend on nothing but the rules.
+//! On a paused clock, so the figures depend only on the rules.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn both(scenario: Scenario) -> [Vec<Got>; 2] {
     [run(&arrival, &scenario, Order::Arrival).await, run(&shares, &scenario, Order::Shares).await]
 }
 
-/// Never more in use than there are permits.
+/// Asserts that never more permits are in use than there are.
 fn most(got: &[Got]) -> u32 {
     let mut changes = Vec::new();
     for got in got {
@@ -25,7 +25,7 @@ fn most(got: &[Got]) -> u32 {
             changes.extend([(from, 1, got.load.cost), (to, 0, got.load.cost)]);
         }
     }
-    // What comes free in an instant is granted in the same.
+    // What is freed at an instant is granted at the same.
     changes.sort();
     let (mut now, mut most) = (0, 0);
     for (_, is_grant, cost) in changes {

@@ -1,4 +1,4 @@
-//! Several processes, one Redis: what the crate exists for, seen from outside.
+//! Several processes on one Redis, seen from outside: the crate's purpose.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() - 1) * percent / 100]
 }
 
-/// How long it takes to get a permit that is to come free: asks all the time, from now on.
+/// Returns how long it takes to get a permit that will be freed, with requests all the time from now on.
 async fn until_free(fleet: &Fleet, gateway: usize) -> Duration {
     let began = Instant::now();
     eventually("a permit is free", async || {
@@ -29,7 +29,7 @@ async fn until_free(fleet: &Fleet, gateway: usize) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cap_holds_and_is_used_over_three_gateways() {
     let fleet = Arc::new(Fleet::start(3, &["--limit", "5", "--wait", "30s"]).await);
-    // The cap always; the rest in one round of three, because others use the machine too.
+    // The cap in each round; the rest in one round of three, because others use the machine, too.
     let mut rounds = Vec::new();
     for _ in 0..3 {
         let (rate, median, p99) = crowd(&fleet).await;
@@ -44,7 +44,7 @@ async fn the_cap_holds_and_is_used_over_three_gateways() {
     panic!("at least 100 requests/s, and a p99 of twice the median at the most: {rounds:?}");
 }
 
-/// 45 clients for four seconds, 40 ms a request: requests a second, and how long they waited.
+/// 45 clients for four seconds, with 40 ms for each request: requests a second, and how long they waited.
 async fn crowd(fleet: &Arc<Fleet>) -> (f64, Duration, Duration) {
     let waits = Arc::new(Mutex::new(Vec::new()));
     let began = Instant::now();
@@ -67,7 +67,7 @@ async fn crowd(fleet: &Arc<Fleet>) -> (f64, Duration, Duration) {
     let took = began.elapsed();
     let mut waits = std::mem::take(&mut *waits.lock().unwrap());
     let rate = waits.len() as f64 / took.as_secs_f64();
-    // The first of each client did not find a full queue.
+    // The first request of each client did not find a full queue.
     waits.drain(..45);
     waits.sort();
     (rate, percentile(&waits, 50), percentile(&waits, 99))
@@ -80,7 +80,7 @@ async fn first_come_is_first_served_over_three_gateways() {
         // From here on each has its connections.
         assert_eq!(fleet.client.get(&fleet.url(gateway, "/")).await, 200);
     }
-    // Newcomers press all the while, unnumbered.
+    // Newcomers come all the time, without numbers.
     let pressing: Vec<_> = (0..6)
         .map(|i| {
             let fleet = Arc::clone(&fleet);
@@ -91,8 +91,8 @@ async fn first_come_is_first_served_over_three_gateways() {
             })
         })
         .collect();
-    // In one round of three: on a busy machine two requests that are sent 18 ms apart may come to
-    // Redis the other way round.
+    // In one round of three: on a busy machine two requests that are sent 18 ms apart may reach Redis in the other
+    // order.
     let mut rounds = Vec::new();
     for first in [0, 90, 180] {
         let numbers: Vec<usize> = (first..first + 90).collect();
@@ -111,7 +111,7 @@ async fn first_come_is_first_served_over_three_gateways() {
     fleet.quiet().await;
 }
 
-/// One request for each number, one after the other, each to another gateway; until all are answered.
+/// Sends one request for each number, one after the other, each to another gateway, until all are answered.
 async fn in_turn(fleet: &Arc<Fleet>, numbers: &[usize]) {
     let mut sent = Vec::new();
     let mut next = tokio::time::interval(Duration::from_millis(18));
@@ -137,7 +137,7 @@ async fn a_stream_keeps_its_permit_until_it_ends_or_its_client_leaves() {
     let mut refused = 0;
     while let Some(frame) = body.frame().await {
         frame.unwrap();
-        // Whether the other is refused after the last frame is a matter of ms.
+        // Whether the other is refused after the last frame depends on a few ms.
         if !http_body::Body::is_end_stream(&body) && fleet.upstream.seen().in_flight == 1 {
             let status = fleet.client.get(&fleet.url(1, "/")).await;
             refused += usize::from(status == 429);
@@ -239,7 +239,7 @@ async fn a_request_costs_two_script_calls_at_most() {
     }
     eventually("all are given back", async || fleet.redis.keys() == 0).await;
     let stats: String = fleet.redis.command(&["INFO", "commandstats"]);
-    // What the scripts call themselves, and this test's own looks.
+    // The commands of the scripts, and this test's own queries.
     let expected = [
         "evalsha",
         "time",
@@ -259,7 +259,7 @@ async fn a_request_costs_two_script_calls_at_most() {
         let command = line.split(':').next().unwrap();
         assert!(expected.contains(&command), "{command} was called: {line}");
     }
-    // One less wherever a newcomer takes along what was given back.
+    // One less wherever a newcomer's call carries a release.
     let calls = fleet.redis.calls("evalsha");
     assert!((101..=200).contains(&calls), "{calls}");
 }
@@ -275,7 +275,7 @@ async fn sigterm_drains_a_gateway() {
     let text = body.collect().await.unwrap().to_bytes();
     assert_eq!(text.len(), 35 * "chunk\n".len());
     assert_eq!(gateway.exit().await, Some(0));
-    // Its permit is back long before the lease of 10 s.
+    // Its permit is back long before the lease of 10 s ends.
     let freed = until_free(&fleet, 0).await;
     assert!(freed < Duration::from_secs(2), "{freed:?}");
     fleet.quiet().await;

@@ -1,4 +1,4 @@
-//! The operator's page in a browser, while a fleet is struck by one fault after the other.
+//! The operator's page in a browser, while one fault after the other befalls a fleet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,9 +18,9 @@ const HOSTILE: &str = "<script>alert(1)</script>";
 const TENANTS: [&str; 3] = [HOSTILE, "acme", "umbrella"];
 const LIMIT: usize = 3;
 
-/// Clients that want a stream without an end, at one gateway after the other, until they are ended.
+/// Clients that want an endless stream, at one gateway after the other, until they are stopped.
 struct Clients {
-    /// How many of them there are to be.
+    /// The number of clients.
     wanted: Arc<AtomicUsize>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -64,7 +64,7 @@ async fn pause() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
-/// Until it breaks, or is refused.
+/// Reads until the stream breaks, or is refused.
 async fn stream(gateway: &str, tenant: &str) -> std::io::Result<()> {
     let mut socket = TcpStream::connect(gateway.strip_prefix("http://").unwrap()).await?;
     let request = format!(
@@ -113,7 +113,7 @@ async fn the_page_shows_what_the_upstream_has_whatever_breaks() {
     println!("all {} rounds; the longest took {longest:?}", FAULTS.len());
     assert_eq!(browser.dialogs, [""; 0], "a name was run");
 
-    // And all tenants beside each other.
+    // All tenants beside each other.
     browser.open(&url).await;
     let rows = "[...document.querySelectorAll('tbody tr')].map(row => \
                 [0, 2, 5].map(i => row.cells[i].textContent).join(' ')).sort().join('|')";
@@ -133,7 +133,7 @@ async fn the_page_shows_what_the_upstream_has_whatever_breaks() {
     fleet.quiet().await;
 }
 
-/// The page's numbers are those of the upstream, and those that must be, at one moment.
+/// Asserts that the page's numbers equal those of the upstream, and the expected ones, at one moment.
 async fn shows(
     browser: &mut Browser,
     fleet: &Fleet,
@@ -143,7 +143,7 @@ async fn shows(
     fault: Fault,
 ) {
     let end = Instant::now() + Duration::from_secs(20);
-    // Without its data it may let newcomers in beside those who hold, until these end.
+    // Without its data, Redis may admit newcomers beside the holders, until these end.
     let may_exceed = matches!(fault, Fault::RedisKilled);
     let page = "['in-use', 'waiting', 'stale-reason'].map(id => \
                 document.getElementById(id)?.textContent).join()";

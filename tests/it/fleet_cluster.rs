@@ -1,4 +1,4 @@
-//! On a Redis Cluster: what a semaphore promises, masters that die, and slots that move.
+//! The promises of a semaphore on a Redis Cluster: masters that die, and slots that move.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ async fn a_cluster_keeps_what_a_semaphore_promises() {
     hints_arrive_on_each_shard(&cluster).await;
 }
 
-/// Without them a permit would be found by the next renewal, within a second.
+/// Without hints, a permit would be found by the next renewal, within a second.
 async fn hints_arrive_on_each_shard(cluster: &TestCluster) {
     let (a, b) = (cluster.semaphore(), cluster.semaphore());
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(10)).build().unwrap();
@@ -56,8 +56,8 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(|i| format!("tenant-{i}")).collect()
 }
 
-/// Twice: once with a replica that has all its master had, and once with one that lacks the last of
-/// it, as can be because Redis does not wait for its replicas.
+/// Twice: once with a replica that has all data of its master, and once with one that lacks the last changes, because
+/// Redis does not wait for its replicas.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_dies_under_two_gateways_harms_its_own_tenants_alone() {
     let mut cluster = TestCluster::start();
@@ -73,7 +73,7 @@ async fn a_master_that_dies_under_two_gateways_harms_its_own_tenants_alone() {
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let replica = MASTERS + dead;
         if loses {
-            // From here on the replica gets nothing more: not even what would lie in its socket.
+            // From here on the replica gets nothing more, not even what would be in its socket.
             cluster.nodes[replica].signal("STOP");
             cluster.nodes[dead].command::<u64>(&["CLIENT", "KILL", "TYPE", "replica"]);
         }
@@ -97,7 +97,7 @@ async fn a_master_that_dies_under_two_gateways_harms_its_own_tenants_alone() {
         as_before += usize::from(cost.others_waited_as_before());
         assert_eq!(streams.await.unwrap(), 0, "streams that did not come whole");
     }
-    // In one round of the two: others use the machine too.
+    // In one round of two, because others use the machine, too.
     assert!(as_before > 0, "other shards waited for longer than before");
     tenants.stop().await;
     until("nothing is left", || cluster.nodes[2..].iter().all(|node| node.keys() == 0));
@@ -119,17 +119,17 @@ async fn slots_that_move_are_followed() {
         cluster.begin_to_move(slot, from, to);
         tokio::time::sleep(Duration::from_millis(100)).await;
         cluster.migrate(slot, from, to);
-        // Long enough that it is asked for where it goes to.
+        // Long enough for calls to be sent to the target.
         let served = Instant::now();
         crowd.all_served(std::slice::from_ref(name), served).await;
         let id = cluster.id(to);
-        // In one order the old master knows it last; in the other, both say for a while that it is
-        // the other one, and are not to be asked as fast as they can answer.
+        // In one order the old master is told last; in the other, both redirect to each other for a while, and must not
+        // be asked as fast as they can answer.
         let order = if i % 2 == 0 { [to, from] } else { [from, to] };
         set(order[0], &["NODE", &id]);
         let moves = cluster.errors("MOVED");
         tokio::time::sleep(Duration::from_millis(200)).await;
-        // Eight times a hold of 25 ms, two processes, there and back, some calls each time.
+        // Eight times a hold of 25 ms, two processes, there and back, with some calls each time.
         let moves = cluster.errors("MOVED") - moves;
         assert!(moves < 200, "sent on {moves} times");
         set(order[1], &["NODE", &id]);

@@ -1,4 +1,4 @@
-//! Gateways that are told by a file what to do, and told anew while they run.
+//! Gateways with a configuration file, which is reloaded while they run.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway, Upstream};
 use crate::support::redis::TestRedis;
 
-/// A gateway with a file, and what it logs.
+/// A gateway with a file, and its log.
 struct Configured {
     redis: TestRedis,
     upstream: Upstream,
@@ -24,7 +24,7 @@ struct Configured {
 }
 
 impl Configured {
-    /// Rules, and what else stands in the file.
+    /// The rules, and the rest of the file.
     async fn start(rules: &str) -> Self {
         let (redis, upstream) = (TestRedis::start(), Upstream::start().await);
         let dir = TempDir::new().unwrap();
@@ -54,7 +54,7 @@ impl Configured {
         self.client.send(request).await.0.as_u16()
     }
 
-    /// Other contents, and the signal; then what it says of them.
+    /// Writes new contents and sends the signal. Returns what the gateway logs about them.
     async fn reload(&self, contents: &str) -> String {
         std::fs::write(self.dir.path().join("gateway.toml"), contents).unwrap();
         let before = self.log.lock().unwrap().len();
@@ -125,7 +125,7 @@ shadow = true
         open("/v1/chat?stream_ms=3000", "staff").await,
     ];
     eventually("all are in flight", async || stage.upstream.seen().in_flight == 3).await;
-    // Its own limit, before the one of the path.
+    // Its own limit, before that of the path.
     let request = http::Request::get(stage.url("/v1/chat")).header("x-tenant", "acme");
     let (status, body) = stage.client.send(request).await;
     assert_eq!(status, 429);
@@ -134,7 +134,7 @@ shadow = true
     let (status, body) = stage.client.send(request).await;
     assert_eq!(status, 429);
     assert!(String::from_utf8_lossy(&body.unwrap()).contains("[\"chat\"]"));
-    // Neither of these is below the prefix; and a limit of 0 in shadow refuses nobody.
+    // Neither of these is below the prefix; and a limit of 0 in shadow refuses none.
     assert_eq!(stage.status("/v1/chatter", "globex").await, 200);
     assert_eq!(stage.status("/", "globex").await, 200);
     assert_eq!(stage.status("/", "").await, 200);
@@ -171,7 +171,7 @@ async fn a_reload_that_raises_a_limit_lets_waiters_in_and_cuts_nobody() {
     let began = Instant::now();
     let said = stage.reload_rules(&rules("2")).await;
     assert!(said.contains("is in force"), "{said}");
-    // Nobody comes after it: those who wait get in by themselves.
+    // No request comes after it: waiting requests are admitted without one.
     for status in join_all(waiters).await {
         assert_eq!(status.unwrap(), 200);
     }
@@ -180,7 +180,7 @@ async fn a_reload_that_raises_a_limit_lets_waiters_in_and_cuts_nobody() {
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert!(!stream.is_finished(), "they had to wait for its end");
     assert_eq!(stage.upstream.seen().peak, 2);
-    // The stream of before the reload flows to its end.
+    // The stream from before the reload goes on to its end.
     let (status, body) = stream.await.unwrap();
     assert_eq!((status.as_u16(), body.unwrap().len()), (200, 300 * "chunk\n".len()));
 
@@ -216,7 +216,7 @@ async fn a_request_that_waits_further_out_at_a_reload_finds_the_new_limit_furthe
         assert_eq!(request.await.unwrap(), 200);
     }
     assert!(!holds.is_finished(), "a permit was free, and they waited for another");
-    // One that came later does not wait behind it either.
+    // A later request does not wait behind it either.
     assert_eq!(send("/?ms=1").await.unwrap(), 200);
     assert!(!holds.is_finished(), "a permit was free, and a newcomer waited for another");
     holds.abort();
@@ -241,7 +241,7 @@ async fn a_bad_file_is_refused_with_its_line_and_the_old_one_stays() {
         assert!(said.contains(words) && said.contains("previous configuration stays"), "{said}");
         assert_eq!(stage.status("/", "x").await, 429);
     }
-    // What cannot change while it runs.
+    // Settings that cannot change while it runs.
     let elsewhere = contents(&stage.redis, &stage.upstream, "[[rule]]\nlimit = 9\n")
         .replace("continue", "quarantine");
     let said = stage.reload(&elsewhere).await;
@@ -261,7 +261,7 @@ async fn a_bad_file_is_refused_with_its_line_and_the_old_one_stays() {
     eventually("nothing is left", async || stage.redis.keys() == 0).await;
 }
 
-/// How it ends with this file, and what it says.
+/// Returns how it ends with this file, and what it prints.
 fn refused(contents: &str, args: &[&str]) -> String {
     let dir = TempDir::new().unwrap();
     let path: PathBuf = dir.path().join("gateway.toml");
@@ -395,7 +395,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
     assert!(said.contains("--max-queue: allowed only in the file"), "{said}");
 }
 
-/// A gateway that counts its permits itself, and the status and problem of its answers.
+/// A gateway that counts its permits itself; returns status and problem of its responses.
 struct Alone {
     upstream: Upstream,
     gateway: Gateway,
@@ -488,7 +488,7 @@ async fn weights_and_classes_decide_whose_turn_it_is() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let fifth = wait("acme", 3);
     tokio::time::sleep(Duration::from_millis(100)).await;
-    // To acme, which has none; to globex after that; to the other class last of all.
+    // First to acme, which has none; then to globex; to the other class last.
     held[0].abort();
     for waiter in [fifth, fourth] {
         assert_eq!(waiter.await.unwrap(), 200);
@@ -518,7 +518,7 @@ async fn a_request_takes_what_its_header_says() {
     assert_eq!((status, &problem["reason"]), (400, &"cost_too_high".into()), "{problem}");
     held.abort();
 
-    // In shadow everything passes.
+    // In shadow every request passes.
     let args = ["--limit", "10", "--cost", "header:x-units", "--shadow"];
     let stage = Alone::start(&args).await;
     assert_eq!(stage.ask("/", &[("x-units", "many")]).await.0, 200);

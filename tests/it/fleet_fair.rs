@@ -15,12 +15,12 @@ use crate::support::shares::percentile;
 
 const FAIR: [&str; 2] = ["--fair-by", "header:x-tenant"];
 const OTHERS: [&str; 9] = ["B", "C", "D", "E", "F", "G", "H", "I", "J"];
-/// Of the backlog: long beside what a busy machine adds to it.
+/// Of the backlog: long, compared with what a busy machine adds to it.
 const HOLD: Duration = Duration::from_millis(50);
 /// Longer than any test.
 const PATIENT: [&str; 2] = ["--wait", "60s"];
 
-/// Who is asked, and the upstream behind.
+/// The gateways, and the upstream.
 struct Stage<'a> {
     urls: Vec<String>,
     upstream: &'a Upstream,
@@ -37,7 +37,7 @@ impl<'a> Stage<'a> {
         Self { urls: vec![gateway.url().to_owned()], upstream, client: Client::new() }
     }
 
-    /// One request; how long it took.
+    /// Sends one request. Returns how long it took.
     fn ask(&self, gateway: usize, tenant: &str, ms: u64) -> JoinHandle<Duration> {
         let url = format!("{}/?ms={ms}", self.urls[gateway % self.urls.len()]);
         let request = http::Request::get(url).header("x-tenant", tenant);
@@ -49,7 +49,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Clients that ask again at once, each at a gateway of its own, until they are told to stop.
+    /// Clients that ask again at once, each at its own gateway, until they are stopped.
     fn again(
         &self,
         tenant: &'static str,
@@ -77,14 +77,14 @@ impl<'a> Stage<'a> {
 struct Clients(Vec<JoinHandle<usize>>);
 
 impl Clients {
-    /// How many requests were served.
+    /// Returns how many requests were served.
     async fn end(self) -> usize {
         join_all(self.0).await.into_iter().map(Result::unwrap).sum()
     }
 }
 
-/// A queues six hundred requests, nine others come three times a second each; how many holds the
-/// others wait, at the median and at the most but for one of a hundred.
+/// A queues six hundred requests, nine others send three each second. Returns how many holds the others wait, at the
+/// median and at the 99th percentile.
 async fn backlog(stage: &Stage<'_>) -> (f64, f64) {
     let ms = u64::try_from(HOLD.as_millis()).unwrap();
     let queued: Vec<_> = (0..600).map(|n| stage.ask(n, "A", ms)).collect();
@@ -107,8 +107,8 @@ async fn backlog(stage: &Stage<'_>) -> (f64, f64) {
     (percentile(&holds, 50), percentile(&holds, 99))
 }
 
-/// A holds for 300 ms and has always more, B has ten clients of 10 ms; the permits that A leaves to B,
-/// and how many requests of B were served in about four seconds.
+/// A holds for 300 ms and always has more, B has ten clients of 10 ms. Returns the permits that A leaves to B, and how
+/// many requests of B were served in about four seconds.
 async fn long_and_short(stage: &Stage<'_>) -> (f64, usize) {
     let stop = Arc::<AtomicBool>::default();
     let long = stage.again("A", 40, 300, &stop);
@@ -122,7 +122,7 @@ async fn long_and_short(stage: &Stage<'_>) -> (f64, usize) {
     (left, short.end().await)
 }
 
-/// Good in one round of three: others use the machine, too.
+/// Passes if one round of three is good, because others use the machine, too.
 async fn in_some_round<T: std::fmt::Debug>(
     mut round: impl AsyncFnMut() -> T,
     is_good: impl Fn(&T) -> bool,
@@ -203,14 +203,14 @@ async fn no_tenant_has_more_than_its_cap_at_the_upstream() {
     fleet.quiet().await;
 }
 
-/// While a deploy is under way, one gateway knows of tenants and the other does not.
+/// During a deploy, one gateway knows of tenants and the other does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_without_tenants_keeps_the_cap_and_nobody_starves() {
     let (limit, hold) = (["--limit", "5"], 20);
     let mut fleet = Fleet::start(1, &[&limit, &FAIR[..], &PATIENT].concat()).await;
     fleet.add(&[&limit[..], &PATIENT].concat());
     let stage = Stage::of(&fleet);
-    // Lines at both of them, and more of those behind the old one.
+    // Lines at both of them, and more requests behind the old one.
     let queued: Vec<_> = (0..400).map(|n| stage.ask(usize::from(n % 4 > 0), "A", hold)).collect();
     eventually("all permits are in use", async || fleet.upstream.seen().in_flight == 5).await;
     sleep(Duration::from_millis(200)).await;

@@ -1,4 +1,4 @@
-//! What an operator does on a Redis Cluster, where what is set is kept by one shard and counts on all.
+//! Operators' calls on a Redis Cluster, where one shard keeps the overrides and they apply to all.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::cluster::{MASTERS, TestCluster};
 use crate::support::stopwatch::Stopwatch;
 use crate::support::{eventually, until};
 
-/// In place of a name: what operators set.
+/// The name under which the overrides are kept.
 const KEPT: &str = "!overrides";
 
 fn policy(limit: u32) -> Policy {
@@ -25,7 +25,7 @@ fn names(cluster: &TestCluster) -> Vec<String> {
     (0..MASTERS).map(|master| home(master).unwrap()).collect()
 }
 
-/// The limit that a process goes by; all permits must be out.
+/// Returns the limit that a process applies; all permits must be in use.
 async fn limit_seen(semaphore: &Semaphore, name: &str) -> Option<u32> {
     match semaphore.try_acquire(name, &policy(1)).await {
         Err(AcquireError::Rejected(rejected)) => Some(rejected.limit),
@@ -72,7 +72,7 @@ async fn where_the_shard_that_keeps_it_dies_the_others_go_by_what_they_know() {
         assert_eq!(limit_seen(&other, name).await, Some(2), "{name}");
     }
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
-    // One that has just come cannot know it, and is not kept from working for that.
+    // A new process cannot know it, and is not kept from working.
     let newcomer = cluster.semaphore();
     eventually("the newcomer is answered", async || {
         limit_seen(&newcomer, &elsewhere[0]).await.is_some()
@@ -113,7 +113,7 @@ async fn a_list_tells_which_shard_is_away_and_names_what_the_others_have() {
     }
     let all: HashSet<String> = names.iter().cloned().collect();
     assert_eq!(all_listed(&semaphore).await, (all.clone(), 0));
-    // Not the one that keeps what is set: that is asked first. Its replica too, so that it stays away.
+    // Not the shard that keeps the overrides, which is asked first. Its replica, too, so that the shard stays away.
     let dead = (cluster.home(KEPT) + 1) % MASTERS;
     cluster.nodes[MASTERS + dead].kill();
     cluster.nodes[dead].kill();
@@ -122,7 +122,7 @@ async fn a_list_tells_which_shard_is_away_and_names_what_the_others_have() {
     eventually("it is told", async || all_listed(&semaphore).await == (left.clone(), 1)).await;
 }
 
-/// Whether it was revoked cannot be asked: then it is what a loss of data leaves.
+/// Whether it was revoked cannot be asked, so it looks like a loss of data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_another_shard_lost_meanwhile_is_counted_again() {
     let mut cluster = TestCluster::start();
@@ -157,19 +157,19 @@ async fn what_is_set_moves_along_with_its_slot() {
     let to = (from + 1) % MASTERS;
     cluster.begin_to_move(slot, from, to);
     cluster.migrate(slot, from, to);
-    // On its way: asked for where it goes to.
+    // During the move: calls are redirected to the target.
     operator.set_limit(&*names[0], 2).await.unwrap();
     held.push(other.acquire(&*names[0], &policy(1)).await.unwrap());
     let id = cluster.id(to);
     (0..MASTERS).for_each(|node| cluster.set_slot(slot, (to + node) % MASTERS, &["NODE", &id]));
-    // And there.
+    // After the move.
     let moved = Stopwatch::start();
     operator.set_limit(&*names[1], 2).await.unwrap();
     held.push(other.acquire(&*names[1], &policy(1)).await.unwrap());
     println!("in force {:?} after the slot had moved", moved.elapsed());
     assert!(moved.elapsed() < Duration::from_secs(2), "{:?}", moved.elapsed());
     assert_eq!(limit_seen(&other, &names[2]).await, Some(1));
-    // Who comes now goes by it from his first call on, whichever shard that is for.
+    // A newcomer applies it from its first call on, on any shard.
     for (name, limit) in names.iter().zip([2, 2, 1]) {
         assert_eq!(limit_seen(&cluster.semaphore(), name).await, Some(limit), "{name}");
     }

@@ -1,4 +1,4 @@
-//! A fleet under a fault of which each part is known: what it costs, in figures from outside.
+//! A fleet under a fault whose parts are known: its cost, in figures from outside.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ const LIMIT: usize = 5;
 const WAIT: Duration = Duration::from_secs(1);
 const GONE: Duration = Duration::from_millis(1500);
 
-/// A request of the load, and what became of it.
+/// A request of the load, and its outcome.
 struct Asked {
     gateway: usize,
     sent: Instant,
@@ -75,7 +75,7 @@ async fn redis_killed_under_load_and_started_empty_costs_little() {
     for gateway in 0..3 {
         assert_eq!(fleet.client.get(&fleet.url(gateway, "/")).await, 200);
     }
-    // With a lease of 10 s, which goes on longer than all this.
+    // With a lease of 10 s, which is longer than all of this.
     let streams: Vec<_> = (0..2)
         .map(|gateway| {
             let (client, url) = (fleet.client.clone(), fleet.url(gateway, "/?stream_ms=6000"));
@@ -129,7 +129,7 @@ async fn redis_killed_under_load_and_started_empty_costs_little() {
         assert!(allowed, "{} after {:?}", asked.status, asked.came - asked.sent);
     }
     assert!(refused > 100, "{refused}");
-    // Who waited when it went may have waited in vain.
+    // Requests that waited when Redis went may have waited in vain.
     assert!(statuses.keys().all(|status| [200, 429, 503].contains(status)), "{statuses:?}");
     assert!(served.iter().all(|served| *served < Duration::from_secs(1)), "{served:?}");
     assert!(over < Duration::from_millis(300), "{over:?}");
@@ -144,7 +144,7 @@ async fn redis_killed_under_load_and_started_empty_costs_little() {
 
 // ===== a gateway stands still =====
 
-/// What a client gets of a stream, as it comes.
+/// What a client receives of a stream, as it comes.
 #[derive(Default)]
 struct Got {
     frames: Mutex<Vec<Instant>>,
@@ -153,7 +153,7 @@ struct Got {
 }
 
 impl Got {
-    /// Reads all the time, so that nothing lies in a buffer.
+    /// Reads all the time, so that nothing stays in a buffer.
     fn read(mut body: hyper::body::Incoming) -> Arc<Self> {
         let got = Arc::<Self>::default();
         let notes = Arc::clone(&got);
@@ -175,7 +175,7 @@ impl Got {
     }
 }
 
-/// Whether the whole process is stopped by a signal.
+/// Returns whether the whole process is stopped by a signal.
 fn is_stopped(gateway: &Gateway) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).unwrap();
     stat.rsplit_once(") ").unwrap().1.starts_with('T')
@@ -206,8 +206,8 @@ async fn a_gateway_that_wakes_past_its_lease_sends_not_one_frame_more() {
     let (response, came) = timeout(LONG, next).await.expect("served").unwrap();
     assert_eq!(response.status(), 200);
     let served = came - stopped;
-    // Well past the lease. What the kernel still had for the client is there long since; in front of
-    // the gateway lie the frames that the upstream has sent meanwhile.
+    // Well past the lease. The client has long received what was in the kernel. What the upstream has sent meanwhile is
+    // unread in the gateway's socket.
     sleep((2 * lease).saturating_sub(stopped.elapsed())).await;
     let before = stream.frames();
     sleep(Duration::from_millis(500)).await;
@@ -254,7 +254,7 @@ async fn a_freed_permit_reaches_its_waiter_though_all_subscriptions_and_scripts_
         let mut freed = Instant::now();
         let mut cut = 0;
         for step in 0..3 {
-            // Freed before the cuts, in between, or after them; the client leaves, and so it is.
+            // Released before the cuts, in between, or after them, because the client leaves.
             if step == round % 3 {
                 freed = Instant::now();
                 drop(held.take());
@@ -272,7 +272,7 @@ async fn a_freed_permit_reaches_its_waiter_though_all_subscriptions_and_scripts_
         let took = came - freed;
         all.push(took);
         assert_eq!(status, 200);
-        // That of each gateway, and of the one that watches.
+        // The connection of each gateway, and the test's own.
         assert!(cut >= 3, "round {round}: only {cut} connections were cut");
         assert!(took < Duration::from_millis(1200), "round {round}: {took:?}");
     }

@@ -1,4 +1,4 @@
-//! Redis with Sentinel: what a semaphore promises, and masters that change.
+//! The promises of a semaphore on Redis with Sentinel, while masters change.
 
 use std::time::Instant;
 
@@ -61,8 +61,8 @@ async fn a_master_that_dies_is_replaced() {
     assert!(cost.was_noticed(), "nobody noticed");
 }
 
-/// An old master that was not dead goes on for some ten seconds, until it is told that it is none any
-/// more. Who asked it till then and who comes new must not both have all permits.
+/// An old master that was not dead goes on for some ten seconds, until it is demoted. Processes that used it and
+/// processes that come new must not both have all permits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_master_that_does_not_know_yet_is_left_at_once() {
     let redis = TestSentinel::start();

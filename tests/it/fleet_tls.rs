@@ -1,4 +1,4 @@
-//! Gateways that reach a cluster, and a master named by Sentinel, over TLS alone and with a password.
+//! Gateways that reach a cluster, and a master named by Sentinel, only over TLS and with a password.
 
 use tokio::task::block_in_place;
 
@@ -41,7 +41,7 @@ impl Gateways {
         self.client.send(request).await.0.as_u16()
     }
 
-    /// Each of some tenants, of all shards: one holds at one gateway, the next waits at the other.
+    /// Requests of some tenants, on all shards: one holds at one gateway, the next waits at the other.
     async fn serve(&self) {
         for tenant in 0..12 {
             let first = self.ask(&self.trusting[tenant % 2], tenant, "/?ms=100");
@@ -55,7 +55,7 @@ impl Gateways {
         assert_eq!(self.upstream.seen().peak, 1);
     }
 
-    /// Who trusts nobody is not served, and the servers know of him only that.
+    /// A gateway that trusts no authority is not served, and the servers see only that.
     async fn nobody_else(&self, servers: &[TestRedis]) {
         assert_eq!(self.ask(&self.distrusting, 0, "/").await, 503);
         let ours = |server: &TestRedis| {
@@ -104,7 +104,7 @@ async fn sentinels_and_their_master_are_reached_over_tls_with_passwords_and_foll
     let before = redis.master();
     redis.failover();
     until("another master is named", || redis.master() != before);
-    // For a moment one can ask the new master while the other asks the old one.
+    // For a moment one can use the new master while the other uses the old one.
     until("both have left the old one", || {
         !redis.servers[0].command::<String>(&["CLIENT", "LIST"]).contains("user=app")
     });

@@ -24,12 +24,12 @@ use crate::support::semaphore::{empty, in_use};
 const NAME: &str = "api";
 const LONG: Duration = Duration::from_secs(20);
 
-/// Limit 1, and nobody may wait, unless set.
+/// Limit 1, and no request may wait, unless set.
 fn builder(semaphore: &Semaphore) -> ConcurrencyLimitBuilder {
     ConcurrencyLimitLayer::builder(semaphore, NAME).limit(1).wait_timeout(Duration::ZERO)
 }
 
-/// A server whose only permit is out.
+/// A server whose only permit is in use.
 async fn full(
     set: impl FnOnce(ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder,
 ) -> (GrpcServer, Permit) {
@@ -76,7 +76,7 @@ async fn a_refusal_is_a_status_in_headers_alone() {
     assert!(body.trailers().is_none());
     assert!(body.to_bytes().is_empty());
 
-    // And so does tonic read it.
+    // tonic reads it so, too.
     let mut client = server.client().await;
     let status = client.unary("hello").await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -202,7 +202,7 @@ async fn a_streaming_call_holds_its_permit_to_the_trailers() {
         assert_eq!(refused.code(), Code::ResourceExhausted);
     }
     drop(say);
-    // After the trailers, and not a moment later, the permit is free.
+    // Right after the trailers, the permit is free.
     assert_eq!(heard.message().await.unwrap(), None);
     assert_eq!(client.unary("next").await.unwrap(), "next");
     eventually("nothing is stored", async || backend.is_empty()).await;
@@ -236,7 +236,7 @@ async fn a_client_that_drops_its_stream_frees_the_permit() {
     assert_eq!(client.unary("next").await.unwrap(), "next");
 }
 
-/// Starts a stream on a Redis, and then has Redis stand still past the lease.
+/// Starts a stream on a Redis, and then stops Redis for longer than the lease.
 async fn lose_a_lease(on_lost: OnLost) -> (TestRedis, Result<Option<String>, tonic::Status>) {
     let redis = TestRedis::start();
     let layer = builder(&redis.semaphore()).lease(Policy::MIN_LEASE).on_lost(on_lost);
@@ -248,7 +248,7 @@ async fn lose_a_lease(on_lost: OnLost) -> (TestRedis, Result<Option<String>, ton
     redis.signal("STOP");
     let mut last = timeout(2 * Policy::MIN_LEASE, heard.message()).await;
     if last.is_err() {
-        // Not cut off: it still talks.
+        // It is not cut off: it still sends.
         say.send("after").unwrap();
         last = timeout(LONG, heard.message()).await;
     }
@@ -293,7 +293,7 @@ async fn a_stream_whose_permit_is_lost_goes_on_if_so_set() {
 
 #[tokio::test]
 async fn a_channel_can_be_limited_too() {
-    // The server knows no limit; the client keeps to one.
+    // The server has no limit; the client keeps to one.
     let free = ConcurrencyLimitLayer::builder(&Semaphore::in_memory(), "free");
     let server = GrpcServer::start(free.limit(100).build().unwrap()).await;
     let backend = MemoryBackend::new();

@@ -1,5 +1,5 @@
-//! The layer under real servers and real clients: how long a permit is held when sockets are
-//! between those who ask and those who answer.
+//! The layer under real servers and real clients: how long a permit is held when sockets are between requests and
+//! responses.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -36,8 +36,7 @@ use crate::support::redis::TestRedis;
 const NAME: &str = "api";
 const LONG: Duration = Duration::from_secs(20);
 
-/// Where permits are counted, and two processes that count there: the one behind the server, and
-/// another that looks on.
+/// The backend, and two processes on it: the one behind the server, and another one that observes.
 struct Stage {
     store: Store,
     server: Semaphore,
@@ -63,12 +62,12 @@ impl Stage {
         Self { store: Store::Redis(redis), server, other }
     }
 
-    /// Limit 1, and nobody may wait, unless set.
+    /// Limit 1, and no request may wait, unless set.
     fn layer(&self) -> ConcurrencyLimitBuilder {
         ConcurrencyLimitLayer::builder(&self.server, NAME).limit(1).wait_timeout(Duration::ZERO)
     }
 
-    /// The same, and a request waits as long as it takes.
+    /// The same, but a request waits as long as it takes.
     fn patient(&self) -> ConcurrencyLimitLayer {
         self.layer().wait_timeout(LONG).build().unwrap()
     }
@@ -84,7 +83,7 @@ impl Stage {
         )
     }
 
-    /// Waits until so many hold and so many wait.
+    /// Waits until this number of requests hold, and this number wait.
     async fn until(&self, in_use: u64, waiting: u64) {
         eventually(&format!("{in_use} in use, {waiting} waiting"), async || {
             let seen = self.other.inspect(NAME).await.unwrap();
@@ -136,10 +135,10 @@ on_both_backends! {
 
 // ===== handlers =====
 
-/// Says what a stream of one response is to send next; dropped, the stream ends.
+/// Has a stream of one response send the next frame; the stream ends when this is dropped.
 type Tap = mpsc::UnboundedSender<&'static str>;
 
-/// A route whose responses stream what the test says: it gets a tap for each.
+/// A route whose responses stream what the test sends: it gets a tap for each.
 fn streaming() -> (MethodRouter, mpsc::UnboundedReceiver<Tap>) {
     let (taps, opened) = mpsc::unbounded_channel();
     let route = get(async move || {
@@ -150,7 +149,7 @@ fn streaming() -> (MethodRouter, mpsc::UnboundedReceiver<Tap>) {
     (route, opened)
 }
 
-/// The tap of the next response.
+/// Returns the tap of the next response.
 async fn opened(taps: &mut mpsc::UnboundedReceiver<Tap>) -> Tap {
     timeout(LONG, taps.recv()).await.expect("the handler is called").unwrap()
 }
@@ -159,14 +158,14 @@ fn body_of(frames: mpsc::UnboundedReceiver<&'static str>) -> Body {
     body_with(frames, ())
 }
 
-/// A body that keeps something as long as it lives.
+/// A body that keeps a value for as long as it lives.
 fn body_with<T: Send + 'static>(frames: mpsc::UnboundedReceiver<&'static str>, kept: T) -> Body {
     Body::from_stream(stream::unfold((frames, kept), async |(mut frames, kept)| {
         frames.recv().await.map(|frame| (Ok::<_, Infallible>(frame), (frames, kept)))
     }))
 }
 
-/// A route that never answers, and how often it was called.
+/// A route that never answers, and the number of its calls.
 fn never() -> (MethodRouter, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
@@ -208,8 +207,8 @@ async fn a_stream_of_many_leases_keeps_its_permit_to_its_end(stage: &Stage) {
     assert_eq!(server.get("/").await.status(), StatusCode::OK);
 }
 
-/// At limit 1, one request after the other on one connection: whatever the response is like, its
-/// permit is free before its end is seen.
+/// At limit 1, one request after the other on one connection: for any kind of response, the permit is free before the
+/// end is seen.
 async fn whoever_has_read_one_response_is_never_refused_the_next(stage: &Stage) {
     let streamed = || async {
         let (tap, frames) = mpsc::unbounded_channel();
@@ -302,7 +301,7 @@ async fn a_client_that_leaves_mid_stream_frees_the_permit(stage: &Stage) {
 
 // ===== clients that leave, HTTP/2 =====
 
-/// Another request on the connection: that it outlived what was reset on it.
+/// Sends another request on the connection, which has outlived the reset of a stream.
 async fn assert_alive(
     sender: &mut hyper::client::conn::http2::SendRequest<Full<bytes::Bytes>>,
     uri: &str,
@@ -368,7 +367,7 @@ async fn a_stream_reset_mid_stream_frees_the_permit(stage: &Stage) {
 
 // ===== uploads =====
 
-/// Reads until the text has come; panics if something else comes.
+/// Reads until the text has come; panics if anything else comes.
 async fn expect(socket: &mut TcpStream, wanted: &str) {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(wanted) {
@@ -433,7 +432,7 @@ async fn connect_websocket(server: &Server) -> tokio_tungstenite::WebSocketStrea
     socket
 }
 
-/// That it still talks.
+/// Asserts that it still sends.
 async fn say(socket: &mut tokio_tungstenite::WebSocketStream<TcpStream>) {
     socket.send(Message::text("hello")).await.unwrap();
     let heard = timeout(LONG, socket.next()).await.expect("an echo").unwrap().unwrap();
@@ -459,7 +458,7 @@ async fn a_websocket_that_took_the_permit_holds_it_until_it_closes(stage: &Stage
     socket.close(None).await.unwrap();
     stage.until_empty().await;
 
-    // A client that vanishes frees it too.
+    // A client that vanishes frees it, too.
     let socket = connect_websocket(&server).await;
     stage.until(1, 0).await;
     drop(socket);
@@ -497,7 +496,7 @@ async fn a_background_task_can_keep_the_permit(stage: &Stage) {
 
 // ===== where the layer can stand =====
 
-/// That the layer is around what answers at `path`: once the only permit is out, it refuses.
+/// Asserts that the layer is around what answers at `path`: once the only permit is in use, it rejects.
 async fn assert_limited(stage: &Stage, router: Router, path: &str) {
     let server = Server::start(router).await;
     for _ in 0..2 {
@@ -583,7 +582,7 @@ async fn a_handler_that_panics_frees_the_permit() {
             "never"
         })
     };
-    // Caught outside: the future is unwound. Caught inside: its 500 is a response like any other.
+    // Caught outside, the future is unwound. Caught inside, its 500 is a response like any other.
     let layer = stage.layer().build().unwrap();
     let router = Router::new().route("/", route()).layer(layer.clone());
     let outside = Server::start(router.layer(CatchPanicLayer::new())).await;
@@ -616,7 +615,7 @@ async fn a_timeout_around_it_takes_the_request_out_of_the_queue() {
     stage.until_empty().await;
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 
-    // And out of the handler.
+    // It is also out of the handler.
     assert_eq!(server.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(calls.load(Ordering::Relaxed), 1);
     stage.until_empty().await;
@@ -668,7 +667,7 @@ async fn two_layers_of_one_request_hold_a_permit_each() {
     let refused = ask("a").await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(text(refused).await.contains("\"tenant\""));
-    // The one who was refused inside holds nothing outside.
+    // A request that is rejected inside holds nothing outside.
     stage.until(1, 0).await;
     let b = ask("b").await;
     assert_eq!((a.status(), b.status()), (StatusCode::OK, StatusCode::OK));
@@ -698,7 +697,7 @@ async fn a_handler_that_needs_a_permit_says_so_where_there_is_none() {
 
 // ===== a Redis that stands still =====
 
-/// Stops a process, and lets it go on when this is dropped.
+/// Stops a process, and resumes it when this is dropped.
 struct Frozen(u32);
 
 impl Frozen {
@@ -719,7 +718,7 @@ fn signal(signal: &str, process: u32) {
     assert!(status.success());
 }
 
-/// A server whose handler streams and tells when its permit is lost.
+/// A server whose handler streams and reports when its permit is lost.
 struct Lost {
     redis: TestRedis,
     server: Server,
@@ -733,11 +732,11 @@ impl Lost {
         let (open, taps) = mpsc::unbounded_channel();
         let (tell, lost) = mpsc::unbounded_channel();
         let route = get(async move |permit: Permit| {
-            // The permit is kept as long as the body, and not longer.
+            // The permit is kept exactly as long as the body.
             let (alive, ended) = oneshot::channel::<Infallible>();
             tokio::spawn(async move {
                 tokio::select! {
-                    // The loss ends the body too: of both, it is the one to tell of.
+                    // The loss ends the body, too; it is the body's to report.
                     biased;
                     () = permit.lost() => {
                         assert!(permit.is_lost());
@@ -761,7 +760,7 @@ impl Lost {
         Self { redis, server, taps, lost }
     }
 
-    /// Once Redis goes on: it serves, and nothing is left.
+    /// Once Redis goes on, it serves, and nothing is left.
     async fn assert_recovered(&self) {
         eventually("it serves again", async || {
             self.server.get("/").await.status() == StatusCode::OK
@@ -864,7 +863,7 @@ async fn while_redis_stands_still_requests_are_answered_and_then_served_again() 
 
 // ===== HEAD =====
 
-/// What is said of the body in answer to HEAD.
+/// What a response to HEAD says of the body.
 async fn fields_of_head(router: Router) -> [Option<String>; 2] {
     let server = Server::start(router).await;
     let reply = curl(&server.url("/"), &["--head"]).await;
@@ -874,7 +873,7 @@ async fn fields_of_head(router: Router) -> [Option<String>; 2] {
 
 #[tokio::test]
 async fn a_response_to_head_has_no_length_that_the_upstream_did_not_say() {
-    // What a proxy passes on of an upstream that did not say: a body that is known to be empty.
+    // What a proxy passes on from an upstream that did not say: a body that is known to be empty.
     let upstream = tower::service_fn(async |_: Request<Body>| {
         Ok::<_, Infallible>(Response::new(Body::empty()))
     });

@@ -1,4 +1,4 @@
-//! Whose permits a request takes: extractors, and the names that they make.
+//! The permits that a request takes: extractors, and the names that they make.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -32,7 +32,7 @@ use crate::support::told::Told;
 
 const TENANT: HeaderKey = HeaderKey::from_static("x-tenant");
 
-/// What an extractor makes of a request.
+/// Returns what an extractor makes of a request.
 #[allow(clippy::needless_pass_by_value, reason = "so that closures can be written in place")]
 fn key(extractor: impl KeyExtractor, request: Request<()>) -> Option<String> {
     let (parts, ()) = request.into_parts();
@@ -62,7 +62,7 @@ fn bare() -> Request<()> {
 fn a_global_key_adds_nothing() {
     assert_eq!(found(GlobalKey, bare()), "");
     assert_eq!(found((GlobalKey, TENANT, GlobalKey), tenant(b"acme")), "acme");
-    // Neither where a closure goes on from it.
+    // Nor if a closure continues it.
     let tenant_of =
         |parts: &Parts| Some(GlobalKey.extract(parts)?.part(TENANT.extract(parts)?.as_str()));
     assert_eq!(found(tenant_of, tenant(b"acme")), "acme");
@@ -188,10 +188,10 @@ fn the_keys_of_a_tuple_are_one_key_together() {
     assert_eq!(found((text("a"), text("b"), text("c"), text("d")), bare()), "a:b:c:d");
     assert_eq!(found((text("a"), (text("b"), text("c"))), bare()), "a:b:c");
     assert_eq!(found((PathKey, TENANT), tenant(b"acme")), "%2Fa%2Fb:acme");
-    // Without one of them there is none.
+    // Without one of them there is no key.
     assert_eq!(key((text("a"), none), bare()), None);
     assert_eq!(key((none, text("a"), text("b")), bare()), None);
-    // Where one ends and the next begins cannot be shifted.
+    // The boundary between two values cannot be shifted.
     let all = [
         found((text("a"), text("bc")), bare()),
         found((text("ab"), text("c")), bare()),
@@ -259,7 +259,7 @@ fn a_peer_is_read_from_where_its_key_says() {
     assert_eq!(key(PeerIpKey::from_axum(), extended(other)), None);
 }
 
-/// The name of the permit of a request, as the handler sees it.
+/// Returns the name of a request's permit, as the handler sees it.
 fn named() -> axum::routing::MethodRouter {
     get(async |permit: Option<Permit>| permit.map_or_else(|| "-".into(), |p| p.name().to_owned()))
 }
@@ -302,7 +302,7 @@ async fn a_matched_route_is_the_one_written_in_the_router() {
     }
     assert_eq!(text(server.get("/v1/eu/users/7").await).await, route("/v1/{region}/users/{id}"));
     assert_eq!(text(server.get("/merged").await).await, route("/merged"));
-    // None in the fallback: the answer is the router's own.
+    // There is none in the fallback: the router answers itself.
     assert_eq!(server.get("/nowhere").await.status(), StatusCode::NOT_FOUND);
 
     let of_routes =
@@ -310,7 +310,7 @@ async fn a_matched_route_is_the_one_written_in_the_router() {
     let server = Server::start(of_routes).await;
     assert_eq!(text(server.get("/v1/users/7").await).await, route("/v1/users/{id}"));
     assert_eq!(text(server.get("/free").await).await, "-");
-    // A route layer does not see what no route matched.
+    // A route layer does not see requests that no route matched.
     assert_eq!(server.get("/v1/nowhere").await.status(), StatusCode::NOT_FOUND);
 
     let of_method = Router::new().route("/users/{id}", named().layer(layer));
@@ -348,7 +348,7 @@ fn a_header_in_upper_case_is_refused_with_what_is_allowed() {
     assert!(!text.contains("lower case"), "{text}");
 }
 
-/// Finds no key, and says that this is fine.
+/// Finds no key, and allows that.
 struct Odd;
 
 impl KeyExtractor for Odd {
@@ -408,7 +408,7 @@ async fn a_layer_that_never_sees_a_matched_route_says_so_once() {
         let request = Request::get(path).body(axum::body::Body::empty()).unwrap();
         service.clone().oneshot(request).await.unwrap().status()
     };
-    // On the routes. Some are asked for that are not there, before and after.
+    // On the routes. Requests for missing ones come before and after.
     let on_routes = router.clone().layer(layer(&semaphore, MatchedPathKey));
     for _ in 0..99 {
         assert_eq!(ask(&on_routes, "/nowhere").await, StatusCode::NOT_FOUND);
@@ -434,7 +434,7 @@ async fn a_layer_that_never_sees_a_matched_route_says_so_once() {
     assert_eq!(warning.fields["layer"], "api");
     assert!(warning.name.contains("limits nothing"), "{}", warning.name);
 
-    // As it was meant.
+    // As intended.
     let bypass = ConcurrencyLimitLayer::builder(&semaphore, "api").key(MatchedPathKey).limit(1);
     let bypass = bypass.on_missing_key(MissingKey::Bypass).build().unwrap().layer(router);
     let bypass = Router::new().fallback_service(bypass);
@@ -483,7 +483,7 @@ fn tonic_says_where_a_connection_comes_from() {
 
 // ===== names =====
 
-/// A part, more often than not made of what names are made of.
+/// A part, often made of the syntax of names.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     let nasty = prop::sample::select(vec![
         &b":"[..],
@@ -508,7 +508,7 @@ fn part() -> impl Strategy<Value = Vec<u8>> {
         6 => vec(nasty, 0..6).prop_map(|pieces| pieces.concat()),
         2 => vec(any::<u8>(), 0..40),
         1 => vec(any::<u8>(), 40..200),
-        // Around the longest part that is written out.
+        // Around the longest part that is stored unhashed.
         1 => (60_usize..70).prop_map(|length| vec![b'a'; length]),
         1 => (20_usize..24).prop_map(|length| vec![b'/'; length]),
     ]
@@ -566,7 +566,7 @@ proptest! {
 
     #[test]
     fn the_text_of_a_name_as_one_part_is_another_name(parts in vec(part(), 2..6)) {
-        // What a client would send who wants another's permits.
+        // What a client would send to take another's permits.
         let name = name(&parts);
         assert_ne!(Name::new(name.as_str()), name);
         let spelled: Vec<_> = parts.iter().map(|part| Name::new(part).to_string()).collect();
@@ -596,7 +596,7 @@ fn two_long_parts_and_their_text_as_one_part_are_two_names() {
 
 #[test]
 fn long_names_are_the_same_however_they_are_put_together() {
-    // A layer joins its name and the key; who acquires by hand writes one part after the other.
+    // A layer joins its name and the key; a caller may also append one part after the other.
     let (a, b) = ("a".repeat(64), "b".repeat(64));
     let by_hand = Name::new("api").part(&a).part(&b);
     let by_layer = Name::new("api").join(&Name::new(&a).part(&b));
@@ -605,7 +605,7 @@ fn long_names_are_the_same_however_they_are_put_together() {
 
 // ===== tenants in Redis =====
 
-/// Values that a header can have, and that have hurt someone somewhere.
+/// Values that a header can have, and that have done harm somewhere.
 fn tenants() -> Vec<Vec<u8>> {
     let mut tenants: Vec<Vec<u8>> = [
         "a",
@@ -664,7 +664,7 @@ fn tenants() -> Vec<Vec<u8>> {
         tenants.push(vec![b'x'; length]);
         tenants.push(vec![0xe4; length]);
     }
-    // What the long ones are written as.
+    // The stored form of long ones.
     for length in [65, 8192] {
         let text = Name::new(vec![b'x'; length]).as_str().to_owned();
         tenants.push(text.clone().into_bytes());

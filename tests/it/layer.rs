@@ -1,5 +1,4 @@
-//! The layer as a Tower service, without sockets: when the inner service is called, and when a
-//! permit is given back.
+//! The layer as a Tower service, without sockets: when it calls the inner service, and when it releases a permit.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -36,7 +35,7 @@ const LINGER: Duration = Duration::from_millis(400);
 
 type Inner = Mock<Request<()>, Response<Script>>;
 
-/// What one test works with: the backend shows what is stored, the semaphore who has it.
+/// What a test works with: the backend shows what is stored, the semaphore what holds and waits.
 struct Bench {
     backend: MemoryBackend,
     semaphore: Semaphore,
@@ -57,7 +56,7 @@ impl Bench {
         self.builder().limit(limit).build().unwrap()
     }
 
-    /// How many hold, and how many wait.
+    /// Returns how many hold, and how many wait.
     async fn places(&self) -> (u64, u64) {
         let seen = self.semaphore.inspect(NAME).await.unwrap();
         (seen.in_use, seen.waiting)
@@ -72,7 +71,7 @@ fn full(text: &'static str) -> Response<Full<Bytes>> {
     Response::new(Full::from(text))
 }
 
-/// What is known of a service that answers at once.
+/// The calls of a service that answers at once.
 trait Answers<B>:
     Service<Request<()>, Response = Response<B>, Error = Infallible, Future = Answer<B>> + Clone
 {
@@ -85,7 +84,7 @@ impl<S, B> Answers<B> for S where
 {
 }
 
-/// A service that answers every request so.
+/// A service that answers every request with this response.
 fn answers<B>(response: impl Fn() -> Response<B> + Clone) -> impl Answers<B> {
     service_fn(move |_| ready(Ok(response())))
 }
@@ -98,7 +97,7 @@ fn rejected(refusal: &Refusal) -> Rejected {
     refusal.rejected.expect("what the semaphore said")
 }
 
-// ===== a body that does as it is told =====
+// ===== a body with given steps =====
 
 #[derive(Debug)]
 enum Step {
@@ -106,11 +105,11 @@ enum Step {
     Trailers,
     Error,
     Panic,
-    /// Not yet; nobody is woken.
+    /// Pending, without waking any task.
     Pending,
 }
 
-/// A body of these steps. `foretells`: says beforehand when it has no more frames.
+/// A body of these steps. `foretells` means that it knows beforehand when no more frames come.
 #[derive(Debug)]
 struct Script {
     steps: VecDeque<Step>,
@@ -211,7 +210,7 @@ async fn a_client_that_leaves_before_the_service_is_ready_gives_its_permit_back(
 async fn the_queue_of_one_key_reserves_nothing_of_the_service_inside() {
     let bench = Bench::new();
     let by_tenant = bench.builder().key(HeaderKey::from_static("x-tenant")).limit(1).build();
-    // As tower's own limit, a buffer or a channel of tonic: what is ready has taken a slot.
+    // Like Tower's own limit, a buffer or a tonic channel: being ready takes a slot.
     let service = tower::ServiceBuilder::new()
         .layer(by_tenant.unwrap())
         .layer(tower::limit::ConcurrencyLimitLayer::new(3))
@@ -241,13 +240,13 @@ async fn being_ready_takes_no_permit() {
     two.ready().await.unwrap();
     assert!(bench.backend.is_empty());
 
-    // So one that is ready and never called stands in nobody's way.
+    // So a service that is ready and never called is in no other's way.
     two.call(request()).await.unwrap();
     drop((one, two));
     assert!(bench.backend.is_empty());
 }
 
-/// Panics if it is called without having been made ready; a clone of it is not ready.
+/// Panics if it is called without having been ready; a clone of it is not ready.
 struct Strict {
     ready: bool,
     calls: Arc<AtomicUsize>,
@@ -289,7 +288,7 @@ async fn the_service_that_was_made_ready_is_the_one_called() {
     let calls = Arc::clone(&inner.calls);
     let mut service = bench.layer(1).layer(inner);
 
-    // Several on their way at once, each with the service that was ready when it came.
+    // Several at the same time, each with the service that was ready when it came.
     let mut futures = Vec::new();
     for _ in 0..3 {
         futures.push(service.ready().await.unwrap().call(request()));
@@ -312,11 +311,11 @@ async fn requests_that_wait_are_answered_at_once_on_a_shutdown_and_those_in_flig
     let response = assert_ready_ok!(two.poll());
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
-    // Nor may another wait, and it is told the same.
+    // Nor may another request wait, and it gets the same answer.
     let response = assert_ready_ok!(ask(&mut service).poll());
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
-    // Where none ever waits, nothing has changed.
+    // If no request ever waits, nothing changes.
     let builder = bench.builder().limit(1).wait_timeout(Duration::ZERO);
     let (mut impatient, _handle) = spawn(&builder.build().unwrap());
     let response = assert_ready_ok!(ask(&mut impatient).poll());
@@ -324,7 +323,7 @@ async fn requests_that_wait_are_answered_at_once_on_a_shutdown_and_those_in_flig
 
     next(&mut handle).await.send_response(empty());
     assert_ready_ok!(one.poll());
-    // What is free is still taken.
+    // A free permit can still be taken.
     let mut three = ask(&mut service);
     assert_pending!(three.poll());
     assert_eq!(bench.places().await, (1, 0));
@@ -349,7 +348,7 @@ fn spawn(layer: &ConcurrencyLimitLayer) -> (mock::Spawn<ConcurrencyLimit<Inner>>
 
 type Handle = mock::Handle<Request<()>, Response<Script>>;
 
-/// Asks for one more; the mock is always ready.
+/// Makes another request; the mock is always ready.
 fn ask(
     service: &mut mock::Spawn<ConcurrencyLimit<Inner>>,
 ) -> task::Spawn<<ConcurrencyLimit<Inner> as Service<Request<()>>>::Future> {
@@ -357,7 +356,7 @@ fn ask(
     task::spawn(service.call(request()))
 }
 
-/// The response to the next request that reaches the service.
+/// Sends the response to the next request that reaches the service.
 async fn next(handle: &mut Handle) -> mock::SendResponse<Response<Script>> {
     handle.next_request().await.expect("a request").1
 }
@@ -473,7 +472,7 @@ async fn those_who_wait_are_served_in_their_order() {
     let bench = Bench::new();
     let (mut service, mut handle) = spawn(&bench.layer(1));
     let mut waiting: VecDeque<_> = (0..5).map(|_| ask(&mut service)).collect();
-    // The request that is polled first is not the first because of that.
+    // Being polled first does not make a request the first in the queue.
     for future in waiting.iter_mut().rev() {
         let _ = future.poll();
     }
@@ -536,7 +535,7 @@ async fn whoever_leaves_just_as_it_was_granted_passes_the_permit_on() {
     let _inside = next(&mut handle).await;
     drop(one);
     assert!(two.is_woken());
-    // Granted, not polled since.
+    // It was granted, and not polled since.
     drop(two);
     assert!(three.is_woken());
     assert_pending!(three.poll());
@@ -588,7 +587,7 @@ async fn a_body_that_panics_gives_the_permit_back() {
     assert!(bench.backend.is_empty());
 }
 
-/// An error that is no `std::error::Error`, as Tower allows.
+/// An error that is not a `std::error::Error`, which Tower allows.
 #[derive(Debug, PartialEq)]
 struct Odd(u32);
 
@@ -622,7 +621,7 @@ async fn after_a_shutdown_requests_are_refused_with_503() {
 
 // ===== the end of the body =====
 
-/// The response of a service at limit 1, its body unread.
+/// The response of a service at limit 1, with an unread body.
 async fn respond<B>(
     bench: &Bench,
     response: impl Fn() -> Response<B> + Clone,
@@ -674,7 +673,7 @@ async fn trailers_of_a_body_that_foretells_its_end_free_the_permit() {
 
 #[tokio::test]
 async fn trailers_free_the_permit_since_nothing_comes_after_them() {
-    // As of `BodyExt::with_trailers` and `StreamBody`, which never say that they have ended.
+    // Like the bodies of `BodyExt::with_trailers` and `StreamBody`, which never say that they have ended.
     let bench = Bench::new();
     let steps = || Script::new([Step::Data("a"), Step::Trailers]);
     let mut body = respond(&bench, move || Response::new(steps())).await.into_body();
@@ -749,7 +748,7 @@ async fn size_and_end_are_those_of_the_body_inside() {
     assert_eq!(outer.size_hint().exact(), Some(0));
     assert!(outer.is_end_stream() && inner.is_end_stream());
 
-    // One that does not know its size.
+    // A body that does not know its size.
     let steps = || Script::new([]);
     let outer = respond(&bench, move || Response::new(steps())).await.into_body();
     assert!(!outer.is_end_stream());
@@ -780,7 +779,7 @@ async fn a_body_with_nothing_to_give_yet_is_pending() {
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
 }
 
-/// At limit 1, one request after the other, the next as soon as the end of the one before is seen.
+/// At limit 1, one request after the other, the next one as soon as the end of the previous one is seen.
 async fn sequential_client(semaphore: &Semaphore) {
     let layer = ConcurrencyLimitLayer::builder(semaphore, NAME)
         .limit(1)
@@ -805,7 +804,7 @@ async fn sequential_client(semaphore: &Semaphore) {
                     break;
                 }
             }
-            // The body still lives.
+            // The body still exists.
             let permit = semaphore.try_acquire(NAME, &policy).await;
             assert!(permit.is_ok(), "round {round}: {permit:?}");
             drop((permit, body));
@@ -905,7 +904,7 @@ fn tenant(tenant: &str) -> Request<()> {
     Request::get("/").header("x-tenant", tenant).body(()).unwrap()
 }
 
-/// Whether each tenant gets as many permits as its header's text is long, and no more.
+/// Returns whether each tenant gets as many permits as its header's text is long, and no more.
 async fn limits_by_length(bench: &Bench, layer: ConcurrencyLimitLayer) {
     let service = layer.layer(answers(|| full("x")));
     for name in ["a", "bb", "ccc"] {
@@ -1070,7 +1069,7 @@ async fn without_a_key_a_request_is_let_pass_or_shares_one_if_so_set() {
     let one = service.clone().oneshot(request()).await.unwrap();
     let two = service.clone().oneshot(request()).await.unwrap();
     assert_eq!((one.status(), two.status()), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
-    // Nobody who has a key can get at theirs.
+    // A request with a key cannot reach their permits.
     for key in ["", "!", "%21"] {
         let response = service.clone().oneshot(tenant(key)).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK, "{key:?}");
@@ -1079,7 +1078,7 @@ async fn without_a_key_a_request_is_let_pass_or_shares_one_if_so_set() {
 
 // ===== the permit, as handlers see it =====
 
-/// Keeps each request's permit.
+/// Keeps the permit of each request.
 fn keeper(kept: &Arc<Mutex<Vec<Permit>>>) -> impl Answers<Full<Bytes>> + use<> {
     let kept = Arc::clone(kept);
     service_fn(move |mut request: Request<()>| {
@@ -1118,7 +1117,7 @@ async fn a_handler_can_give_the_permit_back_before_its_response() {
     assert_eq!(bench.places().await, (1, 0));
     permit.release().await.unwrap();
     assert!(bench.backend.is_empty());
-    // What is left of the response neither fails nor gives back a second time.
+    // The rest of the response neither fails nor releases a second time.
     let other = bench.semaphore.try_acquire(NAME, &Policy::new(1)).await.unwrap();
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "x");
     assert_eq!(bench.places().await, (1, 0));
@@ -1182,7 +1181,7 @@ async fn a_response_may_last_many_leases() {
     assert!(bench.backend.is_empty());
 }
 
-/// A process that stands still past its lease: nothing renews, and nobody is told.
+/// A process that is stopped past its lease: nothing is renewed, and no holder is notified.
 fn stand_still() {
     std::thread::sleep(Policy::MIN_LEASE + Duration::from_millis(150));
 }
@@ -1210,7 +1209,7 @@ async fn whoever_reads_a_body_is_woken_when_the_permit_is_lost() {
     let layer = bench.builder().limit(1).lease(Policy::MIN_LEASE).build().unwrap();
     let service = layer.layer(answers(|| Response::new(Script::new([Step::Pending]))));
     let mut body = service.oneshot(request()).await.unwrap().into_body();
-    // Not the task that got the response: that one was told of the permit already.
+    // Not the task that got the response: that one knows of the permit already.
     let mut reader = task::spawn(body.frame());
     assert_pending!(reader.poll());
     stand_still();
@@ -1310,7 +1309,7 @@ async fn a_refusal_knows_its_length() {
     assert_eq!(body.collect().await.unwrap().to_bytes().len() as u64, length);
 }
 
-/// A rejection is a fact about the response that a layer made, not about each one that looks like it.
+/// A rejection belongs to the response that a layer made, not to any that looks like it.
 #[tokio::test]
 async fn a_handler_that_answers_with_the_head_of_a_rejection_holds_its_permit_to_the_end() {
     let bench = Bench::new();

@@ -1,5 +1,5 @@
-//! Clients of HTTP/1.1 that leave while bytes of theirs lie unread: an upload that no handler reads yet, or a byte
-//! behind their request. Their places are free soon, and live clients that look the same keep theirs.
+//! Clients of HTTP/1.1 that leave while some of their bytes are unread: an upload that no handler reads yet, or a byte
+//! after their request. Their places are free soon, and live clients that look the same keep theirs.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -31,12 +31,12 @@ use crate::support::wire::{Wire, WireServer};
 const NAME: &str = "api";
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(20);
-/// Half a second is promised; the machine may be busy.
+/// Half a second is promised, but the machine may be busy.
 const SOON: Duration = Duration::from_secs(2);
-/// Several looks at each socket.
+/// Several visits to each socket.
 const A_WHILE: Duration = Duration::from_millis(1200);
 
-/// What a client sends, and nobody reads while its request waits.
+/// What a client sends that is not read while its request waits.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     Chunked,
@@ -67,7 +67,7 @@ impl Shape {
         }
     }
 
-    /// What completes the request, and how long its body is then.
+    /// Completes the request. Returns the length of its body.
     const fn ends(self) -> (&'static [u8], usize) {
         match self {
             Self::Chunked => (b"0\r\n\r\n", 5),
@@ -122,7 +122,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// The handler says how long the body is.
+    /// The handler returns the length of the body.
     async fn start() -> Self {
         let calls = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&calls);
@@ -252,15 +252,15 @@ async fn a_client_that_stays_keeps_its_place_though_its_bytes_lie_unread() {
         client.read_exact(&mut body).await.unwrap();
         assert_eq!(body, length.to_string().into_bytes(), "{shape:?}");
         if let Shape::ByteBehind = shape {
-            // The other request is whole now, and answered on the same connection.
+            // The other request is complete now, and is answered on the same connection.
             client.write_all(b"ET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
             assert_eq!(status(&mut client).await, 200);
         }
     }
 }
 
-/// As hyper has it for a request without a body, unless its option `half_close` is set: the end of a client's half is
-/// taken for the end of the client.
+/// As hyper treats a request without a body, unless its option `half_close` is set: when the client closes its half,
+/// the client is taken to be gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_closes_its_half_counts_as_gone_whatever_lies_in_front() {
     let whole = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
@@ -308,7 +308,7 @@ async fn a_limited_client_in_a_handler_notices_it_on_the_connection_that_is_pass
     assert_eq!(status(&mut live).await, 200);
 }
 
-/// As a client of tonic, or of a pool that speaks both.
+/// Like a client of tonic, or of a pool that speaks both versions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limited_client_in_a_handler_notices_it_whatever_version_its_own_request_has() {
     let semaphore = Semaphore::in_memory();
@@ -331,7 +331,7 @@ async fn a_limited_client_in_a_handler_notices_it_whatever_version_its_own_reque
     assert!(began.elapsed() < SOON);
 }
 
-/// The watchdog of one semaphore looks at the socket for the requests of all.
+/// One semaphore's watchdog visits the socket for the requests of all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_semaphore_that_shuts_down_ends_no_looks_at_the_sockets_of_another_s_requests() {
     let [first, semaphore] = [0; 2].map(|_| Semaphore::in_memory());
@@ -356,7 +356,7 @@ async fn a_semaphore_that_shuts_down_ends_no_looks_at_the_sockets_of_another_s_r
 
 // ===== other servers and other sockets =====
 
-/// Serves one connection, with hyper alone.
+/// Serves one connection with hyper alone.
 async fn serve_by_hand(socket: TcpStream, layer: ConcurrencyLimitLayer, half_close: bool) {
     let io = ConnectionIo::over_tcp(BufStream::new(socket), |io| io.get_ref());
     let io = io.half_close(half_close);
@@ -370,7 +370,7 @@ async fn serve_by_hand(socket: TcpStream, layer: ConcurrencyLimitLayer, half_clo
     let _ = builder.half_close(half_close).serve_connection(TokioIo::new(io), service).await;
 }
 
-/// The address of a server that is not Axum's.
+/// Returns the address of a server that is not Axum's.
 async fn by_hand(half_close: bool) -> (Semaphore, std::net::SocketAddr) {
     let semaphore = Semaphore::in_memory();
     let builder = ConcurrencyLimitLayer::builder(&semaphore, NAME).limit(1).wait_timeout(LONG);
@@ -506,7 +506,7 @@ async fn clients_that_left_a_gateway_take_no_place_of_its_queue_and_reach_no_ups
         println!("{shape:?}, {way:?}: all have left the queue after {took:?}");
         assert!(took < SOON, "{shape:?}, {way:?}: {took:?}");
 
-        // One that stays gets the place, and is the first that the upstream sees.
+        // A client that stays gets the place, and is the first that the upstream sees.
         let mut live = Wire::connect(gateway.url()).await;
         live.send("GET /live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
         waiting(&semaphore, NAME, 1).await;

@@ -1,4 +1,4 @@
-//! Permits that stay taken after their request was broken off.
+//! Permits that stay taken after their requests were broken off.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -26,7 +26,7 @@ async fn in_use(semaphore: &Semaphore) -> u64 {
     semaphore.inspect(NAME).await.unwrap().in_use
 }
 
-/// How long it takes until the next one has a permit.
+/// Returns how long it takes until the next request has a permit.
 async fn until_free(semaphore: &Semaphore) -> Duration {
     let began = Instant::now();
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(30)).build().unwrap();
@@ -124,7 +124,7 @@ async fn what_ends_well_gives_its_permit_back_at_once() {
     response.into_body().collect().await.unwrap();
     assert_eq!(in_use(&semaphore).await, 0);
 
-    // Of a body with a known length, a server does not ask for the end.
+    // A server does not poll for the end of a body with a known length.
     let sized = service_fn(|_: Request<()>| async {
         Ok::<_, Infallible>(
             Response::builder().header("content-length", 6).body(endless()).unwrap(),
@@ -137,7 +137,7 @@ async fn what_ends_well_gives_its_permit_back_at_once() {
     drop(body);
     assert_eq!(in_use(&semaphore).await, 0);
 
-    // Nor for any of it in answer to HEAD, or with these statuses.
+    // Nor does it poll the body at all in a response to HEAD, or with these statuses.
     for (method, status) in [(Method::HEAD, 200), (Method::GET, 204), (Method::GET, 304)] {
         let none = service_fn(move |_: Request<()>| async move {
             Ok::<_, Infallible>(Response::builder().status(status).body(endless()).unwrap())
@@ -182,7 +182,7 @@ async fn a_permit_that_somebody_keeps_lingers_from_when_that_one_drops_it() {
     assert_eq!(until_free(&semaphore).await, LINGER);
 }
 
-/// A service that hands the permit out and answers at once.
+/// A service that hands out its permit and answers at once.
 async fn keeps(
     status: StatusCode,
     request: Request<()>,
@@ -192,7 +192,7 @@ async fn keeps(
     Ok(Response::builder().status(status).body(Full::default()).unwrap())
 }
 
-/// Whether its socket broke or was closed, a handler's permit cannot know.
+/// A handler's permit cannot know whether its socket broke or was closed.
 #[tokio::test(start_paused = true)]
 async fn a_permit_that_a_handler_keeps_past_an_upgrade_lingers_unless_it_is_released() {
     let upgrades = [
@@ -307,7 +307,7 @@ mod redis {
         eventually("nothing is left", async || redis.keys() == 0).await;
     }
 
-    /// An upstream that allows so many at a time, and notices after a while that a client left.
+    /// An upstream that allows this number of calls at a time, and notices after a while that a client has left.
     struct Upstream {
         in_flight: AtomicUsize,
         most: AtomicUsize,
@@ -316,7 +316,7 @@ mod redis {
 
     const NOTICES_AFTER: Duration = Duration::from_millis(50);
 
-    /// A call that the upstream has noticed the end of, or will.
+    /// A call whose end the upstream has noticed, or will notice.
     struct Call(Arc<Upstream>);
 
     impl Upstream {
@@ -370,8 +370,8 @@ mod redis {
             axum::Router::new().route("/", handler)
         }
 
-        /// The most that were in flight, while 30 clients made 400 calls through two processes and two of three
-        /// left in mid-stream.
+        /// The most calls that were in flight, while 30 clients made 400 calls through two processes and two of three
+        /// left during the stream.
         async fn most_in_flight(&self, urls: [String; 2]) -> usize {
             let calls = AtomicUsize::new(0);
             let client = async |n: usize| {
@@ -382,7 +382,7 @@ mod redis {
                     if n.is_multiple_of(3) {
                         while response.body_mut().frame().await.is_some() {}
                     }
-                    // Else the connection is closed here.
+                    // Otherwise the connection is closed here.
                 }
             };
             futures_util::future::join_all((0..30).map(client)).await;
@@ -431,7 +431,7 @@ mod redis {
     }
 
     impl Upstream {
-        /// The WebSocket of the docs, which talks with the upstream as long as it is open.
+        /// The WebSocket of the docs, which talks with the upstream while it is open.
         fn sockets(self: &Arc<Self>) -> axum::Router {
             let upstream = Arc::clone(self);
             let open = async move |upgrade: WebSocketUpgrade, permit: Permit| {
@@ -452,7 +452,7 @@ mod redis {
         }
     }
 
-    /// The most sockets that the upstream had, while 30 clients opened 200 and vanished.
+    /// The most sockets of the upstream, while 30 clients opened 200 and vanished.
     async fn most_sockets(start: impl AsyncFn(axum::Router) -> Server, linger: Duration) -> usize {
         let (redis, upstream) = (TestRedis::start(), Upstream::new());
         let mut servers = Vec::new();
@@ -491,7 +491,7 @@ mod redis {
         assert!(most > 10, "{most}");
     }
 
-    /// It breaks its call off when it learns of that, and the other side notices later.
+    /// It breaks off its call when it learns of the loss, and the other side notices later.
     #[tokio::test]
     async fn a_permit_that_is_lost_lingers_before_another_process_has_it() {
         let redis = TestRedis::start();
@@ -505,7 +505,7 @@ mod redis {
             async move { (other.acquire(NAME, &policy).await, Instant::now()) }
         });
         eventually("it waits", async || other.inspect(NAME).await.unwrap().waiting == 1).await;
-        // Later connections, too.
+        // So are later connections.
         let stalled = async {
             loop {
                 proxy.hold(REQUESTS);

@@ -1,4 +1,4 @@
-//! Names too long to be stored as they are come back as what is stored, and are the same names.
+//! Names that are too long to be stored in full come back as they are stored, and are the same names.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tower_semaphore::limit::CachedLimit;
 use tower_semaphore::operate::{Cursor, Mode, TenantChange};
 use tower_semaphore::{Ask, ConcurrencyLimitLayer, Name, Policy, Semaphore};
 
-/// One that is replaced by its hash as a whole.
+/// A name that is replaced by its hash as a whole.
 fn long(first: &str) -> Name {
     let name = Name::new(first).part("b".repeat(64)).part("c".repeat(64));
     assert!(name.as_str().starts_with("##"), "{name}");
     name
 }
 
-/// What an operator has: the text.
+/// The text that an operator has.
 fn read(stored: &str) -> Name {
     Name::from_stored(stored).unwrap()
 }
@@ -31,7 +31,7 @@ fn policy(limit: u32) -> Policy {
     Policy::builder(limit).wait_timeout(Duration::ZERO).build().unwrap()
 }
 
-/// Of a part, around the bounds and with all that has to be encoded.
+/// Parts around the bounds, with all that has to be encoded.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         vec(any::<u8>(), 0..8),
@@ -70,7 +70,7 @@ fn what_no_name_is_stored_as_is_not_read() {
     }
 }
 
-/// Everything that tells an operator of a name, or takes one from it.
+/// Every call that shows an operator a name, or takes one.
 async fn operated(operator: &Semaphore, other: &Semaphore) {
     let name = long("a");
     let permit = other.acquire(name.clone(), &policy(2)).await.unwrap();
@@ -104,7 +104,7 @@ async fn operated(operator: &Semaphore, other: &Semaphore) {
     assert_eq!(operator.inspect(name).await.unwrap().in_use, 0);
 }
 
-/// The same of tenants.
+/// The same for tenants.
 async fn tenants_operated(operator: &Semaphore, other: &Semaphore) {
     let (name, tenant) = (long("a"), long("t"));
     let ask = || Ask::of(name.clone()).by(tenant.clone());

@@ -1,4 +1,4 @@
-//! The scripts' headers against their bodies, and what the docs say that they need and cost.
+//! The headers of the scripts against their bodies, and against the commands and rights in the docs.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -46,23 +46,23 @@ const DOCS: &str = include_str!("../../src/backend/redis/mod.rs");
 
 // --- the texts --------------------------------------------------------------------------------
 
-/// The comment at the top, without its dashes.
+/// Returns the comment at the top, without its dashes.
 fn header(text: &str) -> Vec<&str> {
     let lines = text.lines().map_while(|line| line.strip_prefix("--"));
     lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect()
 }
 
-/// The code, without comments.
+/// Returns the code, without comments.
 fn code(text: &str) -> String {
     text.lines().map(|line| line.split("--").next().unwrap().trim_end().to_owned() + "\n").collect()
 }
 
-/// What stands between `open` and `close`, wherever that is.
+/// Returns everything between `open` and `close`.
 fn between<'a>(text: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
     text.split(open).skip(1).map(move |rest| rest.split(close).next().unwrap())
 }
 
-/// Indexes, and the one from which on there may be any number.
+/// Indexes, and the first index of a list of any length.
 type Indexes = (BTreeSet<usize>, Option<usize>);
 
 fn told(text: &str, list: &str) -> Indexes {
@@ -141,7 +141,7 @@ fn no_number_becomes_text_inaccurately() {
             joins.push(format!("{name}: {}", line.trim()));
         }
     }
-    // Each joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
+    // Each of these joins texts only: ids, nodes, a number that was formatted exactly, or the number of a share.
     let known = [
         "sweep: for i = 1, #dead do dead[#dead + 1] = queued .. dead[i] end",
         "promote: local channel = string.match(key, '^(.-):{') .. ':@' .. other",
@@ -193,7 +193,7 @@ fn no_number_becomes_text_inaccurately() {
     assert_eq!(joins, known, "look at each new one, then list it here");
 }
 
-/// The commands that a script calls, and what it names first.
+/// Returns the commands that a script calls, and the first argument of each.
 fn calls(text: &str) -> Vec<(String, String)> {
     let code = code(text).replace("redis.pcall(", "redis.call(");
     let calls = between(&code, "redis.call(", "\n").map(|call| {
@@ -220,7 +220,7 @@ fn only_the_one_key_is_touched() {
         );
     }
     for (name, text) in PIECES.into_iter().chain(SCRIPTS) {
-        // A message may fail, and nothing else.
+        // Only a message may fail.
         let pcalls = usize::from(["promote", "recall", "override", "fair/promote"].contains(&name));
         assert_eq!(code(text).matches("pcall").count(), pcalls, "{name}");
         assert_eq!(code(text).matches("redis.pcall('PUBLISH', channel,").count(), pcalls, "{name}");
@@ -238,7 +238,7 @@ fn only_the_one_key_is_touched() {
 
 // --- access control ---------------------------------------------------------------------------
 
-/// The rules that the docs of `RedisBackend` tell: `~...`, `&...`, `+...`.
+/// Returns the rules that the docs of `RedisBackend` list: `~...`, `&...`, `+...`.
 fn rules() -> Vec<String> {
     let (_, rest) = DOCS.split_once("A user with an ACL needs").expect("the docs tell the ACL");
     let paragraph =
@@ -259,7 +259,7 @@ fn the_docs_list_the_commands_that_are_used() {
             used.insert(format!("+{}", command.to_lowercase()));
         }
     }
-    // What the process itself sends.
+    // The commands that the process itself sends.
     used.extend(
         ["+evalsha", "+eval", "+script|load", "+subscribe", "+hello", "+info", "+scan"]
             .map(str::to_owned),
@@ -268,7 +268,7 @@ fn the_docs_list_the_commands_that_are_used() {
     assert_eq!(listed, used);
 }
 
-/// A user with the rules of the docs, but for those that `without` tells.
+/// A user with the rules of the docs, except those in `without`.
 fn user(server: &TestRedis, without: &[&str]) {
     let rules = rules();
     assert!(without.iter().all(|rule| rules.iter().any(|listed| listed.starts_with(rule))));
@@ -288,7 +288,7 @@ fn as_user(server: &TestRedis) -> Semaphore {
     Semaphore::new(RedisBackend::builder(url).build().unwrap())
 }
 
-/// What was refused to anyone, but for what the Redis client says of itself on every connection.
+/// Returns what was refused to any user, except what the Redis client sends about itself on every connection.
 fn refused(server: &TestRedis) -> Vec<String> {
     let log: Vec<Value> = server.command(&["ACL", "LOG"]);
     let object = |entry: &Value| {
@@ -355,12 +355,12 @@ async fn a_user_that_lacks_a_command_of_the_scripts_is_told_so() {
         user(&server, &[missing]);
         let error = as_user(&server).try_acquire("x", &Policy::new(1)).await.unwrap_err();
         assert!(matches!(error, AcquireError::Unavailable(_)), "{error}");
-        // Newer servers say which command it was, older ones only that one was not allowed.
+        // Newer servers name the command, older ones only say that one was not allowed.
         let text = error.to_string();
         let named = text.contains(&format!("'{}'", &missing[1..]));
         assert!(named || text.contains("can't run this command"), "{missing}: {text}");
         assert_eq!(refused(&server)[0], missing[1..], "the server's own log names it");
-        // The commands before it were carried out: take back what they wrote.
+        // The commands before it were executed, so remove what they wrote.
         let _: String = server.command(&["FLUSHALL"]);
     }
 }
@@ -385,14 +385,14 @@ fn all_scripts_load() {
     }
 }
 
-/// How many commands the header says that a call costs.
+/// Returns how many commands the header says that a call costs.
 fn cost(name: &str) -> u64 {
     let (_, text) = SCRIPTS.into_iter().find(|(script, _)| *script == name).unwrap();
     let line = header(text).into_iter().find(|line| line.starts_with("Cost")).unwrap();
     line.split_whitespace().find_map(|word| word.parse().ok()).unwrap()
 }
 
-/// How many commands a call makes.
+/// Returns how many commands a call makes.
 fn commands(server: &TestRedis, name: &str, arguments: &[&str]) -> u64 {
     let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
     let script = script(name);
@@ -503,7 +503,7 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
         })
         .collect();
     let plain = format!("{node}:100");
-    // Those that hold alone; holders and lines; lines alone; a line that its cap stops; all of them dead.
+    // Holders alone; holders and lines; lines alone; a line that its cap stops; all of them dead.
     let sets: [(&str, &[usize], u64); 5] = [
         ("10", &[0, 1, 2], 60_000),
         ("3", &[0, 1, 2, 3, 4, 5], 60_000),
@@ -553,7 +553,7 @@ fn scripts_for_plain_sets_leave_one_with_tenants_whole() {
     }
 }
 
-/// Of whom the dead waiters are, and whether their leases have ended.
+/// The node of the dead waiters, and whether their leases have ended.
 #[derive(Clone, Copy, Debug)]
 struct Dead {
     one_node: bool,
@@ -571,7 +571,7 @@ fn connection(server: &TestRedis) -> redis::Connection {
     redis::Client::open(server.url()).unwrap().get_connection().unwrap()
 }
 
-/// Has so many wait whom nobody listens for, and behind them these.
+/// Has this number of places wait whose nodes do not listen, and `behind` after them.
 fn queue_up(server: &TestRedis, dead: Dead, count: u64, behind: &[&str]) {
     let (_, queued) = PIECES.into_iter().find(|(piece, _)| *piece == "queued").unwrap();
     let queued = between(queued, "local queued = '", "'").next().unwrap();
@@ -596,7 +596,7 @@ fn queue_up(server: &TestRedis, dead: Dead, count: u64, behind: &[&str]) {
     let _: () = pipeline.query(&mut connection(server)).unwrap();
 }
 
-/// Calls a script, and says what the semaphore has then: members.
+/// Calls a script. Returns its reply, and how many members the semaphore has then.
 fn call(connection: &mut redis::Connection, name: &str, arguments: &[&str]) -> (Vec<Value>, usize) {
     let script = script(name);
     let mut call = script.prepare_invoke();
@@ -608,7 +608,7 @@ fn call(connection: &mut redis::Connection, name: &str, arguments: &[&str]) -> (
     (reply, redis::cmd("ZCARD").arg("semaphore:{x}").query(connection).unwrap())
 }
 
-/// Releases nothing until no more is to be done; the last reply, and how many calls that took.
+/// Releases nothing until no more is to be done. Returns the last reply, and the number of calls.
 fn release_nothing(server: &TestRedis, limit: &str, node: &str) -> (Vec<Value>, usize) {
     let mut connection = connection(server);
     let mut before: usize = server.command(&["ZCARD", "semaphore:{x}"]);
@@ -631,7 +631,7 @@ fn a_hundred_thousand_dead_waiters_are_passed_over_in_steps() {
         let _: String = server.command(&["FLUSHALL"]);
         queue_up(&server, dead, 100_000, &[id]);
         let (reply, calls) = release_nothing(&server, limit, node);
-        // It is granted, and nobody else is left.
+        // It is granted, and no other place is left.
         let granted = Vec::<String>::from_redis_value(Value::Array(reply)).unwrap();
         assert_eq!(granted[0], id, "{dead:?}");
         assert_eq!(server.command::<u64>(&["ZCARD", "semaphore:{x}"]), 1, "{dead:?}");
@@ -664,7 +664,7 @@ fn every_script_keeps_to_the_bound() {
             let at = if *name == "release" { reply.len() - 1 } else { 1 };
             assert_eq!(reply[at], Value::Int(1), "{name} {dead:?}");
             if *name == "acquire" {
-                // Permits are free, and nobody who comes gets one.
+                // Permits are free, and no newcomer gets one.
                 let barged = reply[4..].iter().any(|status| *status == Value::Int(1));
                 assert!(!barged, "{dead:?}");
             }

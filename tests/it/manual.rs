@@ -1,12 +1,13 @@
-//! The manual names what there is: every event of the crate, and every flag of the gateway; and what it shows runs.
+//! The manual names everything that exists: every event of the crate, and every flag of the gateway; and its examples
+//! run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 const TARGET: &str = "target: \"tower_semaphore\"";
 
-/// The last string literal of the macro call whose arguments continue with `rest`: the message of an
-/// event, or the name of a span.
+/// Returns the last string literal of the macro call whose arguments continue with `rest`: the message of an event, or
+/// the name of a span.
 fn message(rest: &str) -> &str {
     let (mut depth, mut last, mut at) = (1, "", 0);
     let bytes = rest.as_bytes();
@@ -33,7 +34,7 @@ fn messages(folder: &Path, found: &mut BTreeSet<String>) {
             messages(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let source = std::fs::read_to_string(&path).unwrap();
-            // A literal may go on in the next line.
+            // A literal may continue on the next line.
             let source: Vec<_> = source.split("\\\n").collect();
             let source: String = source.iter().map(|line| line.trim_start()).collect();
             let calls = source.split(TARGET).skip(1);

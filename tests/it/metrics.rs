@@ -1,4 +1,4 @@
-//! Each instrument moves when its event happens, and no label has more values than were asked for.
+//! Each instrument moves when its event happens, and no label has more values than configured.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -133,7 +133,7 @@ async fn the_series_of_what_is_built_are_there_before_its_first_request() {
     }
     assert!(all.values().all(|value| *value == 0.0), "{all:?}");
 
-    // What happens is counted in the same series.
+    // Events are counted in the same series.
     drop(semaphore.acquire("x", &policy).await.unwrap());
     assert_eq!(recorded.get(&requests("jobs", "acquired")), 1.0);
     drop(layer);
@@ -161,7 +161,7 @@ async fn a_permit_is_held_until_its_last_clone_is_gone_or_it_is_released() {
     drop(left);
     assert_eq!(seen(), (0.0, 2.0));
 
-    // Granted, but nobody came for it.
+    // Granted, but not taken.
     drop(semaphore.acquire("x", &policy));
     assert_eq!(seen(), (0.0, 2.0));
     assert_eq!(recorded.get(&requests("jobs", "request_canceled")), 1.0);
@@ -181,7 +181,7 @@ async fn renewals_are_counted_and_so_are_leases_that_are_lost() {
     assert!(permit.is_lost());
     assert_eq!(recorded.get(&format!("{PERMITS_LOST}{{policy=default}}")), 1.0);
     assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=default}}")), 1.0);
-    // Lost, it is not given back by a release; its holder has let go of it when the last clone is gone.
+    // A lost permit is not released; its holder has let go of it when the last clone is gone.
     permit.clone().release().await.unwrap();
     assert_eq!(recorded.get(&format!("{ACTIVE_PERMITS}{{policy=default}}")), 1.0);
     drop(permit);
@@ -192,7 +192,7 @@ async fn renewals_are_counted_and_so_are_leases_that_are_lost() {
 
 type Answer = Result<Response<Full<Bytes>>, Infallible>;
 
-/// Asks once, as this tenant; the response, whose body has its permit still.
+/// Makes one request as this tenant. Returns the response, whose body still has its permit.
 async fn ask(
     layer: &ConcurrencyLimitLayer,
     tenant: Option<&str>,
@@ -215,7 +215,7 @@ fn builder(semaphore: &Semaphore) -> ConcurrencyLimitBuilder {
 
 #[tokio::test]
 async fn a_layer_counts_under_its_name_and_never_by_key_unless_asked() {
-    // The layer is made first: the order does not matter.
+    // The layer is built first: the order does not matter.
     let semaphore = Semaphore::in_memory();
     let layer = builder(&semaphore).skip(|parts| parts.uri.path() == "/health").build().unwrap();
     let recorded = Recorded::new();
@@ -292,7 +292,7 @@ async fn lines_of_tenants_and_what_they_change_are_counted() {
     assert_pending!(other.poll());
     assert_eq!(alone(&recorded, TENANT_LINES), 4.0, "of all semaphores");
     drop(first);
-    // Of equal use, the one that has been there longer: the other one comes down to it only now.
+    // With equal use, the tenant that has been there longer is first: the other one came to that level only now.
     assert!(other.is_woken() && !late[0].is_woken());
     drop((held, b));
     assert_eq!(alone(&recorded, TENANT_LINES), 1.0);
@@ -430,7 +430,7 @@ mod redis {
     #[tokio::test]
     async fn a_quarantine_is_seen_to_begin_and_to_end() {
         let recorded = Recorded::new();
-        // It is young: all that it had may be lost.
+        // The server is young, so all of its data may be lost.
         let redis = TestRedis::start();
         let backend = RedisBackend::builder(redis.url()).after_loss(AfterLoss::Quarantine);
         let semaphore = Semaphore::new(backend.build().unwrap());
@@ -524,7 +524,7 @@ mod redis {
             drop(semaphore.acquire("plain", &plain).await.unwrap());
         }
         assert_eq!(alone(&recorded, PERMITS_PASSED_ON), 0.0);
-        // What is known of other processes lasts 50 ms, which a loaded machine may take for two of these.
+        // What is known of other processes lasts 50 ms, during which a loaded machine may run only one of these.
         let (mut requests, before) = (0.0, recorded.get(&calls("acquire")));
         while alone(&recorded, PERMITS_PASSED_ON) < 3.0 && requests < 1000.0 {
             drop(semaphore.acquire("hot", &reuse).await.unwrap());

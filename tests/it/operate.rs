@@ -1,6 +1,6 @@
-//! What an operator does in one process, and what it does to the others.
+//! Operators' calls in one process, and their effect on others.
 //!
-//! Each test that stands in `both!` runs on both backends, with two processes' semaphores.
+//! Each test in `both!` runs on both backends, with the semaphores of two processes.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -35,12 +35,12 @@ use crate::support::eventually;
 use crate::support::redis::TestRedis;
 use crate::support::stopwatch::Stopwatch;
 
-/// What stands in for "at once": half of the second after which every process looks by itself.
+/// What counts as "at once": half of the second after which every process reads by itself.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 macro_rules! both {
     ($($name:ident)*) => {
-        /// All of them, one after the other, on another kind of server.
+        /// All tests, one after the other, on another kind of server.
         #[cfg(feature = "redis")]
         pub(crate) async fn everywhere(node: &dyn Fn() -> Semaphore, wipe: &dyn Fn()) {
             $(println!("{}", stringify!($name));
@@ -106,11 +106,11 @@ fn full(result: Result<Permit, AcquireError>) -> Rejected {
     }
 }
 
-/// The other process goes by another limit, within `most`.
+/// Waits until the other process applies another limit, within `most`.
 async fn limit_of(semaphore: &Semaphore, name: &str, policy: &Policy, limit: u32, most: Duration) {
     let began = Stopwatch::start();
     loop {
-        // Full, so that the answer tells the limit.
+        // Full, so that the answer shows the limit.
         let seen = full(semaphore.try_acquire(name, policy).await);
         if seen.limit == limit {
             return;
@@ -130,7 +130,7 @@ async fn a_limit_counts_in_all_processes_until_it_is_cleared(node: &dyn Fn() -> 
     operator.set_limit("x", 2).await.unwrap();
     assert_eq!(operator.limit_of("x").await.unwrap().limit, Some(2));
     assert_eq!(other.limit_of("x").await.unwrap().limit, Some(2));
-    // This process goes by it already.
+    // This process applies it already.
     assert_eq!(full(operator.try_acquire("x", &three).await).limit, 2);
     limit_of(&other, "x", &three, 2, AT_ONCE).await;
     permits.pop();
@@ -196,7 +196,7 @@ async fn a_limit_is_kept_for_processes_that_come_later(node: &dyn Fn() -> Semaph
         operator.shutdown().await;
     }
     for _ in 0..3 {
-        // Its very first call goes by it.
+        // Its very first call applies it.
         assert_eq!(full(node().try_acquire("y", &two).await).limit, 0);
         let other = node();
         let held = other.acquire("x", &two).await.unwrap();
@@ -217,7 +217,7 @@ async fn while_paused_nobody_is_granted_and_all_keep_their_turn(node: &dyn Fn() 
     held.release().await.unwrap();
     let second = tokio::spawn(operator.acquire("x", &one));
     waiting(&operator, "x", 2).await;
-    // Longer than those who wait take to ask again.
+    // Longer than waiting processes take to call again.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (0, 2));
@@ -299,7 +299,7 @@ async fn what_is_set_for_one_name_leaves_all_others_alone(node: &dyn Fn() -> Sem
     assert_eq!((seen.reason, seen.limit), (RejectReason::Draining, 100));
 }
 
-/// The id of the only holder.
+/// Returns the id of the only holder.
 async fn holder(semaphore: &Semaphore, name: &str) -> PlaceId {
     let seen = semaphore.inspect(name).await.unwrap();
     assert_eq!(seen.holders.len(), 1, "{seen:?}");
@@ -324,7 +324,7 @@ async fn a_revoked_permit_is_lost_to_its_holder_and_goes_to_the_next(node: &dyn 
     assert_ne!(holder(&operator, "x").await, id);
     assert!(!operator.revoke("x", id).await.unwrap(), "once is enough");
     assert!(!next.is_lost());
-    // Its holder gives back what is not his any more.
+    // Its holder releases what is no longer its own.
     held.release().await.unwrap();
     assert_eq!(operator.inspect("x").await.unwrap().in_use, 1);
 }
@@ -361,7 +361,7 @@ async fn a_revoked_request_is_refused_and_does_not_come_back(node: &dyn Fn() -> 
     assert!(operator.revoke("x", id).await.unwrap());
     let refused = timeout(AT_ONCE, first).await.expect("at once").unwrap();
     assert_eq!(full(refused).reason, RejectReason::Revoked);
-    // Longer than those who wait take to ask again.
+    // Longer than waiting processes take to call again.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (1, 1));
@@ -398,7 +398,7 @@ async fn what_a_dead_process_holds_can_be_revoked(node: &dyn Fn() -> Semaphore) 
     waiting(&operator, "x", 1).await;
     let id = holder(&operator, "x").await;
     assert!(operator.revoke("x", id).await.unwrap());
-    // Nobody gives it back but the operator; who waits asks at once, long before the lease ends.
+    // Only the operator frees it; waiters call at once, long before the lease ends.
     let _ = timeout(AT_ONCE, next).await.expect("at once").unwrap().unwrap();
 }
 
@@ -450,7 +450,7 @@ async fn what_is_set_is_listed_by_name(node: &dyn Fn() -> Semaphore) {
     let shown: Vec<_> =
         all.iter().map(|(name, set)| (name.as_str(), set.limit, set.mode)).collect();
     assert_eq!(shown, [("a", Some(3), Mode::Open), ("b:%2F", None, Mode::Paused)]);
-    // A name that was listed can be used as it is.
+    // A listed name can be used as it is.
     other.resume(all[1].0.clone()).await.unwrap();
     assert_eq!(operator.overrides().await.unwrap().len(), 1);
 }
@@ -507,7 +507,7 @@ async fn an_inspection_tells_limit_and_age(node: &dyn Fn() -> Semaphore) {
     eventually("it is told", async || other.inspect("x").await.unwrap().limit == Some(7)).await;
 }
 
-/// What the backend answers to a question.
+/// The answer of the backend to a query.
 async fn asked<B: Backend, T>(backend: &B, query: impl Fn(&dyn Queries) -> Query<T>) -> T {
     if let Some(embedded) = backend.embedded() {
         return query(embedded).await.unwrap();
@@ -529,7 +529,7 @@ async fn remember<B: Backend>(backend: &B, id: PlaceId, name: &str, keep_ms: u64
     asked(backend, |server| server.set_override(&key, &name, change)).await;
 }
 
-/// All that operators set.
+/// Reads all overrides.
 async fn all_set<B: Backend>(backend: &B) -> Overrides {
     let key = backend.key(OVERRIDES);
     asked(backend, |server| server.overrides(&key, 0)).await.unwrap_or_default()
@@ -562,7 +562,7 @@ async fn an_id_that_two_names_have_is_revoked_for_one_of_them_in_redis() {
     assert_eq!(server.keys(), 0);
 }
 
-/// A backend whose answer to the first taking-out is lost, so that it is asked for again.
+/// A backend that loses its answer to the first removal, so that the operator repeats it.
 #[cfg(feature = "redis")]
 struct AskedTwice(RedisBackend);
 
@@ -632,7 +632,7 @@ impl Queries for AskedTwiceConnection {
         let (answer, done) = (self.0.revoke(key, id, take), Arc::clone(&self.1));
         Box::pin(async move {
             let answer = answer.await;
-            // As where a slot is on its way, and the node that has it does not answer in time.
+            // As if a slot were migrating, and its node did not answer in time.
             if take && !done.swap(true, Ordering::Relaxed) {
                 Err(QueryError::Moved)
             } else {
@@ -672,12 +672,12 @@ async fn a_revocation_that_is_asked_for_twice_is_not_undone() {
         assert!(revoked.elapsed() < Duration::from_millis(1500), "not within a second");
     }
     assert_eq!(operator.inspect("x").await.unwrap().in_use, 0, "it came back");
-    // Nobody can tell that its holder did not give it back: for as long as any lease.
+    // It cannot be known that its holder did not release it, so the record lasts for the longest lease.
     let left: i64 = server.command(&["PTTL", "semaphore:{!overrides}"]);
     assert!(left > 23 * 3600 * 1000, "{left}");
 }
 
-/// Two operators: the record that one of them shortens or keeps is not undone by the other.
+/// Two operators: neither undoes the record that the other one shortens or keeps.
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_permit_that_two_operators_revoke_at_once_does_not_come_back() {
@@ -714,7 +714,7 @@ async fn no_more_than_a_thousand(operator: &Semaphore) {
     let id = holder(operator, "x").await;
     operator.revoke("x", id).await.unwrap_err();
     assert!(!held.is_lost());
-    // What is there can be changed and taken back.
+    // Existing overrides can be changed and cleared.
     operator.set_limit("5", 8).await.unwrap();
     operator.pause("6").await.unwrap();
     operator.clear_limit("7").await.unwrap();
@@ -751,7 +751,7 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     let one = policy(1);
     let held = poll_only.acquire("x", &one).await.unwrap();
     operator.set_limit("x", 2).await.unwrap();
-    // A second, the round trips, and a machine that is slow.
+    // A second, the round trips, and a slow machine.
     let began = Stopwatch::start();
     let second = loop {
         if let Ok(permit) = poll_only.try_acquire("x", &one).await {
@@ -760,7 +760,7 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
         assert!(began.elapsed() < Duration::from_millis(1500), "not within a second");
         tokio::time::sleep(Duration::from_millis(3)).await;
     };
-    // Nor may it send any: the others look by themselves.
+    // It may not publish either: the others find out by themselves.
     let wait = tokio::spawn(operator.acquire("x", &one));
     waiting(&operator, "x", 1).await;
     poll_only.set_limit("x", 3).await.unwrap();
@@ -768,7 +768,7 @@ async fn a_process_that_messages_do_not_reach_learns_it_within_a_second() {
     drop((held, second));
 }
 
-/// Nothing is left of a request that was refused, so that at most times no semaphore is in use.
+/// A rejected request leaves nothing, so most of the time no semaphore is in use.
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_process_whose_requests_are_all_refused_learns_it_within_a_second() {
@@ -793,7 +793,7 @@ async fn what_is_set_is_read_again_by_a_process_that_lost_its_connection() {
     let (operator, other) = (server.semaphore(), server.semaphore());
     let two = policy(2);
     let held = other.acquire("x", &two).await.unwrap();
-    // All connections but this one go; what is said meanwhile reaches nobody.
+    // All connections except this one are cut; messages meanwhile reach no process.
     let _: u64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     let _: u64 = server.command(&["HSET", "semaphore:{!overrides}", "@", "5", "x", "1 open"]);
     limit_of_eventually(&other, &two, 1).await;
@@ -807,7 +807,7 @@ async fn what_is_set_is_read_again_by_a_process_that_lost_its_connection() {
     drop(held);
 }
 
-/// Fields that another program or a later version wrote: they harm nothing else.
+/// Fields that another program or a later version wrote: they do no harm to the rest.
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn fields_that_cannot_be_read_are_passed_over() {
@@ -825,7 +825,7 @@ async fn fields_that_cannot_be_read_are_passed_over() {
         ["7", "soon", "", "-1", "1e400", "nan", "9007199254740992", "18446744073709551616"]
     {
         server.command::<()>(&["HSET", KEY, "@", version]);
-        // What is written so is read at the next look.
+        // A field that is written like this is read at the next reading.
         eventually("the rest is read", async || {
             other.limit_of("x").await.unwrap().limit == Some(1)
         })
@@ -833,13 +833,13 @@ async fn fields_that_cannot_be_read_are_passed_over() {
         let all = server.semaphore().overrides().await.unwrap();
         let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["x"], "{version:?}");
-        // Nor is it read all the time.
+        // The hash is not read all the time.
         let held = other.acquire("x", &policy(5)).await.unwrap();
         let before = server.calls("hgetall");
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let reads = server.calls("hgetall") - before;
         assert!(reads <= 5, "{version:?}: {reads} reads in 1.5 s");
-        // And it can be written.
+        // It can be written.
         let id = holder(&operator, "x").await;
         assert!(operator.revoke("x", id).await.unwrap());
         timeout(AT_ONCE, held.lost()).await.expect("at once");
@@ -929,7 +929,7 @@ async fn a_revocation_is_forgotten_when_the_lease_would_have_ended() {
     let left: i64 = server.command(&["PTTL", "semaphore:{!overrides}"]);
     assert!((1..=500).contains(&left), "{left}");
     eventually("it is forgotten", async || server.keys() == 0).await;
-    // Beside something that is kept, it goes with the next change.
+    // Beside something that is kept, it is removed with the next change.
     operator.set_limit("y", 5).await.unwrap();
     let held_again = other.acquire("x", &brief).await.unwrap();
     let id = holder(&operator, "x").await;
@@ -945,13 +945,13 @@ async fn a_revocation_is_forgotten_when_the_lease_would_have_ended() {
     drop((held, held_again));
 }
 
-/// One whom no message reaches finds his place gone, and asks why before he shows his proof.
+/// A process that no message reaches finds its place gone, and asks why before it shows its proof.
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_process_that_messages_do_not_reach_does_not_bring_a_revoked_permit_back() {
     let server = TestRedis::start();
     let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
-    // Renewed every 170 ms, and so five times before it looks by itself.
+    // Renewed every 170 ms, and so five times before it reads by itself.
     let brief = Policy::builder(1).lease(Policy::MIN_LEASE).build().unwrap();
     for _ in 0..3 {
         let held = poll_only.acquire("x", &brief).await.unwrap();
@@ -964,14 +964,14 @@ async fn a_process_that_messages_do_not_reach_does_not_bring_a_revoked_permit_ba
         }
         assert_eq!(operator.inspect("x").await.unwrap().in_use, 0, "it came back");
     }
-    // And a loss of data is told from that.
+    // A loss of data is distinguished from that.
     let held = poll_only.acquire("x", &brief).await.unwrap();
     let _: String = server.command(&["FLUSHALL"]);
     crate::support::semaphore::in_use(&operator, "x", 1).await;
     assert!(!held.is_lost());
 }
 
-/// Semaphores among many keys that are none.
+/// Semaphores among many keys of other programs.
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn keys_of_others_are_passed_over() {

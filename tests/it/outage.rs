@@ -88,14 +88,14 @@ async fn admits_what_comes_and_has_it_counted_afterwards() {
     assert_eq!(semaphore.health().admitted_by_policy, 5);
     drop(permits.pop());
     redis.restart();
-    // Those that are still in flight, and more than may be.
+    // The permits in flight, which are more than the limit.
     eventually("they are counted", async || {
         semaphore.inspect("x").await.is_ok_and(|seen| seen.in_use == 4)
     })
     .await;
     let refused = semaphore.try_acquire("x", &admit).await;
     assert!(matches!(refused, Err(AcquireError::Rejected(_))));
-    // And they live as others do, past the lease.
+    // They live as others do, past the lease.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert!(permits.iter().all(|permit| !permit.is_lost()));
     assert_eq!(semaphore.inspect("x").await.unwrap().in_use, 4);
@@ -124,7 +124,7 @@ async fn a_local_share_is_a_cap_of_its_own_with_a_queue() {
     drop(one);
     let three = (&mut third).await.unwrap().unwrap();
     assert!(!fourth.is_finished());
-    // The rest of the queue is Redis' when it is back.
+    // Redis serves the rest of the queue when it is back.
     redis.restart();
     let four = (&mut fourth).await.unwrap().unwrap();
     eventually("all are counted", async || {
@@ -159,7 +159,7 @@ async fn a_local_wait_ends_with_its_timeout() {
 
 #[tokio::test]
 async fn a_waiter_keeps_its_turn_through_an_outage() {
-    // One process: another's waiters can come back before the holder, and be granted.
+    // One process, because another process's waiters can come back before the holder, and be granted.
     let mut redis = TestRedis::start();
     let a = used(&redis).await;
     let policy = policy(1, OnUnavailable::Refuse);
@@ -168,7 +168,7 @@ async fn a_waiter_keeps_its_turn_through_an_outage() {
     eventually("one waits", async || a.inspect("x").await.unwrap().waiting == 1).await;
     let second = tokio::spawn(a.acquire("x", &policy));
     eventually("two wait", async || a.inspect("x").await.unwrap().waiting == 2).await;
-    // Empty, too.
+    // It is empty, too.
     redis.kill();
     down(&a).await;
     redis.restart();
@@ -204,7 +204,7 @@ async fn a_lost_permit_is_said_to_be_lost_though_nothing_answers() {
         "{took:?}"
     );
     assert_eq!(semaphore.health().lost, 1);
-    // It is not revived by what Redis answers now.
+    // The answers of Redis do not revive it.
     up(&semaphore).await;
     assert!(permit.is_lost());
     empty(&redis).await;
@@ -215,7 +215,7 @@ fn quarantining(redis: &TestRedis) -> Semaphore {
     Semaphore::new(backend.build().unwrap())
 }
 
-/// Redis is killed and started empty; the others' processes were there before.
+/// Redis is killed and started empty; the other processes were there before.
 async fn lose_data(redis: &mut TestRedis, processes: &[&Semaphore]) {
     let before: Vec<_> = processes.iter().map(|p| p.health().disconnects).collect();
     redis.restart();
@@ -270,12 +270,12 @@ async fn a_request_that_a_quarantine_refuses_is_told_so() {
     waiting(&semaphore, "y", 1).await;
     let full = rejected(semaphore.acquire("y", &policy).await);
     assert_eq!(full.reason.as_str(), "quarantine");
-    // What would be full anyway is.
+    // A name that would be full anyway is rejected as full.
     let counted = async || semaphore.inspect("x").await.is_ok_and(|seen| seen.in_use == 1);
     eventually("it is counted again", counted).await;
     let refused = rejected(semaphore.try_acquire("x", &policy).await);
     assert_eq!(refused.reason.as_str(), "limit");
-    // And what is refused after it is not refused because of it.
+    // A later rejection has nothing to do with it.
     let permit = waits.await.unwrap();
     assert_eq!(rejected(semaphore.try_acquire("y", &policy).await).reason.as_str(), "limit");
     drop((held, permit));
@@ -284,7 +284,7 @@ async fn a_request_that_a_quarantine_refuses_is_told_so() {
 
 #[tokio::test]
 async fn a_response_in_quarantine_says_when_to_come_back() {
-    // It is young: all that it had may be lost.
+    // The server is young, so all of its data may be lost.
     let redis = TestRedis::start();
     let (semaphore, lease) = (quarantining(&redis), Duration::from_secs(30));
     let layer = ConcurrencyLimitLayer::builder(&semaphore, "x").limit(1).lease(lease);
@@ -295,7 +295,7 @@ async fn a_response_in_quarantine_says_when_to_come_back() {
     let refused = service.oneshot(Request::new(())).await.unwrap();
     assert_eq!(refused.status(), 503);
     let after: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
-    // A loaded machine may take seconds to get here; one or two seconds would be too soon all the same.
+    // A loaded machine may take seconds to get here, but one or two seconds would still be too soon.
     assert!((15..=31).contains(&after), "{after}");
     assert!(!refused.headers().contains_key("ratelimit"));
     let body = refused.into_body().collect().await.unwrap().to_bytes();
@@ -321,7 +321,7 @@ async fn a_quarantine_is_logged_when_it_begins_and_when_it_ends() {
     lose_data(&mut redis, &[&semaphore]).await;
     let until = semaphore.health().quarantined_until.expect("in quarantine");
     assert!(until > tokio::time::Instant::now());
-    // Many names, one line.
+    // Many names, one log line.
     for name in ["x", "y", "z"] {
         let refused = rejected(semaphore.try_acquire(name, &policy).await);
         assert_eq!(refused.reason.as_str(), "quarantine");
@@ -416,7 +416,7 @@ async fn an_eviction_policy_that_loses_semaphores_is_reported() {
     assert_eq!(used(&redis).await.health().warning, None);
 }
 
-/// The server that is asked after a failover may not have heard of the last releases.
+/// After a failover, the new server may lack the last releases.
 #[tokio::test]
 async fn a_release_that_a_failover_undid_is_made_again() {
     let redis = TestRedis::start();
@@ -432,8 +432,7 @@ async fn a_release_that_a_failover_undid_is_made_again() {
     let lease_end = (lease_end.parse::<u64>().unwrap() + 10_000).to_string();
     drop(held);
     eventually("it is given back", async || redis.command::<u64>(&["EXISTS", key]) == 0).await;
-    // Past the renewal that there would have been, which found nobody there: even so its record is
-    // kept for some seconds more.
+    // Past the next renewal, which finds no server: even so the record is kept for some more seconds.
     tokio::time::sleep(Duration::from_millis(500)).await;
     redis.command::<u64>(&["ZADD", key, &lease_end, id]);
     // As a promoted replica it has another history.
@@ -447,7 +446,7 @@ async fn a_release_that_a_failover_undid_is_made_again() {
     drop(b.acquire("x", &policy).await.expect("a permit, though the lease is 10 s"));
     println!("given back {:?} after the cut", cut.elapsed());
     assert!(cut.elapsed() < Duration::from_millis(1500), "{:?}", cut.elapsed());
-    // And nothing else is.
+    // Nothing else is.
     let waited = tokio::time::timeout(Duration::from_millis(300), &mut waits).await;
     assert!(waited.is_err() && !others.is_lost(), "{waited:?}");
     drop(others);

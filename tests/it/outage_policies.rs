@@ -1,4 +1,4 @@
-//! What each outage policy promises, at the edges: waiting requests, late answers, large queues.
+//! The edges of each outage policy: waiting requests, late answers, large queues.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -57,8 +57,7 @@ async fn impatient(redis: &TestRedis) -> Semaphore {
     semaphore
 }
 
-/// Runs a future on a thread and in a runtime of its own, so that a future that spins blocks no
-/// other.
+/// Runs a future on a thread and in a runtime of its own, so that one that spins does not block others.
 fn apart<F>(future: F) -> oneshot::Receiver<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -71,8 +70,7 @@ where
     output
 }
 
-/// The output of a future that runs [`apart`]. Ends the semaphore that it waits for if there is none
-/// in time.
+/// Returns the output of a future that runs [`apart`]. Closes the semaphore that it waits for if it takes too long.
 async fn output<T>(output: oneshot::Receiver<T>, bound: Duration, semaphore: &Semaphore) -> T {
     if let Ok(output) = timeout(bound, output).await {
         return output.expect("the thread does not panic");
@@ -90,7 +88,7 @@ fn reason(result: Result<Permit, AcquireError>) -> RejectReason {
 
 // ===== a local share: who waits =====
 
-/// A request waits in the queue of a server that is killed then.
+/// A request waits in the queue of a server, which is killed then.
 async fn a_wait_through_an_outage_ends(
     because: RejectReason,
     prepare: impl AsyncFn(&Semaphore) -> Option<Permit>,
@@ -154,7 +152,7 @@ async fn a_request_that_queued_before_the_outage_precedes_newcomers_in_the_local
 async fn a_newcomer_does_not_pass_those_that_wait_when_a_permit_is_lost() {
     let mut redis = TestRedis::start();
     let semaphore = used(&redis).await;
-    // More than one round, because a failed attempt to connect serves them too.
+    // More than one round, because a failed attempt to connect serves them, too.
     for round in 0..5 {
         let name = format!("x{round}");
         let short = policy(2, OnUnavailable::Local(1)).lease(SECOND).build().unwrap();
@@ -179,7 +177,7 @@ async fn when_a_local_queue_is_too_long_the_newest_are_refused() {
     let semaphore = impatient(&redis).await;
     let local = policy(5, OnUnavailable::Local(1)).max_queue(2).build().unwrap();
     redis.signal("STOP");
-    // None is answered, and it is not known yet that the server is away.
+    // None is answered, and it is not known yet that the server is unreachable.
     let mut requests: Vec<_> =
         (0..5).map(|_| task::spawn(semaphore.acquire("x", &local))).collect();
     requests.iter_mut().for_each(|request| assert_pending!(request.poll()));
@@ -209,7 +207,7 @@ async fn a_try_that_was_refused_before_its_answer_came_leaves_no_idle_permit() {
     let local = policy(2, OnUnavailable::Local(1)).lease(60 * SECOND).build().unwrap();
     let held = semaphore.acquire("x", &local).await.unwrap();
     proxy.hold(REPLIES);
-    // The server grants it, and its answer is kept back.
+    // The server grants it, and its answer is delayed.
     let granted = in_use(&others, "x", 2);
     let (refused, ()) = tokio::join!(semaphore.try_acquire("x", &local), granted);
     assert!(refused.is_err(), "{refused:?}");
@@ -235,7 +233,7 @@ async fn a_try_that_was_refused_while_the_server_was_frozen_leaves_no_idle_permi
         up(process).await;
     }
     in_use(&others, "x", 1).await;
-    // Two seconds: a connection is made first.
+    // Two seconds, because a connection is opened first.
     assert!(thawed.elapsed() < 2 * SECOND, "{:?}", thawed.elapsed());
     sleep(SECOND).await;
     assert_eq!(others.inspect("x").await.unwrap().in_use, 1);
@@ -251,7 +249,7 @@ async fn a_try_that_was_refused_in_a_long_freeze_leaves_no_idle_permit() {
     redis.signal("STOP");
     let refused = semaphore.try_acquire("x", &local).await;
     assert!(refused.is_err(), "{refused:?}");
-    // Longer than what a process keeps of a name that it does not use.
+    // Longer than a process keeps the session of an unused name.
     sleep(8 * SECOND).await;
     redis.signal("CONT");
     for process in [&semaphore, &others] {
@@ -306,7 +304,7 @@ async fn a_request_admitted_after_an_error_of_its_call_is_counted_when_the_error
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let permit = semaphore.acquire("x", &admit).await.unwrap();
     assert_eq!(semaphore.health().admitted_by_policy, 1);
-    // That of its acquire, and that of the first attempt to have it counted.
+    // The place of its acquire, and that of the first attempt to have it counted.
     eventually("both calls fail", async || errors() >= 2).await;
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     let counted = timeout(5 * SECOND, in_use(&semaphore, "x", 1)).await;
@@ -324,10 +322,10 @@ async fn a_request_admitted_by_policy_stays_in_flight_though_it_is_counted_late(
     let admit = policy(1, OnUnavailable::Admit).lease(Policy::MIN_LEASE).build().unwrap();
     let held = others.acquire("x", &admit).await.unwrap();
     proxy.hold(REPLIES);
-    // Its acquire stays unanswered, and then the call that has it counted.
+    // Its acquire remains unanswered, and so does the call that has it counted.
     let admitted = semaphore.acquire("x", &admit).await.unwrap();
     in_use(&others, "x", 2).await;
-    // That call's answer comes when what it says is over.
+    // The answer to that call comes when its lease is over.
     in_use(&others, "x", 1).await;
     proxy.flow();
     let counted = timeout(5 * SECOND, in_use(&others, "x", 2)).await;
@@ -359,7 +357,7 @@ async fn a_limit_of_zero_admits_nobody(share: OnUnavailable) {
         [false; 3],
         "whether a request passes that may not wait, that may, and that had queued before"
     );
-    // Other names are not concerned.
+    // Other names are not affected.
     drop(semaphore.acquire("y", &short).await.unwrap());
 }
 
@@ -373,7 +371,7 @@ async fn a_limit_of_zero_admits_nobody_under_local_while_the_server_is_away() {
     a_limit_of_zero_admits_nobody(OnUnavailable::Local(1)).await;
 }
 
-// ===== a request that is seldom polled, or waits through trouble =====
+// ===== a request that is rarely polled, or waits through trouble =====
 
 #[tokio::test]
 async fn a_request_whose_permit_was_lost_before_it_saw_it_asks_again() {
@@ -406,10 +404,10 @@ async fn a_request_that_the_server_forgot_goes_on_waiting_though_answers_are_slo
     let mut request = task::spawn(semaphore.acquire("x", &refuse));
     assert_pending!(request.poll());
     in_use(&others, "x", 1).await;
-    // It hears of its grant when that cannot be believed any more, and is forgotten meanwhile.
+    // It learns of its grant when that can no longer be trusted, and is forgotten meanwhile.
     sleep(lease + lease / 10).await;
     redis.command::<()>(&["FLUSHALL"]);
-    // A round trip takes a while from here on: what is held goes one way, then the other.
+    // From here on, round trips are slow in one direction, then in the other.
     for way in [REQUESTS, REPLIES].into_iter().cycle().take(16) {
         proxy.flow();
         proxy.hold(way);
@@ -427,7 +425,7 @@ async fn a_request_that_the_server_forgot_goes_on_waiting_though_answers_are_slo
 
 // ===== many requests on one name =====
 
-/// The longest time by which a timer of 10 ms was late.
+/// The greatest delay of a 10 ms timer.
 struct Ticker {
     longest: Arc<Mutex<Duration>>,
     ticks: JoinHandle<()>,
@@ -451,17 +449,17 @@ impl Ticker {
     }
 
     async fn stop(self) -> Duration {
-        // What is late at this moment counts too.
+        // The present delay counts, too.
         sleep(Duration::from_millis(20)).await;
         self.ticks.abort();
         *self.longest.lock().unwrap()
     }
 }
 
-/// By how much a timer may be late: a debug build is slow, and its machine is busy.
+/// How late a timer may be: a debug build is slow, and its machine is busy.
 const STALL: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 300 });
 
-/// So many requests, each a task.
+/// Makes this number of requests, each in a task.
 async fn requests(
     semaphore: &Semaphore,
     policy: &Policy,
@@ -492,7 +490,7 @@ async fn twenty_thousand_requests_wait_for_a_local_share_and_timers_go_on() {
     down(&semaphore).await;
     let held = semaphore.acquire("x", &wait).await.unwrap();
     let (shared, local) = (semaphore.clone(), wait);
-    // In a runtime of their own: it may stand still.
+    // In a runtime of its own, which may stand still.
     let began = Instant::now();
     let stall = apart(async move {
         let ticker = Ticker::start();

@@ -1,5 +1,5 @@
-//! What the fuzz targets look for, in the normal run: the same checks, on bytes that are likely to
-//! matter, and on the whole corpus. What is private is checked where it is (`scripts.rs`).
+//! The checks of the fuzz targets in the normal run, on bytes that are likely to matter and on the whole
+//! corpus. Private functions are checked where they are.
 
 #[path = "../../fuzz/checks.rs"]
 mod checks;
@@ -43,7 +43,7 @@ fn the_corpus_of_place_ids_holds() {
     corpus("place_id", checks::place_ids);
 }
 
-/// One part of a name: what is at home in one, what is not, and lengths around the bounds.
+/// One part of a name: valid and invalid characters, and lengths around the bounds.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         vec(any::<u8>(), 0..6),
@@ -53,7 +53,7 @@ fn part() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Two names as the check reads them: often all but the same.
+/// Two names as the check reads them, often nearly equal.
 fn two_names() -> impl Strategy<Value = Vec<u8>> {
     let list = || vec(part(), 1..5).prop_map(|parts| parts.join(&b'|'));
     (list(), list(), any::<prop::sample::Index>(), any::<u8>(), 0..4u8).prop_map(
@@ -71,7 +71,7 @@ fn two_names() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// The text of an id, sometimes with something wrong in it.
+/// The text of an id, sometimes with an error in it.
 fn id_text() -> impl Strategy<Value = Vec<u8>> {
     let text = "~?[0-9A-Za-z]{10,12}:?[0-9a-zA-Z]{0,12}".prop_map(String::into_bytes);
     prop_oneof![text, vec(any::<u8>(), 0..40)]

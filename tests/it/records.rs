@@ -1,4 +1,4 @@
-//! What a process keeps of a name ends some seconds after the last use of the name.
+//! The session of a name ends some seconds after its last use.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tower_semaphore::backend::seam::{Backend, Connection, Embedded, Mailbox, Sha
 use tower_semaphore::protocol::{Hint, NodeId};
 use tower_semaphore::{AcquireError, BackendError, Policy, Semaphore};
 
-/// How long a record may outlive the last use of its name: five seconds, and a look each second.
+/// How long a record may outlive the last use of its name: five seconds, and one more.
 const KEPT: Duration = Duration::from_millis(6500);
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -18,8 +18,8 @@ fn long_lease() -> Policy {
     Policy::builder(1).lease(HOUR).wait_timeout(HOUR).build().unwrap()
 }
 
-/// A backend whose mailbox is at hand: the embedded one, or, if it is `away`, one with a server that
-/// cannot be reached.
+/// A backend whose mailbox is accessible: the embedded one or, if it is `away`, one with a server that cannot be
+/// reached.
 struct Watched {
     memory: MemoryBackend,
     away: bool,

@@ -1,4 +1,4 @@
-//! Each error that Redis can answer with: what a request is told, and that nothing stays behind.
+//! Each error that Redis can reply with: the answer to a request, and that nothing is left behind.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -21,10 +21,10 @@ use crate::support::semaphore::{down, empty, in_use, up, waiting, warm};
 use crate::support::stopwatch::Stopwatch;
 use crate::support::told::Told;
 
-/// In which a request must have its answer, whatever state Redis is in: the longest is to open a
-/// connection, or to wait for an answer on it, and a busy machine.
+/// The time in which a request must be answered, whatever state Redis is in: to open a connection, or to wait for an
+/// answer on it, on a busy machine.
 const SOON: Duration = Duration::from_millis(1500);
-/// While it is known that Redis cannot be asked.
+/// The same, while it is known that Redis cannot be asked.
 const AT_ONCE: Duration = Duration::from_millis(250);
 
 fn policy(limit: u32, lease_ms: u64) -> Policy {
@@ -35,7 +35,7 @@ fn policy(limit: u32, lease_ms: u64) -> Policy {
         .unwrap()
 }
 
-/// A connection of the operator's, which stays.
+/// The operator's own connection, which stays.
 struct Admin(RefCell<redis::Connection>);
 
 impl Admin {
@@ -71,7 +71,7 @@ fn semaphore(url: impl Into<String>) -> Semaphore {
     Semaphore::new(RedisBackend::builder(url).build().unwrap())
 }
 
-/// What a request is told that cannot have a permit because of Redis.
+/// Returns the error of a request that can get no permit because of Redis.
 async fn told(semaphore: &Semaphore, name: &str, policy: &Policy, within: Duration) -> String {
     let began = Stopwatch::start();
     let answer = semaphore.acquire(name, policy).await;
@@ -83,8 +83,8 @@ async fn told(semaphore: &Semaphore, name: &str, policy: &Policy, within: Durati
     }
 }
 
-/// Asks all the time for a second, while it is known that Redis cannot be asked: every request is
-/// told so at once. Returns one of the texts.
+/// Makes requests all the time for a second, while it is known that Redis cannot be asked: each is answered at once.
+/// Returns one of the texts.
 async fn pressed(semaphore: &Semaphore, policy: &Policy, says: &str) -> String {
     let end = Instant::now() + Duration::from_secs(1);
     let mut asked = 0;
@@ -100,13 +100,13 @@ async fn pressed(semaphore: &Semaphore, policy: &Policy, says: &str) -> String {
     }
 }
 
-/// The first pauses are short, and then there are four to eight in a second.
+/// The first pauses are short; then there are four to eight in a second.
 fn assert_no_storm(connections: usize, over: Duration) {
     let most = 8 + 8 * usize::try_from(over.as_millis()).unwrap() / 1000;
     assert!(connections <= most, "{connections} connections were opened in {over:?}");
 }
 
-/// All that can be seen of an error.
+/// Returns everything that is visible of an error.
 fn all_of(error: &(dyn Error + 'static)) -> String {
     let mut shown = format!("{error} {error:?}");
     let mut source = error.source();
@@ -152,7 +152,7 @@ async fn forgotten_scripts_are_not_noticed_under_load() {
     for worker in load {
         assert!(worker.await.unwrap() > 0, "a worker was never served");
     }
-    // That it was so: whole scripts were sent again and again.
+    // Whole scripts were sent again and again, so the fault did occur.
     assert!(redis.calls("eval") > 20, "{}", redis.calls("eval"));
     assert!(nodes.iter().all(|node| node.health().disconnects == 0));
     empty(&redis).await;
@@ -177,7 +177,7 @@ async fn forgotten_scripts_do_not_make_a_process_miss_its_own_release() {
 
 #[tokio::test]
 async fn a_server_that_loads_its_data_is_waited_for() {
-    // A pause at each key; and the server listens to its clients each 2 MB that it has loaded.
+    // With a pause at each key; and the server serves its clients after every 2 MB that it has loaded.
     let mut redis = TestRedis::start_with(&["--key-load-delay", "2500", "--rdbcompression", "no"]);
     redis.command::<()>(&[
         "EVAL",
@@ -219,7 +219,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
     eventually("only what others keep there is left", async || redis.keys() == 1000).await;
 }
 
-/// All that is on its way takes longer than one answer may, and each answer comes in time.
+/// All calls in flight together take longer than one answer may, and each answer comes in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_slow_and_answers_is_not_given_up() {
     const NAMES: u64 = 1000;
@@ -229,7 +229,7 @@ async fn a_server_that_is_slow_and_answers_is_not_given_up() {
     let policy = policy(1, 9000);
     let held = (0..NAMES).map(|n| semaphore.acquire(format!("n{n}"), &policy));
     let held = join_all(held).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
-    // About a hundred renewals in each write, and four writes on their way.
+    // About a hundred renewals in each write, and four writes in flight.
     proxy.slow(8_000);
     let before = redis.calls("evalsha");
     eventually("all are renewed", async || redis.calls("evalsha") >= before + NAMES).await;
@@ -293,20 +293,20 @@ async fn without_memory_nothing_new_is_granted_but_what_is_there_lives_and_is_gi
         let text = told(node, "y", &policy, SOON).await;
         assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     }
-    // Nor does a full one let anybody in, or to its queue.
+    // Nor does a full server admit any request, or let it queue.
     told(&a, "x", &policy, SOON).await;
     tokio::time::sleep(3 * lease).await;
     assert!(!held.is_lost());
     let seen = a.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (1, 1), "{seen:?}");
-    // Handed over, and given back.
+    // Handed over, and released.
     held.release().await.unwrap();
     let permit = first.await.unwrap().unwrap();
     tokio::time::sleep(3 * lease).await;
     assert!(!permit.is_lost());
     permit.release().await.unwrap();
     assert_eq!(redis.keys(), 0);
-    // Not a reason to open connections.
+    // Not a reason to reconnect.
     assert!([&a, &b].iter().all(|node| node.health().disconnects == 0));
     admin.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     for node in [&a, &b] {
@@ -349,9 +349,9 @@ async fn a_primary_that_became_a_replica_is_not_asked_until_it_is_a_primary_agai
     let text = told(&a, "pressed", &policy, SOON).await;
     assert!(text.contains("read only replica"), "{text}");
     down(&a).await;
-    // The other one finds out by itself: one who waits is renewed every second.
+    // The other one finds out by itself: waiting places are renewed every second.
     down(&b).await;
-    // Synchronized, it has lost what it had. Until then it may stand still.
+    // Once it is synchronized, it has lost its data. Until then it may stand still.
     eventually("it is in step", async || {
         admin.info("replication", "master_link_status") == "up" && redis.keys() == 0
     })
@@ -365,7 +365,7 @@ async fn a_primary_that_became_a_replica_is_not_asked_until_it_is_a_primary_agai
     up(&a).await;
     up(&b).await;
     assert!(back.elapsed() < SOON, "{:?}", back.elapsed());
-    // Both are there again. Who waited may even have been let in, if he was heard of first.
+    // Both are back. A waiting request may even have been granted, if it was restored first.
     eventually("both are counted", async || {
         a.inspect("x").await.is_ok_and(|seen| seen.in_use >= 1 && seen.in_use + seen.waiting == 2)
     })
@@ -383,7 +383,7 @@ async fn what_was_given_back_in_a_long_outage_is_not_forgotten() {
     let semaphore = redis.semaphore();
     let held = semaphore.acquire("x", &policy(1, 60_000)).await.unwrap();
     let admin = Admin::new(&redis);
-    // A replica of nobody: it keeps its data.
+    // A replica without a master keeps its data.
     admin.run::<()>(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]);
     drop(held);
     down(&semaphore).await;
@@ -408,7 +408,7 @@ async fn a_primary_without_the_replicas_that_it_must_have_is_not_asked() {
     let text = told(&semaphore, "x", &policy, SOON).await;
     assert!(text.contains("replicas"), "{text}");
     down(&semaphore).await;
-    // Given back when nothing can be written: that must not be forgotten.
+    // Released when nothing can be written: that must not be forgotten.
     drop(one);
     let released = two.release().await;
     assert!(released.is_err());
@@ -428,7 +428,7 @@ async fn a_server_that_cannot_save_is_not_asked_until_it_can() {
     let given_back = semaphore.acquire("given-back", &policy(1, 20_000)).await.unwrap();
     let short = semaphore.acquire("short", &policy(1, 600)).await.unwrap();
     let admin = Admin::new(&redis);
-    // The file cannot be put where a directory is, whatever user the server runs as.
+    // The file cannot be put where a directory is, even if the server runs as root.
     let dir: Vec<String> = admin.run(&["CONFIG", "GET", "dir"]);
     let in_the_way = std::path::Path::new(&dir[1]).join("dump.rdb");
     std::fs::create_dir(&in_the_way).unwrap();
@@ -447,7 +447,7 @@ async fn a_server_that_cannot_save_is_not_asked_until_it_can() {
     let text = pressed(&semaphore, &policy, "MISCONF").await;
     assert!(text.contains("stop-writes-on-bgsave-error"), "{text}");
     assert_no_storm(admin.connections() - before, began.elapsed());
-    // It refuses to renew, too, and the holder is told.
+    // It refuses renewals, too, and the holder is notified.
     short.lost().await;
     assert!(!long.is_lost());
     std::fs::remove_dir(&in_the_way).unwrap();
@@ -462,17 +462,17 @@ async fn a_server_that_cannot_save_is_not_asked_until_it_can() {
 // ===== NOPERM and AUTH =====
 
 const PASSWORD: &str = "open-sesame-4711";
-/// As the docs of `RedisBackend` say, and what is only nice to have.
+/// The rights in the docs of `RedisBackend`, with the optional ones.
 pub(crate) const LEAST: &str = "evalsha eval script|load subscribe publish time hget hgetall zadd zrem zcard zcount zmscore \
                      zrange zrevrange zrangebyscore pttl pexpire hello";
 
-/// A user with the least rights, but for one.
+/// A user with the least rights, except one.
 fn user(admin: &Admin, name: &str, without: &str) -> String {
     let words = LEAST.split_whitespace().chain(["info"]).filter(|word| *word != without);
     let commands: Vec<String> = words.map(|word| format!("+{word}")).collect();
     let password = format!(">{PASSWORD}");
     let mut words = vec!["ACL", "SETUSER", name, "reset", "on", &password];
-    // Redis 6.2 lets a new user have all channels.
+    // Redis 6.2 gives a new user all channels.
     words.extend(["~semaphore:*", "resetchannels", "&semaphore:*", "-@all"]);
     words.extend(commands.iter().map(String::as_str));
     admin.run::<()>(&words);
@@ -483,8 +483,8 @@ fn url_of(redis: &TestRedis, user: &str, password: &str) -> String {
     format!("redis://{user}:{password}@127.0.0.1:{}/", redis.port())
 }
 
-/// Everything that the scripts do: grant, queue, refuse, hand over to this process and to another,
-/// look, renew, give back.
+/// Everything that the scripts do: grant, queue, reject, hand over to this process and to another, inspect, renew,
+/// release.
 async fn use_all(a: &Semaphore, b: &Semaphore, name: &str) -> Result<(), AcquireError> {
     let policy = policy(1, 900);
     let first: Permit = a.acquire(name, &policy).await?;
@@ -513,7 +513,7 @@ async fn the_least_rights_of_the_docs_are_enough() {
     let url = url_of(&redis, &name, PASSWORD);
     let (a, b) = (semaphore(&*url), semaphore(&*url));
     use_all(&a, &b, "x").await.unwrap();
-    // Handed over by a hint, not found out by asking.
+    // Handed over by a hint, not found by polling.
     let policy = policy(1, 20_000);
     let mut slowest = Duration::ZERO;
     for _ in 0..5 {
@@ -526,7 +526,7 @@ async fn the_least_rights_of_the_docs_are_enough() {
         slowest = slowest.max(freed.elapsed());
     }
     assert!(slowest < Duration::from_millis(500), "{slowest:?}");
-    // And scripts that were forgotten, and data that is lost.
+    // Also scripts that were flushed, and lost data.
     let held = a.acquire("x", &policy).await.unwrap();
     admin.run::<()>(&["SCRIPT", "FLUSH"]);
     admin.run::<()>(&["FLUSHALL"]);
@@ -561,13 +561,13 @@ async fn a_right_that_is_missing_is_pointed_out_and_can_be_given_later() {
     let mut unclear = Vec::new();
     for (missing, result, took) in results {
         assert!(took < 2 * SOON, "without {missing}: {took:?}");
-        // What can be done without, and what is always allowed.
+        // The optional rights, and what is always allowed.
         let spare = ["info", "hello", "script|load", "subscribe", "eval", "hget", "hgetall"];
         if spare.contains(&missing) {
             result.unwrap_or_else(|error| panic!("without {missing}: {error}"));
             continue;
         }
-        // A hand-over does without it, only later: no request sees that, so it is told elsewhere.
+        // A hand-over works without it, only later. No request shows that, so another test does.
         if missing == "publish" && result.is_ok() {
             let (_, _, a, b) = trials.iter().find(|trial| trial.0 == missing).unwrap();
             if a.health().warning.is_none() && b.health().warning.is_none() {
@@ -658,7 +658,7 @@ async fn what_is_logged_has_no_password_in_it() {
     let policy = policy(1, 900);
     let refused = semaphore(url_of(&redis, "app", wrong));
     told(&refused, "x", &policy, SOON).await;
-    // Connected, cut off, refused a command, shut out, and let in again.
+    // Connected, cut off, refused a command, locked out, and let in again.
     let semaphore = semaphore(url_of(&redis, "app", PASSWORD));
     let held = semaphore.acquire("x", &policy).await.unwrap();
     admin.run::<()>(&["ACL", "SETUSER", "app", "-zadd"]);
@@ -689,7 +689,7 @@ async fn a_user_who_is_gone_and_comes_back_loses_nothing() {
     let semaphore = semaphore(url_of(&redis, "app", PASSWORD));
     let policy = policy(1, 10_000);
     let held = semaphore.acquire("x", &policy).await.unwrap();
-    // This cuts his connections, too.
+    // This cuts its connections, too.
     admin.run::<()>(&["ACL", "DELUSER", "app"]);
     down(&semaphore).await;
     let text = pressed(&semaphore, &policy, "WRONGPASS").await;
@@ -758,7 +758,7 @@ async fn requests_that_are_refused_for_a_key_of_another_type_leave_nothing_to_be
             assert!(matches!(refused, Err(AcquireError::Unavailable(_))), "{refused:?}");
         }
     }
-    // What is tried again comes each second.
+    // Refused calls are repeated each second.
     redis.command::<()>(&["CONFIG", "RESETSTAT"]);
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let stats: String = redis.command(&["INFO", "stats"]);
@@ -841,7 +841,7 @@ async fn a_server_that_closes_at_once_is_not_stormed() {
 
 #[tokio::test]
 async fn a_server_that_says_nothing_is_answered_for_in_time() {
-    // Connections are made by the kernel, and nobody reads from them.
+    // The kernel accepts connections, and no process reads from them.
     let listener = StdListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let semaphore = semaphore(format!("redis://127.0.0.1:{port}/"));
@@ -869,7 +869,7 @@ async fn a_server_that_is_not_there_is_named_and_used_when_it_comes() {
 
 #[tokio::test]
 async fn a_host_that_has_no_address_is_named() {
-    // No label is that long, so that nobody needs to be asked.
+    // No label is that long, so no server has to be asked.
     let semaphore = semaphore(format!("redis://{}.invalid/", "x".repeat(70)));
     let policy = policy(1, 5000);
     let text = told(&semaphore, "x", &policy, SOON).await;
@@ -909,7 +909,7 @@ async fn a_certificate_that_nobody_vouches_for_is_named() {
     let text = told(&with_tls, "x", &policy, SOON).await;
     assert!(text.contains("certificate"), "{text}");
     pressed(&with_tls, &policy, "certificate").await;
-    // And the other way round.
+    // And vice versa.
     let without = semaphore(format!("redis://127.0.0.1:{port}/"));
     let text = told(&without, "x", &policy, SOON).await;
     assert!(text.contains("could not be reached"), "{text}");
@@ -918,7 +918,7 @@ async fn a_certificate_that_nobody_vouches_for_is_named() {
 
 // ===== connections that are cut =====
 
-/// Cuts all connections but the operator's own.
+/// Cuts all connections except the operator's.
 fn cut(admin: &Admin) {
     for kind in ["pubsub", "normal"] {
         admin.run::<()>(&["CLIENT", "KILL", "TYPE", kind]);
@@ -938,12 +938,12 @@ async fn a_freed_permit_arrives_although_all_connections_are_cut_at_that_moment(
         let mut held = Some(held);
         let mut freed = Instant::now();
         for step in 0..3 {
-            // At first freed, then cut; then the other way round; then in between.
+            // First released, then cut; then the other way round; then in between.
             if step == [0, 2, 1][round % 3] {
                 freed = Instant::now();
                 drop(held.take());
                 if round % 2 == 0 {
-                    // So that it is sent, or even carried out.
+                    // So that it is sent, or even executed.
                     tokio::task::yield_now().await;
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }

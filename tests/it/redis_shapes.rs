@@ -1,4 +1,4 @@
-//! The ways in which one server can be reached: a Unix socket, a pool of the user's own.
+//! The ways to reach a single server: a Unix socket, and a user's pool.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tower_semaphore::{ConnectionState, Policy, Semaphore};
 use crate::support::redis::TestRedis;
 use crate::support::semaphore::{empty, waiting};
 
-/// One holds, the other waits, and gets it.
+/// One request holds, the other waits, and gets the permit.
 async fn hands_over(a: &Semaphore, b: &Semaphore, redis: &TestRedis) {
     let policy = Policy::builder(1).wait_timeout(Duration::from_secs(10)).build().unwrap();
     for _ in 0..3 {
@@ -47,7 +47,7 @@ async fn a_pool_of_ones_own_can_be_used() {
     let node = || Semaphore::new(RedisBackend::from_pool(pool.clone()).build().unwrap());
     let (a, b) = (node(), node());
     hands_over(&a, &b, &redis).await;
-    // Together with others, who do get hints.
+    // Together with other processes, which do receive hints.
     hands_over(&redis.semaphore(), &b, &redis).await;
     // Its connections are not those that the pool keeps.
     assert_eq!(pool.status().size, 0);

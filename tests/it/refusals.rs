@@ -1,4 +1,4 @@
-//! What a refused client gets, field by field, as curl sees it; and what a wrong setting is told.
+//! The response to a rejected client, field by field, as curl sees it; and the errors of invalid settings.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,14 +28,14 @@ const NAME: &str = "llm-provider";
 const QUOTA: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
-/// A server behind one layer. Its permits can be taken away from under it.
+/// A server behind one layer, whose permits another process can take.
 struct Bench {
     semaphore: Semaphore,
     server: Server,
 }
 
 impl Bench {
-    /// Nobody may wait, unless set.
+    /// No request may wait, unless set.
     async fn new(set: impl FnOnce(ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder) -> Self {
         Self::on(Semaphore::in_memory(), set).await
     }
@@ -65,7 +65,7 @@ impl Bench {
     }
 }
 
-/// `Retry-After`, which is whole seconds.
+/// Returns `Retry-After`, in whole seconds.
 fn retry_after(reply: &Reply) -> u64 {
     let value = reply.header("retry-after").expect("Retry-After");
     assert!(value.bytes().all(|byte| byte.is_ascii_digit()), "{value:?}");
@@ -180,14 +180,14 @@ async fn waiting_is_rewarded_when_a_permit_comes_free() {
 
 #[tokio::test]
 async fn the_time_to_come_back_is_jittered() {
-    // One curl for many requests; each answer starts anew.
+    // One curl for many requests; their responses follow each other.
     let bench = Bench::new(|layer| layer.limit(0).retry_after(Duration::from_secs(100))).await;
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..12 {
         seen.insert(retry_after(&bench.curl(&[]).await));
     }
     assert!(seen.first() >= Some(&100) && seen.last() <= Some(&200), "{seen:?}");
-    // Twelve out of a hundred: that only three differ does not happen by chance.
+    // Twelve out of a hundred: it does not happen by chance that only three differ.
     assert!(seen.len() > 3, "{seen:?}");
 }
 
@@ -195,7 +195,7 @@ async fn the_time_to_come_back_is_jittered() {
 async fn by_default_to_come_back_is_in_one_or_two_seconds() {
     let bench = Bench::new(|layer| layer.limit(0)).await;
     let mut seen = std::collections::BTreeSet::new();
-    // All the same, by chance: once in 2^29.
+    // All equal by chance: once in 2^29.
     for _ in 0..30 {
         seen.insert(retry_after(&bench.curl(&[]).await));
     }
@@ -433,14 +433,14 @@ async fn layers_around_it_see_the_refusal() {
 async fn a_request_without_a_key_is_a_bad_one() {
     let bench = Bench::new(|layer| layer.limit(1).key(HeaderKey::from_static("x-tenant"))).await;
     assert_eq!(bench.curl(&["-H", "x-tenant: acme"]).await.status, 200);
-    // curl sends a header that is there but empty if it ends with a semicolon.
+    // curl sends a header that is present but empty if it ends with a semicolon.
     assert_eq!(bench.curl(&["-H", "x-tenant;"]).await.status, 200);
 
     let reply = bench.curl(&[]).await;
     assert_eq!(reply.status, 400);
     assert_problem(&reply);
     assert_no_rate_limit_fields(&reply);
-    // Coming back as it is makes no sense.
+    // Repeating it unchanged makes no sense.
     assert_eq!(reply.header("retry-after"), None);
     assert_eq!(
         reply.json(),
@@ -488,7 +488,7 @@ fn assert_unavailable(reply: &Reply) {
     );
 }
 
-/// For requests that come while Redis cannot be reached. Each is answered in bounded time.
+/// Handles requests that come while Redis cannot be reached. Each is answered in bounded time.
 #[cfg(feature = "redis")]
 async fn all_unavailable(bench: &Bench) {
     for _ in 0..5 {
@@ -504,7 +504,7 @@ async fn all_unavailable(bench: &Bench) {
 async fn while_redis_is_away_requests_are_answered_503_and_then_served_again() {
     let mut redis = TestRedis::start();
     redis.kill();
-    // Not there from the start.
+    // It was never there.
     let bench =
         Bench::on(redis.semaphore(), |layer| layer.limit(1).wait_timeout(Duration::from_secs(10)))
             .await;
@@ -532,7 +532,7 @@ async fn while_redis_is_away_requests_are_answered_503_and_then_served_again() {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_redis_that_answers_with_something_else_is_no_500() {
-    // A listener that takes connections and never says a word.
+    // A listener that accepts connections and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}/", silent.local_addr().unwrap());
     let bench = Bench::on(Semaphore::redis(&url).unwrap(), |layer| layer.limit(1)).await;
@@ -724,7 +724,7 @@ async fn a_refusal_is_no_reason_to_close_the_connection() {
     }
 }
 
-// ===== responses of one's own =====
+// ===== custom responses =====
 
 #[tokio::test]
 async fn a_body_of_ones_own_keeps_its_length() {

@@ -16,7 +16,7 @@ fn policy(limit: u32) -> Policy {
     builder.lease(Duration::from_secs(3)).reuse(true).build().unwrap()
 }
 
-/// How many have a permit, and had one at once.
+/// How many hold a permit, and how many held one at a time.
 #[derive(Default)]
 struct Gauge {
     now: AtomicU64,
@@ -99,7 +99,7 @@ async fn a_permit_is_passed_on_when_its_last_clone_is_dropped() {
     assert!(!next.is_finished());
     drop(clone);
     let next = next.await.unwrap();
-    // The clones of the one before have nothing to do with it.
+    // The clones of the previous request do not matter.
     let lost = tokio::time::timeout(Duration::from_secs(10), next.lost()).await;
     assert!(lost.is_err(), "it is renewed");
 }
@@ -109,7 +109,7 @@ async fn a_process_that_waits_is_not_passed_by_the_one_that_got_its_permit_while
     let backend = MemoryBackend::new();
     let [one, other] = [(); 2].map(|()| Semaphore::new(backend.clone()));
     drop(one.acquire(NAME, &policy(1)).await.unwrap());
-    // What the one kept is recalled and granted before the other has the reply to its own call.
+    // The permit that the one process kept is recalled and granted before the other has the reply to its own call.
     let mut held = other.acquire(NAME, &policy(1)).await.unwrap();
     let mut waits = Box::pin(one.acquire(NAME, &policy(1)));
     assert!(waits.as_mut().now_or_never().is_none());
@@ -217,7 +217,7 @@ mod redis {
         }
         let calls = redis.calls("evalsha") - before;
         let seconds = began.elapsed().as_secs_f64();
-        // Forty questions a second. The bound of fifty is the benchmark's: a machine that others use makes some more.
+        // Forty queries a second. The bound of fifty is the benchmark's; on a shared machine there are some more.
         assert!(calls as f64 <= 60.0 * seconds + 20.0, "{calls} calls in {seconds} s");
         assert!(count > 100 * calls, "{count} requests, {calls} calls");
         empty(&redis).await;
@@ -236,7 +236,7 @@ mod redis {
             tokio::task::yield_now().await;
         }
         let calls = redis.calls("evalsha") - before;
-        // An acquire does not say who waits: the question does, and is late where others use the machine.
+        // An acquire does not say which places wait: the query does, and is late on a shared machine.
         assert!(count > 20 * calls, "{count} requests, {calls} calls");
         empty(&redis).await;
     }
@@ -253,7 +253,7 @@ mod redis {
         let held = keeper.acquire(NAME, &policy(1)).await.unwrap();
         let waits = other.acquire(NAME, &policy(1));
         waiting(&other, NAME, 1).await;
-        // The key alone; there are others, as when a connection opens.
+        // The key alone; there are other messages, as when a connection opens.
         while messages.get_message().unwrap().get_payload::<String>().unwrap() != "semaphore:{pool}"
         {
         }
@@ -285,7 +285,7 @@ mod redis {
         empty(&redis).await;
     }
 
-    /// A process that passes its one permit on all the time, until it is told to end.
+    /// A process that passes on its only permit all the time, until it is stopped.
     fn hot(semaphore: &Semaphore) -> tokio::task::JoinHandle<u64> {
         let semaphore = semaphore.clone();
         tokio::spawn(async move {
@@ -308,7 +308,7 @@ mod redis {
         let task = hot(&busy);
         for _ in 0..100 {
             let permit = other.acquire(NAME, &policy(1)).await.unwrap();
-            // The busy one waits for it, in the queue of all.
+            // The busy process waits for it, in the common queue.
             waiting(&other, NAME, 1).await;
             drop(permit);
         }
@@ -334,7 +334,7 @@ mod redis {
             })
             .await;
             tokio::time::sleep(Duration::from_millis(100)).await;
-            // Neither replies nor recalls arrive from here on.
+            // From here on neither replies nor recalls arrive.
             proxy.hold(REPLIES);
             let began = Instant::now();
             let permit = other.acquire(NAME, &policy(1)).await.unwrap();
@@ -342,8 +342,8 @@ mod redis {
             proxy.flow();
             drop(permit);
         }
-        // What was known was up to 50 ms old, which a test of the session and the benchmark hold to the millisecond; here
-        // others use the machine, too.
+        // What was known was up to 50 ms old. A test of the session and the benchmark check that to the millisecond;
+        // this one may run on a shared machine.
         waited.sort();
         assert!(waited[2] <= Duration::from_millis(300), "{waited:?}");
         busy.shutdown().await;
@@ -392,7 +392,7 @@ mod redis {
         })
         .await;
         redis.command::<()>(&["FLUSHALL"]);
-        // Both may be in for a moment, and then one.
+        // Both may hold for a moment, and then one.
         let permit = other.acquire(NAME, &policy(1)).await.unwrap();
         crate::support::eventually("one has it, and one waits", async || {
             let seen = other.inspect(NAME).await.unwrap();

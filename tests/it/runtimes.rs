@@ -13,7 +13,7 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// Acquires in this runtime: a semaphore looks for one when it is asked, not when it is polled.
+/// Acquires in this runtime: a semaphore looks for a runtime when it is called, not when the future is polled.
 fn acquire_in(runtime: &Runtime, semaphore: &Semaphore, name: &str) -> Permit {
     runtime.block_on(async { semaphore.acquire(name, &policy()).await.unwrap() })
 }
@@ -32,8 +32,8 @@ fn outlive_the_first(semaphore: &Semaphore, other: Option<&Semaphore>) {
     second.block_on(semaphore.shutdown());
 }
 
-/// Looks at the permit for three leases, and asks another process for it. Asks nothing of its own semaphore, for a
-/// request starts what has ended.
+/// Observes the permit for three leases, and inspects it from another process: a call on its own semaphore would start
+/// the tasks that have ended.
 fn assert_held(runtime: &Runtime, other: Option<&Semaphore>, permit: &Permit) {
     let until = Instant::now() + 3 * LEASE;
     while Instant::now() < until {
@@ -71,7 +71,7 @@ fn a_permit_outlives_every_runtime_but_its_own() {
     assert_held(&own, None, &permit);
 }
 
-/// The second runtime makes no request; it is where the holder waits for a loss.
+/// The second runtime makes no request; the holder waits for a loss there.
 #[test]
 fn a_holder_in_another_runtime_is_told_of_a_loss() {
     let semaphore = Semaphore::in_memory();
@@ -97,7 +97,7 @@ fn a_holder_in_another_runtime_is_told_of_a_loss() {
     second.block_on(async { tokio::time::timeout(LEASE, told).await.unwrap().unwrap() });
 }
 
-/// A runtime of several threads runs first what was woken last: here the driver, by the first task that it woke.
+/// A multi-threaded runtime runs the task that was woken last first: here the driver, by the first task that it woke.
 #[cfg(feature = "redis")]
 #[test]
 fn tasks_that_are_woken_together_share_their_calls() {
@@ -150,7 +150,7 @@ fn a_shutdown_does_not_wait_for_those_that_stand_by() {
     let driven = runtime();
     let semaphore = Semaphore::in_memory();
     drop(acquire_in(&driven, &semaphore, "x"));
-    // It leads: with the supervisor there is a watchdog.
+    // It leads: beside the supervisor there is a watchdog.
     while driven.metrics().num_alive_tasks() < 2 {
         thread::yield_now();
     }
@@ -178,7 +178,7 @@ mod redis {
         for runtime in &runtimes {
             drop(acquire_in(runtime, &semaphore, "x"));
         }
-        // Each release is seen by the next request, so both go over one connection.
+        // The next request sees each release, so both go over one connection.
         for _ in 0..500 {
             for runtime in &runtimes {
                 drop(acquire_in(runtime, &semaphore, "x"));

@@ -1,6 +1,6 @@
-//! What a server says may have in it what it was sent: no error and no log shows the password.
+//! A server's error may contain what it received: no error and no log shows the password.
 //!
-//! URLs that cannot be used: `url.rs`.
+//! For URLs that cannot be used, see `url.rs`.
 
 use std::error::Error;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::told::Told;
 
 const PASSWORD: &str = "hunter2-tr0ub4dor";
 
-/// All that can be seen of a request that is not served.
+/// Returns everything that is visible of a request that is not served.
 async fn shown(url: String) -> String {
     let told = Told::new();
     let semaphore = Semaphore::new(RedisBackend::builder(url).build().unwrap());
@@ -34,8 +34,8 @@ async fn shown(url: String) -> String {
     shown + &format!("{:?} {:?}", told.events(), told.spans())
 }
 
-/// A server that answers everything with an error that has all of it in it, but for the password, of which
-/// it has the first bytes. Ends with its runtime.
+/// A server that answers everything with an error that contains all of it, except the password, of which it has the
+/// first bytes. Ends with its runtime.
 async fn echo(length: usize) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -59,7 +59,7 @@ async fn echo(length: usize) -> u16 {
 
 #[tokio::test]
 async fn a_server_without_hello_gives_no_password_away() {
-    // It tells what it did not understand, arguments included.
+    // It repeats what it did not understand, including arguments.
     let redis = TestRedis::start_with(&["--rename-command", "HELLO", ""]);
     for user in ["", "default"] {
         let url = format!("redis://{user}:{PASSWORD}@127.0.0.1:{}/", redis.port());

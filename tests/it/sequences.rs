@@ -122,7 +122,7 @@ async fn a_refusal_further_in_is_no_timeout() {
 async fn a_timeout_of_grpc_lingers() {
     let semaphore = Semaphore::in_memory();
     let outer = lingering(&semaphore, "quota");
-    // What tonic's own server timeout answers with.
+    // The response of tonic's own server timeout.
     let times_out = service_fn(|_: Request<()>| async {
         sleep(Duration::from_millis(50)).await;
         Ok::<_, Infallible>(
@@ -298,7 +298,7 @@ async fn a_loss_during_a_look_at_the_size_is_not_missed() {
     });
     let response = layer.layer(served).oneshot(Request::new(())).await.unwrap();
     let mut body = response.into_body();
-    // A reader that waits for a frame, and is to be woken.
+    // A reader that waits for a frame, and must be woken.
     let waker = futures_util::task::noop_waker();
     assert!(Pin::new(&mut body).poll_frame(&mut Context::from_waker(&waker)).is_pending());
     in_look.store(1, Ordering::SeqCst);
@@ -341,7 +341,7 @@ async fn a_refused_attempt_spares_no_other_that_was_passed_on() {
     let semaphore = Semaphore::in_memory();
     let hangs = service_fn(|_: Request<()>| pending::<Result<Response<Full<Bytes>>, BoxError>>());
     let attempt = impatient(&semaphore, "tenant").layer(hangs);
-    // The first answer of two attempts, of which the tenant's layer refuses the second.
+    // The first answer of two attempts, the second of which the tenant's layer rejects.
     let hedge = service_fn(move |request: Request<()>| {
         let (first, second) = (attempt.clone(), attempt.clone());
         async move {
@@ -457,10 +457,10 @@ async fn nobody_waits_again_once_waiting_has_stopped() {
         .wait_timeout(Duration::from_secs(60))
         .build()
         .unwrap();
-    // Granted, and not looked at yet.
+    // Granted, and not polled yet.
     let mut late = semaphore.acquire("quota", &policy);
     semaphore.stop_waiting();
-    // The process stands still for longer than the lease; meanwhile another has taken the permit: here an operator's limit.
+    // The process is stopped for longer than the lease, and the permit is taken meanwhile, here by an operator's limit.
     semaphore.set_limit("quota", 0).await.unwrap();
     tokio::time::advance(Duration::from_secs(3)).await;
     let began = Instant::now();
@@ -523,7 +523,7 @@ async fn a_body_that_panics_as_it_is_dropped_takes_no_other_permit_along() {
     std::mem::forget(first);
 }
 
-/// A body that takes its time to be dropped.
+/// A body that is slow to drop.
 struct SlowInDrop;
 impl Body for SlowInDrop {
     type Data = Bytes;
@@ -541,7 +541,7 @@ impl Drop for SlowInDrop {
     }
 }
 
-/// In a runtime with a single thread, which the drop must not block.
+/// In a single-threaded runtime, which the drop must not block.
 #[tokio::test]
 async fn a_body_that_is_slow_to_drop_blocks_no_worker() {
     let semaphore = Semaphore::in_memory();

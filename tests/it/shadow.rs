@@ -1,4 +1,4 @@
-//! A layer in shadow: it counts what it would have refused, and neither refuses nor delays.
+//! A layer in shadow: it counts what it would have rejected, and neither rejects nor delays.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -66,14 +66,14 @@ async fn beyond_the_limit_requests_pass_at_once_and_are_counted_in_the_fleet() {
     let seen = layers.each_ref().map(|layer| layer.shadow_counts().unwrap());
     assert_eq!((seen[0].passed, seen[1].passed), (2, 1));
     assert_eq!((seen[0].full, seen[1].full), (3, 4));
-    // What passed without a permit is not counted, and nobody waits.
+    // A request that passed without a permit is not counted, and none waits.
     let inspection = processes[0].inspect(NAME).await.unwrap();
     assert_eq!((inspection.in_use, inspection.waiting), (3, 0));
     let refusal = open[9].extensions().get::<WouldRefuse>().unwrap().refusal();
     let rejected = refusal.rejected.unwrap();
     assert_eq!((rejected.limit, rejected.in_use, &*refusal.policy), (3, Some(3), NAME));
 
-    // A permit that comes free is taken by the next one.
+    // The next request takes a freed permit.
     drop(open.remove(0));
     in_use(&processes[0], NAME, 2).await;
     assert_eq!(would(&ask(&layers[0]).await.0), None);
@@ -132,7 +132,7 @@ async fn a_redis_that_stands_still_delays_nobody_for_long() {
     let layer = builder(&semaphore).limit(1).shadow(true).build().unwrap();
     redis.signal("STOP");
     let mut longest = Duration::ZERO;
-    // Through the whole of it: before it is noticed, while a connection is tried, and after.
+    // Through the whole outage: before it is noticed, while a connection is tried, and after.
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(1500) {
         let (response, took) = ask(&layer).await;
@@ -141,7 +141,7 @@ async fn a_redis_that_stands_still_delays_nobody_for_long() {
     }
     redis.signal("CONT");
     println!("the longest took {longest:?}");
-    // 100 ms and what the machine adds; in force it is a second.
+    // 100 ms and what the machine adds; without shadow it is a second.
     assert!(longest < Duration::from_millis(400), "{longest:?}");
     assert!(longest >= Duration::from_millis(90), "it never stood still: {longest:?}");
     up(&semaphore).await;
@@ -226,7 +226,7 @@ async fn a_higher_limit_in_shadow_lifts_no_cap_that_is_enforced() {
     let mut waits = semaphore.acquire(NAME, &policy);
     let brief = Duration::from_millis(1500);
     assert!(tokio::time::timeout(brief, &mut waits).await.is_err(), "three are in use, of two");
-    // What it frees, and a request that it lets pass meanwhile, leave two in use.
+    // What it frees, and a request that passes meanwhile, leave two in use.
     drop(ask(&shadow).await);
     drop(third);
     assert!(tokio::time::timeout(brief, &mut waits).await.is_err(), "two are in use, of two");

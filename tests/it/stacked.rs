@@ -48,7 +48,7 @@ fn route_0() -> Name {
     Name::new("route").part("/0")
 }
 
-/// Until so many hold and so many wait.
+/// Waits until this number of requests hold, and this number wait.
 async fn until(semaphore: &Semaphore, name: Name, in_use: u64, waiting: u64) {
     eventually("so many hold and wait", async || {
         let seen = semaphore.inspect(name.clone()).await;
@@ -61,7 +61,7 @@ async fn served(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
     Ok(Response::new(Full::from("served")))
 }
 
-/// How many are inside, by tenant, by route and in all; and the most that there ever were.
+/// How many are inside, by tenant, by route and in all; and the most there have been.
 #[derive(Default)]
 struct Inside {
     tenants: [AtomicUsize; 5],
@@ -96,7 +96,7 @@ async fn three_layers_keep_three_caps_over_two_processes_and_nobody_is_stuck() {
     let stacks = processes.each_ref().map(|process| layers(process, Duration::from_secs(60)));
     let inside = Arc::<Inside>::default();
     let began = Instant::now();
-    // Forty clients of five tenants on three routes: each asks thirty times.
+    // Forty clients of five tenants on three routes: each makes thirty requests.
     let clients = (0..40).map(|client| {
         let [tenant_layer, route_layer, all_layer] = stacks[client % 2].clone();
         let inside = Arc::clone(&inside);
@@ -125,9 +125,9 @@ async fn three_layers_keep_three_caps_over_two_processes_and_nobody_is_stuck() {
     }
     let peaks = *inside.peaks.lock().unwrap();
     println!("1200 requests in {:?}; at the most inside: {peaks:?}", began.elapsed());
-    // Each cap was reached, and none was passed.
+    // Each cap was reached, and none was exceeded.
     assert_eq!(peaks.map(|peak| u32::try_from(peak).unwrap()), LIMITS);
-    // With a circle someone would have waited for his whole timeout.
+    // With a cycle, a request would have waited for its whole timeout.
     assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
     empty(&redis).await;
 }
@@ -165,7 +165,7 @@ async fn who_waits_in_the_outermost_layer_takes_nothing_from_others() {
     warm(&semaphore).await;
     let [tenant, route, all] = layers(&semaphore, Duration::from_secs(30));
     let service = tenant.layer(route.layer(all.layer(service_fn(served))));
-    // One tenant asks for more than all permits together.
+    // One tenant requests more than all permits together.
     let ask = async |tenant| service.clone().oneshot(request(tenant, 0)).await.unwrap();
     let held = join_all((0..LIMITS[0]).map(|_| ask(0))).await;
     let crowd = tokio::spawn(join_all(
@@ -192,7 +192,7 @@ async fn two_routes_with_opposite_orders_can_stand_in_a_circle_until_the_wait_ti
         builder.wait_timeout(Duration::from_millis(700)).build().unwrap()
     };
     let (a, b, handler) = (layer("a"), layer("b"), service_fn(served));
-    // Asks for the second permit when both requests have their first one.
+    // Requests the second permit when both requests have their first one.
     let both_hold = Arc::new(tokio::sync::Barrier::new(2));
     let then = |second: &ConcurrencyLimitLayer| {
         let (service, both_hold) = (second.layer(handler), Arc::clone(&both_hold));
@@ -210,7 +210,7 @@ async fn two_routes_with_opposite_orders_can_stand_in_a_circle_until_the_wait_ti
         b.layer(then(&a)).oneshot(request(0, 0)),
     );
     let took = began.elapsed();
-    // It ends, but only by a refusal, and not before.
+    // It ends, but only by a rejection, and not before.
     let statuses = [one.unwrap().status(), two.unwrap().status()];
     assert!(statuses.contains(&StatusCode::TOO_MANY_REQUESTS), "{statuses:?}");
     assert!(took >= Duration::from_millis(700) && took < Duration::from_secs(3), "{took:?}");
@@ -223,7 +223,7 @@ fn limited(semaphore: &Semaphore, name: &str) -> ConcurrencyLimitLayer {
     ConcurrencyLimitLayer::builder(semaphore, name).limit(2).build().unwrap()
 }
 
-/// The permit that a handler below these layers takes from the request's extensions.
+/// Returns the permit that a handler below these layers takes from the request's extensions.
 async fn kept<S>(make: impl FnOnce(Taker) -> S) -> Permit
 where
     S: Service<Request<()>, Error = Infallible>,

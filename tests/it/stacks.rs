@@ -1,4 +1,4 @@
-//! The layer in stacks with others: what they do to a response is no matter to its permit.
+//! The layer in stacks with others: what they do to a response does not affect its permit.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -33,7 +33,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Limit 1, and nobody may wait.
+    /// Limit 1, and no request may wait.
     fn new() -> Self {
         let backend = MemoryBackend::new();
         let semaphore = Semaphore::new(backend.clone());
@@ -53,7 +53,7 @@ impl Stage {
 
 type Taps = mpsc::UnboundedReceiver<mpsc::UnboundedSender<&'static str>>;
 
-/// A route that streams what the taps say.
+/// A route that streams what the taps send.
 fn streaming() -> (MethodRouter, Taps) {
     let (taps, opened) = mpsc::unbounded_channel();
     let route = get(async move || {
@@ -62,7 +62,7 @@ fn streaming() -> (MethodRouter, Taps) {
         let frames = stream::unfold(frames, async |mut frames| {
             frames.recv().await.map(|frame| (Ok::<_, Infallible>(frame), frames))
         });
-        // Compression asks once more after the end.
+        // Compression polls once more after the end.
         Body::from_stream(frames.fuse())
     });
     (route, opened)
@@ -104,7 +104,7 @@ async fn compression_changes_nothing(stage: &Stage, server: &Server, taps: &mut 
     assert!(body.collect().await.is_ok());
     stage.until_empty().await;
 
-    // And if nobody reads it to its end.
+    // Also if it is not read to its end.
     drop(server.get("/stream").await);
     stage.until_empty().await;
 }

@@ -1,5 +1,5 @@
-//! What lasts: each kind of stream holds its permit for four leases, while another is refused, and
-//! gives it to the next one as soon as it ends. On a real Redis, through real sockets.
+//! Long responses: each kind of stream holds its permit for four leases, while another request is rejected, and the
+//! next one gets it as soon as the stream ends. On a real Redis, through real sockets.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -33,10 +33,10 @@ use crate::support::semaphore::{empty, in_use, waiting};
 const NAME: &str = "api";
 const LONG: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(1);
-/// Far less than a lease: it was given back, and did not run out.
+/// Far less than a lease: it was released, and did not expire.
 const SOON: Duration = Duration::from_millis(400);
 
-/// A Redis, the process that serves, and another that looks on.
+/// A Redis, the process that serves, and another one that observes.
 struct Stage {
     redis: TestRedis,
     server: Semaphore,
@@ -61,7 +61,7 @@ impl Stage {
         self.builder().build().unwrap()
     }
 
-    /// For four leases the stream talks, holds the only permit, and another is refused.
+    /// For four leases the stream sends, holds the only permit, and another request is rejected.
     async fn is_held(&self, mut talk: impl AsyncFnMut(), mut refused: impl AsyncFnMut()) {
         let began = Instant::now();
         while began.elapsed() < 4 * LEASE {
@@ -74,8 +74,7 @@ impl Stage {
         }
     }
 
-    /// Someone waits in another process, the stream ends, and he has the permit; then nothing is
-    /// left.
+    /// A request waits in another process; the stream ends, and the request gets the permit; then nothing is left.
     async fn passes_it_on(self, what: &str, end: impl AsyncFnOnce()) {
         let policy = Policy::builder(1).wait_timeout(LONG).build().unwrap();
         let other = self.other.clone();
@@ -266,7 +265,7 @@ async fn a_connection_keeps_the_permits_of_all_layers() {
     empty(&stage.redis).await;
 }
 
-/// A WebSocket on a connection that keeps its permit, and Redis stands still past the lease.
+/// A WebSocket on a connection that keeps its permit, while Redis is stopped past the lease.
 async fn lose_a_websocket(on_lost: OnLost) -> (Stage, WebSocketStream<TcpStream>, Server) {
     let stage = Stage::new();
     let layer = stage.builder().on_lost(on_lost).build().unwrap();
@@ -292,7 +291,7 @@ async fn a_connection_whose_permit_is_lost_sends_nothing_more() {
     let end = Instant::now() + LONG;
     let mut last_heard = Instant::now();
     let began = Instant::now();
-    // It is answered until its lease ends, and not after it.
+    // It is answered until its lease ends, and not afterwards.
     while Instant::now() < end {
         if socket.send(Message::text("hello")).await.is_err() {
             break;
@@ -323,7 +322,7 @@ async fn a_connection_whose_permit_is_lost_goes_on_if_so_set() {
     empty(&stage.redis).await;
 }
 
-/// Whoever serves on such connections still learns who asks, and can stop gracefully.
+/// A server on such connections still learns the peer's address, and can stop gracefully.
 #[tokio::test]
 async fn serving_on_such_connections_is_as_axum_serves() {
     let who = get(async |peer: ConnectInfo<SocketAddr>| peer.0.ip().to_string().into_response());

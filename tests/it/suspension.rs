@@ -17,7 +17,7 @@ use crate::support::semaphore::in_use;
 
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A machine of a process's own.
+/// The machine of a process.
 #[derive(Clone, Default)]
 struct Machine {
     suspended_ms: Arc<AtomicU64>,
@@ -32,7 +32,7 @@ impl Machine {
         Semaphore::new(On(backend, self.clone()))
     }
 
-    /// It is suspended and resumed, in no time by its clock.
+    /// Suspends and resumes it, in no time by its clock.
     fn suspend(&self, duration: Duration) {
         let ms = u64::try_from(duration.as_millis()).unwrap();
         self.suspended_ms.fetch_add(ms, Ordering::SeqCst);
@@ -97,7 +97,7 @@ async fn a_suspension_that_leases_outlast_costs_no_permit() {
     };
     for _ in 0..3 {
         let before = lease_end();
-        // Twice as much is less than a lease: the last renewal may be answered, and not heard of yet.
+        // Twice as much is less than a lease: the last renewal may be answered without being received yet.
         machine.suspend(2 * LEASE / 5);
         eventually("it is renewed", async || lease_end() > before).await;
         assert!(!permit.is_lost());

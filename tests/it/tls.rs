@@ -1,6 +1,6 @@
-//! TLS by settings of the user's own, for one server, Sentinel and a cluster.
+//! TLS with a user's own settings, for one server, Sentinel and a cluster.
 //!
-//! That the system's certificates are gone by, and failovers over TLS: `fleet_tls.rs`.
+//! For the system's certificates, and for failovers over TLS, see `fleet_tls.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn trusting(tls: &Tls) -> TlsSettings {
     TlsSettings::new().root_certificates(tls.authority_pem())
 }
 
-/// With the certificate of a client of the same authority.
+/// With the certificate of a client from the same authority.
 fn presenting(tls: &Tls) -> TlsSettings {
     let (certificate, key) = tls.client();
     trusting(tls).client_certificate(certificate, key)
@@ -56,7 +56,7 @@ async fn serves(backend: RedisBackendBuilder) {
     semaphore.shutdown().await;
 }
 
-/// What a request is told.
+/// Returns the error of a request.
 async fn refused(backend: RedisBackendBuilder) -> String {
     let semaphore = Semaphore::new(backend.build().unwrap());
     match semaphore.acquire("a", &policy()).await {
@@ -156,7 +156,7 @@ async fn sentinels_and_servers_have_authorities_of_their_own() {
     let (Some(tls), Some(of_sentinels)) = (Tls::new(), Tls::new()) else { return };
     let (tls, of_sentinels) = (tls.asking_clients(), of_sentinels.asking_clients());
     let (client, client_of_sentinels) = (presenting(&tls), presenting(&of_sentinels));
-    // Sentinels come to the servers with their own certificates.
+    // Sentinels reach the servers with certificates of their own.
     let tls = tls.trusting(&of_sentinels);
     let of_sentinels = of_sentinels.trusting(&tls);
     let redis = TestSentinel::start_each(|| tls.args(), tls::port, || of_sentinels.settings());
@@ -177,7 +177,7 @@ async fn sentinels_and_servers_have_authorities_of_their_own() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_without_tls_name_a_master_with_it_and_the_other_way_round() {
     let Some(tls) = Tls::new() else { return };
-    // Sentinels know the servers by their TLS ports, and are themselves without.
+    // Sentinels know the servers by their TLS ports, and do not use TLS themselves.
     let to_servers = || {
         let settings = tls.settings().into_iter();
         settings.filter(|(name, _)| *name != "tls-port").collect()

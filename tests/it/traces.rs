@@ -1,4 +1,4 @@
-//! Spans and events: their names and fields are an interface, and all is quiet when all is well.
+//! Spans and events: their names and fields are an interface, and nothing is logged while all is well.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn policy(wait: Duration) -> Policy {
     Policy::builder(1).wait_timeout(wait).lease(Policy::MIN_LEASE).build().unwrap()
 }
 
-/// Everything that is no fault: at once, after a wait, refused, timed out, left, renewed, shut down.
+/// Everything that is not a fault: at once, after a wait, rejected, timed out, left, renewed, shut down.
 async fn normal_run(semaphore: &Semaphore) {
     let long = policy(Duration::from_secs(10));
     let held = semaphore.acquire("x", &long).await.unwrap();

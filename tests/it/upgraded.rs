@@ -1,5 +1,4 @@
-//! Connections that are upgraded: each holds its permit exactly as long as it is of use, whatever its handler does
-//! meanwhile.
+//! Upgraded connections: each holds its permit exactly as long as it is of use, whatever its handler does meanwhile.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,9 +27,9 @@ use crate::support::semaphore::in_use;
 const NAME: &str = "api";
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(20);
-/// Half a second is promised; the machine may be busy.
+/// Half a second is promised, but the machine may be busy.
 const SOON: Duration = Duration::from_secs(3);
-/// Several looks at each socket.
+/// Several visits to each socket.
 const A_WHILE: Duration = Duration::from_millis(1200);
 const UPGRADE: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: push\r\n\r\n";
 
@@ -47,7 +46,7 @@ fn switching<B: Default>() -> Response<B> {
     response.body(B::default()).unwrap()
 }
 
-/// A route whose handler hands each upgraded connection to the test.
+/// A route whose handler passes each upgraded connection to the test.
 fn handing_over() -> (axum::routing::MethodRouter, mpsc::UnboundedReceiver<Handler>) {
     let (handlers, opened) = mpsc::unbounded_channel();
     let route =
@@ -129,7 +128,7 @@ async fn a_handler_whose_write_is_stuck_is_told_that_its_permit_is_lost() {
         let bytes = [b'x'; 65_536];
         while handler.write_all(&bytes).await.is_ok() {}
     });
-    // Until the socket takes no more.
+    // Until the socket accepts no more.
     sleep(A_WHILE).await;
     revoke(&stage.semaphore).await;
     timeout(SOON, writes).await.expect("its write ends").unwrap();
@@ -158,7 +157,7 @@ async fn a_handler_can_wait_for_the_end_of_its_connection() {
         timeout(SOON, waits).await.expect("it is told").unwrap();
         drop(handler);
     }
-    // Nor does the handle outlive the connection.
+    // The handle does not outlive the connection either.
     let stage = Stage::start().await;
     let waits = tokio::spawn(async move { stage.connection.ended().await });
     drop(stage.handler);
@@ -224,7 +223,7 @@ async fn an_upgrade_that_a_layer_outside_rejects_leaves_no_permit_with_the_conne
     }
 }
 
-/// A limited client whose upstream upgrades whatever comes.
+/// A limited client whose upstream upgrades everything.
 fn upgrading_client(
     semaphore: &Semaphore,
 ) -> impl tower::Service<

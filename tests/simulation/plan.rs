@@ -467,7 +467,7 @@ pub enum Planted {
     Spins,
     /// A client never returns.
     Hangs,
-    /// A client keeps its permit for ever.
+    /// A client never releases its permit.
     KeepsPermit,
     /// A request that waits is not answered.
     NeverAnswers,

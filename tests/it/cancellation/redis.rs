@@ -1,10 +1,10 @@
-//! The same with Redis, where a call is on its way for a while: behind a proxy that keeps back what
-//! passes, so that a call can be dropped in each phase of its way, and the connection can go on or
-//! break after that.
+//! The same with Redis, where a call is in flight for a while. A proxy holds back what passes, so that a call can be
+//! dropped in each phase, and the connection can then go on or
+//! break.
 //!
-//! The lease is far longer than what is waited for here, so that nothing is left because it was
-//! given back, not because its lease ended. But for one kind of cell, which the design allows to
-//! leave something until then: an acquire that the network carries to Redis after its release.
+//! The lease is far longer than the waits in these tests, so that nothing is left because it was released, not because
+//! its lease ended. There is one exception, which the design allows to leave something for a lease: an acquire that
+//! the network delivers to Redis after its release.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -33,44 +33,44 @@ use crate::support::redis::TestRedis;
 
 const WAIT: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(60);
-/// For what does not stay, whatever happens.
+/// For calls that leave nothing, whatever happens.
 const GIVEN_BACK: Lease = Lease { usual: LEASE, late: None };
-/// For an acquire: what of it arrives late may stay for its lease.
+/// For an acquire: what arrives late may stay for its lease.
 const BY_LEASE: Lease = Lease { usual: LEASE, late: Some(Policy::MIN_LEASE) };
-/// In which everything is given back that does not wait for a lease. Generous; far below `LEASE`.
+/// The time in which everything is released that does not wait for a lease. Generous, but far below `LEASE`.
 const SOON: Duration = Duration::from_secs(5);
 
 /// How far a call has come when it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Made and polled, but not written yet.
+    /// Polled, but not written yet.
     Unsent,
-    /// On its way to Redis.
+    /// In flight to Redis.
     Sent,
-    /// Carried out; the answer is on its way back.
+    /// Executed, with its answer in flight.
     Executed,
-    /// Answered, and its task is woken; but it is not polled any more.
+    /// Answered, and its task is woken, but it is not polled any more.
     Answered,
 }
 
-/// What becomes of the connection after that.
+/// What happens to the connection afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// It goes on.
     GoesOn,
-    /// It breaks, and what is on its way is lost.
+    /// It breaks, and everything in flight is lost.
     Breaks,
-    /// It breaks after what the drop had to say was written; that is lost as well.
+    /// It breaks after the messages of the drop were written; these are lost as well.
     BreaksLater,
-    /// It breaks on this side, and what is on its way to Redis gets there after everything that
-    /// this process says on its next connection.
+    /// It breaks on this side. What is in flight to Redis arrives after everything that this process sends on its next
+    /// connection.
     ArrivesLate,
 }
 
 use Phase::{Answered, Executed, Sent, Unsent};
 use Then::{ArrivesLate, Breaks, BreaksLater, GoesOn};
 
-/// The cells of a call after whose drop there is something to say.
+/// The cells of a call whose drop has something to send.
 const ALL: &[(Phase, Then)] = &[
     (Unsent, GoesOn),
     (Unsent, Breaks),
@@ -86,12 +86,12 @@ const ALL: &[(Phase, Then)] = &[
     (Answered, BreaksLater),
 ];
 
-/// The cells of a call after whose drop there is nothing to say: it is said already.
+/// The cells of a call whose drop has nothing to send any more.
 fn said() -> Vec<(Phase, Then)> {
     ALL.iter().copied().filter(|(_, then)| *then != BreaksLater).collect()
 }
 
-/// The cells of what says something when it is dropped, and nothing before.
+/// The cells of a call that sends something when it is dropped, and nothing before.
 const ON_DROP: &[(Phase, Then)] = &[
     (Unsent, GoesOn),
     (Unsent, Breaks),
@@ -105,7 +105,7 @@ const ON_DROP: &[(Phase, Then)] = &[
 #[derive(Clone, Copy)]
 struct Lease {
     usual: Duration,
-    /// That of a call that arrives late, if something of it may stay.
+    /// The lease of a call that arrives late, if something of it may stay.
     late: Option<Duration>,
 }
 
@@ -116,7 +116,7 @@ struct Cell {
     phase: Phase,
     then: Then,
     lease: Duration,
-    /// Whether the design allows it to be there until its lease ends.
+    /// Whether the design allows it to stay until its lease ends.
     by_lease: bool,
     proxy: Proxy,
     /// The process under test, behind the proxy.
@@ -124,7 +124,7 @@ struct Cell {
     /// Another one.
     far: Semaphore,
     redis: MultiplexedConnection,
-    /// Since when there is nothing in the way any more.
+    /// Since when nothing is in the way any more.
     began: Instant,
 }
 
@@ -154,7 +154,7 @@ impl Cell {
         eventually(&what, async || self.proxy.held(way) > more_than).await;
     }
 
-    /// Which way is blocked in this phase.
+    /// Returns the direction that is blocked in this phase.
     fn blocked(&self) -> Option<usize> {
         match self.phase {
             Unsent | Answered => None,
@@ -163,7 +163,7 @@ impl Cell {
         }
     }
 
-    /// Makes a call, and brings it as far as the cell wants it.
+    /// Makes a call, and brings it to the phase of the cell.
     async fn reach<F: Future>(&self, call: F) -> task::Spawn<F> {
         let mut call = task::spawn(call);
         if let Some(way) = self.blocked() {
@@ -181,7 +181,7 @@ impl Cell {
         call
     }
 
-    /// Drops it there, and lets happen what happens then.
+    /// Drops it there, and continues as the cell says.
     async fn drop_there<T>(&mut self, call: T) {
         let before = [self.proxy.held(REQUESTS), self.proxy.held(REPLIES)];
         let connections = self.proxy.connections();
@@ -212,11 +212,11 @@ impl Cell {
         self.began = Instant::now();
     }
 
-    /// Nothing is left of it: no key, no permit, nobody who waits. Says how long that took.
+    /// Asserts that nothing is left of it: no key, no permit, no waiter. Returns how long that took.
     async fn nothing_left(&self) -> Duration {
         let what = format!("{}: nobody holds or waits", self.what);
         eventually(&what, async || {
-            // Whose lease has ended is listed no more, but counted until he is swept.
+            // A place whose lease has ended is not listed any more, but counted until it is swept.
             let seen = self.far.inspect(&*self.name).await.unwrap();
             seen.holders.is_empty() && seen.waiters.is_empty()
         })
@@ -225,13 +225,13 @@ impl Cell {
         let second = Duration::from_secs(1);
         let bound = if self.by_lease { self.lease + second } else { SOON };
         assert!(took < bound, "{}: {took:?}", self.what);
-        // The key of a place whose lease has ended goes when it is touched, or by its own expiry.
+        // The key of a place whose lease has ended is removed when it is used, or by its own expiry.
         let what = format!("{}: nothing is stored", self.what);
         eventually(&what, async || !self.exists().await).await;
         let stored = self.began.elapsed();
         let bound = if self.by_lease { 3 * self.lease + 2 * second } else { SOON };
         assert!(stored < bound, "{}: {stored:?}", self.what);
-        // The cap can be reached, from here and from elsewhere, and not passed.
+        // The cap can be reached, from here and from elsewhere, and not exceeded.
         let policy = self.policy(2);
         let one = self.far.try_acquire(&*self.name, &policy).await.expect(&self.what);
         let two = self.near.acquire(&*self.name, &policy).await;
@@ -246,7 +246,7 @@ impl Cell {
     }
 }
 
-/// Tests all cells at once, each with a proxy and a process of its own; then nothing is stored.
+/// Tests all cells at once, each with its own proxy and process; then nothing is stored.
 async fn table(
     what: &str,
     cells: &[(Phase, Then)],
@@ -260,7 +260,7 @@ async fn table(
     let rows = cells.iter().enumerate().map(async |(i, (phase, then))| {
         let proxy = Proxy::start(server.port()).await;
         let backend = RedisBackend::builder(proxy.url())
-            // What is kept back is kept back by the test, until it says otherwise.
+            // The test holds back what is held back, until it says otherwise.
             .response_timeout(Duration::from_secs(20))
             .build()
             .unwrap();
@@ -301,7 +301,7 @@ async fn an_acquire_that_is_dropped_under_the_cap_leaves_nothing() {
     table("acquire, free", ALL, BY_LEASE, async |cell| {
         let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
         cell.drop_there(call).await;
-        // Who wants it has it, even before.
+        // A caller that wants it has it, even before.
         let next = cell.far.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
         next.release().await.unwrap();
         cell.nothing_left().await
@@ -319,7 +319,7 @@ async fn an_acquire_that_is_dropped_in_the_queue_leaves_nothing_and_stands_in_no
             cell.until_places((1, ahead + 1)).await;
             Some(waits)
         };
-        // Whoever waits would give what is not written yet the time to be written.
+        // Waiting would give the unwritten call the time to be written.
         let before = if cell.phase == Unsent { queue(0).await } else { None };
         let call = cell.reach(cell.near.acquire(&*cell.name, &cell.policy(1))).await;
         let other = match before {
@@ -349,7 +349,7 @@ async fn an_acquire_that_is_dropped_at_a_full_queue_leaves_nothing() {
         cell.until_places((1, 1)).await;
         let call = cell.reach(cell.near.acquire(&*cell.name, &policy)).await;
         if cell.phase == Answered && cell.then == BreaksLater {
-            // It was refused: there is nothing to take back.
+            // It was rejected, so nothing is to be taken back.
             cell.then = Breaks;
         }
         cell.drop_there(call).await;
@@ -463,7 +463,7 @@ async fn a_permit_that_is_dropped_is_given_back_however_that_fares() {
     .await;
 }
 
-/// Drops it when it is polled, and then never ends.
+/// Drops it when it is polled, and then never completes.
 async fn dropping<T>(what: T) {
     drop(what);
     pending::<()>().await;
@@ -471,10 +471,10 @@ async fn dropping<T>(what: T) {
 
 // ===== renew, lost =====
 
-/// Long enough for what is checked here, and renewed every two seconds.
+/// Long enough for these tests, and renewed every two seconds.
 const RENEWED: Duration = Duration::from_secs(6);
 
-/// Waits until a renewal has come as far as the cell wants it.
+/// Waits until a renewal has come to the phase of the cell.
 async fn renewal(cell: &Cell, interval: Duration) {
     match cell.blocked() {
         Some(way) => {
@@ -530,7 +530,7 @@ async fn to_stop_waiting_for_the_loss_of_a_permit_changes_nothing() {
         assert_pending!(lost.poll());
         renewal(cell, RENEWED / 3).await;
         cell.drop_there(lost).await;
-        // It is held still, is renewed still, and its loss can be waited for again.
+        // It is still held and renewed, and its loss can be awaited again.
         let lease = tokio::time::timeout(RENEWED + RENEWED / 4, permit.lost()).await;
         assert!(lease.is_err(), "{}: the permit was lost", cell.what);
         assert!(cell.far.try_acquire(&*cell.name, &policy).await.is_err(), "{}", cell.what);
@@ -548,7 +548,7 @@ async fn a_permit_that_was_lost_while_its_renewal_was_on_its_way_leaves_nothing(
         let permit = cell.near.acquire(&*cell.name, &cell.policy(1)).await.unwrap();
         renewal(cell, Duration::ZERO).await;
         permit.lost().await;
-        // The late renewal or its answer does not revive it.
+        // The late renewal and its answer do not revive it.
         cell.drop_there(()).await;
         eventually(&cell.what, async || cell.near.inspect(&*cell.name).await.is_ok()).await;
         assert!(permit.is_lost(), "{}", cell.what);
@@ -688,7 +688,7 @@ async fn a_body_that_is_dropped_after_any_frame_leaves_nothing_however_that_fare
                 let call = cell.reach(dropping(body)).await;
                 cell.drop_there(call).await;
             } else {
-                // It is given back at its end, not when the body is gone.
+                // It is released at its end, not when the body is gone.
                 let call = cell
                     .reach(async move {
                         assert!(body.frame().await.is_none());
@@ -723,7 +723,7 @@ async fn a_permit_may_be_dropped_on_a_thread_without_a_runtime() {
     eventually("it waits", async || semaphore.inspect("x").await.unwrap().waiting == 1).await;
     std::thread::spawn(move || drop((waits, permit))).join().unwrap();
     eventually("nothing is stored", async || redis.keys() == 0).await;
-    // And the last handle with what it had, before its first connection and after it.
+    // The last handle with what it had, before its first connection and after it.
     for connected in [false, true] {
         let one = redis.semaphore();
         let acquire = one.acquire("x", &policy);
@@ -759,13 +759,13 @@ fn what_is_dropped_after_its_runtime_was_shut_down_comes_free_with_its_lease() {
     let began = Instant::now();
     let second = runtime();
     second.block_on(async {
-        // Another process; nobody tells it anything.
+        // Another process, which receives no message.
         let other = redis.semaphore();
         let granted = other.acquire("x", &policy(LEASE)).await.unwrap();
         assert!(began.elapsed() < Policy::MIN_LEASE + Duration::from_secs(1));
         granted.release().await.unwrap();
         assert_eq!(redis.keys(), 0);
-        // And the semaphore works on with the next runtime.
+        // The semaphore works on with the next runtime.
         semaphore.acquire("x", &policy(LEASE)).await.unwrap().release().await.unwrap();
         assert_eq!(redis.keys(), 0);
     });
@@ -808,7 +808,7 @@ async fn an_acquire_made_anew_in_each_round_of_a_loop_leaves_nothing_in_redis() 
         if rounds == 100 {
             held = None;
         }
-        // Whoever begins anew again and again may never be granted; but not here.
+        // A caller that starts over again and again may never be granted; but not here.
         assert!(rounds < 5000);
     };
     assert!(held.is_none());
@@ -847,7 +847,7 @@ async fn aborting_and_panicking_while_holding_or_waiting_leaves_nothing_in_redis
     eventually("nothing is stored", async || redis.keys() == 0).await;
 }
 
-/// The proxy does what it is there for: else the tables above show nothing.
+/// The proxy does what it is for; otherwise the tables above prove nothing.
 #[tokio::test]
 async fn the_proxy_keeps_back_lets_go_and_breaks() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -873,11 +873,11 @@ async fn the_proxy_keeps_back_lets_go_and_breaks() {
     stream.write_all(b"DEL a\r\n").await.unwrap();
     eventually("it is done", async || redis.keys() == 0).await;
     eventually("its answer is held", async || proxy.held(REPLIES) == 4).await;
-    // Answered never.
+    // Never answered.
     proxy.cut();
     assert_eq!(stream.read(&mut pong).await.unwrap_or(0), 0);
     assert_eq!(proxy.held(REPLIES), 0);
-    // Carried out after its sender has gone.
+    // Executed after its sender has gone.
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     eventually("it is there", async || proxy.connections() == 2).await;
     proxy.hold(REQUESTS);

@@ -1,46 +1,42 @@
-//! Reads the history of a run, and says what was wrong with it.
+//! Reads the history of a run, and reports what was wrong with it.
 //!
-//! What is checked, and what is let pass:
+//! The rules and their exceptions:
 //!
-//! * **cap**: whenever a request comes to the upstream, no more than `limit` of its key are in flight
-//!   with it. A request counts from its coming to its going; but not
-//!   - after its client left: its permit is free from then on, and the connection to the upstream is
-//!     cut behind it;
-//!   - for the last [`TAIL`] before it was cut off, if it was: to the upstream a stream whose lease
-//!     was lost ends that much later;
-//!   - while its gateway is frozen, and [`TAIL`] longer, if it came before.
+//! * **cap**: whenever a request arrives at the upstream, no more than `limit` of its key are in flight, including it.
+//!   A request counts from its arrival to its end, except
+//!   - after its client left: its permit is free from then on, and the connection to the upstream is cut after that;
+//!   - for the last [`TAIL`] before it was cut off, if it was: the upstream sees the end of a stream whose lease was
+//!     lost that much later;
+//!   - while its gateway is frozen, and [`TAIL`] longer, if it arrived before.
 //!
-//!   More than the limit may come only after Redis lost its data: from the loss until one lease and
-//!   [`TAIL`] after Redis is there again, and [`WAKE`] after a gateway wakes that slept while Sentinel
-//!   made another server the master. By then every holder was counted again or had lost its
-//!   lease; so a request that comes later and finds the cap passed is one too many. Never more than once
-//!   the limit for each loss, and once for what was there before.
-//! * **order**: of two requests for one key, the later comes to the upstream first, or comes to it at
-//!   all while the earlier waits in vain. Compared are those sent [`GAP`] and more apart; where more than one
-//!   permit is there, two that are granted at once may overtake each other by [`GAP`] on their way.
-//!   The earlier must be clean: no fault of its gateway, link or Redis from its sending to its turn,
-//!   nor in the [`SETTLE`] before. (A process that loses its subscription can be passed over; a wipe forgets the queue;
-//!   a frozen Redis takes its sockets in any order.) `SCRIPT FLUSH` is no excuse, nor are faults that befall other gateways.
-//!   Where gateways pass permits on, they may pass a request by for [`REUSE`], so that those compared are sent as much
-//!   further apart.
-//! * **idle**: a clean request waits, and all the time for [`IDLE`] its key has permits to spare.
-//! * **answer**: each request has its head within wait + its work + [`MARGIN`], and its body in the
-//!   time that it flows + [`MARGIN`]; the time that its gateway was frozen is added. Redis is no
-//!   excuse.
-//! * **status**: 200, 429 only after the whole wait, 503 only if unclean, nothing else. No broken
-//!   connection unless its gateway was killed, or slept past its lease and wakes. No body without its end that does not end with an error. No request
-//!   twice at the upstream.
-//! * **wake**: a gateway that was frozen for longer than its lease passes not one more frame of what it had in
-//!   flight before, and leaves the upstream within [`WAKE`].
-//! * **recovery**: [`RECOVERY`] after each fault at the latest, every gateway that it befell serves
-//!   again; the time in which other faults befell it is added.
-//! * **rest**: in the end nothing is in flight, and no key is in Redis one lease and 1 s after the
-//!   last request has ended.
+//!   More than the limit may arrive only after Redis lost its data: from the loss until one lease and [`TAIL`] after
+//!   Redis is back, and [`WAKE`] after a gateway wakes that slept while Sentinel made another server the master. By
+//!   then every holder was counted again or had lost its lease, so a later request that exceeds the cap is one too
+//!   many. Never more than once the limit for each loss, and once for what was there before.
+//! * **order**: of two requests for one key, the later one arrives at the upstream first, or arrives at all while the
+//!   earlier one waits in vain. Only requests sent [`GAP`] or more apart are compared; if there is more than one
+//!   permit, two that are granted at once may overtake each other by [`GAP`] on their way. The earlier one must be
+//!   clean: no fault of its gateway, link or Redis from its sending to its turn, nor in the [`SETTLE`] before. (A
+//!   process that loses its subscription can be passed over; a wipe loses the queue; a frozen Redis reads its sockets
+//!   in any order.) `SCRIPT FLUSH` is no excuse, nor are faults of other gateways. Gateways that pass permits on may
+//!   pass a request by for [`REUSE`], so compared requests are sent that much further apart.
+//! * **idle**: a clean request waits while, for [`IDLE`] without interruption, its key has free permits.
+//! * **answer**: each request has its head within wait + its work + [`MARGIN`], and its body within its duration +
+//!   [`MARGIN`]; the time in which its gateway was frozen is added. Redis is no excuse.
+//! * **status**: 200, 429 only after the whole wait, 503 only if unclean, nothing else. No broken connection unless its
+//!   gateway was killed, or wakes after its lease. No incomplete body that does not end with an error. No request twice
+//!   at the upstream.
+//! * **wake**: a gateway that was frozen for longer than its lease passes on no frame of what it had in flight before,
+//!   and leaves the upstream within [`WAKE`].
+//! * **recovery**: at most [`RECOVERY`] after each fault, every affected gateway serves again; the time in which other
+//!   faults affected it is added.
+//! * **rest**: in the end nothing is in flight, and no key is in Redis one lease and 1 s after the last request has
+//!   ended.
 //!
-//! Where requests are of tenants that share their key's permits, order is that within a tenant; each
-//! one's cap is checked as that of the key is, and a tenant at its cap may wait beside a free permit.
+//! If tenants share the permits of a key, order is that within a tenant; each tenant's cap is checked like that of the
+//! key, and a tenant at its cap may wait beside a free permit.
 //!
-//! Where this machine stood still even for the test, all times are longer by that.
+//! If this machine stood still even for the test, all times are longer by that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,16 +50,16 @@ const MS: At = 1000;
 const TAIL: At = 250 * MS;
 /// How far apart requests must be sent for their order to be known.
 const GAP: At = 100 * MS;
-/// How long after a fault's end a gateway may still be busy with its consequences.
+/// How long after a fault's end a gateway may be busy with its consequences.
 const SETTLE: At = 1200 * MS;
 const IDLE: At = 2500 * MS;
-/// For how long a gateway passes permits on after a call that said that nobody else waits.
+/// How long a gateway passes permits on after a call that no other process waits.
 const REUSE: At = 50 * MS;
 const MARGIN: At = 1500 * MS;
 const WAKE: At = 400 * MS;
 const RECOVERY: At = 3000 * MS;
 
-/// What came out.
+/// The result.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) violations: Vec<Violation>,
@@ -71,18 +67,18 @@ pub(crate) struct Report {
     pub(crate) granted: usize,
     pub(crate) statuses: BTreeMap<u16, usize>,
     pub(crate) ends: BTreeMap<String, usize>,
-    /// Requests whose order was checked.
+    /// The number of requests whose order was checked.
     pub(crate) compared: usize,
     pub(crate) faults: BTreeMap<What, Kindred>,
-    /// Most in flight at once, by key; as the upstream saw it.
+    /// The most in flight at once, by key, as the upstream saw it.
     pub(crate) peaks: Vec<usize>,
-    /// Time over the cap as the upstream saw it, whatever the reason.
+    /// The time over the cap as the upstream saw it, for any reason.
     pub(crate) over_ms: f64,
-    /// The part of it that a loss of data is to blame for.
+    /// The part of it that a loss of data explains.
     pub(crate) over_after_loss_ms: f64,
-    /// From when Redis was there again after a loss to the last request that came over the cap.
+    /// The time from the return of Redis after a loss to the last request over the cap.
     pub(crate) last_over_after_loss_ms: f64,
-    /// From sending to head, of what was granted.
+    /// The time from sending to head, for granted requests.
     pub(crate) head_ms_p50: f64,
     pub(crate) head_ms_p99: f64,
     pub(crate) head_ms_max: f64,
@@ -102,7 +98,7 @@ pub(crate) struct Violation {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Kindred {
     pub(crate) count: usize,
-    /// From the end of the fault to the first success after it, for the slowest gateway.
+    /// The time from the end of the fault to the first success after it, for the slowest gateway.
     pub(crate) recovery_ms: Vec<f64>,
 }
 
@@ -142,19 +138,19 @@ struct Check<'a> {
 }
 
 impl Run {
-    /// How long this machine stood still in this time.
+    /// Returns how long this machine stood still in this time.
     fn stalled(&self, from: At, to: At) -> At {
         self.stalls.iter().map(|stall| overlap(*stall, (from, to))).sum()
     }
 
-    /// When a gateway was frozen.
+    /// Returns when a gateway was frozen.
     fn frozen(&self, gateway: usize) -> impl Iterator<Item = (At, At)> {
         let of_it = move |what, whose| what == What::FreezeGateway && whose == Some(gateway);
         self.faults.iter().filter(move |f| of_it(f.what, f.gateway)).map(|f| (f.begin, f.end))
     }
 
-    /// Whether the request ended as its gateway woke from longer than a lease: one that was stopped
-    /// between head and body cuts the connection with the head still unsent.
+    /// Returns whether the request ended as its gateway woke after its lease: one that was stopped between head and
+    /// body cuts the connection with the head still unsent.
     fn slept_past_its_lease(&self, request: &Request, at: At) -> bool {
         let lease = self.rules.lease;
         request.came().is_some_and(|came| {
@@ -164,8 +160,8 @@ impl Run {
         })
     }
 
-    /// Whether the request's gateway slept while Sentinel made another server the master, and woke
-    /// just now: it asks the old one, which was not told yet, until it has asked the sentinel.
+    /// Returns whether the request's gateway slept while Sentinel made another server the master, and has just woken:
+    /// it uses the old master, which is not demoted yet, until it has asked the sentinel.
     fn woke_beside_an_old_master(&self, loss: &Fault, number: usize, at: At) -> bool {
         let gateway = self.requests[number].gateway;
         loss.what == What::Failover
@@ -176,10 +172,10 @@ impl Run {
             })
     }
 
-    /// Whether nothing befell the gateway, or Redis for that key, in this time, nor shortly before.
+    /// Returns whether nothing affected the gateway, or Redis for that key, in this time or shortly before.
     fn is_clean(&self, key: usize, gateway: usize, from: At, to: At) -> bool {
         let life = &self.gateways[gateway];
-        // From its birth it has no connection; before the run there was time to get one.
+        // A new gateway has no connection; before the run there was time to open one.
         let is_young = self.is_heir(gateway) && life.born + SETTLE > from;
         !is_young
             && life.died.is_none_or(|died| died > to)
@@ -213,7 +209,7 @@ impl Request {
         self.stays.first().map(|stay| stay.from)
     }
 
-    /// When it is known whose turn it was: at its coming, or when it was refused after its wait.
+    /// Returns when it is known whose turn it was: at its arrival, or when it was rejected after its wait.
     fn turn(&self) -> Option<At> {
         self.came().or(match self.head {
             Some((at, 429)) => Some(at),
@@ -227,7 +223,7 @@ impl Check<'_> {
         self.report.violations.push(Violation { rule, at, key: key.into(), text });
     }
 
-    /// The requests of a key, or of one of its tenants.
+    /// Returns the requests of a key, or of one of its tenants.
     fn of_key(&self, key: usize, tenant: Option<usize>) -> impl Iterator<Item = (usize, &Request)> {
         let is_of = move |request: &Request| {
             request.key == key && tenant.is_none_or(|tenant| request.tenant == tenant)
@@ -264,8 +260,8 @@ impl Check<'_> {
 
     // ===== cap =====
 
-    /// From when to when a stay of a request counts; up to a time in which it does not, there may
-    /// be more than one.
+    /// Returns the intervals in which a stay of a request counts; up to a time at which it does not, there may be more
+    /// than one.
     fn counted(&self, request: &Request, stay: usize) -> Vec<(At, At)> {
         let stay = &request.stays[stay];
         let mut to = stay.to.unwrap_or(At::MAX);
@@ -276,7 +272,7 @@ impl Check<'_> {
         }
         let mut spans = vec![(stay.from, to.max(stay.from + 1))];
         for (begin, end) in self.run.frozen(request.gateway) {
-            // What it still had on its way when it was stopped came from before.
+            // What it still had in flight when it was stopped is from before.
             if stay.from <= begin + TAIL / 5 {
                 let awake = end.saturating_add(TAIL);
                 spans = spans
@@ -291,7 +287,7 @@ impl Check<'_> {
 
     fn cap(&mut self, key: usize, tenant: Option<usize>, limit: usize) {
         let whose = tenant.map(|tenant| format!(" of tenant {tenant}")).unwrap_or_default();
-        // Time, whether it comes, which request, whether the upstream sees it so or it counts so.
+        // Time, whether it arrives, which request, and whether the upstream sees it so or it counts so.
         let mut seen = Vec::new();
         let mut steps = Vec::new();
         for (number, request) in self.of_key(key, tenant) {
@@ -368,7 +364,7 @@ impl Check<'_> {
         let reuse = if self.run.rules.reuse > 0 { REUSE } else { 0 };
         let mut requests: Vec<_> = self.of_key(key, tenant).collect();
         requests.sort_by_key(|(_, request)| request.sent);
-        // The earliest coming of this one and all that were sent after it, and whose it was.
+        // The earliest arrival of this one and of all that were sent later, and which request it was.
         let mut earliest = vec![(At::MAX, 0); requests.len() + 1];
         for (i, (number, request)) in requests.iter().enumerate().rev() {
             let own = (request.came().unwrap_or(At::MAX), *number);
@@ -414,7 +410,7 @@ impl Check<'_> {
             }
         }
         seen.sort_unstable();
-        // The times in which there is room.
+        // The times with free permits.
         let (mut room, mut since, mut in_flight, mut own) = (Vec::new(), Some(0), 0, 0);
         for (at, comes, is_own) in seen {
             if comes {
@@ -552,7 +548,7 @@ impl Check<'_> {
                     );
                     self.flag("wake", end, request.key, text);
                 }
-                // What comes in a head of its own was not cut off: it says that the lease was lost.
+                // A refusal with a head of its own was not cut off: it reports that the lease was lost.
                 if let (Some(last), Some((head, 200))) = (request.last_frame, request.head)
                     && head < begin
                     && last > end
@@ -597,7 +593,7 @@ impl Check<'_> {
                 let first = later.find(|(_, key)| fault.befalls(*key)).map(|(at, _)| *at);
                 let until = first.unwrap_or_else(|| last.min(died)).max(fault.end);
                 let took = until - fault.end;
-                // The time in which others befell it, or its consequences lasted.
+                // The time in which other faults affected it, or their consequences lasted.
                 let mut others: Vec<_> = self
                     .run
                     .faults
@@ -656,7 +652,7 @@ impl Check<'_> {
     }
 }
 
-/// How long there were more than `limit`, and how many at the most.
+/// Returns how long there were more than `limit`, and the greatest number.
 fn over(steps: &[(At, bool)], limit: usize) -> (At, usize) {
     let (mut over, mut peak, mut in_flight, mut since) = (0, 0, 0, 0);
     for (at, comes) in steps {
@@ -674,7 +670,7 @@ fn over(steps: &[(At, bool)], limit: usize) -> (At, usize) {
     (over, peak)
 }
 
-/// The history around a violation, for a reader.
+/// Returns the part of the history around a violation, for a reader.
 pub(crate) fn around(run: &Run, violation: &Violation) -> String {
     const AROUND: At = 1500 * MS;
     let (from, to) = (violation.at.saturating_sub(AROUND), violation.at.saturating_add(AROUND / 3));

@@ -1,4 +1,4 @@
-//! What happened in a run: every request and every fault, on one monotonic clock.
+//! The history of a run: every request and every fault, on one monotonic clock.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ pub(crate) struct Run {
     pub(crate) rules: Rules,
     pub(crate) requests: Vec<Request>,
     pub(crate) faults: Vec<Fault>,
-    /// Every process that ever was, by its number.
+    /// Every process that ever ran, by number.
     pub(crate) gateways: Vec<Life>,
-    /// When this machine did not let even the test go on.
+    /// When this machine did not let even the test run.
     pub(crate) stalls: Vec<(At, At)>,
     /// When no key was left in Redis, after the last request had ended.
     pub(crate) empty: Option<At>,
@@ -26,7 +26,7 @@ pub(crate) struct Run {
     pub(crate) in_flight_left: usize,
 }
 
-/// What the gateways were told.
+/// The configuration of the gateways.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Rules {
     /// The limit of each key.
@@ -35,11 +35,11 @@ pub(crate) struct Rules {
     pub(crate) lease: At,
     pub(crate) shape: Shape,
     pub(crate) fair: Fair,
-    /// How many of the gateways pass permits on to their own next requests.
+    /// The number of gateways that pass permits on to their own next requests.
     pub(crate) reuse: usize,
 }
 
-/// Whether requests of a key are of tenants that share its permits, and how many each may have.
+/// Whether tenants share the permits of a key, and the cap of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) enum Fair {
     #[default]
@@ -51,20 +51,20 @@ pub(crate) enum Fair {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Request {
     pub(crate) key: usize,
-    /// Which of the tenants of that key sent it; 0, where there are none.
+    /// The tenant of that key that sent it; 0 without tenants.
     pub(crate) tenant: usize,
-    /// The process it was sent to.
+    /// The process that it was sent to.
     pub(crate) gateway: usize,
     pub(crate) kind: Kind,
     /// How long the upstream works before its head.
     pub(crate) work: At,
-    /// How long its body flows.
+    /// How long its body lasts.
     pub(crate) stream: At,
     pub(crate) sent: At,
-    /// Its stays in the upstream. One, unless something is wrong.
+    /// Its stays at the upstream: one, unless something is wrong.
     pub(crate) stays: Vec<Stay>,
     pub(crate) head: Option<(At, u16)>,
-    /// When the last bytes of the body came.
+    /// When the last bytes of the body arrived.
     pub(crate) last_frame: Option<At>,
     pub(crate) end: Option<(At, End)>,
 }
@@ -75,15 +75,15 @@ pub(crate) enum Kind {
     Short,
     Stream,
     Post,
-    /// Leaves before the head came.
+    /// Leaves before the head arrives.
     Impatient,
-    /// Leaves in the middle of the body.
+    /// Leaves during the body.
     Leaving,
     /// Reads one byte a second, and then leaves.
     Slow,
 }
 
-/// From a request's coming to the upstream until its end there.
+/// The time from a request's arrival at the upstream until its end there.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Stay {
     pub(crate) from: At,
@@ -95,9 +95,9 @@ pub(crate) struct Stay {
 /// How a request ended for its client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum End {
-    /// With all of its body.
+    /// With its whole body.
     Whole,
-    /// With an end that looks as it should, but parts of the body are missing.
+    /// With a normal end, but parts of the body are missing.
     Short,
     /// With an error in the body.
     Cut,
@@ -105,7 +105,7 @@ pub(crate) enum End {
     Left,
     /// The connection broke before there was a head.
     Broken,
-    /// The client gave up: there was no answer, or no end of it.
+    /// The client gave up: there was no answer, or it did not end.
     Unanswered,
 }
 
@@ -125,24 +125,24 @@ pub(crate) enum What {
     StallCut,
     Cut,
     HalfClose,
-    /// It comes back as a replica of the one that took its place.
+    /// It comes back as a replica of the server that replaced it.
     KillMaster,
-    /// Sentinel makes a replica the master; what the old one had not sent on is lost.
+    /// Sentinel makes a replica the master; what the old one had not replicated is lost.
     Failover,
-    /// A replica of a cluster takes over, once it has all that its master had.
+    /// A replica of a cluster takes over once it has all data of its master.
     Handover,
-    /// A slot goes to another master of the cluster, while it is used.
+    /// A slot moves to another master of the cluster while it is used.
     MoveSlot,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Fault {
     pub(crate) what: What,
-    /// The process it befell; `None`: all of them.
+    /// The affected process; `None` for all.
     pub(crate) gateway: Option<usize>,
-    /// The keys it befell; empty: all of them.
+    /// The affected keys; empty for all.
     pub(crate) keys: Vec<usize>,
-    /// The process that took its place.
+    /// The process that replaced it.
     pub(crate) heir: Option<usize>,
     pub(crate) begin: At,
     pub(crate) end: At,
@@ -174,7 +174,7 @@ impl Recorder {
         self.run.lock().unwrap()
     }
 
-    /// A request is about to be sent; its number.
+    /// Records a request that is about to be sent. Returns its number.
     pub(crate) fn sent(&self, mut request: Request) -> usize {
         let mut run = self.lock();
         request.sent = self.now();
@@ -206,8 +206,8 @@ impl Fault {
 }
 
 impl What {
-    /// Whether it makes Redis forget. One that stands still may be replaced meanwhile, where there
-    /// are several.
+    /// Returns whether it makes Redis lose data. If there are several servers, one that stands still may be replaced
+    /// meanwhile.
     pub(crate) const fn is_loss(self, shape: Shape) -> bool {
         match self {
             Self::FlushAll | Self::RestartRedis | Self::KillMaster | Self::Failover => true,
@@ -216,12 +216,12 @@ impl What {
         }
     }
 
-    /// Whether nobody is to notice.
+    /// Returns whether no client may notice it.
     pub(crate) const fn is_harmless(self) -> bool {
         matches!(self, Self::ScriptFlush | Self::MoveSlot)
     }
 
-    /// Of several servers, each.
+    /// With several servers, each.
     pub(crate) const fn befalls_all_servers(self) -> bool {
         matches!(self, Self::KillPubsub | Self::KillNormal | Self::ScriptFlush)
     }

@@ -1,4 +1,4 @@
-//! The upstream and its clients: who asks for what, and writes down what became of it.
+//! The upstream and its clients, which make requests and record what becomes of them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,9 +25,9 @@ use super::plan::SLOTS;
 
 /// The key of requests that show the order: one permit, short work.
 pub(crate) const ONE: usize = 0;
-/// Of short work, bodies that are sent, and clients that leave.
+/// The key of short work, uploads, and clients that leave.
 pub(crate) const FEW: usize = 1;
-/// Of streams, most of them longer than the lease.
+/// The key of streams, most of them longer than the lease.
 pub(crate) const LONG: usize = 2;
 pub(crate) const KEYS: [&str; 3] = ["one", "few", "long"];
 pub(crate) const LIMITS: [usize; 3] = [1, 3, 3];
@@ -35,11 +35,11 @@ pub(crate) const LIMITS: [usize; 3] = [1, 3, 3];
 /// How often a stream sends a frame.
 const FRAME: Duration = Duration::from_millis(20);
 const TEXT: &[u8] = b"chunk\n";
-/// More than all buffers on the way can take.
+/// More than all buffers on the way can hold.
 pub(crate) const MUCH: usize = 24 << 20;
 const POSTED: usize = 64 << 10;
 
-/// Where the gateways are, by slot: each one's number and address.
+/// The gateways by slot, each with its number and address.
 pub(crate) type Addresses = Arc<Mutex<[Option<(usize, SocketAddr)>; SLOTS]>>;
 
 // ===== upstream =====
@@ -62,7 +62,7 @@ struct Work {
     bytes: usize,
 }
 
-/// A request in the upstream. Cut off, unless it said that it was done.
+/// A request at the upstream. It counts as cut off unless it reports that it is done.
 struct InFlight {
     recorder: Arc<Recorder>,
     number: usize,
@@ -80,7 +80,7 @@ impl InFlight {
         Self { recorder, number, stay, whole: false }
     }
 
-    /// Before the last bytes are sent: what comes for them is not in flight together with it.
+    /// Before the last bytes are sent: a request that comes because of them is not in flight together with this one.
     fn done(mut self) {
         self.whole = true;
     }
@@ -143,14 +143,14 @@ async fn work(
 
 // ===== clients =====
 
-/// What the clients share.
+/// What clients share.
 pub(crate) struct Load {
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) addresses: Addresses,
     pub(crate) stop: AtomicBool,
-    /// How many tenants share the permits of a key.
+    /// The number of tenants that share the permits of a key.
     pub(crate) tenants: usize,
-    /// Clients send several requests to one gateway, without a pause, so that permits are passed on there.
+    /// Whether clients send several requests to one gateway, without a pause, so that permits are passed on there.
     pub(crate) bursts: bool,
 }
 
@@ -164,7 +164,7 @@ impl Drop for Closing {
 }
 
 impl Load {
-    /// Clients that ask until they are told to stop, about 120 requests a second together.
+    /// Clients that make requests until they are stopped, about 120 requests a second together.
     pub(crate) fn start(self: &Arc<Self>, seed: u64) -> Vec<tokio::task::JoinHandle<()>> {
         let clients = [(ONE, 7, 40..160), (FEW, 10, 20..240), (LONG, 7, 50..400)];
         let mut rng = Rng::with_seed(!seed);
@@ -192,7 +192,7 @@ impl Load {
         tasks
     }
 
-    /// One request to any gateway, through all of its life.
+    /// One request to any gateway, from beginning to end.
     pub(crate) async fn request(&self, key: usize, kind: Kind, rng: &mut Rng) {
         self.request_of(key, KEYS[key], kind, rng).await;
     }
@@ -240,11 +240,11 @@ impl Load {
             .unwrap();
         let patience = match kind {
             Kind::Impatient => Duration::from_millis(rng.u64(1..200)),
-            // Long past every bound, those of a gateway that sleeps for a while included.
+            // Far past every bound, including those of a gateway that sleeps for a while.
             _ => Duration::from_secs(12),
         };
         let (closing, end) = self.ask(number, address, request, kind, patience, rng).await;
-        // First the note, then the deed.
+        // The note comes before the deed.
         self.recorder.update(number, |request, now| {
             request.end.get_or_insert((now, end));
         });
@@ -278,7 +278,7 @@ impl Load {
                 Ok(None) => End::Broken,
                 Err(_) => End::Unanswered,
             };
-            // Closed at once: the note comes first here, too.
+            // Closed at once: here, too, the note comes first.
             self.recorder.update(number, |request, now| request.end = Some((now, end.clone())));
             return (None, end);
         }
@@ -320,7 +320,7 @@ impl Load {
 }
 
 impl Load {
-    /// Reads the head, and then one byte a second. `None`: the connection broke before the head.
+    /// Reads the head, and then one byte a second. Returns `None` if the connection broke before the head.
     async fn slow(
         &self,
         number: usize,

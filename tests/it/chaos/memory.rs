@@ -1,4 +1,4 @@
-//! Whether something grows: samples of a run, and what they say.
+//! Checks whether memory grows: samples of a run, and their comparison.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The parts of a run that are compared: when it has warmed up, and its end. Of 20 minutes these are
-/// the fourth and the fifth, and the last two.
+/// The parts of a run that are compared: after it has warmed up, and at its end. In 20 minutes these are the fourth and
+/// the fifth, and the last two.
 const WARM: Range<f64> = 0.15..0.25;
 const LAST: Range<f64> = 0.9..1.0;
-/// What may be added between the two, in parts of what was there.
+/// What may be added between the two, as a fraction of what was there.
 const PART: f64 = 0.1;
 
 /// One quantity over a run.
@@ -18,14 +18,14 @@ pub(super) struct Series {
     pub(super) what: String,
     /// What may be added in any case.
     pub(super) allowed: f64,
-    /// When, and how much.
+    /// The samples: when, and how much.
     pub(super) samples: Vec<(Duration, f64)>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Verdict {
     what: String,
-    /// The median when the run had warmed up, and that of its end.
+    /// The medians after the run had warmed up, and at its end.
     warm: Option<f64>,
     last: Option<f64>,
     allowed: f64,
@@ -33,7 +33,7 @@ pub(super) struct Verdict {
 }
 
 impl Series {
-    /// Compares medians: one peak, or one sample that is missing, says nothing.
+    /// Compares medians, because a single peak or a missing sample proves nothing.
     pub(super) fn verdict(&self, length: Duration) -> Verdict {
         let median_of = |part: Range<f64>| {
             let part = length.mul_f64(part.start)..length.mul_f64(part.end);

@@ -1,8 +1,7 @@
-//! Chaos: real gateways on one Redis, a fault every few hundred ms, and a checker that reads what
-//! came of it.
+//! Chaos: real gateways on one Redis, a fault every few hundred ms, and a checker that reads the result.
 //!
-//! A run has a seed, which decides its schedule of faults: the same seed, the same schedule. What
-//! the clients meet with still depends on the machine.
+//! A run has a seed, which decides its schedule of faults: the same seed gives the same schedule. What the clients meet
+//! still depends on the machine.
 
 #![allow(clippy::print_stdout, reason = "a run's report is for its reader")]
 
@@ -38,13 +37,13 @@ use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway};
 use crate::support::redis::TestRedis;
 
-/// How long the load goes on after the last fault is over.
+/// How long the load goes on after the last fault has ended.
 const CALM: Duration = Duration::from_millis(2500);
 
-/// Of each key, where there are tenants.
+/// The cap of each tenant of a key, if there are tenants.
 const TENANTS: usize = 4;
 
-/// Notes when this process itself was not let on.
+/// Notes when this process itself could not run.
 async fn watch_stalls(recorder: Arc<Recorder>) {
     const PULSE: At = 10_000;
     let mut last = recorder.now();
@@ -58,7 +57,7 @@ async fn watch_stalls(recorder: Arc<Recorder>) {
     }
 }
 
-/// A run, from its beginning to its end.
+/// Runs from beginning to end.
 struct Course {
     recorder: Arc<Recorder>,
     world: Arc<World>,
@@ -94,7 +93,7 @@ impl Course {
         Self { recorder, world, load, stalls }
     }
 
-    /// Lets all faults happen, each at its time.
+    /// Carries out all faults, each at its time.
     async fn faults(&self, plan: Vec<Planned>) {
         let began = Instant::now();
         let mut faults = JoinSet::new();
@@ -107,10 +106,10 @@ impl Course {
         faults.join_all().await;
     }
 
-    /// After the last of the load has ended: what is left, and the whole history.
+    /// Returns, after the last of the load has ended, what is left, and the whole history.
     async fn end(self, seed: u64) -> Run {
         let Self { recorder, world, load, stalls } = self;
-        // A dead place in a semaphore that is not full is swept by nobody, so all are filled once more.
+        // A dead place in a semaphore that is not full is swept by no call, so all are filled once more.
         let mut rng = Rng::with_seed(seed);
         let burst = [ONE, FEW, LONG].into_iter().flat_map(|key| [key; 12]).map(|key| {
             let (load, mut rng) = (&load, rng.fork());
@@ -165,7 +164,7 @@ fn warm_up() -> history::Request {
     }
 }
 
-/// Where the build's other results are.
+/// Returns the directory of the build's other results.
 fn target() -> PathBuf {
     std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned()
 }
@@ -175,7 +174,7 @@ fn write(what: &str, path: &Path, text: &str) {
     println!("{what}: {}", path.display());
 }
 
-/// Prints the report and writes it down; with the whole history, if something was wrong.
+/// Prints the report and writes it; with the whole history, if something was wrong.
 fn publish(seed: u64, run: &Run, report: &Report) {
     print!("{report}");
     let text = serde_json::to_string_pretty(report).unwrap();
@@ -183,7 +182,7 @@ fn publish(seed: u64, run: &Run, report: &Report) {
     explain(seed, run, report);
 }
 
-/// What there is to see of violations.
+/// Prints violations.
 fn explain(seed: u64, run: &Run, report: &Report) {
     if !report.violations.is_empty() {
         let text = serde_json::to_string(run).unwrap();
@@ -194,7 +193,7 @@ fn explain(seed: u64, run: &Run, report: &Report) {
     }
 }
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
@@ -211,7 +210,7 @@ async fn chaos(shape: Shape, fair: Fair, reuse: usize, seed: u64, length: Durati
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short() {
     let report = chaos(Shape::One, Fair::Arrival, 2, 3, Duration::from_secs(18)).await;
-    // That there was something to see.
+    // The run must have met these.
     assert!(report.granted > 500, "{} granted", report.granted);
     assert!(report.compared > 100, "{} compared", report.compared);
     assert!(report.faults.len() >= 10, "{:?}", report.faults);
@@ -247,8 +246,8 @@ async fn on_several(shape: Shape) {
     assert!(report.faults.len() >= 4, "{:?}", report.faults);
 }
 
-/// Found by seed 21: while the client takes nothing, nobody asks the body for frames, and so nobody
-/// tells it that the lease is lost; the upstream works on, beside the request that got the permit next.
+/// Found by seed 21: while the client reads nothing, no task polls the body for frames, so the body does not learn that
+/// the lease is lost; the upstream works on, beside the request that got the permit next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_nobody_reads_is_cut_when_its_lease_is_lost() {
     let recorder = Arc::new(Recorder::new(Rules::default()));

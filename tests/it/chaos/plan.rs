@@ -1,4 +1,4 @@
-//! Which fault comes when: decided beforehand, by the seed alone.
+//! The schedule of faults, decided beforehand by the seed alone.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::history::What;
 use super::load::KEYS;
 
-/// How many gateways there are at a time.
+/// The number of gateways at a time.
 pub(crate) const SLOTS: usize = 3;
 /// How long one half of a round takes; see [`plan`].
 const HALF: Duration = Duration::from_secs(4);
-/// Between two faults that befall the same: to start a process takes some time.
+/// The time between two faults of the same gateway: starting a process takes a while.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// How Redis is run.
@@ -24,23 +24,23 @@ pub(crate) enum Shape {
     Sentinel,
 }
 
-/// A fault to come.
+/// A scheduled fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) at: Duration,
     pub(crate) what: What,
-    /// Whose gateway, or whose link; `None`: it befalls Redis, and so all.
+    /// The affected gateway or its link; `None` if it affects Redis, and so all.
     pub(crate) slot: Option<usize>,
     /// How long it lasts, if it does.
     pub(crate) lasts: Duration,
-    /// Its strength, where that has a meaning: of a delay in ms, of a half-close which half.
+    /// Its strength, if it has one: the ms of a delay, or which half of a half-close.
     pub(crate) strength: u64,
-    /// Of several servers, that of this key.
+    /// With several servers, the one of this key.
     pub(crate) key: usize,
 }
 
-/// What can befall a gateway, and what Redis; the scripts' loss is of both kinds. Gateways that speak
-/// to several servers are led through no proxy.
+/// The faults of a gateway, and those of Redis; the loss of scripts is of both kinds. Gateways that use several servers
+/// have no proxy.
 const fn kinds(shape: Shape) -> (&'static [What], &'static [What]) {
     match shape {
         Shape::One => (
@@ -90,9 +90,9 @@ const fn kinds(shape: Shape) -> (&'static [What], &'static [What]) {
     }
 }
 
-/// A fault every 200 to 700 ms, in rounds of two halves. In the first, one gateway of the three is
-/// spared: what must hold for a process that nothing befell is seen there. In the second, everything
-/// can happen. What takes its time with several servers makes the next ones late.
+/// A fault every 200 to 700 ms, in rounds of two halves. In the first half, one gateway of the three is spared, which
+/// shows what must hold for a process without faults. In the second, everything can happen. Faults that take long with
+/// several servers delay the next ones.
 pub(crate) fn plan(shape: Shape, seed: u64, length: Duration) -> Vec<Planned> {
     let (local, global) = kinds(shape);
     let mut rng = Rng::with_seed(seed);
@@ -100,7 +100,7 @@ pub(crate) fn plan(shape: Shape, seed: u64, length: Duration) -> Vec<Planned> {
     let mut at = Duration::from_millis(500);
     let mut spared = 0;
     let mut round = 0;
-    // Until when each gateway is busy with a fault, and Redis, by this plan.
+    // Until when each gateway, and Redis, is busy with a fault by this plan.
     let mut busy = [Duration::ZERO; SLOTS + 1];
     while at < length {
         let halves = at.as_millis() / HALF.as_millis();
@@ -135,8 +135,7 @@ pub(crate) fn plan(shape: Shape, seed: u64, length: Duration) -> Vec<Planned> {
     plan
 }
 
-/// A fault every few seconds, one at a time, and none that ends a process: its memory would be a new
-/// one's.
+/// A fault every few seconds, one at a time, and none that ends a process, because a new process has new memory.
 pub(crate) fn gentle(seed: u64, length: Duration) -> Vec<Planned> {
     const LOCAL: [What; 6] =
         [What::FreezeGateway, What::Delay, What::Stall, What::StallCut, What::Cut, What::HalfClose];
@@ -163,7 +162,7 @@ pub(crate) fn gentle(seed: u64, length: Duration) -> Vec<Planned> {
     plan
 }
 
-/// How long several servers are busy with a fault beyond its time, or thereabouts.
+/// About how long several servers are busy with a fault beyond its time.
 const fn settling(shape: Shape, what: What) -> Duration {
     match (shape, what) {
         (Shape::One, _) => Duration::ZERO,
@@ -174,7 +173,7 @@ const fn settling(shape: Shape, what: What) -> Duration {
     }
 }
 
-/// How long a fault lasts, and how strong it is.
+/// Returns how long a fault lasts, and how strong it is.
 fn extent(what: What, rng: &mut Rng) -> (Duration, u64) {
     let lasts = match what {
         What::KillGateway => rng.u64(50..400),

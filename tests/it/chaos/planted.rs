@@ -1,5 +1,4 @@
-//! The checker against histories that are known: a clean one passes, and each planted fault is
-//! found.
+//! Tests of the checker with known histories: a clean one passes, and each planted fault is found.
 
 use super::checker::{Report, check};
 use super::history::{At, End, Fair, Fault, Kind, Life, Request, Rules, Run, Stay, What};
@@ -8,8 +7,8 @@ use super::plan::Shape;
 const MS: At = 1000;
 const S: At = 1000 * MS;
 
-/// Two keys, with one permit and with two; three gateways; ten seconds in which all is well: each
-/// key has a request more than it has permits, all the time.
+/// Two keys, with one permit and with two; three gateways; ten seconds without faults: each key always has one more
+/// request than permits.
 fn clean() -> Run {
     let mut run = Run {
         rules: Rules {
@@ -24,7 +23,7 @@ fn clean() -> Run {
         ..Run::default()
     };
     for (key, limit) in [(0, 1), (1, 2)] {
-        // Every 200 ms as many as may be, each for 190 ms.
+        // Every 200 ms as many as allowed, each for 190 ms.
         for i in 0..50 {
             for n in 0..limit {
                 let came = (i * 200 + 200 + n) * MS;
@@ -66,7 +65,7 @@ fn fault(what: What, gateway: Option<usize>, begin: At, end: At) -> Fault {
     Fault { what, gateway, keys: Vec::new(), heir: None, begin, end }
 }
 
-/// The request of a key that came first after a time.
+/// Returns the first request of a key to arrive after a time.
 fn first(run: &mut Run, key: usize, after: At) -> &mut Request {
     let comes = |request: &Request| request.key == key && request.stays[0].from >= after;
     run.requests.iter_mut().find(|request| comes(request)).unwrap()
@@ -78,7 +77,7 @@ fn rules(report: &Report) -> Vec<&'static str> {
     rules
 }
 
-/// Plants a fault into the clean history; it is found, and nothing else is.
+/// Plants a fault into the clean history. The checker must find it, and nothing else.
 #[track_caller]
 fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
     let mut run = clean();
@@ -87,7 +86,7 @@ fn found(rule: &str, plant: impl FnOnce(&mut Run)) {
     assert_eq!(rules(&report), [rule], "{report}");
 }
 
-/// What is excused is not held against the run.
+/// What is excused does not fail the run.
 #[track_caller]
 fn excused(happens: impl FnOnce(&mut Run)) {
     let mut run = clean();
@@ -107,7 +106,7 @@ fn a_clean_history_passes() {
 
 // ===== cap =====
 
-/// One more than may be, at a time.
+/// One more than allowed, at a time.
 fn one_too_many(run: &mut Run, gateway: At, at: At) {
     run.requests.push(request(1, gateway, at - 20 * MS, at, at + 30 * MS));
 }
@@ -152,7 +151,7 @@ fn more_than_twice_the_limit_is_found_even_after_a_loss() {
     found("cap", |run| plant(run, 3));
 }
 
-/// A stay from before a freeze, which goes on until after it, beside which two more are let in.
+/// A stay from before a freeze, which goes on until after it, with two more admitted beside it.
 fn frozen_beside(run: &mut Run, from: At, to: At) {
     run.faults.push(fault(What::FreezeGateway, Some(2), 4 * S, 6 * S));
     let request = Request {
@@ -166,7 +165,7 @@ fn frozen_beside(run: &mut Run, from: At, to: At) {
     run.requests.push(request);
     let stays = run.requests.iter_mut().rev();
     for request in stays.filter(|r| r.key == 1 && r.gateway == 2 && r.kind == Kind::Short) {
-        // It serves nobody meanwhile.
+        // It serves no request meanwhile.
         if (3600 * MS..6100 * MS).contains(&request.stays[0].from) {
             request.gateway = 1;
         }
@@ -187,7 +186,7 @@ fn a_frozen_holder_does_not_count_but_one_that_is_awake_does() {
         run.requests.iter_mut().filter(|r| r.kind == Kind::Stream).for_each(|r| {
             r.stays[0].whole = false;
         });
-        // What it had in key 0 is another's.
+        // Another gateway has what it had in key 0.
         run.requests.iter_mut().filter(|r| r.key == 0).for_each(|r| r.gateway = 0);
     };
     excused(frozen);
@@ -209,7 +208,7 @@ fn who_left_does_not_count_but_one_that_stayed_does() {
     excused(|run| plant(run, 5030 * MS, 5120 * MS, End::Left));
     found("cap", |run| plant(run, 5060 * MS, 5120 * MS, End::Left));
     found("cap", |run| plant(run, 5192 * MS, 5190 * MS, End::Whole));
-    // It was cut off, so its permit may have been gone for a moment; but not for so long.
+    // It was cut off, so its permit may have been gone for a moment, but not for this long.
     let cut = |run: &mut Run, to| {
         plant(run, to + MS, to, End::Cut);
         run.faults.push(fault(What::Stall, None, 4 * S, 5 * S));
@@ -217,14 +216,14 @@ fn who_left_does_not_count_but_one_that_stayed_does() {
     excused(|run| cut(run, 5190 * MS));
     found("cap", |run| {
         cut(run, 5400 * MS);
-        // One at a time beside it, except for the one that is planted.
+        // One at a time beside it, except for the planted one.
         run.requests.retain(|r| r.key == 0 || !(5150 * MS..5400 * MS).contains(&r.stays[0].from));
     });
 }
 
 // ===== order =====
 
-/// The one that comes at 5 s to key 0 is taken back by so much, behind those sent later.
+/// Sends the request that arrives at 5 s with key 0 this much earlier, before those sent after it.
 fn passed_over(run: &mut Run) -> &mut Request {
     let request = first(run, 0, 5 * S);
     let sent = request.sent - 450 * MS;
@@ -249,7 +248,7 @@ fn a_request_that_is_passed_over_is_found() {
 
 #[test]
 fn where_permits_are_passed_on_a_request_is_passed_by_for_a_moment_and_no_longer() {
-    // The next one is sent 200 ms after the first, and comes before it.
+    // The next one is sent 200 ms after the first, and arrives before it.
     let plant = |run: &mut Run, later: At| {
         let sent = passed_over(run).sent;
         run.requests.iter_mut().filter(|r| r.key == 0).for_each(|r| {
@@ -356,7 +355,7 @@ fn a_503_without_a_reason_is_found() {
 #[test]
 fn a_refusal_before_the_wait_is_over_is_found() {
     found("status", |run| {
-        // Nobody comes meanwhile: it is not passed over.
+        // None arrives meanwhile, so it is not passed over.
         run.requests.push(refused(0, 0, 5 * S, 5100 * MS, 429));
     });
 }
@@ -450,7 +449,7 @@ fn a_gateway_that_does_not_recover_is_found() {
         run.requests.retain(|r| r.gateway != 0 || r.stays[0].from < S || r.sent > 9 * S);
     };
     found("recovery", plant);
-    // Another fault befell it all the while.
+    // Another fault affected it all the time.
     excused(|run| {
         plant(run);
         run.faults.push(fault(What::Stall, Some(0), 2500 * MS, 7 * S));
@@ -474,7 +473,7 @@ fn fault_of_keys(what: What, keys: &[usize], begin: At, end: At) -> Fault {
     Fault { keys: keys.to_vec(), ..fault(what, None, begin, end) }
 }
 
-/// A refusal of key 1 while Redis is away for these keys.
+/// A refusal of key 1 while Redis is unreachable for these keys.
 fn refused_meanwhile(run: &mut Run, what: What, keys: &[usize]) {
     run.rules.shape = Shape::Cluster;
     run.faults.push(fault_of_keys(what, keys, 5 * S, 5500 * MS));
@@ -493,7 +492,7 @@ fn a_refusal_while_a_slot_moves_is_found() {
     found("status", |run| refused_meanwhile(run, What::MoveSlot, &[1]));
 }
 
-/// One too many for key 1 just after these keys have a new master.
+/// One too many for key 1 just after these keys got a new master.
 fn too_many_after(run: &mut Run, what: What, keys: &[usize]) {
     run.rules.shape = Shape::Cluster;
     run.faults.push(fault_of_keys(what, keys, 5 * S, 5010 * MS));
@@ -537,7 +536,7 @@ fn a_gateway_that_serves_only_other_keys_after_a_failover_is_found() {
     });
 }
 
-/// The clean history, by three tenants of which each may have so many.
+/// The clean history, with three tenants, each of which has this cap.
 fn of_tenants(each: usize) -> Run {
     let mut run = clean();
     run.rules.fair = Fair::Each(each);
@@ -574,7 +573,7 @@ fn a_tenant_over_its_cap_is_found() {
 fn the_order_is_that_within_a_tenant() {
     let mut run = clean();
     run.rules.fair = Fair::Shares;
-    // One that waits for long, while others of its key are served that came later.
+    // One waits for long, while others of its key are served that came later.
     let late = request(0, 0, 3 * S, 5 * S + 195 * MS, 5 * S + 199 * MS);
     run.requests.push(Request { tenant: 1, ..late });
     assert_eq!(rules(&check(&run)), [""; 0], "another tenant");
@@ -593,7 +592,7 @@ fn a_tenant_at_its_cap_may_wait_beside_a_free_permit() {
     let waits = request(1, 1, S, 4 * S + 10 * MS, 4 * S + 20 * MS);
     run.requests.push(waits);
     assert_eq!(rules(&check(&run)), [""; 0]);
-    // Of another tenant, it would have to be served.
+    // A request of another tenant would have to be served.
     run.requests.last_mut().unwrap().tenant = 1;
     assert_eq!(rules(&check(&run)), ["idle"]);
 }

@@ -1,4 +1,4 @@
-//! A TCP proxy that can be told to misbehave.
+//! A TCP proxy that misbehaves on demand.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// Bytes read at once, and chunks kept back by a delay, at the most.
+/// The bytes read at once, and the most chunks that a delay holds back.
 const CHUNK: usize = 16 * 1024;
 const CHUNKS: usize = 1024;
 
@@ -22,11 +22,11 @@ pub(crate) struct Proxy {
 #[derive(Clone, Copy, Debug, Default)]
 struct Orders {
     delay: Duration,
-    /// Nothing flows, but nothing breaks either.
+    /// Nothing passes, but nothing breaks either.
     stalled: bool,
-    /// Connections of an older generation than this end at once, with a reset.
+    /// Connections of an older generation end at once, with a reset.
     cut: u64,
-    /// The same for their ways to Redis, and from it: these are closed in good order.
+    /// The same for their directions to Redis and from it: these are closed normally.
     closed: [u64; 2],
 }
 
@@ -57,17 +57,17 @@ impl Proxy {
         self.orders.send_modify(|orders| orders.delay = delay);
     }
 
-    /// A black hole, until it is told otherwise; then what was kept back arrives, late.
+    /// Lets nothing pass until it is told otherwise; then what was held back arrives late.
     pub(crate) fn stall(&self, stalled: bool) {
         self.orders.send_modify(|orders| orders.stalled = stalled);
     }
 
-    /// Resets every connection that there is.
+    /// Resets every connection.
     pub(crate) fn cut(&self) {
         self.orders.send_modify(|orders| orders.cut += 1);
     }
 
-    /// Closes one of the two ways of every connection that there is: to Redis, or from it.
+    /// Closes one of the two directions of every connection: to Redis, or from it.
     pub(crate) fn half_close(&self, from_redis: bool) {
         self.orders.send_modify(|orders| orders.closed[usize::from(from_redis)] += 1);
     }
@@ -88,13 +88,13 @@ async fn join(near: TcpStream, far: TcpStream, mut orders: watch::Receiver<Order
         }
     };
     if cut {
-        // What is closed with this set is reset.
+        // With this set, closing sends a reset.
         let _ = from_near.as_ref().set_zero_linger();
         let _ = from_far.as_ref().set_zero_linger();
     }
 }
 
-/// Passes on what comes, as ordered, until the end of it.
+/// Passes on what comes, as ordered, until its end.
 async fn pump(
     from: &mut OwnedReadHalf,
     to: &mut OwnedWriteHalf,
@@ -126,7 +126,7 @@ async fn pump(
                 break;
             }
         }
-        // The end, too, is kept back by a stall.
+        // A stall holds back the end, too.
         let _ = seen.wait_for(|orders| !orders.stalled).await;
     };
     let mut closing = orders;

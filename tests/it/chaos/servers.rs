@@ -1,5 +1,4 @@
-//! Where the permits of a run are counted, in each shape that Redis is run in, and the faults that
-//! befall it there.
+//! The servers that count the permits of a run, in each shape that Redis runs in, and their faults.
 
 use std::process::Command;
 use std::time::Duration;
@@ -31,7 +30,7 @@ impl Servers {
         }
     }
 
-    /// What a gateway is told, where it is not led through a proxy of its own.
+    /// The URL for a gateway, if it has no proxy of its own.
     pub(super) fn url(&self) -> Option<String> {
         match self {
             Self::One(_) => None,
@@ -40,7 +39,7 @@ impl Servers {
         }
     }
 
-    /// The server of a run that has one.
+    /// Returns the server of a run with one server.
     pub(super) fn one(&self) -> &TestRedis {
         match self {
             Self::One(redis) => redis,
@@ -48,7 +47,7 @@ impl Servers {
         }
     }
 
-    /// All that live.
+    /// Returns all live servers.
     fn all(&self) -> &[TestRedis] {
         match self {
             Self::One(redis) => std::slice::from_ref(redis),
@@ -69,17 +68,17 @@ impl Servers {
         self.all().iter().filter(|server| is_master(server))
     }
 
-    /// In all of them together; a server that does not say has one at least.
+    /// Returns the keys in all of them together; a server that does not answer has at least one.
     pub(super) fn keys(&self) -> u64 {
         self.masters().map(|server| server.try_command(&["DBSIZE"]).unwrap_or(1)).sum()
     }
 
-    /// What is left in them, for a reader.
+    /// Describes what is left in them, for a reader.
     pub(super) fn left(&self) -> Vec<String> {
         self.masters().flat_map(|server| server.command::<Vec<String>>(&["KEYS", "*"])).collect()
     }
 
-    /// Which server counts a key of the load.
+    /// Returns the server that counts a key of the load.
     fn home(&self, key: usize) -> usize {
         match self {
             Self::One(_) => 0,
@@ -93,8 +92,8 @@ impl Servers {
         }
     }
 
-    /// Lets a fault befall the server of one of the keys, or all. Returns when it was over; after
-    /// that, all servers come to be as they were, before the next fault.
+    /// Has a fault affect the server of one of the keys, or all. Returns when it was over; after that, all servers
+    /// recover before the next fault.
     pub(super) async fn befall(
         &mut self,
         planned: &Planned,
@@ -123,7 +122,7 @@ impl Servers {
                 block_in_place(|| self.all()[victim].signal("STOP"));
                 sleep(planned.lasts).await;
                 block_in_place(|| self.all()[victim].signal("CONT"));
-                // There may be another master by now, or come to be one.
+                // There may be another master by now, or soon.
                 block_in_place(|| self.settle());
             }
             What::RestartRedis => {
@@ -161,7 +160,7 @@ impl Servers {
         recorder.now()
     }
 
-    /// Waits until another server than this one counts what it counted.
+    /// Waits until another server counts what this one counted.
     fn replaced(&self, victim: usize) {
         let port = self.all()[victim].port();
         until("another master is there", || match self {
@@ -177,7 +176,7 @@ impl Servers {
         });
     }
 
-    /// A server that was killed is started again, and becomes a replica.
+    /// Starts a server that was killed again, as a replica.
     fn come_back(&mut self, victim: usize) {
         self.all_mut()[victim].restart();
         if let Self::Sentinel(sentinel) = self {
@@ -204,7 +203,7 @@ impl Servers {
         }
     }
 
-    /// The slot of a key goes to the next master, with what is in it.
+    /// Moves the slot of a key, with its content, to the next master.
     async fn move_slot(&self, key: usize, from: usize, lasts: Duration) {
         let Self::Cluster(cluster) = self else { unreachable!("it has no slots") };
         let slot = block_in_place(|| cluster.slot(&name(key)));
@@ -224,7 +223,7 @@ impl Servers {
     }
 }
 
-/// Three masters, each with a replica in step, and all agree on who has what.
+/// Waits for three masters, each with a replica in step, that agree on all slots.
 fn is_well(cluster: &TestCluster) -> bool {
     let owners =
         |seen_by| (0..KEYS.len()).map(move |key| cluster.owner(cluster.slot(&name(key)), seen_by));
@@ -242,12 +241,12 @@ fn name(key: usize) -> String {
     format!("gateway:{}", KEYS[key])
 }
 
-/// A command that must be carried out, though servers cut their clients off when they change roles.
+/// Repeats a command until it is executed, because servers cut off their clients when they change roles.
 fn insist(server: &TestRedis, words: &[&str]) {
     until("the command is carried out", || server.try_command::<Value>(words).is_ok());
 }
 
-/// Nothing, if the server does not say.
+/// Returns nothing if the server does not answer.
 fn replication(server: &TestRedis) -> String {
     server.try_command(&["INFO", "replication"]).unwrap_or_default()
 }
@@ -268,7 +267,7 @@ fn replicas(server: &TestRedis) -> usize {
     replication(server).matches("state=online").count()
 }
 
-/// Since 7.0 DEBUG has to be asked for; before, the option is not known.
+/// Since 7.0, DEBUG has to be enabled; before, the option is unknown.
 fn debuggable() -> &'static [&'static str] {
     let version = Command::new(server_binary()).arg("--version").output().unwrap().stdout;
     if String::from_utf8_lossy(&version).contains("v=6.") {

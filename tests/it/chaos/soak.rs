@@ -1,9 +1,7 @@
-//! Soak: the same world for many minutes, with names that are new all the time, and the memory of
-//! all processes watched.
+//! Soak: the same world for many minutes, with new names all the time, while the memory of all processes is watched.
 //!
-//! Requests come at a steady rate, whatever becomes of those before them. No process ends, so that
-//! its memory is one line. The history is checked as that of any run; the keys with a limit of their
-//! own for cap and order too.
+//! Requests come at a steady rate, whatever becomes of earlier ones. No process ends, so that its memory is one line.
+//! The history is checked like that of any run, for the keys with a limit of their own including cap and order.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -23,26 +21,26 @@ use super::plan::{Shape, gentle};
 use super::world::World;
 use super::{Course, explain, number, target, write};
 
-/// All tenants but those of [`KEYS`]: each has one permit.
+/// The names except [`KEYS`]: each has one permit.
 const TENANTS: usize = KEYS.len();
-/// Of so many last names, one comes again now and then: its record may be gone by then, or not.
+/// One in this number of the last names comes again now and then, with or without a record by then.
 const RECENT: u64 = 5000;
-/// An acquire that was cancelled and carried out late leaves its key for four leases at the most.
+/// An acquire that was cancelled and executed late leaves its key for at most four leases.
 const CALM: Duration = Duration::from_secs(5);
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Below this a run says nothing of growth: the first burst after a freeze is a leap of some MiB.
+/// Below this, a run shows no growth: the first burst after a freeze adds some MiB at once.
 const SHORT: Duration = Duration::from_secs(600);
 
-/// What a process may add, in MiB. Of 20 minutes at 200 requests/s, each gateway serves 60 000
-/// requests of 40 000 names between the times that are compared: 3 MiB are 50 bytes a request, less
-/// than any record has. Below that lies what an allocator keeps of a peak.
+/// What a process may add, in MiB. In 20 minutes at 200 requests/s, each gateway serves 60 000 requests of 40 000 names
+/// between the times that are compared: 3 MiB are 50 bytes a request, less than any record takes. Below that is what an
+/// allocator keeps of a peak.
 const RSS: f64 = 3.0;
-/// The same for what Redis counts itself, to the byte: in MiB, and keys.
+/// The same for what Redis counts exactly: MiB, and keys.
 const USED: f64 = 0.5;
 const LEFT: f64 = 50.0;
 
-/// One look at all processes; memory in MiB.
+/// One sample of all processes; memory in MiB.
 struct Sample {
     at: Duration,
     gateways: Vec<f64>,
@@ -51,7 +49,7 @@ struct Sample {
     keys: f64,
 }
 
-/// By medians, but for what is counted.
+/// By medians, except for exact counts.
 #[derive(Debug, Default, Serialize)]
 struct Minute {
     requests: usize,
@@ -72,14 +70,14 @@ struct Soak {
     seed: u64,
     seconds: u64,
     rate: u32,
-    /// How many names there were.
+    /// The number of names.
     names: u64,
     verdicts: Vec<Verdict>,
     minutes: Vec<Minute>,
     report: Report,
 }
 
-/// Sends requests until it is told to stop; how many names they had.
+/// Sends requests until it is stopped. Returns the number of their names.
 async fn press(load: Arc<Load>, seed: u64, rate: u32) -> u64 {
     let mut rng = Rng::with_seed(!seed);
     let mut names: u64 = 0;
@@ -126,14 +124,14 @@ fn kind(rng: &mut Rng) -> Kind {
     }
 }
 
-/// What a process has in memory, in MiB.
+/// Returns the memory of a process, in MiB.
 fn rss(pid: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() / 1024.0
 }
 
-/// Looks at all processes every second, or as soon after as Redis answers.
+/// Samples all processes every second, or as soon as Redis answers.
 async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>>>) {
     let pids = world.pids().await;
     let mut next = interval(SAMPLE);
@@ -141,7 +139,7 @@ async fn watch(world: Arc<World>, began: Instant, samples: Arc<Mutex<Vec<Sample>
     loop {
         next.tick().await;
         let gateways = pids.iter().map(|pid| rss(*pid)).collect();
-        // No fault befalls Redis while this has it.
+        // Holding this keeps faults away from Redis.
         let servers = world.redis.lock().await;
         let redis = servers.one();
         let sample = block_in_place(|| {

@@ -1,4 +1,4 @@
-//! What a run is made of: Redis, the gateways, the links between them, and how a fault befalls them.
+//! The world of a run: Redis, the gateways, the links between them, and their faults.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex as StdMutex};
@@ -29,9 +29,9 @@ pub(super) struct World {
 }
 
 struct Slot {
-    /// What its gateway knows Redis by.
+    /// The URL by which its gateway knows Redis.
     redis: String,
-    /// What stands between the two, where there is one server.
+    /// The proxy between the two, if there is one server.
     proxy: Option<Proxy>,
     gateway: Arc<Mutex<Option<Running>>>,
 }
@@ -41,7 +41,7 @@ pub(super) struct Running {
     process: Gateway,
 }
 
-/// What a fault befalls, for as long as it lasts.
+/// What a fault affects while it lasts.
 pub(super) enum Victim {
     Redis(OwnedMutexGuard<Servers>),
     Gateway(OwnedMutexGuard<Option<Running>>),
@@ -104,7 +104,7 @@ impl World {
         number
     }
 
-    /// The process of each gateway that there is now.
+    /// Returns the present process of each gateway.
     pub(super) async fn pids(&self) -> Vec<u32> {
         let mut pids = Vec::new();
         for slot in &self.slots {
@@ -113,7 +113,7 @@ impl World {
         pids
     }
 
-    /// What the fault befalls: taken in the order of the schedule, one fault at a time.
+    /// Takes what the fault affects, in the order of the schedule, one fault at a time.
     pub(super) async fn victim(&self, planned: &Planned) -> Victim {
         match planned.slot {
             Some(slot) => Victim::Gateway(Arc::clone(&self.slots[slot].gateway).lock_owned().await),
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Lets a fault happen, from its beginning to its end.
+    /// Carries out a fault, from its beginning to its end.
     pub(super) async fn happen(&self, planned: Planned, mut victim: Victim) {
         let mut fault = Fault {
             what: planned.what,
@@ -134,7 +134,7 @@ impl World {
             begin: self.recorder.now(),
             end: 0,
         };
-        // While it lasts it is known already, in case that the run ends badly.
+        // Known while it lasts, in case the run ends badly.
         let index = {
             let mut run = self.recorder.lock();
             run.faults.push(Fault { end: At::MAX, ..fault.clone() });
@@ -170,10 +170,10 @@ impl World {
             What::FreezeGateway => {
                 let process = &running.as_ref().unwrap().process;
                 block_in_place(|| process.signal("STOP"));
-                // Only now: on a busy machine it takes a while to send a signal.
+                // Only now, because on a busy machine it takes a while to send a signal.
                 fault.begin = self.recorder.now();
                 sleep(planned.lasts).await;
-                // The time before: what comes after waking comes after it.
+                // The time before: what happens after waking comes after it.
                 let end = self.recorder.now();
                 block_in_place(|| process.signal("CONT"));
                 return end;

@@ -1,4 +1,4 @@
-//! The ledger's side: what a history comes to.
+//! The ledger's side: the expected result of a history.
 #![expect(clippy::cast_precision_loss, reason = "no score has more than 53 bits")]
 
 use std::collections::{HashMap, HashSet};
@@ -11,33 +11,33 @@ use tower_semaphore::protocol::{
 use super::wire::{Item, Lua, QUEUED, Told};
 use super::{Asks, History, KEY, NODES, Pick, Proof, Step, Terms, Time};
 
-/// A message as it must come: channel, text.
+/// An expected message: channel, text.
 pub(super) type Message = (String, String);
 
-/// What the server has to show after one operation.
+/// The server's expected state after an operation.
 #[derive(Debug)]
 pub(super) struct Expected {
-    /// Which step of the history this is, as it was carried out.
+    /// The step of the history, as it was carried out.
     pub(super) what: String,
-    /// Answers that come before and are of no operation.
+    /// The number of earlier answers that belong to no operation.
     pub(super) before: usize,
     pub(super) reply: Item,
-    /// What may come in its place.
+    /// What may come instead.
     pub(super) in_short: Option<Item>,
     pub(super) messages: Vec<Message>,
     pub(super) set: Vec<(String, f64)>,
-    /// The longest of the leases in the set, ms, and the longest ever given.
+    /// The longest of the leases in the set, in ms, and the longest ever given.
     pub(super) longest: (u64, u64),
     /// Whether the bound on work was reached.
     pub(super) more: bool,
 }
 
-/// One history carried out by the ledger: the commands to send, and what must come back.
+/// A history carried out by the ledger: the commands to send, and what must come back.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) commands: Vec<u8>,
     pub(super) expected: Vec<Expected>,
-    /// Answers to come that are of no operation.
+    /// The number of expected answers that belong to no operation.
     pub(super) asides: usize,
 }
 
@@ -168,7 +168,7 @@ impl<'a> Model<'a> {
 
     fn new_id(&mut self, at: usize, poll_only: bool, asks: Asks) -> PlaceId {
         let Asks { bound, claim } = asks;
-        // Only a claim has a use for the headroom.
+        // Only a claim uses the headroom.
         let bound = bound.map(|(limit, headroom)| Bound {
             limit,
             headroom: if claim.is_some() { headroom } else { 0 },
@@ -230,7 +230,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Has the ledger do it, and the server asked to do the same.
+    /// Has the ledger carry it out, and the server asked to do the same.
     fn operate(
         &mut self,
         what: String,
@@ -301,7 +301,7 @@ impl<'a> Model<'a> {
         }));
         for grant in &reply.granted {
             items.push(Item::Text(grant.id.to_string()));
-            // As it stands in the set: a score comes as text.
+            // As it is in the set: a score comes as text.
             items.push(Item::Text(grant.lease_end.to_string()));
         }
         if told == Told::Grants && reply.more {
@@ -339,7 +339,7 @@ impl<'a> Model<'a> {
         });
     }
 
-    /// The set as it must stand without these places, and the longest of its leases, ms.
+    /// Returns the expected set without these places, and the longest of its leases, in ms.
     fn set(&self, without: &[PlaceId]) -> (Vec<(String, f64)>, u64) {
         let (mut set, mut longest) = (Vec::new(), 0);
         for (id, lease_end, ticket) in self.ledger.places().filter(|(id, ..)| !without.contains(id))
@@ -367,13 +367,13 @@ impl<'a> Model<'a> {
         (set, longest)
     }
 
-    /// Whether any place has a claim.
+    /// Returns whether any place has a claim.
     fn has_tenants(&self) -> bool {
         self.ledger.places().any(|(id, ..)| id.claim.is_some())
     }
 
-    /// The scripts that the process comes to, and the beginning of the call. By the one for plain sets first, if no
-    /// id has a claim; `finds_out` says whether that finds tenants, having taken these out.
+    /// Returns the script that the process uses, and the beginning of the call. The script for plain sets comes first,
+    /// if no id has a claim; `finds_out` says whether that finds tenants, after removing these.
     fn call(
         &mut self,
         name: &'static str,
@@ -386,7 +386,7 @@ impl<'a> Model<'a> {
         let for_all = u8::from(self.for_all);
         let mut command = self.lua.call(name, self.limit);
         command.arg(for_all);
-        // The bound of all lines is an argument of the other script alone.
+        // Only the other script has the bound of all lines as an argument.
         let is_acquire = name == "acquire";
         for (_, word) in rest.iter().enumerate().filter(|(i, _)| !is_acquire || *i != 2) {
             command.arg(word);
@@ -471,7 +471,7 @@ impl<'a> Model<'a> {
         });
     }
 
-    /// How many wait, once the dead are swept.
+    /// Returns how many wait, once the dead are swept.
     fn would_wait(&self) -> u64 {
         let mut dead: Vec<_> =
             self.ledger.places().filter(|(_, end, _)| *end <= self.now / 1000).collect();
@@ -562,7 +562,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Where lease ends of places with claims begin.
+/// The lowest score of the lease end of a place with a claim.
 const FAIR_LEASES: f64 = 1e13;
 
 /// The score of a place that waits in a line: -f + k·2⁻²⁸.

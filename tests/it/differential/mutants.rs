@@ -1,11 +1,11 @@
-//! Scripts that do otherwise than the ledger, each of which must be found out.
+//! Scripts that differ from the ledger, each of which must be noticed.
 
 use tower_semaphore::protocol::WORK_MAX;
 
 use super::wire::Lua;
 use super::{Of, SMALL_WORK, history, run};
 
-/// Ways to write the scripts wrongly: file, text, what stands there instead.
+/// Wrong versions of the scripts: file, text, and its replacement.
 const MUTANTS: [(&str, &str, &str); 88] = [
     ("acquire", "all = all - redis.call('ZREM', key, unpack(m", "redis.call('ZREM', key, unpack(m"),
     ("acquire", "all = all - redis.call('ZREM', key, unpack(A", "redis.call('ZREM', key, unpack(A"),
@@ -88,7 +88,7 @@ const MUTANTS: [(&str, &str, &str); 88] = [
     ("revoke", "lease_end) - now_ms, 0", "lease_end) - now_ms, 1"),
     ("renew", "and in_use <= limit then return", "then return"),
     ("renew", "and in_use <= limit then return", "and in_use < limit then return"),
-    // Nobody is told; somebody waited already; nobody asked for it; the caller itself; those that poll.
+    // No node is notified; places waited already; it was not asked for; the caller itself; nodes that poll.
     ("acquire", "  --@recall\n", ""),
     ("acquire", "local is_first = waiting == 0", "local is_first = true"),
     ("acquire", "if is_first and waiting > 0", "if is_first"),
@@ -124,7 +124,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 69] = [
     ),
     ("fair/release", "'ZREM', key, ARGV[last], queued .. ARGV[last])", "'ZREM', key, ARGV[last])"),
     ("fair/release", "for share = 2, tonumber(sub(id, -2), 36) do", "for share = 2, 1 do"),
-    // Nothing settled; settled where it was; at a level of another kind.
+    // Nothing is settled; it is settled where it was; at a level of another kind.
     ("fair/settle", "  if turn ~= before then", "  if false then"),
     ("fair/settle", "    if before < start * factor or", "    if true or"),
     (
@@ -170,7 +170,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 69] = [
     ("fair/acquire", "        all = all + cost\n", "        all = all + 1\n"),
     ("fair/acquire", "for share = 2, tonumber(string.sub(id, -2), 36) do", "for share = 2, 1 do"),
     ("fair/acquire", "if swept then turn, units = nil, nil end", ""),
-    // A newcomer that passes a turn; a big one past the limit; a small one past a big one.
+    // A newcomer that passes a turn; a large one past the limit; a small one past a large one.
     (
         "fair/acquire",
         "      elseif refused == -1 and is_first and in_use",
@@ -263,7 +263,7 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
     ("fair/release", "own[#own + 1] = 1 end", "own[#own + 1] = nil end"),
 ];
 
-/// Scripts that cannot be had by one replacement.
+/// Scripts that need more than one replacement.
 fn without_order(name: &str, text: &str) -> String {
     match name {
         // First come, first served, whatever the tenant.
@@ -293,7 +293,7 @@ fn a_script_that_does_otherwise_is_found_out() {
     find_out(Of::Plain, MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain(bound));
 }
 
-/// The mutant's bound on work; file, text, what stands there instead.
+/// The mutant's bound on work; file, text, and its replacement.
 type Mutant = (usize, (&'static str, &'static str, &'static str));
 
 fn find_out(of: Of, mutants: impl Iterator<Item = Mutant>) {

@@ -1,4 +1,4 @@
-//! The scripts' side: a server, and what it answers.
+//! The scripts' side: a server, and its replies.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -42,16 +42,16 @@ const PIECES: [(&str, &str); 14] = [
     ("fair/answer", include_str!("../../../lua/fair/answer.lua")),
 ];
 
-/// What a member begins with that is a ticket.
+/// The prefix of members that are tickets.
 pub(super) const QUEUED: &str = "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq";
 
-/// What of a reply a script tells.
+/// The form of a script's reply.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Told {
     All,
     /// The lease end alone, if all ids hold and no more permits are in use than the limit.
     InShort,
-    /// All, or in short: which of them is for the script to say.
+    /// The long or the short form: the script decides.
     Either,
     Grants,
 }
@@ -64,8 +64,7 @@ pub(super) struct Lua {
 }
 
 impl Lua {
-    /// `change` may alter a file's text; it gets the file's name. `work_max` takes the place of the
-    /// bound on work.
+    /// `change` may alter a file's text, given its name. `work_max` replaces the bound on work.
     pub(super) fn new(work_max: usize, change: impl Fn(&str, &str) -> String) -> Self {
         const CLOCK: &str = "redis.call('TIME')";
         let bound = format!("budget = false, {WORK_MAX}\n");
@@ -90,7 +89,7 @@ impl Lua {
         Self::new(WORK_MAX, |_, text| text.to_owned())
     }
 
-    /// The beginning of every call: the first argument is a number.
+    /// Begins every call: the first argument is a number.
     pub(super) fn call(&self, name: &str, first: u32) -> Cmd {
         let mut command = cmd("EVALSHA");
         command.arg(&self.hashes[name]).arg(1).arg(KEY).arg(first);
@@ -98,7 +97,7 @@ impl Lua {
     }
 }
 
-/// What comes from a server, as far as these tests meet it.
+/// A value from a server, as far as these tests meet it.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
     Int(i64),
@@ -110,7 +109,7 @@ pub(super) enum Item {
     Push(Vec<Self>),
 }
 
-/// Scores come as texts: two that say the same number are the same.
+/// Scores come as texts: two texts of the same number are equal.
 impl PartialEq for Item {
     fn eq(&self, other: &Self) -> bool {
         let number = |text: &str| text.parse::<f64>().ok();
@@ -156,7 +155,7 @@ impl Wire {
         self.stream.get_mut().write_all(bytes).unwrap();
     }
 
-    /// The next answer; messages before it are kept.
+    /// Returns the next answer, and keeps messages that come before it.
     fn reply(&mut self) -> Item {
         loop {
             match self.item() {
@@ -166,7 +165,7 @@ impl Wire {
                     {
                         self.pushed.push((channel.clone(), text.clone()));
                     }
-                    // That a channel is, or is not, subscribed now.
+                    // A channel is, or is no longer, subscribed.
                     _ => {}
                 },
                 item => return item,
@@ -198,12 +197,12 @@ impl Wire {
         }
     }
 
-    /// Carries a history out and compares; the number of operations and of those that reached the bound on
+    /// Carries out a history and compares. Returns the number of operations and of those that reached the bound on
     /// work, or the first difference.
     pub(super) fn check(&mut self, lua: &Lua, history: &History) -> Result<[usize; 2], String> {
         let plan = Model::new(lua, history).run(history);
-        // The key's expiry counts in real time, and is one second at the least: a run that stood
-        // still for that long proves nothing.
+        // The key's expiry counts in real time, and is at least one second: a run that stood still for that long proves
+        // nothing.
         for _ in 0..10 {
             let began = Instant::now();
             let differs = self.compare(&plan, began);
@@ -217,7 +216,7 @@ impl Wire {
 
     fn compare(&mut self, plan: &Plan, began: Instant) -> Result<(), String> {
         self.write(&plan.commands);
-        // Everything is read, whatever comes out, so that the next history finds the wire empty.
+        // Everything is read in any case, so that the next history finds the connection empty.
         let mut shown = Vec::with_capacity(plan.expected.len());
         for expected in &plan.expected {
             for _ in 0..expected.before {
@@ -240,7 +239,7 @@ impl Wire {
 }
 
 impl Expected {
-    /// `slack`: how much of a lease can have gone by in real time, ms.
+    /// `slack` is how much of a lease can have passed in real time, in ms.
     fn holds(
         &self,
         reply: &Item,
@@ -276,7 +275,7 @@ fn same<T: std::fmt::Debug + PartialEq + ?Sized>(
     Err(format!("{what}\n  of the ledger: {ledger:?}\n  of the script: {lua:?}"))
 }
 
-/// RESP3 gives members and scores in pairs.
+/// RESP3 returns members and scores in pairs.
 fn members(set: &Item) -> Vec<(String, f64)> {
     let Item::List(pairs) = set else { panic!("not a set: {set:?}") };
     let pair = |item: &Item| match item {

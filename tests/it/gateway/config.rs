@@ -1,4 +1,4 @@
-//! All that is said once can stand in the file.
+//! Everything that the command line can say once can be in the file.
 
 use tempfile::TempDir;
 
@@ -31,7 +31,7 @@ async fn the_file_says_all_that_the_flags_say() {
     let logged = || std::fs::read_to_string(&log).unwrap();
     eventually("it is logged", async || logged().contains("\"key\":\"192.0.2.7\"")).await;
 
-    // A reload that would need a restart leaves all as it is.
+    // A reload that would need a restart changes nothing.
     let other = std::fs::read_to_string(&file).unwrap().replace("\"1s\"", "\"2s\"");
     std::fs::write(&file, other).unwrap();
     gateway.signal("HUP");

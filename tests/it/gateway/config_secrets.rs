@@ -10,7 +10,7 @@ use crate::support::wire::{Wire, WireServer};
 
 const SECRET: &str = "8675309867530986753098";
 
-/// Runs it until it ends; what it prints.
+/// Runs it until it ends. Returns what it prints.
 fn refused(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.stdin(Stdio::null()).output().unwrap();
     assert!(!status.success());
@@ -38,7 +38,7 @@ fn errors_of_the_file_show_no_secret() {
         (format!("{rule}weight-for = {{ \"{SECRET}\" = 99 }}\n"), 4, "weight-for"),
         (format!("{rule}class-for = {{ \"{SECRET}\" = 99 }}\n"), 4, "class-for"),
         (format!("{rule}[rule.limit-for]\n\"{SECRET}\" = \"x\"\n"), 4, "limit-for"),
-        // A key where a field belongs.
+        // A key in place of a field.
         (format!("{rule}\"{SECRET}\" = 3\n"), 4, "unknown field"),
         (format!("\"{SECRET}\" = 3\n{rule}"), 1, "unknown field"),
     ];

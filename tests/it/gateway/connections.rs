@@ -1,4 +1,4 @@
-//! Many connections: none keeps the others, or the probes, from an answer, and none costs much.
+//! Many connections: none keeps others, or the probes, from an answer, and none costs much.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::support::wire::{Wire, WireServer};
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// A gateway that may have 128 descriptors.
+/// A gateway that may have 128 file descriptors.
 fn with_few_descriptors(upstream: &str, args: &[&str]) -> Gateway {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 128; exec \"$0\" \"$@\""]).arg(Gateway::command().get_program());
@@ -125,7 +125,7 @@ async fn a_connection_beyond_the_maximum_takes_the_place_of_the_longest_idle_one
     let (mut busy, mut server, _) = stage.ask(GET).await;
     let mut idle = stage.client().await;
     idle.send("GET / HTTP/1.1\r\nho").await;
-    // It was taken before the next one comes.
+    // It was accepted before the next one comes.
     let mut younger = stage.client().await;
     younger.send("GET / HTTP/1.1\r\n\r\n").await;
     assert_eq!(younger.status().await.0, 400);
@@ -136,7 +136,7 @@ async fn a_connection_beyond_the_maximum_takes_the_place_of_the_longest_idle_one
 
     // All of them are in use: the next one waits until one ends.
     let (mut last, mut last_server, _) = stage.ask(GET).await;
-    // Behind the body of its response.
+    // After the body of its response.
     younger.rest().await;
     let mut waits = stage.client().await;
     waits.send("GET / HTTP/1.1\r\n\r\n").await;
@@ -150,7 +150,7 @@ async fn a_connection_beyond_the_maximum_takes_the_place_of_the_longest_idle_one
     assert_eq!((new.status().await.0, last.status().await.0), (200, 200));
 }
 
-/// Resident memory, in bytes.
+/// Returns the resident memory, in bytes.
 #[cfg(target_os = "linux")]
 fn resident(gateway: &Gateway) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
@@ -167,7 +167,7 @@ async fn by_http2(gateway: &Gateway) -> SendRequest<Bytes> {
     sender
 }
 
-/// Begins to send 1 MB; how much of it the gateway takes before its window is closed for a moment.
+/// Begins to send 1 MB. Returns how much the gateway accepts before its window is closed for a moment.
 async fn upload(
     sender: &SendRequest<Bytes>,
     path: &str,
@@ -251,7 +251,7 @@ async fn a_request_beyond_the_maximum_of_the_gateway_is_rejected_at_once() {
     let (response, _) = sender.ready().await.unwrap().send_request(request, true).unwrap();
     assert_eq!(response.await.unwrap().status(), 503);
 
-    // A response that is not over has its room, too.
+    // A response that has not ended has its room, too.
     server.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n").await;
     assert_eq!(holder.status().await.0, 200);
     let mut client = stage.client().await;

@@ -1,4 +1,4 @@
-//! Header fields and trailers: which of them the upstream gets, and which the client.
+//! Header fields and trailers: which of them the upstream receives, and which the client.
 
 use std::time::Duration;
 
@@ -133,7 +133,7 @@ async fn the_upstream_decides_whether_a_body_is_sent() {
     server.send("HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").await;
     assert_eq!(client.status().await.0, 204);
 
-    // A refusal is passed as it is; neither connection is used for another request.
+    // A refusal is passed on as it is; neither connection is used for another request.
     let (mut client, mut server, _) = stage.ask(EXPECTS).await;
     server.send("HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nno").await;
     assert_eq!(client.status().await.0, 413);
@@ -199,7 +199,7 @@ async fn a_name_that_an_upstream_may_take_for_the_key_is_removed() {
         "{head}"
     );
     assert!(!head.contains("evil"), "{head}");
-    // It is no key, either.
+    // Nor is it a key.
     let request = "GET / HTTP/1.1\r\nhost: a\r\nX_Tenant: t\r\n\r\n";
     assert_eq!(seen(&gateway, request).await.0, 400);
 }
@@ -277,7 +277,7 @@ async fn a_field_that_decides_has_one_value() {
         ask("/v1", "x-tenant: mine\r\nx-user: u\r\nx-note: 1\r\nx-note: 2\r\n").await.0,
         200
     );
-    // Where no rule reads it, it may have several.
+    // If no rule reads it, it may have several.
     assert_eq!(ask("/v2", "x-tenant: mine\r\nx-tenant: other\r\n").await.0, 200);
 
     // In another version as well.
@@ -289,7 +289,7 @@ async fn a_field_that_decides_has_one_value() {
         assert_eq!(by_http2(&gateway, request).await.0, status, "{fields:?}");
     }
 
-    // In shadow everything passes.
+    // In shadow every request passes.
     let gateway = echoing(&["--limit", "9", "--key", "header:x-tenant", "--shadow"]).await;
     let request = "GET / HTTP/1.1\r\nhost: a\r\nx-tenant: a\r\nx-tenant: b\r\n\r\n";
     assert_eq!(seen(&gateway, request).await.0, 200);

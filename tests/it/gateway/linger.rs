@@ -1,4 +1,4 @@
-//! Requests that are broken off after they have begun to be sent: the upstream notices later.
+//! Requests that are broken off after their sending has begun: the upstream notices later.
 
 use std::time::{Duration, Instant};
 

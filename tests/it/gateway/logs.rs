@@ -20,7 +20,7 @@ use crate::support::wire::WireServer;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// The lines on a process's stderr, as they come.
+/// The lines of a process's stderr, as they come.
 fn stderr(process: &mut Child) -> Arc<Mutex<Vec<String>>> {
     let log = Arc::<Mutex<Vec<String>>>::default();
     let (stderr, lines) = (process.stderr.take().unwrap(), Arc::clone(&log));
@@ -85,7 +85,7 @@ async fn the_access_log_is_for_its_owner_unless_it_is_there_already() {
     eventually("there is a file again", async || file.exists()).await;
     assert_eq!(mode(), 0o600);
 
-    // Others may read one that was made for them.
+    // Others may read a file that was created for them.
     std::fs::rename(&file, &old).unwrap();
     std::fs::write(&file, "").unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
@@ -155,7 +155,7 @@ async fn lines_that_a_log_cannot_take_are_counted() {
     for _ in 0..100 {
         assert_eq!(seen(&gateway, &request).await.0, 200);
     }
-    // All that waits is written once it is read, and it is told how many lines are missing.
+    // Once the reader goes on, everything that waits is written, with the number of missing lines.
     let reader = std::thread::spawn(move || stdout.lines().map_while(Result::ok).count());
     eventually("it is told", async || count(&log, "lines of the access log were dropped") == 1)
         .await;
@@ -177,7 +177,7 @@ async fn a_reader_of_stderr_that_stands_still_stops_neither_requests_nor_the_end
     let mut process = command.spawn().unwrap();
     let stderr = process.stderr.take().unwrap();
     let (gateway, client) = (Gateway::running(process), Client::new());
-    // More than a pipe takes.
+    // More than a pipe can hold.
     for _ in 0..600 {
         let answer = timeout(Duration::from_secs(5), client.get(gateway.url())).await;
         assert_eq!(answer.expect("the log holds nothing up"), 200);
@@ -229,7 +229,7 @@ async fn sighup_before_it_listens_does_not_end_it() {
     let mut command = Gateway::command();
     let process = command.arg("--config").arg(&file).spawn().unwrap();
     let pid = process.id().to_string();
-    // Opening it waits for the process, which then reads, and has all the time of a slow disk.
+    // Opening it waits for the process, which then reads as slowly as from a slow disk.
     let path = file.clone();
     let opened = tokio::task::spawn_blocking(move || std::fs::File::create(path).unwrap());
     let mut config = timeout(Duration::from_secs(20), opened).await.unwrap().unwrap();

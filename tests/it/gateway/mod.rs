@@ -1,4 +1,4 @@
-//! The gateway, byte by byte: what it takes, what it passes on, and when it gives up.
+//! The gateway, byte by byte: what it accepts, what it passes on, and when it gives up.
 
 mod config;
 mod config_secrets;
@@ -28,12 +28,12 @@ struct Stage {
 }
 
 impl Stage {
-    /// With `--limit 1 --wait 0s`, and whatever else.
+    /// With `--limit 1 --wait 0s`, and further arguments.
     async fn start(args: &[&str]) -> Self {
         Self::waiting("0s", args).await
     }
 
-    /// With `--limit 1`, for which a request waits that long.
+    /// With `--limit 1`, and this wait timeout.
     async fn waiting(wait: &str, args: &[&str]) -> Self {
         let upstream = WireServer::start().await;
         let args = [&["--limit", "1", "--wait", wait], args].concat();
@@ -54,8 +54,8 @@ impl Stage {
         (client, server, head)
     }
 
-    /// Sends requests until one comes by the connection that the gateway keeps; its head. When it has
-    /// that back after a response, cannot be seen from outside.
+    /// Sends requests until one comes over the connection that the gateway keeps. Returns its head. When the gateway
+    /// has that connection back after a response is not visible from outside.
     async fn ask_on(&self, server: &mut Wire, client: &mut Wire, request: &str) -> String {
         for _ in 0..100 {
             client.send(request).await;
@@ -70,7 +70,7 @@ impl Stage {
         panic!("the connection is not used again");
     }
 
-    /// Whether all permits are free: the next request reaches the upstream.
+    /// Asserts that all permits are free: the next request reaches the upstream.
     async fn is_free(&self) -> bool {
         let mut client = self.client().await;
         client.send("GET /free HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
@@ -96,7 +96,7 @@ async fn echoing(args: &[&str]) -> Gateway {
     gateway
 }
 
-/// The status of one request on a connection of its own, and the body: what the upstream saw.
+/// Returns the status of one request on a connection of its own, and the body: what the upstream saw.
 async fn seen(gateway: &Gateway, request: &str) -> (u16, String) {
     let mut client = Wire::connect(gateway.url()).await;
     client.send(request).await;

@@ -1,4 +1,4 @@
-//! Client addresses: what the upstream is told, and which proxies are trusted.
+//! Client addresses: what the upstream receives, and which proxies are trusted.
 
 use super::{Stage, echoing, seen};
 
@@ -58,7 +58,7 @@ async fn only_trusted_proxies_say_for_whom_they_ask() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_cannot_erase_the_address_that_a_proxy_adds_behind_its_own() {
     let gateway = echoing(&["--limit", "9", "--trusted-proxies", "127.0.0.0/8"]).await;
-    // Each is what a client sends, and behind it what the proxy appends.
+    // Each is what a client sends, followed by what the proxy appends.
     for theirs in ["\"", "\"\\", "a\"b", "x=\"y"] {
         let request =
             format!("GET / HTTP/1.1\r\nhost: h\r\nx-forwarded-for: {theirs}, 203.0.113.9\r\n\r\n");
@@ -100,7 +100,7 @@ async fn a_quote_in_forwarded_swallows_nothing_that_stands_behind_it() {
             ("for=\"a, for=\"[2001:db8::1]\"", None),
             ("for=\"a\r\nforwarded: for=b", None),
             ("for=\"a\r\nforwarded: for=\"[2001:db8::1]\"", None),
-            // The proxy repeats a quote of the client's host.
+            // The proxy repeats a quote from the client's host.
             ("for=\"a, for=192.0.2.1;host=\"b\\\"c\"", None),
             ("for=\"a, for=192.0.2.1;host=\"\"", None),
             ("for=\\\"a\"", None),

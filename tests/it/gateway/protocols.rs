@@ -26,7 +26,7 @@ async fn grpc_passes_with_its_trailers() {
     assert_eq!(first.unary("hello").await.unwrap(), "hello");
     assert_eq!(second.unary("hello").await.unwrap(), "hello");
 
-    // Both ways at once, and the permit is held as long as that.
+    // In both directions at once, with the permit held for as long.
     let (said, says) = mpsc::channel::<String>(1);
     said.send("one".to_owned()).await.unwrap();
     let says = stream::unfold(says, async |mut says| says.recv().await.map(|text| (text, says)));
@@ -38,7 +38,7 @@ async fn grpc_passes_with_its_trailers() {
     }
     assert_eq!(echo.message().await.unwrap().as_deref(), Some("three"));
     drop(said);
-    // The end, which its trailers say.
+    // The end, which the trailers report.
     assert_eq!(echo.message().await.unwrap(), None);
     eventually("the permit is free", async || second.clone().unary("x").await.is_ok()).await;
 }

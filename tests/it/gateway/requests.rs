@@ -1,4 +1,4 @@
-//! Requests as the upstream gets them.
+//! Requests as the upstream receives them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Stage, echoing, seen};
 use crate::support::gateway::Gateway;
 use crate::support::wire::{Wire, WireServer};
 
-/// What the upstream saw of a request by HTTP/2, and the status.
+/// Returns what the upstream saw of a request over HTTP/2, and the status.
 pub(super) async fn by_http2(gateway: &Gateway, request: http::request::Builder) -> (u16, String) {
     let address = gateway.url().strip_prefix("http://").unwrap();
     let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
@@ -87,7 +87,7 @@ async fn a_request_is_for_one_host() {
     for (request, status, host) in [
         ("GET / HTTP/1.1\r\nhost: a.example\r\n\r\n", 200, "a.example"),
         ("GET / HTTP/1.1\r\nhost: [::1]:80\r\n\r\n", 200, "[::1]:80"),
-        // The target has the last word (RFC 9112, 3.2.2).
+        // The target takes precedence (RFC 9112, 3.2.2).
         ("GET http://b.example/ HTTP/1.1\r\nhost: a.example\r\n\r\n", 200, "b.example"),
         ("GET / HTTP/1.1\r\n\r\n", 400, ""),
         ("GET http://b.example/ HTTP/1.1\r\n\r\n", 400, ""),
@@ -120,7 +120,7 @@ async fn rules_see_the_host_that_the_upstream_gets() {
     for (request, status) in [
         ("GET / HTTP/1.1\r\nhost: a.example\r\n\r\n", 200),
         ("GET / HTTP/1.1\r\nhost: b.example\r\n\r\n", 429),
-        // One host has one spelling.
+        // A host has one spelling.
         ("GET / HTTP/1.1\r\nhost: B.Example:\r\n\r\n", 429),
         ("GET http://b.example/ HTTP/1.1\r\nhost: a.example\r\n\r\n", 429),
         ("GET http://b.example/ HTTP/1.0\r\n\r\n", 429),
@@ -178,7 +178,7 @@ async fn no_spelling_of_a_host_gets_around_its_limit() {
     ] {
         assert_eq!(ask(host).await.0, 400, "{host}");
     }
-    // The upstream gets the port, too.
+    // The upstream receives the port, too.
     for (host, expected) in [
         ("A.Example.:08081", "a.example:8081"),
         ("a.example:80", "a.example:80"),
@@ -214,7 +214,7 @@ async fn a_preflight_needs_a_permit_like_any_other_request() {
 #[test]
 fn a_limit_for_a_host_that_no_request_has_is_refused() {
     let refused = |args: &[&str]| {
-        // Nor could it listen there.
+        // It could not listen there either.
         let common =
             ["--listen", "192.0.2.1:0", "--upstream", "http://127.0.0.1:1", "--limit", "9"];
         let output = Gateway::command().args(common).args(args).output().unwrap();
@@ -290,7 +290,7 @@ async fn a_request_on_a_kept_connection_that_was_closed_is_sent_again() {
         let (mut client, mut server, _) = stage.ask(&request).await;
         server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
         assert_eq!(client.status().await.0, 200);
-        // Closed as it comes: the gateway cannot know before it sends.
+        // Closed as the request comes: the gateway cannot know before it sends.
         let head = stage.ask_on(&mut server, &mut client, &request).await;
         assert!(head.starts_with(&method.to_lowercase()), "{head}");
         drop(server);
@@ -304,7 +304,7 @@ async fn a_request_on_a_kept_connection_that_was_closed_is_sent_again() {
             assert!(stage.upstream.is_left_alone().await, "{method}");
         }
     }
-    // Once: an upstream that closes each connection is not asked without end.
+    // Once: an upstream that closes each connection is not tried endlessly.
     let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     let (mut client, mut server, _) = stage.ask(request).await;
     server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -317,7 +317,7 @@ async fn a_request_on_a_kept_connection_that_was_closed_is_sent_again() {
     tokio::time::timeout(Duration::from_secs(1), stage.is_free()).await.unwrap();
 }
 
-/// One frame of HTTP/2: its kind and its stream.
+/// A frame of HTTP/2: its kind and its stream.
 async fn frame(wire: &mut Wire) -> (u8, u32) {
     let head = wire.raw(9).await;
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
@@ -325,7 +325,7 @@ async fn frame(wire: &mut Wire) -> (u8, u32) {
     (head[3], u32::from_be_bytes([head[5], head[6], head[7], head[8]]))
 }
 
-/// Takes a connection of HTTP/2.
+/// Accepts a connection of HTTP/2.
 async fn accept_http2(upstream: &WireServer) -> Wire {
     let mut server = upstream.accept().await;
     assert_eq!(server.raw(24).await, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
@@ -333,7 +333,7 @@ async fn accept_http2(upstream: &WireServer) -> Wire {
     server
 }
 
-/// Waits for the head of a request; its stream.
+/// Waits for the head of a request. Returns its stream.
 async fn head_of_http2(server: &mut Wire) -> u32 {
     loop {
         if let (1, stream) = frame(server).await {
@@ -342,7 +342,7 @@ async fn head_of_http2(server: &mut Wire) -> u32 {
     }
 }
 
-/// 200, without a body.
+/// Answers 200, without a body.
 async fn answer_http2(server: &mut Wire, stream: u32) {
     let [a, b, c, d] = stream.to_be_bytes();
     server.send([0, 0, 1, 1, 5, a, b, c, d, 0x88]).await;
@@ -361,7 +361,7 @@ async fn a_request_that_the_upstream_did_not_look_at_is_sent_again() {
     answer_http2(&mut server, stream).await;
     assert_eq!(client.status().await.0, 200);
 
-    // As nginx does after some requests: GOAWAY without an error, of which the stream before is the last.
+    // As nginx does after a number of requests: GOAWAY without an error, which names the previous stream as the last.
     client.send(request).await;
     assert_eq!(head_of_http2(&mut server).await, stream + 2);
     let [a, b, c, d] = stream.to_be_bytes();
@@ -376,7 +376,7 @@ async fn a_request_that_the_upstream_did_not_look_at_is_sent_again() {
 async fn a_request_of_http2_may_have_as_many_fields_as_one_of_http1() {
     let stage = Stage::start(&[]).await;
     let (_holder, _server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    // The permit is taken: one that is counted is rejected with 429.
+    // The permit is taken: a request that is counted is rejected with 429.
     for (count, expected) in [(100, 429), (101, 431), (1700, 431)] {
         let uri = format!("{}/", stage.gateway.url());
         let mut request = http::Request::get(uri);

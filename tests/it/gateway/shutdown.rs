@@ -1,4 +1,4 @@
-//! SIGTERM: what is in flight may end, and what does not end is cut off.
+//! SIGTERM: requests in flight may end, and those that do not are cut off.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::support::wire::{Wire, WireServer};
 
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// SIGTERM; the process ends in the time to drain and a second more, and Redis knows of no permit.
+/// Sends SIGTERM. The process must end within the time to drain and one more second, and Redis must have no permit.
 async fn drains(gateway: Gateway, redis: &TestRedis) -> Duration {
     let began = Instant::now();
     gateway.signal("TERM");
@@ -42,7 +42,7 @@ async fn half_a_head_does_not_keep_the_process() {
     client.send("GET / HTTP/1.1\r\nhos").await;
     let mut http2 = Wire::connect(gateway.url()).await;
     http2.send("PRI * HT").await;
-    // Both were taken.
+    // Both permits were taken.
     let mut idle = Wire::connect(gateway.url()).await;
     idle.send("GET / HTTP/1.1\r\n\r\n").await;
     assert_eq!(idle.status().await.0, 400);
@@ -132,7 +132,7 @@ async fn connections_without_a_request_end_at_once() {
     server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     assert_eq!(client.status().await.0, 200);
     let _silent = stage.client().await;
-    // What is in flight ends as it should; then nothing is waited for.
+    // What is in flight ends normally; then nothing is waited for.
     let mut last = stage.client().await;
     stage.ask_on(&mut server, &mut last, "GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let began = Instant::now();

@@ -1,15 +1,15 @@
-//! Requests that two servers could read in two ways: what is rejected, and how the rest goes on.
+//! Requests that two servers could read in two ways: which are rejected, and how the rest are passed on.
 //!
 //! docs/gateway.md groups them.
 
 use super::Stage;
 
-/// What becomes of it.
+/// The outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// Rejected with this status; nothing reaches the upstream.
     Rejected(u16),
-    /// One request reaches the upstream, and these lines are all that says how long its body is.
+    /// One request reaches the upstream, and only these lines say how long its body is.
     Passes(&'static str),
 }
 use Fate::{Passes, Rejected};
@@ -162,8 +162,8 @@ const CASES: &[(&str, &str, Fate)] = &[
     ("two Host", "GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", Rejected(400)),
 ];
 
-/// What became of a request: the status, if there is one before the upstream answers, and what the
-/// upstream saw of the length of its body.
+/// Returns the outcome of a request: the status, if there is one before the upstream answers, and what the upstream saw
+/// of the length of its body.
 async fn send(request: &str) -> (Option<u16>, Option<String>) {
     let stage = Stage::start(&[]).await;
     let mut client = stage.client().await;
@@ -267,7 +267,7 @@ async fn responses_that_are_none_are_a_502() {
         drop(server);
         assert_eq!(client.status().await.0, 502, "{response:?}");
     }
-    // A body that breaks off does not look whole.
+    // A body that breaks off does not look complete.
     let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     server.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel").await;
     drop(server);
@@ -291,10 +291,10 @@ async fn a_response_with_two_lengths_has_that_of_transfer_encoding() {
         assert!(!head.contains("content-length"), "{head}");
         assert!(head.contains("\r\ntransfer-encoding: chunked\r\n"), "{head}");
         assert_eq!(client.bytes(15).await, "5\r\nhello\r\n0\r\n\r\n");
-        // Nothing that such an upstream says behind it is a response.
+        // Nothing that such an upstream sends after it is a response.
         assert_eq!(server.rest().await, "");
     }
-    // A coding that the client was not told of would change what it reads.
+    // A coding that the client does not know of would change what it reads.
     for coding in ["gzip, chunked", "gzip", "chunked, chunked"] {
         let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
         server

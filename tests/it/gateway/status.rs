@@ -1,4 +1,4 @@
-//! What is seen from outside: probes, metrics, the access log, the log.
+//! What is visible from outside: probes, metrics, the access log, the log.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -24,14 +24,14 @@ async fn probes_say_how_it_is() {
     let client = Client::new();
     let probe = async |path: &str| client.get(&format!("http://127.0.0.1:{port}/-/{path}")).await;
     assert_eq!(probe("healthy").await, 200);
-    // Though nobody asked for a permit yet.
+    // Though no permit was requested yet.
     assert_eq!(probe("ready").await, 200);
     assert_eq!(probe("other").await, 404);
     let metrics = http::Request::get(format!("http://127.0.0.1:{port}/-/metrics"));
     let (status, body) = client.send(metrics).await;
     assert_eq!(status.as_u16(), if cfg!(feature = "metrics") { 200 } else { 404 });
     assert!(body.is_ok());
-    // They are no requests to the upstream, and what it is asked is no probe.
+    // Probes are no requests to the upstream, and its requests are no probes.
     upstream.echo_heads();
     assert_eq!(seen(&gateway, GET).await.0, 200);
     drop(redis);

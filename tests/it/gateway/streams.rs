@@ -1,4 +1,4 @@
-//! Upstreams that speak HTTP/2, and how many streams they allow.
+//! Upstreams over HTTP/2, and the number of streams that they allow.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::support::gateway::{Client, Gateway};
 use crate::support::redis::free_port;
 use crate::support::wire::{Wire, WireServer};
 
-/// An upstream that answers once so many requests are there, and allows so many on one connection; its URL, and how
-/// many connections there were.
+/// An upstream that answers once this number of requests is there, and allows this number on one connection. Returns
+/// its URL, and the number of connections there were.
 async fn start(at_once: usize, streams: u32) -> (String, Arc<AtomicUsize>) {
     start_at("127.0.0.1:0", at_once, streams).await
 }
@@ -59,7 +59,7 @@ async fn an_upstream_that_allows_few_streams_gets_all_requests_at_once() {
             for status in futures_util::future::join_all(all).await {
                 assert_eq!(status, 200, "{streams} streams");
             }
-            // As many connections as it takes, which are used again.
+            // As many connections as needed, which are used again.
             assert_eq!(connections.load(Ordering::SeqCst), expected, "{streams} streams");
         }
     }
@@ -88,7 +88,7 @@ async fn a_request_that_opens_a_connection_and_leaves_stops_no_other() {
     let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     let mut first = Wire::connect(gateway.url()).await;
     first.send(request).await;
-    // It accepts the connection, and says nothing.
+    // It accepts the connection, and sends nothing.
     let _silent = upstream.accept().await;
     let mut second = Wire::connect(gateway.url()).await;
     second.send(request).await;

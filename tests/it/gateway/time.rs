@@ -1,4 +1,4 @@
-//! Each bound on time, and that the permit is free after it.
+//! Each bound on time, and that the permit is free afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ async fn a_head_that_does_not_end_is_given_up() {
         let took = began.elapsed();
         assert!((0.4..3.0).contains(&took.as_secs_f64()), "{start:?}: {took:?}");
     }
-    // One byte at a time is no way around it.
+    // Sending one byte at a time does not evade it.
     let mut client = stage.client().await;
     let began = Instant::now();
     let drip = async {
@@ -34,7 +34,7 @@ async fn a_head_that_does_not_end_is_given_up() {
     };
     tokio::time::timeout(Duration::from_secs(5), drip).await.expect("it is given up");
     assert!(began.elapsed() < Duration::from_secs(3));
-    // A connection between two requests may say nothing for longer.
+    // A connection between two requests may be silent for longer.
     let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     for _ in 0..2 {
         server.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -69,7 +69,7 @@ async fn the_half_of_a_head_behind_a_request_is_given_up() {
             let took = began.elapsed();
             assert!((0.8..4.0).contains(&took.as_secs_f64()), "{first:?}: {took:?}");
         }
-        // A whole one is answered, and the connection then stays.
+        // A complete one is answered, and the connection then stays.
         let (mut client, mut server, _) = stage.ask(&format!("{request}{get}")).await;
         for again in [true, false] {
             let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
@@ -82,7 +82,7 @@ async fn the_half_of_a_head_behind_a_request_is_given_up() {
         }
         tokio::time::sleep(Duration::from_millis(1500)).await;
         client.send(get).await;
-        // Answered, so that the one permit is free for the next.
+        // Answered, so that the only permit is free for the next.
         let mut server = stage.upstream.accept().await;
         server.head().await;
         server.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await;
@@ -124,12 +124,12 @@ async fn an_upload_that_stands_still_is_given_up() {
     // Longer than `fill` waits: once it is given up, the gateway reads the rest.
     let stage = Stage::start(&["--idle-timeout", "2s"]).await;
     let upload = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\nsome";
-    // The client says no more.
+    // The client sends no more.
     let (mut client, mut server, _) = stage.ask(upload).await;
     server.bytes(4).await;
     assert_eq!(client.status().await.0, 408);
     eventually("the permit is free", async || stage.is_free().await).await;
-    // The upstream takes no more.
+    // The upstream accepts no more.
     let (mut client, server, _) = stage.ask(upload).await;
     let sent = client.fill().await;
     assert!(sent < 100_000_000, "{sent}");
@@ -144,7 +144,7 @@ async fn a_response_that_stands_still_is_cut_off() {
     let (mut client, mut server, _) = stage.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
     server.send(format!("{HEAD}transfer-encoding: chunked\r\n\r\n")).await;
     assert_eq!(client.status().await.0, 200);
-    // While it moves, it may.
+    // It may go on while data moves.
     for _ in 0..6 {
         tokio::time::sleep(Duration::from_millis(200)).await;
         server.send("1\r\nx\r\n").await;

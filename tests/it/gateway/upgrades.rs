@@ -70,7 +70,7 @@ async fn http2_is_not_tunneled_past_the_limit() {
         );
         let (mut client, mut server, head) = stage.ask(&request).await;
         assert!(!head.contains("upgrade") && !head.contains("http2-settings"), "{head}");
-        // An upstream that changes the protocol unasked is not followed.
+        // An upstream that changes the protocol without a request is not followed.
         server
             .send("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
             .await;
@@ -134,7 +134,7 @@ async fn an_upgraded_connection_that_stands_still_ends() {
         .send("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: toy/1\r\n\r\n")
         .await;
     assert_eq!(client.status().await.0, 101);
-    // As long as either end says something, it stays.
+    // It stays as long as either end sends something.
     for _ in 0..8 {
         tokio::time::sleep(Duration::from_millis(150)).await;
         client.send("x").await;
@@ -189,7 +189,7 @@ async fn until_the_end_of_a_head(socket: &mut TcpStream) {
     }
 }
 
-/// Waits until the other end has closed or reset the connection; reads nothing.
+/// Waits until the other end has closed or reset the connection, without reading.
 async fn is_over(socket: &TcpStream) {
     let is_over = async {
         let either = Interest::READABLE | Interest::WRITABLE;

@@ -1,4 +1,4 @@
-//! Responses that are over before their uploads.
+//! Responses that end before their uploads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::support::wire::{Wire, WireServer};
 const UPLOAD: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\nsome";
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// Whether the connection has ended; what comes before the end is read.
+/// Returns whether the connection has ended. What comes before the end is read.
 async fn is_gone(wire: &mut Wire) -> bool {
     wire.glimpse().await;
     wire.is_over().await
@@ -38,7 +38,7 @@ async fn an_upload_ends_with_its_response() {
             assert!(is_gone(before).await, "the upstream has two exchanges at once: {response}");
         }
         if stands_still {
-            // The upstream takes no more of it.
+            // The upstream accepts no more of it.
             client.fill().await;
         } else {
             assert_eq!(server.bytes(4).await, "some");

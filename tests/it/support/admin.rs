@@ -1,4 +1,4 @@
-//! The operator's page of a test, and how it is asked.
+//! The operator's page of a test, and requests to it.
 
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ pub(crate) async fn window(semaphore: &Semaphore) -> Server {
 }
 
 pub(crate) fn policy(limit: u32) -> Policy {
-    // What was revoked is remembered for a lease.
+    // A revocation is remembered for a lease.
     let lease = Duration::from_secs(2);
     Policy::builder(limit).wait_timeout(Duration::from_secs(20)).lease(lease).build().unwrap()
 }
 
-/// As a URL has it: percent-encoded once more.
+/// As in a URL: percent-encoded once more.
 pub(crate) fn segment(name: &Name) -> String {
     let encoded = name.as_str().bytes().map(|byte| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => char::from(byte).to_string(),
@@ -40,7 +40,7 @@ pub(crate) fn segment(name: &Name) -> String {
     encoded.collect()
 }
 
-/// Asks as an operator does.
+/// Makes a request as an operator does.
 pub(crate) async fn ask(
     server: &Server,
     method: Method,

@@ -1,7 +1,7 @@
-//! A real browser without a window, steered over the DevTools protocol.
+//! A real headless browser, controlled over the DevTools protocol.
 //!
-//! Of that protocol five methods are needed, over a WebSocket; the crates for it bring all of its
-//! thousand, and minutes of compiling.
+//! Of that protocol five methods are needed, over a WebSocket. The crates for it bring all of its thousand, and minutes
+//! of compiling.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -17,24 +17,24 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One page in a browser of its own; ended when this is dropped.
+/// One page in a browser of its own, which is ended when this is dropped.
 pub(crate) struct Browser {
     _process: Child,
     _home: tempfile::TempDir,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     session: String,
     calls: u64,
-    /// The kinds of all dialogs of the browser's own that there were: `alert`, `confirm`, `prompt`.
+    /// The kinds of all dialogs of the browser itself: `alert`, `confirm`, `prompt`.
     pub(crate) dialogs: Vec<String>,
 }
 
 impl Browser {
-    /// `None`, and a word about it, where there is none in the PATH.
+    /// Returns `None`, and prints why, if there is none in the PATH.
     pub(crate) async fn start() -> Option<Self> {
         Self::start_with(&[]).await
     }
 
-    /// The same, with more on its command line.
+    /// The same, with more arguments.
     pub(crate) async fn start_with(args: &[&str]) -> Option<Self> {
         let Some(program) = program() else {
             println!(
@@ -66,7 +66,7 @@ impl Browser {
             }
         });
         let url = url.await.expect("the browser starts");
-        // Nobody may be kept from writing there.
+        // It must be able to write there.
         tokio::spawn(async move { while let Ok(Some(_)) = told.next_line().await {} });
         let (socket, _) = connect_async(url).await.unwrap();
         let (session, calls, dialogs) = (String::new(), 0, Vec::new());
@@ -85,11 +85,11 @@ impl Browser {
         self.wait_for(&there).await;
     }
 
-    /// What an expression in the page comes to.
+    /// Returns the value of an expression in the page.
     pub(crate) async fn eval(&mut self, expression: &str) -> Value {
         let what = json!({ "expression": expression, "returnByValue": true });
         let answer = self.call("Runtime.evaluate", what).await;
-        // While a page goes and the next comes, there is nothing to ask.
+        // There is no page to evaluate it while one goes and the next comes.
         answer["result"]["value"].clone()
     }
 
@@ -101,7 +101,7 @@ impl Browser {
         }
     }
 
-    /// Clicks on the first link or button whose text begins with this node.
+    /// Clicks the first link or button whose text begins with this node.
     pub(crate) async fn click(&mut self, text: &str) {
         let text = Value::from(text);
         let found = format!(
@@ -111,7 +111,7 @@ impl Browser {
         self.eval(&format!("{found}.click()")).await;
     }
 
-    /// Presses a key, as a keyboard does: `Tab`, `Enter` or `Escape`.
+    /// Presses a key of the keyboard: `Tab`, `Enter` or `Escape`.
     pub(crate) async fn press(&mut self, key: &str) {
         let code = match key {
             "Tab" => 9,

@@ -21,12 +21,12 @@ impl TestCluster {
         Self::start_with(&[])
     }
 
-    /// With these arguments for each node.
+    /// Starts one, with these arguments for each node.
     pub(crate) fn start_with(args: &[&str]) -> Self {
         Self::start_each(|| args.iter().map(|arg| (*arg).to_owned()).collect())
     }
 
-    /// With arguments for each node that are its own.
+    /// Starts one, with arguments of its own for each node.
     pub(crate) fn start_each(args: impl Fn() -> Vec<String>) -> Self {
         let mut buses = Vec::new();
         let mut nodes = Vec::new();
@@ -39,7 +39,7 @@ impl TestCluster {
                 &bus,
                 "--cluster-node-timeout",
                 "1000",
-                // A shard without a master is no reason for the others to stop.
+                // A shard without a master does not stop the others.
                 "--cluster-require-full-coverage",
                 "no",
                 "--repl-diskless-sync-delay",
@@ -81,7 +81,7 @@ impl TestCluster {
                     && node.command::<Vec<Vec<Value>>>(&["CLUSTER", "SLOTS"]).len() == MASTERS
             })
         });
-        // A replica that is not seen as in step would not be promoted.
+        // A replica that does not appear to be in step would not be promoted.
         until("the replicas are in step", || {
             cluster.nodes.iter().take(MASTERS).all(|node| {
                 node.command::<String>(&["INFO", "replication"]).contains("state=online")
@@ -90,25 +90,25 @@ impl TestCluster {
         cluster
     }
 
-    /// As one writes it into a configuration: some of the nodes.
+    /// Returns the URL as one writes it in a configuration: some of the nodes.
     pub(crate) fn url(&self) -> String {
         let (a, b) = (self.nodes[1].port(), self.nodes[MASTERS + 2].port());
         format!("redis-cluster://127.0.0.1:{a},127.0.0.1:{b}")
     }
 
-    /// One process's semaphore.
+    /// Returns the semaphore of a process.
     pub(crate) fn semaphore(&self) -> Semaphore {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
-    /// For a process whose user may do no more than it must.
+    /// Returns the URL for a process whose user has only the necessary rights.
     pub(crate) fn url_of_least_rights(&self) -> String {
         let rights = format!("{LEAST} cluster|slots asking info");
         self.nodes.iter().for_each(|node| node.let_in(&rights));
         self.url().replace("://", "://app:secret@")
     }
 
-    /// The semaphore of such a process.
+    /// Returns the semaphore of such a process.
     pub(crate) fn semaphore_of_least_rights(&self) -> Semaphore {
         Semaphore::new(RedisBackend::builder(self.url_of_least_rights()).build().unwrap())
     }
@@ -117,18 +117,18 @@ impl TestCluster {
         self.nodes[node].command(&["CLUSTER", "MYID"])
     }
 
-    /// The slot of a name.
+    /// Returns the slot of a name.
     pub(crate) fn slot(&self, name: &str) -> usize {
         self.nodes[MASTERS - 1].command(&["CLUSTER", "KEYSLOT", &format!("semaphore:{{{name}}}")])
     }
 
-    /// Which of the masters has this name at first.
+    /// Returns which of the masters has this name at first.
     pub(crate) fn home(&self, name: &str) -> usize {
         let slot = self.slot(name);
         (0..MASTERS).find(|i| slot < (i + 1) * SLOTS / MASTERS).unwrap()
     }
 
-    /// The node that is the master of this slot, as another one sees it.
+    /// Returns the node that is the master of this slot, as another node sees it.
     pub(crate) fn owner(&self, slot: usize, seen_by: usize) -> Option<usize> {
         let ranges: Vec<Value> = self.nodes[seen_by].command(&["CLUSTER", "SLOTS"]);
         let port = ranges.iter().find_map(|range| {
@@ -142,7 +142,7 @@ impl TestCluster {
         self.nodes.iter().position(|node| i64::from(node.port()) == port)
     }
 
-    /// The node that replicates this master.
+    /// Returns the node that replicates this master.
     pub(crate) fn replica_of(&self, master: usize) -> usize {
         let line = format!("master_port:{}\r\n", self.nodes[master].port());
         let is_its = |node: &TestRedis| {
@@ -151,13 +151,13 @@ impl TestCluster {
         self.nodes.iter().position(is_its).expect("a replica")
     }
 
-    /// A slot is on its way to another master: what is not there any more is asked for at the other.
+    /// Begins to move a slot to another master: keys that are not there any more are requested from the other.
     pub(crate) fn begin_to_move(&self, slot: usize, from: usize, to: usize) {
         self.set_slot(slot, to, &["IMPORTING", &self.id(from)]);
         self.set_slot(slot, from, &["MIGRATING", &self.id(to)]);
     }
 
-    /// All that is in the slot goes, while it is used.
+    /// Moves all that is in the slot, while it is used.
     pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize) {
         let (slot, port) = (slot.to_string(), self.nodes[to].port().to_string());
         for round in 0..50 {
@@ -173,7 +173,7 @@ impl TestCluster {
         }
     }
 
-    /// The slot is the other master's from here on: that one is told first.
+    /// Completes the move of the slot: the new master is told first.
     pub(crate) fn end_move(&self, slot: usize, masters: &[usize], to: usize) {
         let id = self.id(to);
         self.set_slot(slot, to, &["NODE", &id]);
@@ -187,7 +187,7 @@ impl TestCluster {
         self.nodes[node].command::<()>(&[&command, words].concat());
     }
 
-    /// How often any node answered with this error.
+    /// Returns how often any node replied with this error.
     pub(crate) fn errors(&self, code: &str) -> u64 {
         let prefix = format!("errorstat_{code}:count=");
         let count = |node: &TestRedis| {

@@ -1,4 +1,4 @@
-//! Load on many names from several processes' semaphores, and what came of each request.
+//! Load on many names from the semaphores of several processes, and the outcome of each request.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tower_semaphore::{Policy, Semaphore};
 
-/// One request's end.
+/// The end of one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) name: String,
@@ -15,18 +15,18 @@ pub(crate) struct Outcome {
     pub(crate) took: Duration,
     /// Why there was no permit.
     pub(crate) error: Option<String>,
-    /// More held one at that moment than may.
+    /// More requests than allowed held one at that moment.
     pub(crate) over: bool,
 }
 
-/// Asks on and on, until it is told to stop.
+/// Makes requests until it is stopped.
 pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,
     outcomes: Arc<Mutex<Vec<Outcome>>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// Holders of a name at a time, and askers for it in each process: more than may hold.
+/// The requests for each name at a time, in each process: more than may hold.
 const LIMIT: u32 = 2;
 const ASKERS: usize = 2;
 
@@ -76,7 +76,7 @@ impl Crowd {
         Self { stop, outcomes, tasks }
     }
 
-    /// Until each of these names was served after `since`.
+    /// Waits until each of these names was served after `since`.
     pub(crate) async fn all_served(&self, names: &[String], since: Instant) {
         super::eventually("each name was served", async || {
             let outcomes = self.outcomes.lock().unwrap();

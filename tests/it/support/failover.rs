@@ -1,4 +1,4 @@
-//! What the loss of a master costs its tenants, and the others.
+//! The cost of the loss of a master for its tenants, and for the others.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,48 +6,48 @@ use std::time::{Duration, Instant};
 
 use super::tenants::{LIMIT, Log, TENANTS, Tenants, WAIT};
 
-/// How long after a new master is there all must be as it was.
+/// How long after the promotion everything must be as before.
 const SOON: Duration = Duration::from_secs(1);
 
-/// For how long all is looked at after that.
+/// How long everything is observed after that.
 const AFTER: Duration = Duration::from_secs(1);
 
-/// A master that went, and the one that came in its place.
+/// A master that went, and the one that replaced it.
 pub(crate) struct Failover {
-    /// From when on all was well before it.
+    /// Since when all was well before it.
     pub(crate) calm: Instant,
     pub(crate) failed: Instant,
-    /// When the new one said that it is the master.
+    /// When the new one reported that it is the master.
     pub(crate) promoted: Instant,
-    /// Whose permits it counts.
+    /// The tenants whose permits it counts.
     pub(crate) its: Vec<usize>,
 }
 
-/// In figures.
+/// The figures.
 pub(crate) struct Cost {
     answers: usize,
     its: usize,
     failover: Duration,
-    /// From the promotion until the last of its tenants came to the upstream again.
+    /// From the promotion until the last of its tenants reached the upstream again.
     back: Duration,
-    /// Of its tenants: refused because Redis was away, and after their wait.
+    /// Of its tenants: rejections because Redis was unreachable, and after their wait.
     away: usize,
     late: usize,
-    /// The longest that anybody had to wait for an answer.
+    /// The longest that any request had to wait for an answer.
     slowest: Duration,
-    /// Of its tenants, the longest that one was over its cap, and the most it had in flight.
+    /// Of its tenants, the longest time over the cap, and the most in flight.
     over: Duration,
     peak: usize,
-    /// When the last one was over its cap, from the promotion on.
+    /// When the last one was over its cap, counted from the promotion.
     over_until: Duration,
-    /// Of its tenants, the longest time to an answer from a second after the promotion on.
+    /// Of its tenants, the longest time to an answer, from a second after the promotion on.
     longest_after: Duration,
-    /// To the answers of others: before, and meanwhile.
+    /// The time to the answers of others: before, and meanwhile.
     before: Spread,
     meanwhile: Spread,
 }
 
-/// A half, 99 of 100, and all are no longer than that.
+/// The median, the 99th percentile, and the maximum.
 #[derive(Default)]
 struct Spread(Duration, Duration, Duration);
 
@@ -58,10 +58,10 @@ impl fmt::Debug for Spread {
 }
 
 impl Failover {
-    /// Looks for some seconds more, and then at all that was seen: what must be, and what it cost.
+    /// Observes for some more seconds, and then evaluates everything: what must hold, and what it cost.
     pub(crate) async fn cost(self, tenants: &Tenants) -> Cost {
         let end = self.promoted + SOON + AFTER;
-        // Until whoever was sent by then has had its answer, if all is well.
+        // Until each request that was sent by then has its answer, if all is well.
         tokio::time::sleep((end + SOON / 2).saturating_duration_since(Instant::now())).await;
         let log = tenants.seen();
         let is_its = |tenant: &usize| self.its.contains(tenant);
@@ -149,12 +149,12 @@ impl Failover {
 }
 
 impl Cost {
-    /// Somebody saw that the master was away.
+    /// Returns whether a request found the master unreachable.
     pub(crate) const fn was_noticed(&self) -> bool {
         self.away + self.late > 0
     }
 
-    /// Whether others waited as long as they had before; they waited for no dead server in any case.
+    /// Returns whether others waited as long as before; in any case they waited for no dead server.
     pub(crate) fn others_waited_as_before(&self) -> bool {
         let Spread(_, before, longest) = self.before;
         let Spread(_, p99, slowest) = self.meanwhile;

@@ -32,7 +32,7 @@ impl Fleet {
         format!("{}{path}", self.gateways[gateway % self.gateways.len()].url())
     }
 
-    /// All is quiet, and nothing is left.
+    /// Asserts that all is quiet, and nothing is left.
     pub(crate) async fn quiet(&self) {
         eventually("nothing is left", async || {
             self.redis.keys() == 0 && self.upstream.seen().in_flight == 0

@@ -19,21 +19,21 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 
-/// A process of the gateway; killed when this is dropped.
+/// A gateway process, killed when this is dropped.
 pub(crate) struct Gateway {
     process: Child,
     url: String,
 }
 
 impl Gateway {
-    /// With `--upstream` and whatever else; listens on a free port.
+    /// Starts it with `--upstream` and further arguments, on a free port.
     pub(crate) fn start(upstream: &str, args: &[&str]) -> Self {
         let mut command = Self::command();
         command.args(["--listen", "127.0.0.1:0", "--upstream", upstream]).args(args);
         Self::running(command.spawn().unwrap())
     }
 
-    /// The program, without arguments; its stdout is read.
+    /// Returns the program without arguments; its stdout is read.
     pub(crate) fn command() -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gateway"));
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -42,7 +42,7 @@ impl Gateway {
         command
     }
 
-    /// One that was started; waits until it listens.
+    /// Waits until a started process listens.
     pub(crate) fn running(process: Child) -> Self {
         Self::running_unread(process).0
     }
@@ -60,7 +60,7 @@ impl Gateway {
         &self.url
     }
 
-    /// SIGKILL: nothing is given back.
+    /// Kills it with SIGKILL, so that nothing is released.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -75,7 +75,7 @@ impl Gateway {
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
 
-    /// Waits for the process; its exit code.
+    /// Waits for the process. Returns its exit code.
     pub(crate) async fn exit(mut self) -> Option<i32> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -95,7 +95,7 @@ impl Drop for Gateway {
     }
 }
 
-/// A service that cannot take much: it counts what it has in flight.
+/// A service with little capacity, which counts its requests in flight.
 pub(crate) struct Upstream {
     address: SocketAddr,
     state: Arc<Mutex<UpstreamState>>,
@@ -104,9 +104,9 @@ pub(crate) struct Upstream {
 #[derive(Default)]
 struct UpstreamState {
     seen: Seen,
-    /// How many there are in flight of each `x-tenant`.
+    /// The requests in flight by `x-tenant`.
     tenants: HashMap<String, usize>,
-    /// How many were in flight from when on; of all, and of each `x-tenant`.
+    /// The requests in flight since when; of all, and by `x-tenant`.
     changes: Vec<(Instant, usize)>,
     tenant_changes: HashMap<String, Vec<(Instant, usize)>>,
 }
@@ -115,7 +115,7 @@ struct UpstreamState {
 pub(crate) struct Seen {
     pub(crate) in_flight: usize,
     pub(crate) peak: usize,
-    /// The `x-number` of requests, in the order in which they came.
+    /// The `x-number` of requests, in the order of their arrival.
     pub(crate) arrivals: Vec<u64>,
     pub(crate) total: usize,
 }
@@ -125,7 +125,7 @@ struct Work {
     /// How long it works before it answers.
     #[serde(default)]
     ms: u64,
-    /// How long the body flows after the head; a chunk every 20 ms.
+    /// How long the body lasts after the head, with a chunk every 20 ms.
     #[serde(default)]
     stream_ms: u64,
 }
@@ -187,20 +187,20 @@ impl Upstream {
         self.state.lock().unwrap().seen.clone()
     }
 
-    /// How many requests of an `x-tenant` it has.
+    /// Returns the requests in flight of an `x-tenant`.
     #[cfg(feature = "admin")]
     pub(crate) fn in_flight_of(&self, tenant: &str) -> usize {
         self.state.lock().unwrap().tenants.get(tenant).copied().unwrap_or(0)
     }
 
-    /// The most requests of an `x-tenant` that it had at a time.
+    /// Returns the most requests of an `x-tenant` in flight at a time.
     pub(crate) fn peak_of(&self, tenant: &str) -> usize {
         let state = self.state.lock().unwrap();
         let changes = state.tenant_changes.get(tenant).map(Vec::as_slice).unwrap_or_default();
         changes.iter().map(|change| change.1).max().unwrap_or(0)
     }
 
-    /// How many requests of an `x-tenant` it had on average.
+    /// Returns the average number of requests in flight of an `x-tenant`.
     pub(crate) fn average_of(&self, tenant: &str, from: Instant, to: Instant) -> f64 {
         let state = self.state.lock().unwrap();
         let mut changes = state.tenant_changes.get(tenant).cloned().unwrap_or_default();
@@ -212,7 +212,7 @@ impl Upstream {
         spans.sum::<f64>() / (to - from).as_secs_f64()
     }
 
-    /// For how long, all in all, more than so many were in flight.
+    /// Returns how long in total more than this number were in flight.
     pub(crate) fn over(&self, limit: usize) -> Duration {
         let mut changes = self.state.lock().unwrap().changes.clone();
         changes.push((Instant::now(), 0));
@@ -231,7 +231,7 @@ async fn work(
     let in_flight = InFlight::new(&state, number, tenant.unwrap_or_default());
     tokio::time::sleep(Duration::from_millis(work.ms)).await;
     if work.stream_ms == 0 {
-        // Done before the answer is: what the client does next is not in flight together with it.
+        // Done before the answer: what the client does next is not in flight together with it.
         drop(in_flight);
         return Body::from("done");
     }
@@ -271,13 +271,13 @@ impl Client {
         (status, response.into_body().collect().await.map(|body| body.to_bytes()))
     }
 
-    /// As [`get`](Self::get), where the server may die meanwhile.
+    /// Like [`get`](Self::get), but the server may die meanwhile.
     pub(crate) async fn try_get(&self, url: &str) -> Option<StatusCode> {
         let request = http::Request::get(url).body(Full::default()).unwrap();
         self.inner.request(request).await.ok().map(|response| response.status())
     }
 
-    /// The head only; the body is the caller's.
+    /// Returns the head only; the body is left to the caller.
     pub(crate) async fn open(&self, url: &str) -> http::Response<hyper::body::Incoming> {
         let request = http::Request::get(url).body(Full::default()).unwrap();
         self.inner.request(request).await.unwrap()

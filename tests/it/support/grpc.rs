@@ -1,4 +1,4 @@
-//! A gRPC server and its clients, by hand: nothing is generated.
+//! A gRPC server and its clients, hand-written: nothing is generated.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -23,14 +23,13 @@ use tower_semaphore::ConcurrencyLimitLayer;
 
 pub(crate) const UNARY: &str = "/test.Echo/Unary";
 const BIDI: &str = "/test.Echo/Bidi";
-/// What is never answered, where one message is.
+/// A message that is never answered, in unary calls.
 pub(crate) const NEVER: &str = "never";
 const WATCH: &str = "/test.Echo/Watch";
 
 type Codec = ProstCodec<String, String>;
 
-/// Sends back what comes: one message; each of a stream as it comes; or one, and then nothing for
-/// ever.
+/// Returns what comes: one message; each of a stream as it comes; or one, and then nothing more.
 #[derive(Clone, Debug)]
 pub(crate) struct Echo;
 
@@ -93,7 +92,7 @@ impl GrpcServer {
         Endpoint::try_from(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
     }
 
-    /// A connection of its own.
+    /// Returns a client on a connection of its own.
     pub(crate) async fn client(&self) -> Client<Channel> {
         Client::new(self.channel().await)
     }

@@ -1,4 +1,4 @@
-//! Real servers and real clients, on loopback.
+//! Real servers and real clients on loopback.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Listener for Buffered {
     }
 }
 
-/// A server on a free loopback port, as `axum::serve` runs it; stops to listen when it is dropped.
+/// A server on a free loopback port, as `axum::serve` runs it. It stops listening when it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     task: JoinHandle<()>,
@@ -68,12 +68,12 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    /// A connection of its own, and one request on it.
+    /// Opens a connection, and makes one request on it.
     pub(crate) async fn get(&self, path: &str) -> Response<Incoming> {
         self.send(get(path)).await
     }
 
-    /// A connection of its own, and this request on it. The connection lives as long as the body.
+    /// Opens a connection, and makes this request on it. The connection lives as long as the body.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<Incoming> {
         self.http1().await.send(request).await.unwrap()
     }
@@ -120,7 +120,7 @@ impl Http1 {
         self.sender.send_request(request).await
     }
 
-    /// Sends a request; its response can be waited for later.
+    /// Sends a request, whose response can be awaited later.
     pub(crate) fn begin(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -128,7 +128,7 @@ impl Http1 {
         tokio::spawn(self.sender.send_request(request))
     }
 
-    /// The socket is closed, whatever is on its way.
+    /// Closes the socket, whatever is in flight.
     pub(crate) fn cut(self) {
         self.task.abort();
     }
@@ -143,7 +143,7 @@ pub(crate) async fn text(response: Response<Incoming>) -> String {
     String::from_utf8(bytes.into()).unwrap()
 }
 
-/// What curl got.
+/// The response that curl got.
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
@@ -151,7 +151,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// The value of a header that stands there once.
+    /// Returns the value of a header that is there once.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.get_all(name).iter();
         let value = values.next()?;
@@ -164,7 +164,7 @@ impl Reply {
     }
 }
 
-/// Asks as someone does who knows nothing of this crate: with curl.
+/// Makes a request with a client that knows nothing of this crate: curl.
 pub(crate) async fn curl(url: &str, args: &[&str]) -> Reply {
     let limit = Duration::from_secs(20);
     let output = Command::new("curl")

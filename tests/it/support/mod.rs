@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers that the tests share.
 
 #[cfg(all(feature = "admin", feature = "redis"))]
 pub(crate) mod admin;
@@ -42,7 +42,7 @@ pub(crate) mod wire;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// Waits until something holds, for ten seconds at the most; looks every few ms.
+/// Waits until something holds, for at most ten seconds; checks every few ms.
 pub(crate) async fn eventually<F, Fut>(what: &str, mut holds: F)
 where
     F: FnMut() -> Fut,
@@ -55,7 +55,7 @@ where
     }
 }
 
-/// Waits until something holds, where nothing else need go on; for twenty seconds at the most.
+/// Waits until something holds while nothing else has to run, for at most twenty seconds.
 #[cfg(feature = "redis")]
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);

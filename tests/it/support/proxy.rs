@@ -1,7 +1,6 @@
-//! A TCP proxy that keeps back what passes through it, until it is told to let it go.
+//! A TCP proxy that holds back what passes through it, until it is told to release it.
 //!
-//! It knows nothing of what it carries. What it is told concerns the connections that there are at
-//! that moment; later ones pass freely.
+//! It does not interpret what it carries. An order applies to the present connections; later ones are unaffected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,15 +26,15 @@ pub(crate) struct Proxy {
     listening: JoinHandle<()>,
 }
 
-/// Connections are counted; each order is for those below its number.
+/// Connections are numbered; each order applies to those below its number.
 #[derive(Clone, Copy, Debug, Default)]
 struct Orders {
     hold: [usize; 2],
-    /// Both ends are closed, and what was held back is gone.
+    /// Both ends are closed, and what was held back is lost.
     cut: usize,
-    /// The client's end is closed; what was held back on its way to the server stays held.
+    /// The client's end is closed; what was held back on its way to the server stays so.
     cut_near: usize,
-    /// How many bytes of replies pass in [`TICK`]; `None`: all.
+    /// The number of bytes of replies that pass in [`TICK`]; `None` for all.
     rate: Option<usize>,
 }
 
@@ -71,40 +70,40 @@ impl Proxy {
         format!("redis://{}/", self.address)
     }
 
-    /// How many connections there have been.
+    /// Returns how many connections there have been.
     pub(crate) fn connections(&self) -> usize {
         self.seen.connections.load(Ordering::SeqCst)
     }
 
-    /// How many bytes are being kept back.
+    /// Returns how many bytes are held back.
     pub(crate) fn held(&self, way: usize) -> usize {
         self.seen.held[way].load(Ordering::SeqCst)
     }
 
-    /// Keeps back what goes this way from now on.
+    /// Holds back this direction from now on.
     pub(crate) fn hold(&self, way: usize) {
         let all = self.connections();
         self.orders.send_modify(|orders| orders.hold[way] = all);
     }
 
-    /// Lets go what was kept back, and what comes.
+    /// Releases what was held back, and lets later bytes pass.
     pub(crate) fn flow(&self) {
         self.orders.send_modify(|orders| orders.hold = [0; 2]);
     }
 
-    /// Lets so many bytes of replies pass in a second.
+    /// Lets this number of bytes of replies pass in a second.
     pub(crate) fn slow(&self, bytes: usize) {
         self.orders.send_modify(|orders| orders.rate = Some(bytes / 100));
     }
 
-    /// Closes both ends; what was kept back is lost.
+    /// Closes both ends; what was held back is lost.
     pub(crate) fn cut(&self) {
         let all = self.connections();
         self.orders.send_modify(|orders| (orders.cut, orders.hold) = (all, [0; 2]));
     }
 
-    /// Closes the client's end. What was kept back on its way to the server is still on its way,
-    /// and arrives with the next [`flow`](Self::flow).
+    /// Closes the client's end. What was held back on its way to the server is still in flight, and arrives with the
+    /// next [`flow`](Self::flow).
     pub(crate) fn cut_near(&self) {
         let all = self.connections();
         self.orders.send_modify(|orders| orders.cut_near = all);
@@ -157,7 +156,7 @@ async fn carry(
             continue;
         };
         tokio::select! {
-            // A client that left: what it had sent is delivered all the same.
+            // The client has left, but what it had sent is still delivered.
             read = end.read_buf(&mut requests.bytes) => if read.unwrap_or(0) == 0 { near = None },
             read = far.read_buf(&mut replies.bytes) => if read? == 0 { return Ok(()) },
             _ = orders.changed() => {}
@@ -165,13 +164,13 @@ async fn carry(
         }
         held.iter_mut().for_each(Held::count);
     }
-    // Closed in good order, so that the server reads everything first.
+    // Closed normally, so that the server reads everything first.
     far.shutdown().await?;
     tokio::io::copy(&mut far, &mut tokio::io::sink()).await?;
     Ok(())
 }
 
-/// What is kept back on one way of one connection.
+/// What is held back in one direction of one connection.
 struct Held<'a> {
     bytes: Vec<u8>,
     counted: usize,
@@ -188,7 +187,7 @@ impl<'a> Held<'a> {
         self.counted = self.bytes.len();
     }
 
-    /// What there is, up to so much.
+    /// Returns what there is, up to this much.
     fn take(&mut self, most: Option<usize>) -> Vec<u8> {
         let rest = self.bytes.split_off(most.unwrap_or(usize::MAX).min(self.bytes.len()));
         let taken = std::mem::replace(&mut self.bytes, rest);

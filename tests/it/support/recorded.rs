@@ -1,4 +1,4 @@
-//! What was counted, by a recorder of the test's own.
+//! The values of metrics, from a recorder of the test's own.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use metrics::{LocalRecorderGuard, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-/// All series of this thread, which a test has for itself, tasks included.
+/// All series of this thread, including tasks; the test has the thread for itself.
 pub(crate) struct Recorded {
     snapshotter: Snapshotter,
-    // A snapshot takes what it shows.
+    // A snapshot removes what it returns.
     series: RefCell<BTreeMap<String, f64>>,
     _here: LocalRecorderGuard<'static>,
 }
@@ -22,7 +22,7 @@ impl Recorded {
         Self { snapshotter, series: RefCell::default(), _here }
     }
 
-    /// Counters and gauges by their value, histograms by how many values they have.
+    /// Returns counters and gauges by value, and histograms by their number of values.
     pub(crate) fn all(&self) -> BTreeMap<String, f64> {
         let mut series = self.series.borrow_mut();
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
@@ -40,13 +40,13 @@ impl Recorded {
         series.clone()
     }
 
-    /// Of a series that is there: `name{label=value,...}`.
+    /// Returns the value of an existing series: `name{label=value,...}`.
     pub(crate) fn get(&self, series: &str) -> f64 {
         let all = self.all();
         *all.get(series).unwrap_or_else(|| panic!("no {series} in {:#?}", all.keys()))
     }
 
-    /// Names, each with its unit and description.
+    /// Returns the names, each with its unit and description.
     pub(crate) fn described(&self) -> BTreeMap<String, Option<(Option<&'static str>, String)>> {
         let series = self.snapshotter.snapshot().into_vec().into_iter();
         series

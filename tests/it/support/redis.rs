@@ -19,19 +19,19 @@ pub(crate) struct TestRedis {
     args: Vec<String>,
 }
 
-/// The server to test with: `TEST_REDIS_SERVER`, or what the PATH has.
+/// Returns the server to test with: `TEST_REDIS_SERVER`, or the one in the PATH.
 pub(crate) fn server_binary() -> String {
     std::env::var("TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-/// A loopback port that nobody listens on, and that nobody is given beside: each one is given out once,
-/// and they are below those that the system takes for connections. A server that was killed finds its
-/// port free.
+/// Returns a free loopback port, each only once. They are below those that the system takes for connections, so a
+/// server that was killed finds its port
+/// free.
 pub(crate) fn free_port() -> u16 {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
     static GIVEN: AtomicU32 = AtomicU32::new(0);
-    // Each process begins elsewhere.
+    // Each process begins with another one.
     let begin = std::process::id().wrapping_mul(7919) % COUNT;
     let given = (0..COUNT).map(|_| GIVEN.fetch_add(1, Ordering::Relaxed));
     let mut ports = given.map(|n| u16::try_from(FIRST + (begin + n) % COUNT).unwrap());
@@ -46,7 +46,7 @@ impl TestRedis {
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let dir = TempDir::new().unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        // Another process can take the port between the look and the start.
+        // Another process can take the port between the check and the start.
         for _ in 0..5 {
             let port = free_port();
             let mut server = spawn(port, &dir, &args);
@@ -65,17 +65,17 @@ impl TestRedis {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// One process's semaphore.
+    /// Returns the semaphore of a process.
     pub(crate) fn semaphore(&self) -> Semaphore {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
-    /// One command, on a connection of its own.
+    /// Runs one command, on a connection of its own.
     pub(crate) fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_command(words).unwrap()
     }
 
-    /// The same, where the server may be killed, or cut its clients off, meanwhile.
+    /// The same, while the server may be killed, or cut off its clients.
     pub(crate) fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let client = redis::Client::open(self.url())?;
         let mut connection = client.get_connection()?;
@@ -86,11 +86,11 @@ impl TestRedis {
         command.query(&mut connection)
     }
 
-    /// Makes a user `app` with the password `secret`, and no rights but these.
+    /// Creates a user `app` with the password `secret`, and only these rights.
     pub(crate) fn let_in(&self, rights: &str) {
         let rights: Vec<_> = rights.split_whitespace().map(|right| format!("+{right}")).collect();
         let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret"];
-        // Redis 6.2 lets a new user have all channels.
+        // Redis 6.2 gives a new user all channels.
         words.extend(["~semaphore:*", "resetchannels", "&semaphore:*", "-@all"]);
         words.extend(rights.iter().map(String::as_str));
         self.command::<()>(&words);
@@ -100,14 +100,14 @@ impl TestRedis {
         self.command(&["DBSIZE"])
     }
 
-    /// How far its writes have come, in bytes; of a replica, as far as it has them.
+    /// Returns how far its writes have come, in bytes; for a replica, how many of them it has.
     pub(crate) fn replicated(&self) -> u64 {
         let info: String = self.command(&["INFO", "replication"]);
         let line = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
         line.unwrap().trim().parse().unwrap()
     }
 
-    /// How often a command was called since the start or the last `CONFIG RESETSTAT`.
+    /// Returns how often a command was called since the start or the last `CONFIG RESETSTAT`.
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let stats: String = self.command(&["INFO", "commandstats"]);
         let prefix = format!("cmdstat_{command}:calls=");
@@ -115,13 +115,13 @@ impl TestRedis {
         line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// SIGKILL: nothing is saved.
+    /// Kills it with SIGKILL, so that nothing is saved.
     pub(crate) fn kill(&mut self) {
         self.server.kill().unwrap();
         self.server.wait().unwrap();
     }
 
-    /// On the same port again, empty.
+    /// Starts it again on the same port, empty.
     pub(crate) fn restart(&mut self) {
         self.kill();
         let end = Instant::now() + Duration::from_secs(5);
@@ -134,7 +134,7 @@ impl TestRedis {
         }
     }
 
-    /// Whether it was not killed.
+    /// Returns whether it was not killed.
     pub(crate) fn is_alive(&self) -> bool {
         std::path::Path::new(&format!("/proc/{}", self.server.id())).exists()
     }
@@ -143,7 +143,7 @@ impl TestRedis {
         self.server.id()
     }
 
-    /// STOP, CONT, ...
+    /// Sends it a signal: STOP, CONT, ...
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.server.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
@@ -180,7 +180,7 @@ fn is_ready(port: u16, server: &mut Child) -> bool {
         }
         if let Ok(mut connection) = client.get_connection() {
             let pid: RedisResult<String> = redis::cmd("INFO").arg("server").query(&mut connection);
-            // That it is this server, not another that took the port.
+            // Checks that it is this server, not another one that took the port.
             if pid.is_ok_and(|info| info.contains(&format!("process_id:{}", server.id()))) {
                 return true;
             }

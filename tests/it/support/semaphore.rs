@@ -1,11 +1,11 @@
-//! What tests wait for, of a semaphore on Redis.
+//! What tests wait for, in a semaphore on Redis.
 
 use tower_semaphore::{ConnectionState, Policy, Semaphore};
 
 use super::eventually;
 use super::redis::TestRedis;
 
-/// So that there is a connection, on which nothing is unanswered.
+/// Waits until there is a connection, on which nothing is unanswered.
 pub(crate) async fn warm(semaphore: &Semaphore) {
     let permit = semaphore.acquire("warm", &Policy::new(1)).await.unwrap();
     permit.release().await.unwrap();

@@ -22,7 +22,7 @@ pub(crate) struct TestSentinel {
 struct Process {
     process: Child,
     port: u16,
-    /// The port that others know.
+    /// The port by which others know it.
     at: u16,
     _dir: TempDir,
 }
@@ -32,14 +32,14 @@ impl TestSentinel {
         Self::start_with(&[])
     }
 
-    /// With these arguments for each server.
+    /// Starts them, with these arguments for each server.
     pub(crate) fn start_with(args: &[&str]) -> Self {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         Self::start_each(|| args.clone(), TestRedis::port, Vec::new)
     }
 
-    /// With arguments for each server that are its own, and lines for each sentinel's configuration;
-    /// `port` is how a server is known to all others.
+    /// Starts them, with arguments of its own for each server, and lines for each sentinel's configuration; `port` is
+    /// how all others know a server.
     pub(crate) fn start_each(
         args: impl Fn() -> Vec<String>,
         port: impl Fn(&TestRedis) -> u16,
@@ -64,19 +64,18 @@ impl TestSentinel {
         });
         let sentinels = (0..3).map(|_| sentinel(port, &lines())).collect();
         let all = Self { servers, sentinels };
-        // They look around every ten seconds, unless told otherwise.
+        // By default they look around every ten seconds.
         for sentinel in &all.sentinels {
             until("it answers", || sentinel.command::<String>(&["PING"]).is_ok());
         }
-        // Four of the second one must be longer than a failover: a sentinel that has not heard of it
-        // after that time makes the new master a replica again.
+        // Four intervals of the second one must be longer than a failover: otherwise a sentinel that has not heard of
+        // it by then makes the new master a replica again.
         all.periods(["200", "600", "200"]);
         all.settle();
         all
     }
 
-    /// How often sentinels ask servers for their state, tell each other what they know, and ask each
-    /// other; in ms.
+    /// How often sentinels ask servers for their state, tell each other what they know, and ask each other, in ms.
     fn periods(&self, [info, publish, ask]: [&str; 3]) {
         let periods = ["INFO-PERIOD", info, "PUBLISH-PERIOD", publish, "ASK-PERIOD", ask];
         for sentinel in &self.sentinels {
@@ -84,7 +83,7 @@ impl TestSentinel {
         }
     }
 
-    /// From here on sentinels take the time that they take unless told otherwise.
+    /// Lets sentinels take their default times from here on.
     pub(crate) fn take_time(&self) {
         self.periods(["10000", "2000", "1000"]);
     }
@@ -101,19 +100,19 @@ impl TestSentinel {
         });
     }
 
-    /// As one writes it into a configuration; the first sentinel named is not there.
+    /// Returns the URL as one writes it in a configuration; the first sentinel in it does not exist.
     pub(crate) fn url(&self) -> String {
         let ports = [free_port(), self.sentinels[0].at, self.sentinels[1].at];
         let hosts = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
         format!("redis-sentinel://{hosts}/mymaster")
     }
 
-    /// One process's semaphore.
+    /// Returns the semaphore of a process.
     pub(crate) fn semaphore(&self) -> Semaphore {
         Semaphore::new(RedisBackend::builder(self.url()).build().unwrap())
     }
 
-    /// For a process whose users, here and there, may do no more than they must.
+    /// Returns the URL for a process whose users have only the necessary rights on both.
     pub(crate) fn url_of_least_rights(&self) -> String {
         self.servers.iter().for_each(|server| server.let_in(&format!("{LEAST} info")));
         for sentinel in &self.sentinels {
@@ -125,21 +124,21 @@ impl TestSentinel {
         format!("{url}?sentinel_username=asker&sentinel_password=hidden")
     }
 
-    /// The master's port, as the sentinel says that is asked first.
+    /// Returns the master's port, according to the first sentinel.
     pub(crate) fn master(&self) -> u16 {
         let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
         let (_, port): (String, u16) = self.sentinels[0].command(&question).unwrap();
         port
     }
 
-    /// The same, as each sentinel says.
+    /// The same, according to each sentinel.
     pub(crate) fn named(&self) -> Vec<u16> {
         let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
         let ask = |sentinel: &Process| sentinel.command::<(String, u16)>(&question).unwrap().1;
         self.sentinels.iter().map(ask).collect()
     }
 
-    /// Whether no sentinel knows of anything to be done.
+    /// Returns whether no sentinel knows of anything to do.
     pub(crate) fn is_settled(&self) -> bool {
         self.sentinels.iter().all(|sentinel| {
             let question = ["SENTINEL", "MASTER", "mymaster"];
@@ -148,13 +147,13 @@ impl TestSentinel {
         })
     }
 
-    /// The server that is the master, as a sentinel says.
+    /// Returns the server that is the master, according to a sentinel.
     pub(crate) fn now(&self) -> &TestRedis {
         let port = self.master();
         self.servers.iter().find(|server| server.port() == port).unwrap()
     }
 
-    /// As soon as a sentinel finds a replica fit for it.
+    /// Fails over as soon as a sentinel finds a replica fit for it.
     pub(crate) fn failover(&self) {
         let failover = ["SENTINEL", "FAILOVER", "mymaster"];
         until("a failover begins", || self.sentinels[2].command::<()>(&failover).is_ok());

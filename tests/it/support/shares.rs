@@ -1,6 +1,6 @@
-//! Tenants that load one semaphore, and what each one got: as one line, or as tenants.
+//! Tenants that load one semaphore, and what each of them got: in one line, or as tenants.
 //!
-//! On Tokio's paused clock the figures depend on nothing but the rules.
+//! On Tokio's paused clock the figures depend only on the rules.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tower_semaphore::{Ask, Policy, Semaphore};
 
-/// By what requests are served.
+/// The order in which requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// First come, first served.
@@ -30,17 +30,17 @@ pub(crate) struct Load {
     pub(crate) class: u8,
     pub(crate) cost: u32,
     pub(crate) each: Option<u32>,
-    /// When the first one comes, and after which no other comes.
+    /// When the first request comes, and after when none comes.
     pub(crate) during: (Duration, Duration),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clients {
-    /// So many requests at once, and no more.
+    /// This number of requests at once, and no more.
     Once(usize),
-    /// So many clients, each of which asks again at once.
+    /// This number of clients, each of which makes its next request at once.
     Again(usize),
-    /// One request after so much time on average, whatever becomes of those before it.
+    /// One request after this time on average, whatever becomes of earlier ones.
     Every(Duration),
 }
 
@@ -61,7 +61,7 @@ impl Load {
     fn ask(&self, order: Order, is_costly: bool) -> Ask {
         let ask = Ask::of("quota");
         match order {
-            // All in one line, where some of them take more than one permit.
+            // All in one line, if some of them take more than one permit.
             Order::Arrival if is_costly => ask.by("all").cost(self.cost),
             Order::Arrival => ask,
             Order::Shares => {
@@ -80,7 +80,7 @@ pub(crate) struct Scenario {
     pub(crate) headroom: u32,
     pub(crate) loads: Vec<Load>,
     pub(crate) length: Duration,
-    /// What comes before is not looked at: the line is still to be filled.
+    /// Requests before this are not evaluated, because the line still has to fill.
     pub(crate) from: Duration,
 }
 
@@ -95,11 +95,11 @@ impl Scenario {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stay {
     pub(crate) asked: Duration,
-    /// When it got its permits, if it did, and when they came free.
+    /// When it got its permits, if it did, and when they were freed.
     pub(crate) held: Option<(Duration, Duration)>,
 }
 
-/// What a tenant got.
+/// The result of a tenant.
 #[derive(Clone, Debug)]
 pub(crate) struct Got {
     pub(crate) load: Load,
@@ -108,8 +108,8 @@ pub(crate) struct Got {
 }
 
 impl Got {
-    /// How long its requests waited that came after the beginning, in holds, in order. Those that never
-    /// got a permit waited until the end.
+    /// How long its requests that came after the beginning waited, in holds, sorted. Those that never got a permit
+    /// waited until the end.
     pub(crate) fn waits(&self) -> Vec<f64> {
         let (from, to) = self.window;
         let stays = self.stays.iter().filter(|stay| stay.asked >= from);
@@ -120,7 +120,7 @@ impl Got {
         waits
     }
 
-    /// The permits that it had in use on average.
+    /// Returns the permits that it had in use on average.
     pub(crate) fn in_use(&self) -> f64 {
         self.in_use_between(self.window.0, self.window.1)
     }
@@ -133,18 +133,18 @@ impl Got {
     }
 }
 
-/// The value below which so many hundredths lie.
+/// Returns the value below which this percentage of values lies.
 pub(crate) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted.len().checked_sub(1).map_or(f64::NAN, |last| sorted[last * percent / 100])
 }
 
-/// 1: all are alike; 1/n: one has everything.
+/// 1 if all are alike; 1/n if one has everything.
 pub(crate) fn jain(values: &[f64]) -> f64 {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(s, q), x| (s + x, q + x * x));
     sum * sum / (values.len() as f64 * squares)
 }
 
-/// What each tenant gets, in the order of the loads.
+/// Returns what each tenant gets, in the order of the loads.
 pub(crate) async fn run(semaphore: &Semaphore, scenario: &Scenario, order: Order) -> Vec<Got> {
     let policy = Policy::builder(scenario.permits)
         .headroom(if order == Order::Shares { scenario.headroom } else { 0 })
@@ -160,7 +160,7 @@ pub(crate) async fn run(semaphore: &Semaphore, scenario: &Scenario, order: Order
     .await
 }
 
-/// The same, of anything that gives permits.
+/// The same, for anything that grants permits.
 pub(crate) async fn run_with<A, F, P>(scenario: &Scenario, acquire: A) -> Vec<Got>
 where
     A: Fn(&Load) -> F + Clone + Send + Sync + 'static,
@@ -240,7 +240,7 @@ where
         tasks.join_all().await;
     }
 
-    /// One request, until the end of the run if need be.
+    /// Makes one request, until the end of the run if necessary.
     async fn request(&self, rng: &mut Rng) {
         let Stage { began, end } = self.stage;
         let asked = began.elapsed();
@@ -258,11 +258,11 @@ where
     }
 }
 
-// ===== the loads whose figures are promised =====
+// ===== the loads with promised figures =====
 
 const OTHERS: [&str; 9] = ["B", "C", "D", "E", "F", "G", "H", "I", "J"];
 
-/// A queues a thousand requests; nine others come with ten a second each.
+/// A queues a thousand requests; nine others make ten each second.
 pub(crate) fn backlog() -> Scenario {
     let mut loads = vec![Load::new("A", Clients::Once(1000), 20)];
     let every = Clients::Every(Duration::from_millis(100));
@@ -270,21 +270,21 @@ pub(crate) fn backlog() -> Scenario {
     Scenario::new(10, loads, 200, 2000)
 }
 
-/// The waits of all but the first, together and in order.
+/// Returns the waits of all but the first, together and sorted.
 pub(crate) fn others(got: &[Got]) -> Vec<f64> {
     let mut waits: Vec<_> = got[1..].iter().flat_map(Got::waits).collect();
     waits.sort_by(f64::total_cmp);
     waits
 }
 
-/// A holds for 300 ms and has always more; B has ten clients of 10 ms.
+/// A holds for 300 ms and always has more; B has ten clients of 10 ms.
 pub(crate) fn long_and_short() -> Scenario {
     let a = Load::new("A", Clients::Again(50), 300);
     let b = Load::new("B", Clients::Again(10), 10);
     Scenario::new(10, [a, b], 1000, 20_000)
 }
 
-/// Five tenants that have always more, each with holds twice as long as the one before.
+/// Five tenants that always have more, each with holds twice as long as the previous one.
 pub(crate) fn holds() -> Scenario {
     let tenants = [("A", 10), ("B", 20), ("C", 40), ("D", 80), ("E", 160)];
     let loads = tenants.map(|(tenant, ms)| Load::new(tenant, Clients::Again(20), ms));
@@ -305,7 +305,7 @@ pub(crate) fn costs() -> Scenario {
     Scenario::new(16, [small, big], 100, 20_000)
 }
 
-/// A has always more, and B comes for a part of the time; neither has more than four.
+/// A always has more, and B comes for a part of the time; neither has more than four.
 pub(crate) fn caps() -> Scenario {
     let a = Load { each: Some(4), ..Load::new("A", Clients::Again(50), 20) };
     let during = (Duration::from_millis(500), Duration::from_millis(1500));

@@ -1,4 +1,4 @@
-//! Time as this process had it.
+//! Time during which this process could run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 /// How often the pulse beats.
 const PULSE: Duration = Duration::from_millis(5);
-/// It is late by less than this on a machine that has something else to do now and then.
+/// It is late by less than this on a machine that is busy now and then.
 const LATE: Duration = Duration::from_millis(20);
 
-/// Measures how long something took, without the time in which this whole process stood still, because
-/// the machine ran something else: for bounds on the crate, which cannot be faster than its machine.
+/// Measures how long something took, without the time in which this whole process stood still because the machine ran
+/// something else: for bounds on the crate, which cannot be faster than its machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopwatch {
     began: Instant,
@@ -28,7 +28,7 @@ impl Stopwatch {
     }
 }
 
-/// For how long this process stood still since it was asked first.
+/// Returns how long this process stood still since the first call.
 fn stalled() -> Duration {
     static EPOCH: OnceLock<Instant> = OnceLock::new();
     static PULSES: Once = Once::new();
@@ -51,7 +51,7 @@ fn stalled() -> Duration {
             }
         });
     });
-    // A stall that is just over may not be counted yet.
+    // A stall that has just ended may not be counted yet.
     let last = LAST_US.load(Ordering::SeqCst);
     Duration::from_micros(STALLED_US.load(Ordering::SeqCst)) + late(last)
 }

@@ -1,4 +1,4 @@
-//! Fifty tenants who ask two gateway processes, and an upstream that counts each of them.
+//! Fifty tenants that make requests to two gateway processes, and an upstream that counts each of them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,18 +19,18 @@ use tokio::time::{sleep, timeout};
 use super::gateway::{Client, Gateway};
 
 pub(crate) const TENANTS: usize = 50;
-/// Of each tenant.
+/// The cap of each tenant.
 pub(crate) const LIMIT: usize = 2;
 pub(crate) const WAIT: Duration = Duration::from_secs(3);
-/// How long the upstream works on what is no stream.
+/// How long the upstream works on a request that is no stream.
 const WORK: Duration = Duration::from_millis(40);
-/// How long a stream flows: through the longest failover. The lease is longer still.
+/// How long a stream lasts: longer than the longest failover. The lease is longer still.
 const FLOW: Duration = Duration::from_secs(5);
 const FRAME: Duration = Duration::from_millis(20);
 /// Past every bound.
 const LONG: Duration = Duration::from_secs(20);
 
-/// The load, for as long as this lives.
+/// The load, while this exists.
 pub(crate) struct Tenants {
     gateways: Vec<Gateway>,
     upstream: String,
@@ -41,14 +41,14 @@ pub(crate) struct Tenants {
     watch: JoinHandle<()>,
 }
 
-/// All that was seen.
+/// Everything that was observed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log {
-    /// What the upstream saw.
+    /// What the upstream observed.
     stays: Vec<Stay>,
-    /// What the clients saw.
+    /// What the clients observed.
     asked: Vec<Asked>,
-    /// When not even this process was let on.
+    /// When even this process could not run.
     stalls: Vec<Range<Instant>>,
 }
 
@@ -64,7 +64,7 @@ struct Stay {
 pub(crate) struct Asked {
     pub(crate) tenant: usize,
     pub(crate) sent: Instant,
-    /// When the head of the answer came.
+    /// When the head of the response came.
     pub(crate) came: Instant,
     pub(crate) status: u16,
 }
@@ -79,18 +79,18 @@ pub(crate) fn name(tenant: usize) -> String {
     format!("tenant-{tenant}")
 }
 
-/// What the gateways call the semaphore of a tenant.
+/// Returns the name of a tenant's semaphore in the gateways.
 pub(crate) fn semaphore(tenant: usize) -> String {
     format!("gateway:tenant-{tenant}")
 }
 
-/// Each fifth is pressed: it always has more requests than permits.
+/// Every fifth tenant is under pressure: it always has more requests than permits.
 pub(crate) const fn is_pressed(tenant: usize) -> bool {
     tenant.is_multiple_of(5)
 }
 
 impl Tenants {
-    /// One gateway for each URL of Redis, and clients of each tenant at each gateway.
+    /// Starts one gateway for each URL of Redis, and clients of each tenant at each gateway.
     pub(crate) async fn start(urls: &[String]) -> Self {
         let log = Arc::<Mutex<Log>>::default();
         let mut tenants = Self {
@@ -106,7 +106,7 @@ impl Tenants {
         tenants
     }
 
-    /// One gateway more, with its clients.
+    /// Starts another gateway, with its clients.
     pub(crate) fn add(&mut self, redis: &str) {
         let (limit, wait) = (LIMIT.to_string(), format!("{}s", WAIT.as_secs()));
         let args = ["--key", "header:x-tenant", "--limit", &limit, "--wait", &wait];
@@ -140,8 +140,8 @@ impl Tenants {
         }
     }
 
-    /// A stream of each of these tenants, at one gateway and the other by turns; says in the end how
-    /// many of them did not come whole.
+    /// Starts a stream of each of these tenants, alternating between the gateways. Returns in the end how many of them
+    /// did not come completely.
     pub(crate) async fn streams(&self, tenants: &[usize]) -> JoinHandle<usize> {
         let before = self.flowing();
         let streams = tenants.iter().enumerate().map(|(i, tenant)| {
@@ -165,7 +165,7 @@ impl Tenants {
         lock(&self.log).stays.iter().filter(|stay| stay.is_stream && stay.left.is_none()).count()
     }
 
-    /// Until each of these tenants came to the upstream after a moment.
+    /// Waits until each of these tenants has reached the upstream after a moment.
     pub(crate) async fn all_come(&self, tenants: &[usize], after: Instant) {
         super::eventually("each of them comes", async || {
             let log = lock(&self.log);
@@ -178,8 +178,8 @@ impl Tenants {
         lock(&self.log).clone()
     }
 
-    /// The end of the load; nothing of it may be left at the upstream, and nobody may have waited for
-    /// longer than he was to, and a second more. The gateways go on.
+    /// Ends the load. Nothing of it may be left at the upstream, and no request may have waited for more than a second
+    /// longer than allowed. The gateways go on.
     pub(crate) async fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         join_all(self.clients.drain(..)).await.into_iter().for_each(Result::unwrap);
@@ -205,25 +205,25 @@ impl Drop for Tenants {
 }
 
 impl Log {
-    /// When a tenant first came after a moment.
+    /// Returns when a tenant first arrived after a moment.
     pub(crate) fn first_after(&self, tenant: usize, moment: Instant) -> Option<Instant> {
         let came = self.stays.iter().filter(|stay| stay.tenant == tenant && stay.came > moment);
         came.map(|stay| stay.came).min()
     }
 
-    /// What was sent from one moment to another, and had its answer.
+    /// Returns what was sent between two moments, and answered.
     pub(crate) fn asked(&self, when: &Range<Instant>) -> impl Iterator<Item = &Asked> {
         self.asked.iter().filter(move |asked| when.contains(&asked.sent))
     }
 
-    /// The times in which the upstream had more of a tenant than may be, and the most it had.
+    /// Returns the times in which the upstream had more of a tenant than allowed, and the most it had.
     pub(crate) fn over(&self, tenant: usize) -> (Vec<Range<Instant>>, usize) {
         let mut steps = Vec::new();
         for stay in self.stays.iter().filter(|stay| stay.tenant == tenant) {
             steps.push((stay.came, true));
             steps.extend(stay.left.map(|left| (left, false)));
         }
-        // Who goes at the very moment at which another comes has gone.
+        // At the same moment, an end comes before an arrival.
         steps.sort_unstable();
         let (mut over, mut since) = (Vec::new(), None);
         let (mut in_flight, mut peak) = (0, 0);
@@ -243,7 +243,7 @@ impl Log {
         (over, peak)
     }
 
-    /// For how long this machine stood still in this time.
+    /// Returns how long this machine stood still in this time.
     pub(crate) fn stalled(&self, when: &Range<Instant>) -> Duration {
         let overlap = |stall: &Range<Instant>| {
             stall.end.min(when.end).saturating_duration_since(stall.start.max(when.start))
@@ -279,7 +279,7 @@ struct Work {
     stream_ms: u64,
 }
 
-/// A request in the upstream.
+/// A request at the upstream.
 struct InFlight {
     log: Arc<Mutex<Log>>,
     stay: usize,
@@ -315,7 +315,7 @@ async fn work(
     let in_flight = InFlight { log, stay };
     if !is_stream {
         sleep(WORK).await;
-        // Before the answer: what comes for that is not in flight together with it.
+        // Before the answer: what comes because of that is not in flight together with it.
         drop(in_flight);
         return Body::from("done");
     }

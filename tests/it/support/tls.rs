@@ -1,4 +1,4 @@
-//! Certificates of a test's own, for servers that speak TLS.
+//! Certificates of a test's own, for servers with TLS.
 
 use std::process::{Command, Stdio};
 
@@ -15,12 +15,12 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// For servers on this machine. `None`: the server was built without TLS. Says so.
+    /// For servers on this machine. Returns `None`, and prints why, if the server was built without TLS.
     pub(crate) fn new() -> Option<Self> {
         Self::for_names(&["127.0.0.1", "localhost"])
     }
 
-    /// For servers that have these names and addresses alone.
+    /// For servers with only these names and addresses.
     pub(crate) fn for_names(names: &[&str]) -> Option<Self> {
         let dir = TempDir::new().unwrap();
         if !speaks_tls(&dir) {
@@ -29,7 +29,7 @@ impl Tls {
         }
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
-        // An issuer is looked for by its name.
+        // An issuer is looked up by its name.
         let name = format!("authority {}", dir.path().display());
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -42,20 +42,20 @@ impl Tls {
         Some(tls)
     }
 
-    /// The same for servers that serve only those with a certificate of this authority.
+    /// The same for servers that require a certificate of this authority.
     pub(crate) fn asking_clients(mut self) -> Self {
         self.asks_clients = true;
         self
     }
 
-    /// The servers trust another authority, too.
+    /// Has the servers trust another authority, too.
     pub(crate) fn trusting(self, other: &Self) -> Self {
         let both = [self.authority_pem(), other.authority_pem()].concat();
         std::fs::write(self.file("ca.pem"), both).unwrap();
         self
     }
 
-    /// A certificate of the authority, and its key, in PEM.
+    /// Returns a certificate of the authority, and its key, in PEM.
     fn signed(&self, who: &str, names: &[&str]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -64,12 +64,12 @@ impl Tls {
         (params.signed_by(&key, &self.authority).unwrap().pem(), key.serialize_pem())
     }
 
-    /// A client's certificate and key, in PEM.
+    /// Returns a client's certificate and key, in PEM.
     pub(crate) fn client(&self) -> (String, String) {
         self.signed("a client", &[])
     }
 
-    /// What the authority is known by, in PEM.
+    /// Returns the certificate of the authority, in PEM.
     pub(crate) fn authority_pem(&self) -> String {
         std::fs::read_to_string(self.authority()).unwrap()
     }
@@ -78,13 +78,13 @@ impl Tls {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Whom to trust: for `SSL_CERT_FILE`.
+    /// Returns a file of trusted authorities, for `SSL_CERT_FILE`.
     pub(crate) fn authority(&self) -> String {
         self.file("ca.pem")
     }
 
-    /// A server's settings, to be reached over TLS at a free port too; replicas and the nodes of a
-    /// cluster speak TLS to each other.
+    /// Returns a server's settings, to be reached over TLS at a free port as well; replicas and the nodes of a cluster
+    /// use TLS between each other.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         vec![
             ("tls-port", free_port().to_string()),
@@ -103,7 +103,7 @@ impl Tls {
     }
 }
 
-/// Without a certificate a server that can speak TLS asks for one, and ends; another ends too.
+/// Without a certificate, a server that supports TLS asks for one, and ends; any other ends, too.
 fn speaks_tls(dir: &TempDir) -> bool {
     let asked = Command::new(server_binary())
         .args(["--port", "0", "--tls-port", &free_port().to_string()])
@@ -114,7 +114,7 @@ fn speaks_tls(dir: &TempDir) -> bool {
     String::from_utf8_lossy(&asked.stdout).contains("tls-cert-file")
 }
 
-/// The port at which a server speaks TLS.
+/// Returns the port at which a server uses TLS.
 pub(crate) fn port(server: &TestRedis) -> u16 {
     let (_, port): (String, u16) = server.command(&["CONFIG", "GET", "tls-port"]);
     port

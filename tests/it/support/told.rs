@@ -19,7 +19,7 @@ pub(crate) struct Item {
     pub(crate) fields: BTreeMap<String, String>,
 }
 
-/// All that this thread tells of, tasks included.
+/// Everything that this thread reports, including tasks.
 pub(crate) struct Told {
     shared: Arc<Shared>,
     _here: DefaultGuard,
@@ -34,8 +34,8 @@ struct Shared {
 
 impl Told {
     pub(crate) fn new() -> Self {
-        // With a single dispatcher, only the thread that reaches a callsite first is asked whether it is
-        // enabled, and that may be another test's thread. So there are two.
+        // With a single dispatcher, only the thread that reaches a callsite first is asked whether it is enabled, and
+        // that may be the thread of another test. So there are two.
         static ANOTHER: LazyLock<Dispatch> =
             LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
         LazyLock::force(&ANOTHER);
@@ -44,12 +44,12 @@ impl Told {
         Self { shared, _here: tracing::subscriber::set_default(subscriber) }
     }
 
-    /// Events of this crate; the message is their name.
+    /// Returns the events of this crate; the message is their name.
     pub(crate) fn events(&self) -> Vec<Item> {
         self.shared.events.lock().unwrap().clone()
     }
 
-    /// Events at `INFO` and above.
+    /// Returns the events at `INFO` and above.
     pub(crate) fn aloud(&self) -> Vec<Item> {
         self.events().into_iter().filter(|event| event.level <= Level::INFO).collect()
     }
@@ -86,7 +86,7 @@ impl Visit for Item {
     }
 }
 
-/// Other crates tell of things too.
+/// Other crates report events, too.
 fn is_own(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("tower_semaphore")
 }

@@ -7,7 +7,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// No read takes longer.
+/// The longest time for a read.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One end of a connection.
@@ -39,13 +39,12 @@ impl WireServer {
         Wire::new(accepted.await.expect("a connection comes").unwrap().0)
     }
 
-    /// Whether nobody comes for a while.
+    /// Returns whether no client comes for a while.
     pub(crate) async fn is_left_alone(&self) -> bool {
         tokio::time::timeout(Duration::from_millis(200), self.listener.accept()).await.is_err()
     }
 
-    /// Answers each request on each connection with 200, and with its own head as the body. Requests
-    /// must have no body.
+    /// Answers each request on each connection with 200, and with its own head as the body. Requests must have no body.
     pub(crate) fn echo_heads(self) {
         tokio::spawn(async move {
             loop {
@@ -73,7 +72,7 @@ impl Wire {
         Self { stream, read: Vec::new() }
     }
 
-    /// To `http://address`.
+    /// Connects to `http://address`.
     pub(crate) async fn connect(url: &str) -> Self {
         let address = url.strip_prefix("http://").unwrap();
         Self::new(TcpStream::connect(address).await.unwrap())
@@ -88,7 +87,7 @@ impl Wire {
         let _ = self.stream.write_all(bytes.as_ref()).await;
     }
 
-    /// Sends until the other end takes no more, or is gone; how much that was.
+    /// Sends until the other end accepts no more, or is gone. Returns how much that was.
     pub(crate) async fn fill(&mut self) -> usize {
         let chunk = vec![b'x'; 64 * 1024];
         let mut sent = 0;
@@ -106,7 +105,7 @@ impl Wire {
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).unwrap();
     }
 
-    /// The head that comes next, with the empty line; `None`: the connection ends before it does.
+    /// Returns the next head, with the empty line; `None` if the connection ends before it does.
     pub(crate) async fn try_head(&mut self) -> Option<String> {
         loop {
             if let Some(at) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -128,19 +127,19 @@ impl Wire {
             .expect("a head comes before the end")
     }
 
-    /// The status that comes next, with the rest of its head.
+    /// Returns the next status, with the rest of its head.
     pub(crate) async fn status(&mut self) -> (u16, String) {
         let head = self.head().await;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         (status.unwrap_or_else(|| panic!("{head}")), head)
     }
 
-    /// The next so many bytes, which are text.
+    /// Returns the next bytes, this many, as text.
     pub(crate) async fn bytes(&mut self, count: usize) -> String {
         String::from_utf8(self.raw(count).await).unwrap()
     }
 
-    /// The next so many bytes.
+    /// Returns the next bytes, this many.
     pub(crate) async fn raw(&mut self, count: usize) -> Vec<u8> {
         let all = async {
             while self.read.len() < count {
@@ -152,20 +151,20 @@ impl Wire {
         std::mem::replace(&mut self.read, rest)
     }
 
-    /// All that comes until the other end closes, or breaks, the connection.
+    /// Returns everything that comes until the other end closes, or breaks, the connection.
     pub(crate) async fn rest(&mut self) -> String {
         let all = async { while self.read_some().await > 0 {} };
         tokio::time::timeout(PATIENCE, all).await.expect("the connection ends");
         String::from_utf8_lossy(&std::mem::take(&mut self.read)).into_owned()
     }
 
-    /// Whether the other end closed the connection, as far as is known.
+    /// Returns whether the other end has closed the connection, as far as is known.
     pub(crate) async fn is_over(&mut self) -> bool {
         let read = tokio::time::timeout(Duration::from_millis(1), self.read_some());
         matches!(read.await, Ok(0))
     }
 
-    /// What comes within a moment.
+    /// Returns what comes within a moment.
     pub(crate) async fn glimpse(&mut self) -> String {
         let all = async { while self.read_some().await > 0 {} };
         let _ = tokio::time::timeout(Duration::from_millis(300), all).await;
