@@ -10,7 +10,7 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use super::budget::{CountedWait, WaitBudget};
-use super::cached::{Found, LookUp};
+use super::cached::{Found, Lookup};
 use super::fair::{Asked, TenantSource};
 use super::key::{KeyExtractor, MissingKey};
 use super::plan::Plan;
@@ -32,8 +32,8 @@ pub(super) enum Wait {
     Done(Option<Verdict>),
     Key(BoxFuture<'static, Option<Name>>),
     Limit(Name, BoxFuture<'static, Limit>),
-    CachedLimit(Name, LookUp<Limit>),
-    CachedPlan(Box<PlanLookUp>),
+    CachedLimit(Name, Lookup<Limit>),
+    CachedPlan(Box<PlanLookup>),
     Permit(PermitWait),
 }
 
@@ -49,12 +49,12 @@ pub(super) struct PermitWait {
 }
 
 /// A request that waits for the plan of its tenant.
-pub(super) struct PlanLookUp {
+pub(super) struct PlanLookup {
     key: Name,
     limit: Limit,
     ask: Ask,
     tenant: Name,
-    lookup: LookUp<Plan>,
+    lookup: Lookup<Plan>,
 }
 
 pub(super) enum Verdict {
@@ -187,7 +187,7 @@ impl Settings {
             Asked::Known(Err((tenant, error))) => self.limit_unknown(key, Some(tenant), error),
             Asked::Later(ask, lookup) => {
                 let tenant = ask.tenant().cloned().unwrap_or_else(Name::missing);
-                Wait::CachedPlan(Box::new(PlanLookUp { key, limit, ask, tenant, lookup }))
+                Wait::CachedPlan(Box::new(PlanLookup { key, limit, ask, tenant, lookup }))
             }
         }
     }
@@ -298,7 +298,7 @@ impl Wait {
                     settings.looked_up(key, limit, parts)
                 }
                 Self::CachedPlan(waiting) => {
-                    let PlanLookUp { key, limit, ask, tenant, lookup } = &mut **waiting;
+                    let PlanLookup { key, limit, ask, tenant, lookup } = &mut **waiting;
                     let plan = ready!(lookup.poll(tenant, parts, cx));
                     let (key, ask) = (key.clone(), ask.clone());
                     match plan {

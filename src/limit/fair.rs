@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::cached::{CachedPlan, Found, LookUp};
+use super::cached::{CachedPlan, Found, Lookup};
 use super::key::KeyExtractor;
 use super::plan::Plan;
 use super::required::Required;
@@ -43,7 +43,7 @@ pub(super) enum EachSource {
 /// What a request asks for, or the lookup of its tenant's plan.
 pub(super) enum Asked {
     Known(Result<Ask, (Name, BackendError)>),
-    Later(Ask, LookUp<Plan>),
+    Later(Ask, Lookup<Plan>),
 }
 
 impl Fair {

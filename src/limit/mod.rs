@@ -94,14 +94,12 @@ mod exact_status;
 mod fair;
 mod future;
 mod grpc;
-mod guests;
 mod held;
 mod into_error;
 mod key;
 #[cfg_attr(not(feature = "metrics"), path = "labels_disabled.rs")]
 mod labels;
 mod layer;
-mod on_connection;
 mod plan;
 mod problem;
 mod refusal;
@@ -112,7 +110,6 @@ mod serve;
 mod service;
 mod settings;
 mod shadow;
-mod socket;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};
@@ -121,7 +118,7 @@ pub use self::budget::WaitBudget;
 pub use self::builder::ConcurrencyLimitBuilder;
 pub use self::cached::{Cached, CachedBuilder, CachedLimit, CachedPlan, OnUnknown};
 pub use self::client_timeout::ClientTimeout;
-pub use self::connection::{Connection, ConnectionIo};
+pub use self::connection::{Connection, ConnectionIo, OnConnection, OnConnectionFuture};
 pub use self::exact_status::ExactStatus;
 pub use self::future::ResponseFuture;
 pub use self::into_error::{IntoError, IntoErrorFuture, IntoErrorLayer};
@@ -131,7 +128,6 @@ pub use self::key::{
 #[cfg(feature = "metrics")]
 pub use self::labels::KeyLabels;
 pub use self::layer::ConcurrencyLimitLayer;
-pub use self::on_connection::{OnConnection, OnConnectionFuture};
 pub use self::plan::Plan;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::refusal_response::{IntoRefusalResponse, RefusalBody, RefusalResponse};

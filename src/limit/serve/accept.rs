@@ -14,8 +14,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::connect_info::{IncomingConnection, Insert, WithConnectInfo};
-use crate::limit::connection::ConnectionIo;
-use crate::limit::on_connection::OnConnection;
+use crate::limit::connection::{ConnectionIo, OnConnection};
 
 /// Wraps each connection of a listener in a [`ConnectionIo`].
 pub(super) struct ConnectionListener<L: Listener> {

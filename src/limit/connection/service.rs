@@ -9,7 +9,7 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::connection::{Connection, Exchange};
+use super::{Connection, Exchange};
 
 /// The service of one connection, made by [`Connection`], which is a layer.
 ///

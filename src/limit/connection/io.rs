@@ -1,24 +1,21 @@
-//! A connection that holds the permit of its upgrade, and notices that its peer has left.
+//! The connection that a server reads and writes.
 
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 
-use futures_util::task::AtomicWaker;
-use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
 
+use super::Connection;
 use super::guests::Guests;
+use super::link::{Core, Link, Phase};
 use super::socket::Locate;
-use crate::error::LeaseLost;
-use crate::semaphore::{Permit, Semaphore};
-use crate::semaphore::{Visited, Visitor};
+use crate::semaphore::Visited;
 
 /// A server's connection that holds the permit of its upgrade request until it is dropped, and fails once the peer of a
 /// request has left.
@@ -32,17 +29,17 @@ use crate::semaphore::{Visited, Visitor};
 /// response. A connection in this wrapper holds it instead, without any code in the handler, if the service answers with
 /// an upgrade in the end: where a layer further out rejects it, the permit is given back with that response.
 ///
-/// If the permit's lease is lost and the layer aborts on loss, reads and writes fail with [`LeaseLost`], before another
+/// If the permit's lease is lost and the layer aborts on loss, reads and writes fail with [`LeaseLost`](crate::LeaseLost), before another
 /// byte passes. A task that waits in one is woken, and the socket is shut down within half a second, whether the handler
 /// reads it or not. A connection that was reset gives its permit back in the same time; that the peer has closed its sending
 /// half is no end, because a tunnel may go on in the other direction. A handler that neither reads nor writes can wait for
 /// either with [`Connection::ended`].
 ///
 /// A closed connection cannot be told from a broken one, so a permit of a layer with a
-/// [linger](super::ConcurrencyLimitBuilder::linger) lingers after either.
+/// [linger](crate::limit::ConcurrencyLimitBuilder::linger) lingers after either.
 ///
 /// Only HTTP/1.1 upgrades in this way. A WebSocket over HTTP/2 shares its connection with other requests; its
-/// handler has to keep the [`Permit`] itself.
+/// handler has to keep the [`Permit`](crate::Permit) itself.
 ///
 /// # Clients that leave
 ///
@@ -83,106 +80,11 @@ pub struct ConnectionIo<I> {
     shared: Arc<Shared<I>>,
 }
 
-/// A handle on a [`ConnectionIo`], in the extensions of its requests, where
-/// [`ConcurrencyLimit`](super::ConcurrencyLimit) finds it.
-///
-/// It is a [`Layer`](tower_layer::Layer) for the service of that connection, and does not keep the connection open.
-///
-/// # Limited clients in a handler
-///
-/// A handler whose own client has the layer can pass the handle on, in the extensions of the request to that client, of
-/// whatever version: then the connection is looked at as long as that request waits, or holds its permit. If the upstream
-/// answers that request with an upgrade, its permit is held until the handler has answered, and if it answers with an
-/// upgrade, too, until this connection closes: as a reverse proxy needs it. A handler that upgrades connections to
-/// upstreams for itself passes no handle on for them.
-#[derive(Clone)]
-pub struct Connection {
-    link: Weak<dyn Link>,
-    /// Many requests share it: it is of none.
-    is_of_many: bool,
-}
-
-/// A request that waits in a layer or holds a permit on a connection, or a permit that the connection holds.
-#[derive(Debug)]
-pub(super) struct Inside {
-    link: Weak<dyn Link>,
-    visitor: Visitor,
-}
-
-/// A request on a connection, until its response.
-#[derive(Debug)]
-pub(super) struct Exchange {
-    /// Of a connection that has one request at a time.
-    link: Option<Weak<dyn Link>>,
-    is_tunnel: bool,
-}
-
 struct Shared<I> {
     /// Taken by the task of the connection, and by the watchdog for a look. Dropped before the permits.
     io: Mutex<I>,
     locate: Locate<I>,
     core: Core,
-}
-
-/// What does not depend on the kind of the connection.
-struct Core {
-    held: Mutex<Held>,
-    alarm: Arc<Alarm>,
-    guests: Guests,
-    has_peer_left: AtomicBool,
-    half_close: AtomicBool,
-    has_socket: bool,
-}
-
-/// The permits that a connection holds: one of each layer around the handler.
-#[derive(Default)]
-struct Held {
-    permits: Vec<KeptPermit>,
-    phase: Phase,
-}
-
-/// What a connection carries.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Phase {
-    /// No request, or none that is known of.
-    #[default]
-    Idle,
-    /// A request without a response, which may become an upgrade.
-    Request,
-    Upgraded,
-}
-
-/// A connection of any kind.
-trait Link: Visited {
-    fn core(&self) -> &Core;
-}
-
-struct KeptPermit {
-    permit: Permit,
-    /// Reads and writes fail without it.
-    abort: bool,
-    /// The connection is looked at as long as this is here.
-    _inside: Inside,
-}
-
-/// Wakes the tasks that wait for the connection. Does not hold the permits, because their records hold it.
-#[derive(Default)]
-struct Alarm {
-    reader: AtomicWaker,
-    writer: AtomicWaker,
-    ended: Notify,
-}
-
-/// Whether a response makes the connection one of another protocol. `is_tunnel`: the request asks for a tunnel.
-pub(super) fn is_upgrade(status: StatusCode, is_tunnel: bool) -> bool {
-    status == StatusCode::SWITCHING_PROTOCOLS || (is_tunnel && status.is_success())
-}
-
-/// A closed connection cannot be told from a broken one: its permits linger if their layers are configured so.
-impl Drop for KeptPermit {
-    fn drop(&mut self) {
-        self.permit.break_off();
-    }
 }
 
 impl<I: Send + 'static> ConnectionIo<I> {
@@ -248,186 +150,6 @@ impl<I> ConnectionIo<I> {
     #[must_use]
     pub fn get_mut(&mut self) -> impl DerefMut<Target = I> {
         self.shared.lock()
-    }
-}
-
-impl Connection {
-    /// Waits until the connection is of no more use: it was dropped, its peer has left, or, after an upgrade, a permit that
-    /// it cannot be without is lost.
-    ///
-    /// That a peer has left is seen as long as a request on the connection waits in a layer or holds a permit, or the
-    /// connection holds one; for an upgraded connection it means a reset.
-    ///
-    /// # Cancel safety
-    ///
-    /// Can be dropped and called again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tokio::io::{AsyncWrite, AsyncWriteExt};
-    /// use tokio::sync::mpsc::Receiver;
-    /// use tower_semaphore::limit::Connection;
-    ///
-    /// /// The handler of an upgraded connection that has nothing to read.
-    /// async fn push(mut io: impl AsyncWrite + Unpin, on: Connection, mut news: Receiver<String>) {
-    ///     loop {
-    ///         tokio::select! {
-    ///             () = on.ended() => return,
-    ///             text = news.recv() => match text {
-    ///                 Some(text) if io.write_all(text.as_bytes()).await.is_ok() => {}
-    ///                 _ => return,
-    ///             },
-    ///         }
-    ///     }
-    /// }
-    /// ```
-    pub async fn ended(&self) {
-        let Some(link) = self.link.upgrade() else { return };
-        let alarm = Arc::clone(&link.core().alarm);
-        drop(link);
-        loop {
-            let mut rung = pin!(alarm.ended.notified());
-            rung.as_mut().enable();
-            if self.link.upgrade().is_none_or(|link| link.core().check().is_err()) {
-                return;
-            }
-            rung.await;
-        }
-    }
-
-    /// The handle for the requests of this service. `is_of_many`: the connection has several at a time.
-    pub(super) fn of_many(&self, is_of_many: bool) -> Self {
-        Self { link: Weak::clone(&self.link), is_of_many }
-    }
-
-    /// A request enters a layer. Until what is returned is dropped, the connection is looked at.
-    pub(super) fn enter(&self, semaphore: &Semaphore) -> Option<Inside> {
-        if self.is_of_many {
-            return None;
-        }
-        Some(Inside::new(&self.link, semaphore.visitor()))
-    }
-
-    /// A request arrives at the service of the connection.
-    pub(super) fn begin(&self, is_tunnel: bool) -> Exchange {
-        let link = (!self.is_of_many).then(|| Weak::clone(&self.link));
-        if let Some(link) = link.as_ref().and_then(Weak::upgrade) {
-            link.core().go_on(Phase::Request);
-        }
-        Exchange { link, is_tunnel }
-    }
-}
-
-impl Exchange {
-    pub(super) fn answered(&mut self, status: StatusCode) {
-        self.end(if is_upgrade(status, self.is_tunnel) { Phase::Upgraded } else { Phase::Idle });
-    }
-
-    fn end(&mut self, phase: Phase) {
-        if let Some(link) = self.link.take().and_then(|link| link.upgrade()) {
-            link.core().go_on(phase);
-        }
-    }
-}
-
-impl Drop for Exchange {
-    fn drop(&mut self) {
-        self.end(Phase::Idle);
-    }
-}
-
-impl Inside {
-    fn new(link: &Weak<dyn Link>, visitor: Visitor) -> Self {
-        if let Some(open) = link.upgrade()
-            && open.core().guests.enter(&visitor)
-            && open.core().has_socket
-        {
-            let connection: Weak<dyn Visited> = Weak::clone(link) as _;
-            open.core().guests.seek_visitor(&connection);
-        }
-        Self { link: Weak::clone(link), visitor }
-    }
-
-    /// The connection holds the permit until it is dropped, if the request that it carries becomes its upgrade. `abort`:
-    /// it fails when the permit is lost. Returns whether it holds the permit.
-    pub(super) fn keep(&self, permit: &Permit, abort: bool) -> bool {
-        let Some(link) = self.link.upgrade() else { return false };
-        let core = link.core();
-        let permit = permit.clone();
-        let alarm = Waker::from(Arc::clone(&core.alarm));
-        let is_lost = abort && !permit.on_lost(&alarm);
-        let inside = Self::new(&self.link, self.visitor.clone());
-        let mut held = core.held();
-        if held.phase != Phase::Request {
-            return false;
-        }
-        held.permits.push(KeptPermit { permit, abort, _inside: inside });
-        drop(held);
-        if is_lost {
-            alarm.wake();
-        }
-        true
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        if let Some(link) = self.link.upgrade() {
-            link.core().guests.leave(&self.visitor);
-        }
-    }
-}
-
-impl Core {
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The connection carries something else from now on. What is no upgrade gives back what was held for it.
-    fn go_on(&self, phase: Phase) {
-        let mut held = self.held();
-        held.phase = phase;
-        let permits = (phase != Phase::Upgraded).then(|| std::mem::take(&mut held.permits));
-        drop(held);
-        drop(permits);
-        // A permit may be lost already.
-        if phase == Phase::Upgraded {
-            self.alarm.ring();
-        }
-    }
-
-    /// Fails once the peer has left, or a permit is lost that the connection cannot be without.
-    fn check(&self) -> io::Result<()> {
-        if self.has_peer_left.load(Ordering::Acquire) {
-            let what = "the peer has closed the connection";
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, what));
-        }
-        if self.held().is_lost() { Err(io::Error::other(LeaseLost::new())) } else { Ok(()) }
-    }
-
-    fn end_by_peer(&self) {
-        self.has_peer_left.store(true, Ordering::Release);
-        // The task that read the head serves the connection. It flushes whenever it is woken.
-        self.alarm.ring();
-        let mut held = self.held();
-        let permits = (held.phase == Phase::Upgraded).then(|| std::mem::take(&mut held.permits));
-        drop(held);
-        // Nothing passes any more, whatever the handler still does.
-        drop(permits);
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.alarm.ended.notify_waiters();
-    }
-}
-
-impl Held {
-    fn is_lost(&self) -> bool {
-        self.phase == Phase::Upgraded
-            && self.permits.iter().any(|kept| kept.abort && kept.permit.is_lost())
     }
 }
 
@@ -515,20 +237,6 @@ impl<I: Send + 'static> Visited for Shared<I> {
     }
 }
 
-impl Alarm {
-    fn ring(&self) {
-        self.reader.wake();
-        self.writer.wake();
-        self.ended.notify_waiters();
-    }
-}
-
-impl Wake for Alarm {
-    fn wake(self: Arc<Self>) {
-        self.ring();
-    }
-}
-
 impl<I: AsyncRead + Unpin> AsyncRead for ConnectionIo<I> {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -576,11 +284,5 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ConnectionIo<I> {
 impl<I> fmt::Debug for ConnectionIo<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionIo").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
