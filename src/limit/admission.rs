@@ -161,13 +161,14 @@ impl Settings {
     }
 
     fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
-        let Some(fair) = &self.fair else {
+        let fair = &self.fair;
+        if !fair.is_set() {
             if key.is_empty() {
                 return self.asked(key, limit, &self.full_name, None, parts);
             }
             let name = self.name_of(Some(&key));
             return self.asked(key, limit, &name, None, parts);
-        };
+        }
         let tenant = match &fair.tenant {
             None => None,
             Some(TenantSource { extractor, required }) => match extractor.extract(parts) {
@@ -303,10 +304,7 @@ impl Wait {
                     let (key, ask) = (key.clone(), ask.clone());
                     match plan {
                         Ok(plan) => {
-                            let ask = match &settings.fair {
-                                Some(fair) => fair.with_plan(ask, plan),
-                                None => ask,
-                            };
+                            let ask = settings.fair.with_plan(ask, plan);
                             settings.asked(key, *limit, ask.name(), Some(&ask), parts)
                         }
                         Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
-use super::builder::ConcurrencyLimitBuilder;
 use super::service::ConcurrencyLimit;
 use super::settings::Settings;
 use super::shadow::{Shadow, ShadowCounts};
-use crate::semaphore::Semaphore;
 
 /// A [`Layer`] that takes a permit for each request and holds it as long as the response.
 ///
@@ -34,28 +32,11 @@ pub struct ConcurrencyLimitLayer {
 }
 
 impl ConcurrencyLimitLayer {
-    /// Builds a layer that takes its permits from this semaphore.
-    ///
-    /// Permits are taken from the semaphore `<name>`, or `<name>:<key>` where the layer has a key, and are shared
-    /// with `semaphore.acquire(name, ...)` and with layers of the same name. Clients see the name in rejections.
-    /// Allowed are 1 to 40 of `A-Z a-z 0-9 . _ -`.
-    ///
-    /// ```
-    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
-    /// # fn main() -> Result<(), ConfigError> {
-    /// let semaphore = Semaphore::in_memory();
-    /// let layer = ConcurrencyLimitLayer::builder(&semaphore, "openai").limit(10).build()?;
-    /// # Ok(()) }
-    /// ```
-    pub fn builder(semaphore: &Semaphore, name: impl Into<String>) -> ConcurrencyLimitBuilder {
-        ConcurrencyLimitBuilder::new(semaphore, name.into())
-    }
-
     pub(super) fn new(settings: Settings) -> Self {
         Self { settings: Arc::new(settings) }
     }
 
-    /// The counts of a layer in [shadow](ConcurrencyLimitBuilder::shadow); `None` for one that enforces its limit.
+    /// The counts of a layer in [shadow](super::ConcurrencyLimitBuilder::shadow); `None` for one that enforces its limit.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
@@ -76,22 +57,5 @@ impl<S> Layer<S> for ConcurrencyLimitLayer {
 
     fn layer(&self, inner: S) -> ConcurrencyLimit<S> {
         ConcurrencyLimit::new(inner, Arc::clone(&self.settings))
-    }
-}
-
-/// Implemented by nothing, so that the compiler can say what is missing where a builder is used as a layer.
-#[diagnostic::on_unimplemented(
-    message = "`ConcurrencyLimitBuilder` is not a layer yet: call `build()`",
-    label = "the layer is not built: `build()` checks the settings and returns it"
-)]
-#[doc(hidden)]
-pub trait Built {}
-
-#[doc(hidden)]
-impl<S: Built> Layer<S> for ConcurrencyLimitBuilder {
-    type Service = S;
-
-    fn layer(&self, inner: S) -> S {
-        inner
     }
 }

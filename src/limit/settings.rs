@@ -1,6 +1,7 @@
-//! The settings of a layer, once it is built.
+//! The settings of a layer.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,22 +50,14 @@ pub enum OnLost {
     Continue,
 }
 
-/// The settings of a built layer.
-pub(super) struct Settings {
+/// What a builder sets and the built layer reads.
+pub(super) struct Config {
     pub(super) semaphore: Semaphore,
-    pub(super) name: Arc<str>,
-    pub(super) full_name: Name,
-    /// Where requests without a key of their own find their semaphore.
-    pub(super) remembered: Remembered,
-    pub(super) policy: Policy,
-    pub(super) key: KeySource,
-    pub(super) key_required: Required,
-    pub(super) limit: LimitSource,
+    /// How tenants share the permits of a key.
+    pub(super) fair: Fair,
     /// In place of the policy's.
     pub(super) wait_timeout: Option<Arc<WaitTimeoutOf>>,
     pub(super) client_timeout: Option<ClientTimeout>,
-    /// How tenants share the permits of a key, if they do.
-    pub(super) fair: Option<Fair>,
     pub(super) skip: Option<Skip>,
     pub(super) hold_until: HoldUntil,
     pub(super) on_lost: OnLost,
@@ -74,13 +67,54 @@ pub(super) struct Settings {
     pub(super) response: Option<Arc<dyn RefusalResponse>>,
     /// Whether the default response has the `RateLimit` headers.
     pub(super) rate_limit_fields: bool,
+    /// Whether calls of gRPC are rejected with a gRPC status.
+    pub(super) grpc_status: bool,
+}
+
+/// The settings of a built layer.
+pub(super) struct Settings {
+    pub(super) config: Config,
+    pub(super) name: Arc<str>,
+    pub(super) full_name: Name,
+    /// Where requests without a key of their own find their semaphore.
+    pub(super) remembered: Remembered,
+    pub(super) policy: Policy,
+    pub(super) key: KeySource,
+    pub(super) key_required: Required,
+    pub(super) limit: LimitSource,
     pub(super) meter: LayerMeter,
     /// The labels of its metrics are tenants, not keys.
     pub(super) is_metered_by_tenant: bool,
-    /// Whether calls of gRPC are rejected with a gRPC status.
-    pub(super) grpc_status: bool,
     /// The layer only counts.
     pub(super) shadow: Option<Shadow>,
+}
+
+impl Config {
+    pub(super) fn new(semaphore: Semaphore) -> Self {
+        Self {
+            semaphore,
+            fair: Fair::default(),
+            wait_timeout: None,
+            client_timeout: None,
+            skip: None,
+            hold_until: HoldUntil::default(),
+            on_lost: OnLost::default(),
+            full_status: StatusCode::TOO_MANY_REQUESTS,
+            retry_after: Duration::from_secs(1),
+            response: None,
+            rate_limit_fields: true,
+            grpc_status: true,
+        }
+    }
+}
+
+/// A request reads one set of settings, whichever of them were checked first.
+impl Deref for Settings {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        &self.config
+    }
 }
 
 pub(super) enum KeySource {

@@ -64,7 +64,7 @@ impl ConcurrencyLimitBuilder {
     /// ```
     pub fn fair_by(mut self, tenant: impl KeyExtractor) -> Self {
         let required = Required::new(Part::Tenant, None, type_name_of_val(&tenant));
-        self.fair.tenant = Some(TenantSource { extractor: Arc::new(tenant), required });
+        self.config.fair.tenant = Some(TenantSource { extractor: Arc::new(tenant), required });
         self
     }
 
@@ -117,7 +117,7 @@ impl ConcurrencyLimitBuilder {
     where
         F: Fn(&Name, &Parts) -> u32 + Send + Sync + 'static,
     {
-        self.fair.weight = Some(Arc::new(weight));
+        self.config.fair.weight = Some(Arc::new(weight));
         self
     }
 
@@ -142,7 +142,7 @@ impl ConcurrencyLimitBuilder {
     where
         F: Fn(&Name, &Parts) -> u8 + Send + Sync + 'static,
     {
-        self.fair.class = Some(Arc::new(class));
+        self.config.fair.class = Some(Arc::new(class));
         self
     }
 
@@ -240,7 +240,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn plan_cached(mut self, plans: &CachedPlan) -> Self {
-        self.fair.plan = Some(plans.clone());
+        self.config.fair.plan = Some(plans.clone());
         self
     }
 
@@ -285,7 +285,7 @@ impl ConcurrencyLimitBuilder {
     where
         F: Fn(&Parts) -> u32 + Send + Sync + 'static,
     {
-        self.fair.cost = Some(Arc::new(cost));
+        self.config.fair.cost = Some(Arc::new(cost));
         self
     }
 }

@@ -25,7 +25,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub const fn hold_until(mut self, hold_until: HoldUntil) -> Self {
-        self.hold_until = hold_until;
+        self.config.hold_until = hold_until;
         self
     }
 
@@ -103,7 +103,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub const fn on_lost(mut self, on_lost: OnLost) -> Self {
-        self.on_lost = on_lost;
+        self.config.on_lost = on_lost;
         self
     }
 

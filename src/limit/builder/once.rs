@@ -24,14 +24,14 @@ impl<T> Once<T> {
         }
     }
 
-    /// Returns the value, if it was set.
+    /// Takes the value, if it was set.
     ///
     /// # Errors
     ///
     /// If it was set twice.
-    pub(super) fn take(self) -> Result<Option<T>, ConfigError> {
-        let Self { name, set, again } = self;
-        match (set, again) {
+    pub(super) fn take(&mut self) -> Result<Option<T>, ConfigError> {
+        let name = self.name;
+        match (self.set.take(), self.again) {
             (Some((first, _)), Some(second)) => Err(ConfigError::new(format!(
                 "{name} is set by `{first}` and again by `{second}`; set it once"
             ))),

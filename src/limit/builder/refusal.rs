@@ -28,7 +28,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub const fn full_status(mut self, status: StatusCode) -> Self {
-        self.full_status = status;
+        self.config.full_status = status;
         self
     }
 
@@ -44,7 +44,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub const fn retry_after(mut self, pause: Duration) -> Self {
-        self.retry_after = pause;
+        self.config.retry_after = pause;
         self
     }
 
@@ -58,7 +58,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub const fn rate_limit_fields(mut self, send: bool) -> Self {
-        self.rate_limit_fields = send;
+        self.config.rate_limit_fields = send;
         self
     }
 
@@ -77,7 +77,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub const fn grpc_status(mut self, send: bool) -> Self {
-        self.grpc_status = send;
+        self.config.grpc_status = send;
         self
     }
 
@@ -106,7 +106,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn refusal(mut self, response: impl RefusalResponse) -> Self {
-        self.response = Some(Arc::new(response));
+        self.config.response = Some(Arc::new(response));
         self
     }
 }

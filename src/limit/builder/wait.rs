@@ -63,7 +63,7 @@ impl ConcurrencyLimitBuilder {
     where
         F: Fn(&Name, &Parts) -> Duration + Send + Sync + 'static,
     {
-        self.wait_timeout = Some(Arc::new(wait_timeout));
+        self.config.wait_timeout = Some(Arc::new(wait_timeout));
         self
     }
 
@@ -83,7 +83,7 @@ impl ConcurrencyLimitBuilder {
     /// # }
     /// ```
     pub fn client_timeout(mut self, timeout: ClientTimeout) -> Self {
-        self.client_timeout = Some(timeout);
+        self.config.client_timeout = Some(timeout);
         self
     }
 
