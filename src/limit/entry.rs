@@ -55,6 +55,7 @@ impl<B> HttpEntry<B> {
     #[inline]
     pub(super) fn new(request: Request<B>, settings: &Settings) -> Self {
         let (mut parts, body) = request.into_parts();
+        settings.versions.meet(&mut parts.extensions, &settings.name);
         if let Some(timeout) = &settings.client_timeout
             && let Some(timeout) = timeout.read(&parts.headers)
         {

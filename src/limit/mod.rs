@@ -110,6 +110,7 @@ mod serve;
 mod service;
 mod settings;
 mod shadow;
+mod versions;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{MatchedPathKey, PermitMissing};

@@ -17,6 +17,7 @@ use super::labels::LayerMeter;
 use super::refusal_response::RefusalResponse;
 use super::required::Required;
 use super::shadow::Shadow;
+use super::versions::Versions;
 use crate::name::Name;
 use crate::policy::{Limit, Policy};
 use crate::semaphore::Remembered;
@@ -87,6 +88,7 @@ pub(super) struct Settings {
     pub(super) is_metered_by_tenant: bool,
     /// The layer only counts.
     pub(super) shadow: Option<Shadow>,
+    pub(super) versions: Versions,
 }
 
 impl Config {

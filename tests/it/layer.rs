@@ -30,6 +30,8 @@ use tower_semaphore::{
 };
 use tower_test::mock::{self, Mock};
 
+use crate::support::told::Told;
+
 const NAME: &str = "api";
 const LINGER: Duration = Duration::from_millis(400);
 
@@ -1366,4 +1368,43 @@ fn everything_can_be_shown() {
     let bench = Bench::new();
     let layer = bench.layer(1);
     assert!(shown(&layer) && shown(&layer.layer(())) && shown(&bench.builder()));
+}
+
+// ===== two versions of the crate =====
+
+/// What every version of this crate puts into the extensions of a request: a promise that must be kept.
+type VersionMark = ([(); 29_541], &'static str, std::any::TypeId);
+
+#[tokio::test]
+async fn a_layer_of_another_version_around_the_same_requests_is_noticed_once() {
+    let told = Told::new();
+    let seen = Arc::<Mutex<Vec<VersionMark>>>::default();
+    let by_handler = Arc::clone(&seen);
+    let handler = service_fn(move |request: Request<()>| {
+        by_handler.lock().unwrap().extend(request.extensions().get::<VersionMark>());
+        ready(Ok::<_, Infallible>(full("served")))
+    });
+    let semaphore = Semaphore::in_memory();
+    let layer = |name| ConcurrencyLimitLayer::builder(&semaphore, name).limit(1).build().unwrap();
+    let service = layer("outer").layer(layer("inner").layer(handler));
+    drop(service.clone().oneshot(request()).await.unwrap());
+    let [(_, version, copy)] = seen.lock().unwrap()[..] else { panic!("one mark") };
+    assert!(told.aloud().is_empty(), "two layers of one version: {:?}", told.aloud());
+
+    for other in [("0.0.1", std::any::TypeId::of::<()>()), (version, std::any::TypeId::of::<()>())]
+    {
+        let mut request = request();
+        request.extensions_mut().insert::<VersionMark>(([(); 29_541], other.0, other.1));
+        drop(service.clone().oneshot(request).await.unwrap());
+        assert_ne!(seen.lock().unwrap().pop(), Some(([(); 29_541], version, copy)));
+    }
+    let warnings = told.aloud();
+    assert_eq!(warnings.len(), 2, "each layer once: {warnings:?}");
+    for (warning, layer) in warnings.iter().zip(["outer", "inner"]) {
+        assert_eq!(warning.level, tracing::Level::WARN);
+        assert!(warning.name.contains("another version"), "{warning:?}");
+        assert_eq!(warning.fields["layer"], layer);
+        assert_eq!(warning.fields["version"], version);
+        assert_eq!(warning.fields["other_version"], "0.0.1");
+    }
 }

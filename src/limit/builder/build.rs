@@ -12,6 +12,7 @@ use crate::limit::layer::ConcurrencyLimitLayer;
 use crate::limit::required::{Part, Required};
 use crate::limit::settings::{KeySource, LimitSource, OnLost, Settings};
 use crate::limit::shadow::Shadow;
+use crate::limit::versions::Versions;
 use crate::name::Name;
 use crate::policy::{Limit, Policy};
 use crate::semaphore::Remembered;
@@ -65,6 +66,7 @@ impl ConcurrencyLimitBuilder {
             meter,
             is_metered_by_tenant: self.tenant_labels.is_some(),
             shadow: self.shadow.then(Shadow::default),
+            versions: Versions::default(),
         }))
     }
 
