@@ -75,6 +75,9 @@ pin_project! {
     }
 }
 
+/// What the inner service answered.
+type Answer<S, R> = Result<<S as Service<R>>::Response, <S as Service<R>>::Error>;
+
 /// What one step led to: `None` if another follows.
 type Step<E, A> = Poll<Option<Exit<E, A>>>;
 
@@ -99,7 +102,7 @@ where
         self: Pin<&mut Self>,
         settings: &E::Settings,
         cx: &mut Context<'_>,
-    ) -> Poll<Exit<E, Result<S::Response, S::Error>>> {
+    ) -> Poll<Exit<E, Answer<S, E::Request>>> {
         let mut state = self.project().state;
         // A permit that was just granted is valid; one of an earlier poll may be lost by now.
         let mut is_new = false;
@@ -128,7 +131,7 @@ where
         settings: &E::Settings,
         is_new: &mut bool,
         cx: &mut Context<'_>,
-    ) -> Step<E, Result<S::Response, S::Error>> {
+    ) -> Step<E, Answer<S, E::Request>> {
         let StateProj::Entering { entry, service, held: kept } = self.as_mut().project() else {
             return Poll::Ready(None);
         };
@@ -165,7 +168,7 @@ where
         settings: &E::Settings,
         is_new: bool,
         cx: &mut Context<'_>,
-    ) -> Step<E, Result<S::Response, S::Error>> {
+    ) -> Step<E, Answer<S, E::Request>> {
         let StateProj::Calling { future, held } = self.as_mut().project() else {
             return Poll::Ready(None);
         };

@@ -231,7 +231,7 @@ async fn clones_share_their_permits_and_names_tell_requests_apart() {
         PermitLayer::new(&semaphore, at_once(1), |job: &Job| Name::new(NAME).part(job.tenant));
     let hangs = service_fn(async |_: Job| pending::<io::Result<()>>().await);
     let mut service = by_tenant.layer(hangs);
-    let (mut clone, mut other) = (service.clone(), by_tenant.clone().layer(hangs));
+    let (mut clone, mut other) = (service.clone(), by_tenant.layer(hangs));
     let of = |tenant| Job { tenant, ..job() };
 
     let mut one = task::spawn(service.call(of("acme")));
