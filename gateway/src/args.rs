@@ -226,7 +226,7 @@ impl Args {
                 let id = arg.get_id().as_str();
                 if matches.value_source(id) == Some(ValueSource::CommandLine) {
                     let flag = id.replace('_', "-");
-                    refuse(format!("--{flag}: allowed only in the file of --config"));
+                    refuse(format!("--{flag} cannot be given beside --config; set it in the file"));
                 }
             }
         } else if let Err((field, what)) = args.rule.check() {
@@ -297,7 +297,8 @@ impl Rule {
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
-            let what = "allowed with on-unavailable local, and required there";
+            let what =
+                "is set without on-unavailable local, or that without it; expected both or neither";
             return Err(("local-limit", what.to_owned()));
         }
         self.check_below_limit("local-limit", self.local_limit)

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Ver
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
 
+// Messages are constant ASCII texts without counts, so nothing has to be percent-encoded.
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// When to retry, by the retry design of gRPC (A6).

@@ -138,5 +138,4 @@ pub use self::service::ConcurrencyLimit;
 pub use self::settings::{HoldUntil, OnLost};
 pub use self::shadow::{ShadowCounts, WouldRefuse};
 
-/// The error of a [`ResponseBody`]: that of the inner body, or [`LeaseLost`](crate::LeaseLost).
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub use crate::service::BoxError;

@@ -63,6 +63,8 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, ReqBody>;
 
+    // The key is known only in `call`. A layer that is ready when its inner service is would hold a reservation of that
+    // service for each waiting request, and the queue of one key would starve all others behind a buffer or a channel.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }

@@ -1,4 +1,7 @@
 //! A layer that only counts: it lets pass what it would have rejected.
+//!
+//! It takes permits like any other layer, and never queues: only then do all processes count together. A counter beside
+//! the semaphore would show the true number in flight, and leak at a crash.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -110,5 +110,6 @@ pub use self::keep::{KeepPermit, Release};
 pub use self::layer::PermitLayer;
 pub use self::permitted::Permitted;
 
-/// The error of a [`Permitted`]: see [Errors](self#errors).
+/// The error of a [`Permitted`] (see [Errors](self#errors)), and of a [`ResponseBody`](crate::limit::ResponseBody): that
+/// of the inner body, or [`LeaseLost`](crate::LeaseLost).
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

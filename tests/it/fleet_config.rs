@@ -322,7 +322,10 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
             "[[rule]]\nlimit = 1\nkey = \"path\"\nlimit-for = { a = \"x\" }\n",
             ":4: limit-for: \"x\" cannot be used; expected a number from 0",
         ),
-        ("[[rule]]\nlimit = 1\nlocal-limit = 1\n", ":3: local-limit: allowed with on-unavailable"),
+        (
+            "[[rule]]\nlimit = 1\nlocal-limit = 1\n",
+            ":3: local-limit: is set without on-unavailable local",
+        ),
         (
             "[[rule]]\nlimit = 1\non-unavailable = \"local\"\nlocal-limit = 2\n",
             ":4: local-limit: 2 is more than the limit; expected up to 1",
@@ -392,7 +395,7 @@ async fn what_cannot_be_used_is_told_with_its_line_and_what_is_allowed() {
     let said = refused(good, &[]);
     assert!(said.contains("gateway.toml:1: upstream: not set; expected http://host"), "{said}");
     let said = refused(good, &["--max-queue", "5"]);
-    assert!(said.contains("--max-queue: allowed only in the file"), "{said}");
+    assert!(said.contains("--max-queue cannot be given beside --config"), "{said}");
 }
 
 /// A gateway that counts its permits itself; returns status and problem of its responses.

@@ -73,6 +73,8 @@ impl FairPlaces {
         self.touched.push(tenant);
     }
 
+    /// Before any newcomer of the same call: a release takes a tenant below its cap, its stopped line runs again, and a
+    /// newcomer must not overtake it.
     pub(super) fn settle(&mut self, tenant: Tenant, now: u64) {
         // Places without a claim stand in no line.
         self.lines.settle(tenant, now, |id| id.claim.unwrap_or_else(|| Claim::new(tenant)));

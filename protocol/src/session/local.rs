@@ -12,7 +12,8 @@ use crate::reject::RejectReason;
 use crate::time::Time;
 
 /// The places that wait for a share, in lines as in the ledger: first come, first served within a tenant, and among
-/// tenants by the permits of this process that each has in use. Requests without a tenant are one line. Places are
+/// tenants by the permits of this process that each has in use. One queue for those that waited when the backend failed
+/// and for newcomers: with two, the order would depend on a timeout. Requests without a tenant are one line. Places are
 /// identified by index, which stays the same whatever number a place gets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LocalQueue {

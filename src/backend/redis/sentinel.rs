@@ -59,7 +59,8 @@ impl Sentinel {
     }
 
     /// Waits until the sentinel that named this master names another one. Sentinels demote an old master that is still
-    /// running only about ten seconds later, and it grants permits until then.
+    /// running only about ten seconds later, and it grants permits until then. `+switch-master` is not used: it can be
+    /// missed, and a sentinel that did not run the failover publishes it later.
     pub(super) async fn replaced(&self, master: &Endpoint, timeouts: Timeouts) {
         let mut kept: Option<(usize, Multiplexed)> = None;
         loop {

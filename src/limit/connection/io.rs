@@ -158,7 +158,8 @@ impl<I> Shared<I> {
         self.io.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`: its task reads or writes just now.
+    /// `None`: its task reads or writes just now. The watchdog takes the lock only if it is free; waking the task for a
+    /// look would poll the whole stack of the connection.
     fn try_lock(&self) -> Option<MutexGuard<'_, I>> {
         match self.io.try_lock() {
             Ok(io) => Some(io),
@@ -214,6 +215,7 @@ impl<I: Send + 'static> Visited for Shared<I> {
         }
         // Else it notices an end by itself, or there is a next time.
         let Some(io) = self.try_lock() else { return true };
+        // Half of a tunnel may be closed, so a FIN is left to its handler.
         let has_left = if is_upgraded {
             self.locate.is_reset(&io)
         } else {

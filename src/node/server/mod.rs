@@ -74,7 +74,8 @@ enum ServerState {
     },
 }
 
-/// The data that the server had on its last connection.
+/// The data that the server had on its last connection, as the server identifies it. A key that marks the data would be
+/// in another slot, and there even when nothing is in use.
 struct LastData {
     /// See [`ServerInfo::data`].
     data: Option<String>,

@@ -12,6 +12,8 @@ use crate::session::places::Places;
 use crate::time::Time;
 
 /// Replies come in the order of their calls, so these are the places of this process that a reply counts as waiting.
+/// Places that were only sent are not among them: counting one too many takes another process's waiter for its own,
+/// counting one too few only sends a permit through the backend.
 ///
 /// If a hint is lost, a place that was granted still stands here, and the place of another process is taken for it. So
 /// it matters when the places were last heard of. Permits are granted in the order of the tickets: while the first of
