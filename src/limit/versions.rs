@@ -14,7 +14,7 @@ type Mark = ([(); OWN], &'static str, TypeId);
 
 const OWN: usize = 29_541;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// So many requests of a layer get the mark, and of those after them one in 128: a mark allocates.
+/// The first requests of a layer get the mark, and one in 128 of those after them: a mark allocates.
 const MARKED_MIN: u32 = 100;
 
 /// Marks the requests of a layer, and warns of a mark of another version.
@@ -31,11 +31,10 @@ impl Versions {
         let this = TypeId::of::<Self>();
         match extensions.get::<Mark>() {
             Some(&(_, other, copy)) if copy != this => self.warn(layer, other),
-            Some(_) => {}
             None if self.is_to_be_marked() => {
                 extensions.insert::<Mark>(([(); OWN], VERSION, this));
             }
-            None => {}
+            _ => {}
         }
     }
 
