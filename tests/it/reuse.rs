@@ -42,7 +42,7 @@ fn it_is_refused_where_no_request_may_wait() {
     for policy in [policy().wait_timeout(Duration::ZERO), policy().max_queue(0)] {
         let error = policy.build().unwrap_err().to_string();
         assert!(
-            error.starts_with("reuse: not with a wait timeout or a max queue of zero"),
+            error.starts_with("reuse is set with a wait timeout or a max queue of zero"),
             "{error}"
         );
     }
