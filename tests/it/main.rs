@@ -20,6 +20,8 @@ mod chaos;
 mod clients;
 mod conformance;
 mod conformance_fair;
+#[cfg(feature = "axum")]
+mod connect_info;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
 #[cfg(feature = "redis")]

@@ -102,8 +102,11 @@ where
     }
 
     fn call(&mut self, stream: IncomingStream<'_, ConnectionListener<L>>) -> Self::Future {
-        let connection = IncomingConnection::new(stream.io(), stream.remote_addr());
+        // Locked once for all that read it: a second lock in one of them would block the server for ever.
+        let io = stream.io().get_ref();
+        let connection = IncomingConnection::new(&*io, stream.remote_addr());
         let infos = self.infos.iter().map(|read| read(connection)).collect();
+        drop(io);
         let service = WithConnectInfo::new(self.service.clone(), infos);
         ready(Ok(stream.io().connection().layer(service)))
     }

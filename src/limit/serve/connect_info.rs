@@ -1,7 +1,6 @@
 //! What a connection tells its requests.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -10,25 +9,23 @@ use axum::serve::Listener;
 use http::Extensions;
 use tower_service::Service;
 
-use crate::limit::connection::ConnectionIo;
-
 /// A connection that was accepted, of which a type with Axum's `Connected` makes a `ConnectInfo`.
 ///
 /// See [`Serve::connect_info`](super::Serve::connect_info).
 pub struct IncomingConnection<'a, L: Listener> {
-    io: &'a ConnectionIo<L::Io>,
+    io: &'a L::Io,
     remote_addr: &'a L::Addr,
 }
 
 impl<'a, L: Listener> IncomingConnection<'a, L> {
-    pub(super) const fn new(io: &'a ConnectionIo<L::Io>, remote_addr: &'a L::Addr) -> Self {
+    pub(super) const fn new(io: &'a L::Io, remote_addr: &'a L::Addr) -> Self {
         Self { io, remote_addr }
     }
 
     /// Returns a reference to the connection as the listener made it.
     #[must_use]
-    pub fn io(&self) -> impl Deref<Target = L::Io> {
-        self.io.get_ref()
+    pub const fn io(&self) -> &'a L::Io {
+        self.io
     }
 
     /// Returns the address of the peer.
