@@ -744,3 +744,48 @@ async fn two_spellings_of_one_value_share_a_permit() {
     eventually("it is free", async || redis.keys() == 0).await;
     assert!(elsewhere.try_acquire(name, &policy).await.is_ok());
 }
+
+#[cfg(all(feature = "tonic", feature = "tls"))]
+#[tokio::test]
+async fn tonic_says_where_a_connection_over_tls_of_ones_own_comes_from() {
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+    use tonic::transport::server::Connected;
+    use tower_semaphore::backend::rustls::crypto::ring;
+    use tower_semaphore::backend::rustls::pki_types::PrivateKeyDer;
+    use tower_semaphore::backend::rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let provider = Arc::new(ring::default_provider());
+    let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
+    let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(cert.der().clone()).unwrap();
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, _) = listener.accept().await.unwrap();
+    let connector = TlsConnector::from(Arc::new(client));
+    let (client, server) = tokio::join!(
+        connector.connect("localhost".try_into().unwrap(), socket),
+        TlsAcceptor::from(Arc::new(server)).accept(accepted),
+    );
+    let (_client, server) = (client.unwrap(), server.unwrap());
+
+    // What tonic does with a stream of `serve_with_incoming`.
+    let (mut parts, ()) = Request::new(()).into_parts();
+    parts.extensions.insert(server.connect_info());
+    assert_eq!(PeerIpKey::from_tonic().extract(&parts), Some(Name::new("127.0.0.1")));
+}

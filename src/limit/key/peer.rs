@@ -73,6 +73,9 @@ impl PeerIpKey {
     }
 
     /// Extracts the address that tonic's server inserts, with and without TLS: `TcpConnectInfo`.
+    ///
+    /// With the feature `tls`, the address behind a TLS acceptor of your own is found, too, as
+    /// `TlsConnectInfo<TcpConnectInfo>`.
     #[cfg(feature = "tonic")]
     pub const fn from_tonic() -> Self {
         Self::new(Source::Tonic)
@@ -115,13 +118,25 @@ impl Source {
             #[cfg(feature = "axum")]
             Self::Axum => axum_address(parts),
             #[cfg(feature = "tonic")]
-            Self::Tonic => {
-                use tonic::transport::server::TcpConnectInfo;
-
-                Some(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())
-            }
+            Self::Tonic => tonic_address(parts),
         }
     }
+}
+
+/// As `Request::remote_addr` of tonic finds it.
+#[cfg(feature = "tonic")]
+fn tonic_address(parts: &Parts) -> Option<IpAddr> {
+    use tonic::transport::server::TcpConnectInfo;
+
+    let peer = parts.extensions.get::<TcpConnectInfo>();
+    // Behind a TLS acceptor of the application's own, this is the only one.
+    #[cfg(feature = "tls")]
+    let peer = peer.or_else(|| {
+        use tonic::transport::server::TlsConnectInfo;
+
+        Some(parts.extensions.get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref())
+    });
+    Some(peer?.remote_addr()?.ip())
 }
 
 /// As the extractor `ConnectInfo` finds it.
