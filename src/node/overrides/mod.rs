@@ -133,11 +133,6 @@ impl OverrideCache {
         lock(&self.state).overrides.version
     }
 
-    /// Returns whether the sessions have applied an answer. Before that, a call can still carry the policy's limit.
-    pub(crate) fn were_applied(&self) -> bool {
-        lock(&self.state).applied > 0
-    }
-
     pub(crate) fn want(&self) {
         lock(&self.state).wanted = true;
     }
@@ -257,20 +252,5 @@ impl OverrideCache {
         state.applied = state.applied.max(question);
         drop(state);
         self.answered.notify_waiters();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_that_the_sessions_do_not_know_yet_was_not_applied() {
-        let cache = OverrideCache::new("overrides".into());
-        let (question, _) = cache.begin();
-        cache.take_in(question, Ok(Some(Overrides::default())));
-        assert!(!cache.were_applied(), "another server's first call would pass a pause");
-        cache.set_applied(question);
-        assert!(cache.were_applied());
     }
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
-use crate::backend::{Backend, Mailbox, MemoryBackend, Shard};
+use crate::backend::{Backend, Change, Mailbox, MemoryBackend, OVERRIDES, Queries, Shard};
 use crate::error::{AcquireError, RejectReason};
 use crate::policy::{OnUnavailable, Policy, PolicyBuilder};
-use crate::protocol::Hint;
+use crate::protocol::{Hint, Mode};
 use crate::semaphore::{Permit, Semaphore};
 
 #[tokio::test(start_paused = true)]
@@ -271,4 +271,48 @@ async fn newcomers_wait_for_what_is_held_if_the_next_server_lacks_its_data() {
     world.cut();
     semaphore.try_acquire("x", &policy(LONG)).await.unwrap_err();
     assert!(!held.is_lost());
+}
+
+/// Both connections of a process break; meanwhile an operator pauses x. The server that counts x is back first.
+#[tokio::test(start_paused = true)]
+async fn what_is_set_is_read_again_before_the_first_call_to_any_server() {
+    let (world, semaphore) = one_process(World::default());
+    drop(semaphore.acquire("x", &policy(LEASE)).await.unwrap());
+    sleep(Duration::from_secs(2)).await;
+    // From here on, b takes 100 ms to accept a connection. It is there, and answers.
+    world.set(|world| &world.b_is_slow, true);
+    world.set(|world| &world.down, true);
+    world.cut();
+    sleep(Duration::from_millis(5)).await;
+    let pause =
+        world.memory.set_override(&OVERRIDES.into(), &"x".into(), Change::Mode(Mode::Paused));
+    pause.await.unwrap();
+    world.set(|world| &world.down, false);
+    let answer = loop {
+        match semaphore.try_acquire("x", &policy(LEASE)).await {
+            Err(AcquireError::Unavailable(_)) => sleep(Duration::from_millis(1)).await,
+            answer => break answer,
+        }
+    };
+    // a is connected after 25 ms at most, b after 112 ms at least.
+    match answer {
+        Err(AcquireError::Rejected(rejected)) => assert_eq!(rejected.reason, RejectReason::Paused),
+        other => panic!("a paused semaphore granted a permit after a reconnect: {other:?}"),
+    }
+}
+
+/// A process starts just after the slot of the overrides has moved, with a map from a node that does not know yet.
+#[tokio::test(start_paused = true)]
+async fn a_first_call_waits_for_overrides_that_have_just_moved() {
+    let (world, semaphore) = one_process(World::default());
+    world.set(|world| &world.a_kept, true);
+    world.set(|world| &world.b_is_slow, true);
+    let pause =
+        world.memory.set_override(&OVERRIDES.into(), &"x".into(), Change::Mode(Mode::Paused));
+    pause.await.unwrap();
+    let rejected = match semaphore.try_acquire("x", &policy(LEASE)).await {
+        Err(AcquireError::Rejected(rejected)) => rejected,
+        other => panic!("the first call passed a pause: {other:?}"),
+    };
+    assert_eq!(rejected.reason, RejectReason::Paused);
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::backend::{
     AddressedCall, Answer, Backend, Change, Connection, Embedded, Listing, Mailbox, MemoryBackend,
-    Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
+    Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
 use crate::protocol::{NodeId, PlaceId, Time};
@@ -33,6 +33,8 @@ pub(super) struct World {
     /// The next attempt to connect to a finds that b counts `x`, and that a has left the backend.
     pub(super) a_ends: AtomicBool,
     pub(super) b_is_slow: AtomicBool,
+    /// The map says that a keeps the overrides, until a is asked and says that b does.
+    pub(super) a_kept: AtomicBool,
     /// Connections up to this number answer no queries.
     pub(super) silent: AtomicUsize,
     /// Over connections up to this number, queries fail as over one that is gone.
@@ -99,6 +101,9 @@ impl Backend for TwoServers {
     }
 
     fn shard(&self, key: &str) -> Shard {
+        if key == OVERRIDES && self.0.is(|world| &world.a_kept) {
+            return Shard::named("a");
+        }
         Shard::named(if key == "x" && !self.0.is(|world| &world.moved) { "a" } else { "b" })
     }
 
@@ -204,6 +209,9 @@ impl Queries for OneConnection {
     }
 
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
+        if !self.is_b && self.world.a_kept.swap(false, Ordering::SeqCst) {
+            return ready(Err(QueryError::Moved)).boxed();
+        }
         self.ask(|memory| memory.overrides(key, known))
     }
 

@@ -122,14 +122,16 @@ async fn use_up(
     })
 }
 
-/// Reads the overrides before anything else is sent over a connection, so that a restart does not bypass a pause.
+/// Reads the overrides before anything else is sent over a connection, so that neither a restart nor a reconnect bypasses
+/// a pause. A message that announced one while this connection was down may be lost.
 async fn read_overrides(
     node: &Node,
     server: &Server,
     connection: &Arc<dyn Connection>,
     closed: &mut BoxFuture<'_, ()>,
 ) -> Result<(), BackendError> {
-    if node.keeps_overrides(server) {
+    let mut are_elsewhere = !node.keeps_overrides(server);
+    if !are_elsewhere {
         let mut refresh = Refresh::begin(node, connection);
         let (answer, is_closed) = match select(&mut refresh.answer, closed).await {
             Either::Left((answer, _)) => (answer, false),
@@ -141,15 +143,23 @@ async fn read_overrides(
             Err(_) => Some(unanswered(node.backend().response_timeout())),
         };
         let broken = broken.or_else(|| is_closed.then(exchange::closed));
+        are_elsewhere = matches!(answer, Ok(Err(QueryError::Moved)));
         refresh.end(node, answer);
         if let Some(error) = broken {
             return Err(error);
         }
-    } else if !node.overrides.were_applied() && !node.is_closed() {
-        // Bounded, because the server that keeps them may be unreachable.
-        let _ = timeout(OVERRIDES_TIMEOUT, node.catch_up()).await;
+    }
+    if are_elsewhere && !node.is_closed() {
+        let _ = timeout(OVERRIDES_TIMEOUT, catch_up(node)).await;
     }
     Ok(())
+}
+
+/// Asks the other server that keeps the overrides, also while that reconnects: both connections often break at once.
+async fn catch_up(node: &Node) {
+    while node.catch_up().await.is_err_and(|error| error.is_connection()) {
+        sleep(BACKOFF.0).await;
+    }
 }
 
 /// Notifies all sessions of the server of its new connection.
