@@ -238,11 +238,12 @@ impl Site {
     }
 }
 
-/// The secret in a file.
+/// The secret in a file. An error does not show the path, which may be the secret by mistake.
 fn salt(path: &Path) -> Result<String, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|e| format!("the file cannot be read: {e}"))?;
     match text.trim() {
-        "" => Err(format!("{} is empty; expected a secret of one byte or more", path.display())),
+        "" => Err("the file is empty; expected a secret of one byte or more".to_owned()),
         salt => Ok(salt.to_owned()),
     }
 }

@@ -142,3 +142,10 @@ async fn the_url_of_redis_can_stand_in_the_environment_and_is_not_shown() {
     );
     assert!(!said.contains("86753") && said.contains("redis"), "{said}");
 }
+
+#[test]
+fn a_salt_in_place_of_its_file_is_not_shown() {
+    let args = ["--limit", "1", "--upstream", "http://127.0.0.1:1", "--tenant-salt-file", SECRET];
+    let said = refused(Gateway::command().args(args));
+    assert!(!said.contains("86753") && said.contains("tenant-salt-file"), "{said}");
+}
