@@ -96,7 +96,10 @@ fn run() -> io::Result<()> {
     // Before all else: until then, SIGHUP ends the process.
     let hangups = runtime.block_on(async { Hangups::listen() })?;
     let args = Args::read();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "info".to_owned());
+    let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
+        args::refuse(format!("{} is {filter:?}: {error}", EnvFilter::DEFAULT_ENV))
+    });
     let log = Arc::new(Lines::start(Log::Stderr, || Ok(Box::new(io::stderr())))?);
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(Arc::clone(&log)).init();
     let (served, deadline) = match runtime.block_on(serve(&args, hangups)) {

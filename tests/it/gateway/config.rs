@@ -39,3 +39,13 @@ async fn the_file_says_all_that_the_flags_say() {
     gateway.signal("TERM");
     assert_eq!(gateway.exit().await, Some(0));
 }
+
+#[test]
+fn a_log_filter_that_cannot_be_used_is_refused() {
+    let mut command = Gateway::command();
+    command.args(["--limit", "1", "--upstream", "http://127.0.0.1:1"]);
+    let output = command.env("RUST_LOG", "semaphore_gateway=verbose").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("RUST_LOG is \"semaphore_gateway=verbose\""), "{said}");
+}
