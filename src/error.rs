@@ -222,6 +222,7 @@ impl fmt::Display for Said<'_> {
         let Rejected { limit, each, waited, ends_in, .. } = *self.rejected;
         let (of, it) = (Named("of", self.name), self.name.unwrap_or("the semaphore"));
         match self.rejected.reason {
+            RejectReason::Limit if limit == 0 => write!(f, "the limit{of} is 0"),
             RejectReason::Limit => write!(f, "all {limit} permits{of} are in use"),
             RejectReason::TenantLimit if each == Some(0) => {
                 write!(f, "the tenant may have no permits{of}")

@@ -104,6 +104,9 @@ impl Refusal {
     fn detail(&self) -> Option<String> {
         let (policy, waited) = (&self.policy, Within(self.waited().unwrap_or_default()));
         Some(match self.reason {
+            RefusalReason::Limit if self.rejected.is_some_and(|rejected| rejected.limit == 0) => {
+                format!("the limit of {policy} is 0")
+            }
             RefusalReason::Limit => format!("all permits of {policy} are in use"),
             RefusalReason::TenantLimit if self.each() == Some(0) => {
                 format!("the tenant may have no permits of {policy}")

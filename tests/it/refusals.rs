@@ -237,7 +237,7 @@ async fn a_shared_pool_answers_503_if_so_set() {
             "type": CAPACITY,
             "title": "Too many requests are in flight",
             "status": 503,
-            "detail": "all permits of llm-provider are in use",
+            "detail": "the limit of llm-provider is 0",
             "violated-policies": [NAME],
             "reason": "limit",
         })
@@ -763,4 +763,13 @@ async fn a_refusal_can_be_anything_that_axum_takes() {
     assert_eq!((reply.status, reply.header("x-reason")), (503, Some("busy")));
     assert_eq!(reply.json(), json!({ "error": "limit" }));
     assert_eq!(reply.header("content-length"), Some("17"));
+}
+
+#[tokio::test]
+async fn a_limit_of_zero_is_named_as_one() {
+    let bench = Bench::new(|layer| layer.limit(0)).await;
+    let reply = bench.curl(&[]).await;
+    assert!(reply.body.contains("the limit of llm-provider is 0"), "{}", reply.body);
+    let refused = bench.semaphore.try_acquire("x", &Policy::new(0)).await;
+    assert_eq!(refused.unwrap_err().to_string(), "the limit is 0");
 }
