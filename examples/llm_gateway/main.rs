@@ -58,7 +58,7 @@ async fn main() -> Result<(), BoxError> {
         &semaphore,
         prometheus::install()?,
         &password,
-    ));
+    )?);
 
     let is_demo = env::args().any(|arg| arg == "--demo");
     let address = if is_demo { "127.0.0.1:0" } else { "127.0.0.1:3000" };

@@ -14,7 +14,7 @@ use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use metrics_exporter_prometheus::PrometheusHandle;
 use sha2::{Digest, Sha256};
 use tower_semaphore::limit::BoxError;
-use tower_semaphore::{Semaphore, admin};
+use tower_semaphore::{ConfigError, Semaphore, admin};
 
 /// The password of the user `operator`.
 pub(crate) enum Password {
@@ -65,13 +65,15 @@ pub(crate) fn router(
     semaphore: &Semaphore,
     prometheus: PrometheusHandle,
     password: &Password,
-) -> Router {
-    Router::new()
+) -> Result<Router, ConfigError> {
+    // Requests to it need the password below.
+    let admin = admin::without_token(semaphore.clone()).build()?;
+    Ok(Router::new()
         .route("/metrics", get(async move || prometheus.render()))
         // Safe against requests from other sites, though a browser sends the password along: every change needs a
         // header that only this page sends.
-        .nest_service("/admin", admin::router(semaphore.clone()))
-        .route_layer(from_fn_with_state(PasswordHash::new(password), check))
+        .nest_service("/admin", admin)
+        .route_layer(from_fn_with_state(PasswordHash::new(password), check)))
 }
 
 async fn check(

@@ -63,12 +63,13 @@ impl AdminArgs {
     }
 
     fn router(&self, address: SocketAddr, semaphore: Semaphore) -> Result<Router, ConfigError> {
-        let mut builder = admin::builder(semaphore).bound_to(address);
+        let mut builder = match &self.token {
+            Some(Secret(token)) => admin::with_token(semaphore, token),
+            None => admin::without_token(semaphore),
+        };
+        builder = builder.bound_to(address);
         for host in &self.hosts {
             builder = builder.allow_host(host);
-        }
-        if let Some(Secret(token)) = &self.token {
-            builder = builder.token(token);
         }
         builder.build()
     }

@@ -1,15 +1,16 @@
-//! The builder of the operator's page.
+//! The builder of the operator's page, which begins with the choice of a token or none.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
 
-use super::access::{Access, Token};
+use super::access::{Access, Hosts, Token};
 use crate::error::ConfigError;
 use crate::semaphore::Semaphore;
 
-/// Builds the routes of the operator's page: allowed hosts and a token.
+/// Builds the routes of the operator's page: the hosts that a request may name. Made by [`with_token`] or
+/// [`without_token`].
 ///
 /// # Examples
 ///
@@ -20,10 +21,9 @@ use crate::semaphore::Semaphore;
 ///
 /// # fn example(semaphore: Semaphore, token: &str) -> Result<axum::Router, ConfigError> {
 /// let address = SocketAddr::from(([10, 0, 0, 7], 9090));
-/// let router = admin::builder(semaphore)
+/// let router = admin::with_token(semaphore, token)
 ///     .bound_to(address)
 ///     .allow_host("semaphores.ops.example")
-///     .token(token)
 ///     .build()?;
 /// # Ok(router) }
 /// ```
@@ -35,8 +35,13 @@ pub struct AdminBuilder {
     error: Option<ConfigError>,
 }
 
-/// Returns a builder for the operator's page. See [`AdminBuilder`] for its settings, and the [module](super) for the
-/// routes.
+/// Returns a builder for the operator's page that requires this token; a request without it is rejected with 401. See
+/// [`AdminBuilder`] for further settings, and the [module](super) for the routes.
+///
+/// A token has 16 to 256 characters: letters, digits, and `-._~+/=`; [`build`](AdminBuilder::build) fails for any other.
+/// A program sends it as `Authorization: Bearer TOKEN`. A browser prompts for a user and a password: enter the token as
+/// the password, with any user name. The token is stored as its SHA-256 and compared in constant time. It is readable on
+/// the network, so serve the page over TLS wherever others share the network.
 ///
 /// # Examples
 ///
@@ -44,10 +49,47 @@ pub struct AdminBuilder {
 /// use tower_semaphore::{ConfigError, Semaphore, admin};
 ///
 /// # fn example(token: &str) -> Result<axum::Router, ConfigError> {
-/// let router = admin::builder(Semaphore::in_memory()).token(token).build()?;
+/// let router = admin::with_token(Semaphore::in_memory(), token).build()?;
 /// # Ok(router) }
+/// # assert!(example("0123456789abcdef").is_ok() && example("brief").is_err());
 /// ```
-pub fn builder(semaphore: Semaphore) -> AdminBuilder {
+pub fn with_token(semaphore: Semaphore, token: impl AsRef<str>) -> AdminBuilder {
+    let (token, error) = match Token::new(token.as_ref()) {
+        Ok(token) => (Some(token), None),
+        Err(error) => (None, Some(error)),
+    };
+    AdminBuilder { semaphore, access: Access { hosts: Hosts::default(), token }, error }
+}
+
+/// Returns a builder for an operator's page that requires no token: **every client that reaches it can change limits,
+/// pause, drain and revoke**.
+///
+/// The check of the host protects operators' browsers from other sites. It authenticates nobody, since any program can
+/// send `Host: localhost`. Use this behind authentication of your own, or on a loopback address of a machine or pod
+/// whose every user and container may do what an operator may.
+///
+/// # Examples
+///
+/// ```
+/// use axum::Router;
+/// use axum::extract::Request;
+/// use axum::middleware::{Next, from_fn};
+/// use axum::response::Response;
+/// use http::StatusCode;
+/// use tower_semaphore::{ConfigError, Semaphore, admin};
+///
+/// async fn authenticate(request: Request, next: Next) -> Result<Response, StatusCode> {
+///     // ... look at the session, a client certificate ...
+/// #   let is_operator = false;
+///     if is_operator { Ok(next.run(request).await) } else { Err(StatusCode::UNAUTHORIZED) }
+/// }
+///
+/// # fn main() -> Result<(), ConfigError> {
+/// let admin = admin::without_token(Semaphore::in_memory()).allow_host("ops.example").build()?;
+/// let app: Router = Router::new().nest_service("/ops", admin).layer(from_fn(authenticate));
+/// # let _ = app; Ok(()) }
+/// ```
+pub fn without_token(semaphore: Semaphore) -> AdminBuilder {
     AdminBuilder { semaphore, access: Access::default(), error: None }
 }
 
@@ -71,23 +113,10 @@ impl AdminBuilder {
         self
     }
 
-    /// Requires this token; a request without it is rejected with 401. A token has 16 to 256 characters: letters,
-    /// digits, and `-._~+/=`.
-    ///
-    /// A program sends it as `Authorization: Bearer TOKEN`. A browser prompts for a user and a password: enter the
-    /// token as the password, with any user name. The token is stored as its SHA-256 and compared in constant time.
-    /// It is readable on the network, so serve the page over TLS wherever others share the network.
-    pub fn token(mut self, token: impl AsRef<str>) -> Self {
-        match Token::new(token.as_ref()) {
-            Ok(token) => self.access.token = Some(token),
-            Err(error) => {
-                self.error.get_or_insert(error);
-            }
-        }
-        self
-    }
-
     /// Builds the routes of the page.
+    ///
+    /// The plots cover the last four minutes, for the 64 names viewed last. Samples are taken only while someone views
+    /// the page of a name.
     ///
     /// # Errors
     ///

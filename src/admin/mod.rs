@@ -1,8 +1,8 @@
 //! The operator's page: the state of all semaphores as HTML and JSON, and the actions of an operator.
 //!
-//! A client that reaches the page can pause, drain and revoke. The page therefore accepts only requests whose `Host` is loopback,
-//! until you [allow other hosts](AdminBuilder::allow_host). Set a [token](AdminBuilder::token) unless your own
-//! authentication stands in front of it. The page loads nothing from other servers, and all its links are relative: it
+//! A client that the page serves can change limits, pause, drain and revoke. The page therefore requires a token
+//! ([`with_token`]), unless you say that it need not ([`without_token`]). It accepts only requests whose `Host` is
+//! loopback, until you [allow other hosts](AdminBuilder::allow_host). The page loads nothing from other servers, and all its links are relative: it
 //! can be nested, and it works behind a proxy that strips a prefix.
 //!
 //! # Examples
@@ -13,7 +13,7 @@
 //!
 //! # fn example(token: &str) -> Result<Router, ConfigError> {
 //! let semaphore = Semaphore::in_memory();
-//! let admin = admin::builder(semaphore).allow_host("ops.example").token(token).build()?;
+//! let admin = admin::with_token(semaphore, token).allow_host("ops.example").build()?;
 //! // At `/ops` and `/ops/`; `Router::nest` would serve only the one of them that it is given.
 //! let app: Router = Router::new().nest_service("/ops", admin);
 //! # Ok(app) }
@@ -73,7 +73,7 @@ use axum::middleware;
 use axum::routing::{delete, get, patch, post, put};
 
 use self::access::Access;
-pub use self::builder::{AdminBuilder, builder};
+pub use self::builder::{AdminBuilder, with_token, without_token};
 use self::history::History;
 #[cfg(doc)]
 use crate::name::Name;
@@ -88,23 +88,6 @@ const BODY_MAX: usize = 4096;
 struct Window {
     semaphore: Semaphore,
     history: Arc<History>,
-}
-
-/// Returns the routes of the page, for requests to loopback and without a token, as an unchanged [`builder`] does.
-///
-/// The plots cover the last four minutes, for the 64 names viewed last. Samples are taken only while someone views the
-/// page of a name.
-///
-/// # Examples
-///
-/// ```
-/// use axum::Router;
-/// use tower_semaphore::{Semaphore, admin};
-///
-/// let app: Router = Router::new().nest_service("/admin", admin::router(Semaphore::in_memory()));
-/// ```
-pub fn router(semaphore: Semaphore) -> Router {
-    routes(semaphore, Arc::default())
 }
 
 fn routes(semaphore: Semaphore, access: Arc<Access>) -> Router {

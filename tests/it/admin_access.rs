@@ -36,7 +36,7 @@ async fn status_of(server: &Server, request: &str) -> String {
 #[tokio::test]
 async fn a_host_that_is_not_allowed_is_rejected_on_every_route() {
     let semaphore = Semaphore::in_memory();
-    let server = Server::start(admin::router(semaphore.clone())).await;
+    let server = Server::start(admin::without_token(semaphore.clone()).build().unwrap()).await;
     for host in ["localhost", "localhost:80", "127.0.0.1:9", "[::1]:80", "a.localhost"] {
         assert_eq!(get(&server, "/", host).await.status(), StatusCode::OK, "{host}");
     }
@@ -63,7 +63,7 @@ async fn a_host_that_is_not_allowed_is_rejected_on_every_route() {
 
 #[tokio::test]
 async fn the_host_is_that_of_the_target_and_of_every_header() {
-    let server = Server::start(admin::router(Semaphore::in_memory())).await;
+    let server = Server::start(admin::without_token(Semaphore::in_memory()).build().unwrap()).await;
     for (request, status) in [
         ("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", "200"),
         ("GET http://localhost/ HTTP/1.1\r\nhost: localhost\r\n\r\n", "200"),
@@ -86,7 +86,7 @@ async fn the_host_is_that_of_the_target_and_of_every_header() {
 #[tokio::test]
 async fn more_hosts_can_be_allowed() {
     let semaphore = Semaphore::in_memory();
-    let builder = admin::builder(semaphore.clone())
+    let builder = admin::without_token(semaphore.clone())
         .allow_host("Ops.Example")
         .bound_to(([10, 0, 0, 7], 9090).into());
     let server = Server::start(builder.build().unwrap()).await;
@@ -99,19 +99,19 @@ async fn more_hosts_can_be_allowed() {
         let said = text(response).await;
         assert!(!said.contains("10.0.0.7"), "{said}");
     }
-    let everywhere = admin::builder(semaphore.clone()).bound_to(([0, 0, 0, 0], 9090).into());
+    let everywhere = admin::without_token(semaphore.clone()).bound_to(([0, 0, 0, 0], 9090).into());
     let server = Server::start(everywhere.build().unwrap()).await;
     assert_eq!(get(&server, "/", "10.0.0.8").await.status(), StatusCode::OK);
     assert_eq!(get(&server, "/", "ops.example").await.status(), StatusCode::FORBIDDEN);
 
-    let error = admin::builder(semaphore).allow_host("ops.example:80").build().unwrap_err();
+    let error = admin::without_token(semaphore).allow_host("ops.example:80").build().unwrap_err();
     assert!(error.to_string().contains("without a port"), "{error}");
 }
 
 #[tokio::test]
 async fn a_token_is_needed_where_one_is_set() {
     let semaphore = Semaphore::in_memory();
-    let router = admin::builder(semaphore.clone()).token(TOKEN).build().unwrap();
+    let router = admin::with_token(semaphore.clone(), TOKEN).build().unwrap();
     let server = Server::start(router).await;
     let (bearer, wrong) = (format!("authorization: Bearer {TOKEN}"), format!("{TOKEN}x"));
     for args in
@@ -147,7 +147,7 @@ async fn a_token_is_needed_where_one_is_set() {
     assert_eq!(curl(&server.url("/"), &evil).await.status, 403);
     assert_eq!(semaphore.overrides().await.unwrap().len(), 1);
 
-    let error = admin::builder(semaphore).token("secret").build().unwrap_err().to_string();
+    let error = admin::with_token(semaphore, "secret").build().unwrap_err().to_string();
     assert!(error.contains("6 bytes") && !error.contains("secret"), "{error}");
 }
 
@@ -199,7 +199,7 @@ fn links(html: &str) -> impl Iterator<Item = &str> {
 async fn it_works_wherever_it_is_nested() {
     let semaphore = Semaphore::in_memory();
     let _held = semaphore.try_acquire(name(), &tower_semaphore::Policy::new(1)).await.unwrap();
-    let router = || admin::router(semaphore.clone());
+    let router = || admin::without_token(semaphore.clone()).build().unwrap();
     for (app, path) in [
         (router(), "/"),
         (router(), "/page/"),
@@ -220,7 +220,7 @@ async fn it_works_wherever_it_is_nested() {
 async fn it_works_behind_a_proxy_that_strips_a_prefix() {
     let semaphore = Semaphore::in_memory();
     let _held = semaphore.try_acquire(name(), &tower_semaphore::Policy::new(1)).await.unwrap();
-    let inner = Server::start(admin::router(semaphore.clone())).await;
+    let inner = Server::start(admin::without_token(semaphore.clone()).build().unwrap()).await;
     let (base, client) = (inner.url(""), Client::new());
     let forward = move |request: Request<axum::body::Body>| {
         let (base, client) = (base.clone(), client.clone());

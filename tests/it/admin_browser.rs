@@ -331,7 +331,7 @@ async fn a_name_of_another_site_shows_nothing() {
     };
     let semaphore = Semaphore::in_memory();
     let _held = semaphore.acquire("a-secret", &policy(2)).await.unwrap();
-    let app = Router::new().nest("/ops", admin::router(semaphore.clone()));
+    let app = Router::new().nest("/ops", admin::without_token(semaphore.clone()).build().unwrap());
     let server = Server::start(app).await;
     let url = format!("http://evil.example:{}/ops", server.address.port());
     browser.open(&url).await;
