@@ -226,6 +226,12 @@ impl Place {
         self.is_in_flight() && self.taken && self.options.linger_ms > 0
     }
 
+    /// Whether its deadline has passed while its lease still lasts for its linger.
+    pub(super) fn is_lost_in_time(&self, now: Time) -> bool {
+        let may_linger = self.may_linger() && self.state == State::Held && !self.has_left();
+        may_linger && (self.deadline()..self.lease_over()).contains(&now)
+    }
+
     /// When it is released, if it lingers without a request.
     pub(super) fn lingers_until(&self) -> Option<Time> {
         match self.linger {

@@ -134,7 +134,9 @@ impl Session {
     /// may be given to another request.
     pub fn handle_leave(&mut self, index: usize, now: Time) {
         let due = |place: &&mut Place| {
-            matches!(place.linger, Linger::Due | Linger::Lost) && place.is_in_flight()
+            let is_broken_off = matches!(place.linger, Linger::Due | Linger::Lost);
+            // A holder can see the deadline pass before `handle_timeout` does.
+            (is_broken_off && place.is_in_flight()) || place.is_lost_in_time(now)
         };
         if let Some(place) = self.places.get_mut(index).filter(due) {
             let until = place.begin_to_linger(now);

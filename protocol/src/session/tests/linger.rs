@@ -191,6 +191,26 @@ fn a_permit_is_lost_while_its_lease_still_lasts_for_its_linger() {
     assert_eq!(rig.session.take_events()[..], [], "its request was told");
 }
 
+/// A holder looks at the time itself, and may leave before the session's timeout is handled.
+#[test]
+fn a_permit_lingers_whose_request_leaves_at_its_deadline_before_it_is_told() {
+    let mut rig = Rig::new(1);
+    let index = rig.request_with(LINGERS);
+    rig.settle();
+    rig.progress(index);
+    rig.pass(2_590);
+    rig.session.take_events();
+    rig.now_ms += 10;
+    let now = rig.now();
+    assert!(rig.session.is_lost(index, now) && !rig.session.is_known_lost(index));
+    rig.leave(index);
+    rig.live(380);
+    assert_eq!(rig.places().len(), 1, "it lingers");
+    rig.live(30);
+    assert_eq!(rig.places(), []);
+    assert_eq!(rig.session.take_events()[..], [], "nobody is there to be told");
+}
+
 #[test]
 fn a_permit_that_is_lost_in_time_counts_until_its_request_has_left_and_lingered() {
     let (mut rig, index) = lost_in_time();
