@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use tower_semaphore_protocol::RejectReason;
+#[doc(inline)]
+pub use crate::protocol::RejectReason;
 
 /// A setting that cannot be used. The message names the setting, its value and what is allowed.
 ///

@@ -221,7 +221,6 @@ pub use self::service::PermitLayer;
 pub use tower_semaphore_protocol as protocol;
 #[cfg(not(feature = "unstable-backend"))]
 use tower_semaphore_protocol as protocol;
-pub use tower_semaphore_protocol::PlaceId;
 
 /// What an operator sees of a running fleet, and sets in it.
 ///
@@ -232,9 +231,10 @@ pub use tower_semaphore_protocol::PlaceId;
 /// [`Page`]: operate::Page
 /// [`Override`]: operate::Override
 pub mod operate {
+    #[doc(inline)]
     pub use crate::protocol::{Mode, Override};
     pub use crate::semaphore::{
-        Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter,
+        Cursor, Holder, Inspection, Listed, Page, PlaceId, ProcessUse, TenantId, TenantUse, Waiter,
     };
     pub use crate::tenants::{TenantChange, TenantOverride};
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::ConfigError;
+#[doc(inline)]
 pub use crate::protocol::session::OnUnavailable;
 
 /// How long a request waits for the backend's first answer, and for an acknowledgement.

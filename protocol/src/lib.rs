@@ -7,7 +7,8 @@
 //! [`tower-semaphore`](https://docs.rs/tower-semaphore) explore the code that ships.
 //!
 //! The README describes the protocol. Use this crate to write a backend of your own; `tower_semaphore::protocol` is the
-//! same. Unstable: it may change in any release before 1.0.
+//! same. Unstable, except for the types that `tower_semaphore` exports without a feature: anything else may change in any
+//! release.
 
 mod bound;
 mod call;

@@ -29,15 +29,7 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
-    /// Returns the reason in snake case, as problem documents and metrics have it.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tower_semaphore_protocol::RejectReason;
-    ///
-    /// assert_eq!(RejectReason::QueueFull.as_str(), "queue_full");
-    /// ```
+    /// Returns the reason in snake case, such as `queue_full`, as problem documents and metrics have it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -16,8 +16,7 @@ use serde::{Deserialize, Deserializer};
 use super::problem::Problem;
 use crate::ask::Ask;
 use crate::name::Name;
-use crate::protocol::PlaceId;
-use crate::semaphore::Cursor;
+use crate::semaphore::{Cursor, PlaceId};
 use crate::tenants::TenantChange;
 
 /// The longest wait for a drain.
@@ -74,8 +73,7 @@ fn stored_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Er
 
 fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PlaceId, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text.parse()
-        .map_err(|_| D::Error::custom(format!("id is {text:?}; expected an id from an inspection")))
+    text.parse().map_err(D::Error::custom)
 }
 
 /// The part of the list of semaphores that is requested.

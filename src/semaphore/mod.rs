@@ -16,7 +16,9 @@ use std::time::Duration;
 
 pub use self::acquire::Acquire;
 pub(crate) use self::acquire::AcquireRequest;
-pub use self::operate::{Cursor, Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
+pub use self::operate::{
+    Cursor, Holder, Inspection, Listed, Page, PlaceId, ProcessUse, TenantId, TenantUse, Waiter,
+};
 pub use self::permit::Permit;
 use crate::ask::Ask;
 #[cfg(feature = "redis")]

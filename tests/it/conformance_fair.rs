@@ -211,7 +211,7 @@ async fn a_place_of_a_tenant_can_be_revoked(fleet: &impl Fleet) {
     let waits = queued(&two, by("b"), &policy).await;
     let revoked = queued(&two, by("c"), &policy).await;
     let seen = one.inspect("x").await.unwrap();
-    let place = seen.waiters.iter().max_by_key(|one| one.id.n).unwrap().id;
+    let place = seen.waiters.iter().max_by_key(|one| one.id).unwrap().id;
     assert!(one.revoke("x", place).await.unwrap());
     let error = revoked.await.unwrap().unwrap_err();
     let AcquireError::Rejected(error) = error else { panic!("{error}") };

@@ -24,10 +24,9 @@ use tower_semaphore::backend::seam::{
     ServerInfo, Shard,
 };
 use tower_semaphore::backend::seam::{Backend, Change, OVERRIDES, Overrides, Queries, Query};
-use tower_semaphore::operate::{Cursor, Mode};
+use tower_semaphore::operate::{Cursor, Mode, PlaceId};
 #[cfg(feature = "redis")]
-use tower_semaphore::protocol::NodeId;
-use tower_semaphore::protocol::PlaceId;
+use tower_semaphore::protocol::{self, NodeId};
 use tower_semaphore::{AcquireError, Name, Permit, Policy, RejectReason, Rejected, Semaphore};
 
 use crate::support::eventually;
@@ -523,7 +522,7 @@ async fn asked<B: Backend, T>(backend: &B, query: impl Fn(&dyn Queries) -> Query
 }
 
 /// Changes the record of one revoked place.
-async fn remember<B: Backend>(backend: &B, id: PlaceId, name: &str, keep_ms: u64) {
+async fn remember<B: Backend>(backend: &B, id: protocol::PlaceId, name: &str, keep_ms: u64) {
     let (key, name) = (backend.key(OVERRIDES), name.into());
     let change = Change::Revoked { id, keep_ms, tell: true };
     asked(backend, |server| server.set_override(&key, &name, change)).await;
@@ -536,7 +535,7 @@ async fn all_set<B: Backend>(backend: &B) -> Overrides {
 }
 
 async fn an_id_of_two_names_is_revoked_for_one<B: Backend>(backend: B) {
-    let id: PlaceId = "00000000007:1".parse().unwrap();
+    let id: protocol::PlaceId = "00000000007:1".parse().unwrap();
     remember(&backend, id, "x", 60_000).await;
     remember(&backend, id, "y", 60_000).await;
     assert_eq!(all_set(&backend).await.revoked.len(), 2);
@@ -628,7 +627,7 @@ impl Queries for AskedTwiceConnection {
         self.0.set_override(key, name, change)
     }
 
-    fn revoke(&self, key: &Arc<str>, id: PlaceId, take: bool) -> Query<Option<u64>> {
+    fn revoke(&self, key: &Arc<str>, id: protocol::PlaceId, take: bool) -> Query<Option<u64>> {
         let (answer, done) = (self.0.revoke(key, id, take), Arc::clone(&self.1));
         Box::pin(async move {
             let answer = answer.await;

@@ -4,7 +4,7 @@ use axum::extract::OriginalUri;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::name::Name;
-use crate::protocol::PlaceId;
+use crate::semaphore::PlaceId;
 
 /// The characters to encode in a path segment. `.` is one of them: a segment of dots leads up.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');

@@ -19,8 +19,8 @@ use crate::admin::plot::Plot;
 use crate::admin::problem::Problem;
 use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
-use crate::protocol::{Mode, PlaceId, Tenant};
-use crate::semaphore::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
+use crate::protocol::Mode;
+use crate::semaphore::{Holder, Inspection, PlaceId, ProcessUse, TenantId, TenantUse, Waiter};
 
 pub(in crate::admin) async fn one(
     State(window): State<Window>,
@@ -52,7 +52,7 @@ struct PlaceRow<'a> {
     id: PlaceId,
     process: &'a str,
     is_own: bool,
-    tenant: Option<Tenant>,
+    tenant: Option<TenantId>,
     cost: u32,
     waits: bool,
 }
@@ -259,7 +259,7 @@ impl One<'_> {
         }
     }
 
-    fn tenant(&self, tenant: Option<Tenant>) -> Markup {
+    fn tenant(&self, tenant: Option<TenantId>) -> Markup {
         let known = self.seen.tenants.iter().find(|one| Some(one.id) == tenant);
         html! {
             @if let Some(known) = known { (tenant_name(known)) } @else { "–" }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use super::Semaphore;
+use super::ids::{PlaceId, TenantId};
 use crate::backend::Listing;
 use crate::name::Name;
 use crate::node::Node;
 use crate::node::peers::{PeerAnswer, process};
 use crate::node::tallies::Tally;
 use crate::protocol::session::Session;
-use crate::protocol::{Claim, NodeId, Override, PlaceId, Tenant, Time};
+use crate::protocol::{self, Claim, NodeId, Override, Tenant, Time};
 use crate::tenants::{TenantNumbers, TenantOverride};
 
 /// The most holders and waiters that an inspection lists.
@@ -78,8 +79,8 @@ pub struct ProcessUse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantUse {
-    /// The number of the tenant, which is part of the ids of its places.
-    pub id: Tenant,
+    /// Its id.
+    pub id: TenantId,
     /// Its name, if this process, or one that [`Semaphore::inspect_fleet`] asked, has had a request of it.
     pub name: Option<Name>,
     /// The number of permits that it has in use.
@@ -103,7 +104,7 @@ pub struct Holder {
     /// Its place, for [`Semaphore::revoke`].
     pub id: PlaceId,
     /// Its tenant, if it has one.
-    pub tenant: Option<Tenant>,
+    pub tenant: Option<TenantId>,
     /// How many permits it takes.
     pub cost: u32,
     /// The random id of its process.
@@ -126,7 +127,7 @@ pub struct Waiter {
     /// Its place, for [`Semaphore::revoke`].
     pub id: PlaceId,
     /// Its tenant, if it has one.
-    pub tenant: Option<Tenant>,
+    pub tenant: Option<TenantId>,
     /// How many permits it takes.
     pub cost: u32,
     /// The random id of its process.
@@ -202,7 +203,7 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    fn add(&mut self, place: PlaceId, lease_end: u64, ticket: Option<u64>) {
+    fn add(&mut self, place: protocol::PlaceId, lease_end: u64, ticket: Option<u64>) {
         let answer = self.answers.get(&place.node);
         let is_own = place.node == self.own.id();
         let name = if is_own { Some(&**process()) } else { answer.map(|of| &*of.process) };
@@ -221,7 +222,12 @@ impl Seen<'_> {
         }
     }
 
-    fn add_holder(&mut self, place: PlaceId, process: Option<String>, lease_left: Duration) {
+    fn add_holder(
+        &mut self,
+        place: protocol::PlaceId,
+        process: Option<String>,
+        lease_left: Duration,
+    ) {
         let (tenant, cost) = (place.claim.map(Claim::tenant), place.cost());
         let is_own = place.node == self.own.id();
         if let Some(user) = self.processes.get_mut(&place.node) {
@@ -234,8 +240,8 @@ impl Seen<'_> {
             if is_own { self.here(|session, now| session.held_for(place, now)) } else { None };
         let as_reported = || self.answers.get(&place.node)?.held.get(&place.n).copied();
         self.holders.push(Holder {
-            id: place,
-            tenant,
+            id: PlaceId(place),
+            tenant: tenant.map(TenantId),
             cost,
             node: place.node.to_string(),
             process,
@@ -247,7 +253,7 @@ impl Seen<'_> {
 
     fn add_waiter(
         &mut self,
-        place: PlaceId,
+        place: protocol::PlaceId,
         process: Option<String>,
         lease_left: Duration,
         ticket: u64,
@@ -270,8 +276,8 @@ impl Seen<'_> {
             seen.longest_wait = seen.longest_wait.max(waited);
         }
         let waiter = Waiter {
-            id: place,
-            tenant,
+            id: PlaceId(place),
+            tenant: tenant.map(TenantId),
             cost: place.cost(),
             node: place.node.to_string(),
             process,
@@ -296,8 +302,8 @@ impl Seen<'_> {
         let mut tenants: Vec<_> = std::mem::take(&mut self.tenants).into_values().collect();
         for seen in &mut tenants {
             // Another process may report any name, so check that it has this number.
-            let known = names.get(&seen.id).and_then(|name| Name::from_stored(name));
-            seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id);
+            let known = names.get(&seen.id.0).and_then(|name| Name::from_stored(name));
+            seen.name = known.filter(|name| numbers.of(Some(name)) == seen.id.0);
             if let (Some(semaphore), Some(tenant)) = (Name::from_stored(self.name), &seen.name) {
                 seen.set = self.own.overrides.of_tenant(&semaphore, tenant);
             }
@@ -341,7 +347,7 @@ impl ProcessUse {
 impl TenantUse {
     pub(crate) fn of(claim: Claim) -> Self {
         Self {
-            id: claim.tenant(),
+            id: TenantId(claim.tenant()),
             name: None,
             in_use: 0,
             waiting: 0,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::ids::PlaceId;
 use crate::backend::Change;
 use crate::error::BackendError;
 #[cfg(doc)]
@@ -12,7 +13,7 @@ use crate::name::Name;
 #[cfg(doc)]
 use crate::policy::Limit;
 use crate::policy::Policy;
-use crate::protocol::{Mode, Override, PlaceId};
+use crate::protocol::{self, Mode, Override};
 #[cfg(doc)]
 use crate::semaphore::Permit;
 use crate::semaphore::Semaphore;
@@ -260,7 +261,7 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub async fn revoke(&self, name: impl Into<Name>, id: PlaceId) -> Result<bool, BackendError> {
-        let name = name.into();
+        let (name, PlaceId(id)) = (name.into(), id);
         let Some(seen_ms) = self.take(&name, id, false).await? else { return Ok(false) };
         // The record is written first, so that a process that finds its place gone can read why. It is not announced
         // yet: a holder that is notified releases its place at once, and the place would be gone before it is removed
@@ -278,7 +279,7 @@ impl Semaphore {
     async fn take(
         &self,
         name: &Name,
-        id: PlaceId,
+        id: protocol::PlaceId,
         take: bool,
     ) -> Result<Option<u64>, BackendError> {
         let node = self.running_node()?;

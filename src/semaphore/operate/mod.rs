@@ -1,5 +1,6 @@
 //! An operator's queries and commands.
 
+mod ids;
 mod inspect;
 mod inspection;
 mod limits;
@@ -7,6 +8,7 @@ mod tenants;
 
 use std::sync::Arc;
 
+pub use self::ids::{PlaceId, TenantId};
 pub use self::inspect::{Cursor, Listed, Page};
 pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
 use super::Semaphore;
