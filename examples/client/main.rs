@@ -4,10 +4,12 @@
 //! cargo run -p example-client
 //! ```
 //!
-//! The API is a small server that this program starts; it counts the requests in flight. With `Semaphore::redis(url)` in place of `in_memory()`, all
-//! processes share the quota.
+//! The API is a small server that this program starts; it counts the requests in flight. With `Semaphore::redis(url)` in
+//! place of `in_memory()`, all processes share the quota.
 
 #![allow(clippy::print_stdout, reason = "says what it saw")]
+
+mod adapter;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -16,13 +18,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::get;
-use http::{Request, Response};
 use reqwest::Method;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
-use tower::{Service, ServiceBuilder, ServiceExt};
-use tower_semaphore::limit::{BoxError, Refusal, ResponseBody};
+use tower::ServiceExt;
+use tower_semaphore::limit::{BoxError, Refusal};
 use tower_semaphore::{ConcurrencyLimitLayer, Semaphore};
+
+use self::adapter::limited;
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -68,29 +71,6 @@ async fn main() -> Result<(), BoxError> {
     assert_eq!(peak, 2);
     semaphore.shutdown().await;
     Ok(())
-}
-
-/// Wraps `inner`, a `reqwest::Client` or any service of its types, such as one that retries. The outer adapters convert
-/// to the types of `http` for the layer, the inner ones back.
-fn limited<S>(
-    inner: S,
-    limit: ConcurrencyLimitLayer,
-) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send>
-+ Clone
-+ Send
-where
-    S: Service<reqwest::Request, Response = reqwest::Response, Error: Into<BoxError>, Future: Send>,
-    S: Clone + Send,
-{
-    ServiceBuilder::new()
-        .filter(|request: reqwest::Request| Request::<reqwest::Body>::try_from(request))
-        .map_response(|response: Response<ResponseBody<reqwest::Body>>| {
-            reqwest::Response::from(response.map(reqwest::Body::wrap))
-        })
-        .layer(limit.into_error())
-        .filter(|request: Request<reqwest::Body>| reqwest::Request::try_from(request))
-        .map_response(Response::<reqwest::Body>::from)
-        .service(inner)
 }
 
 /// The third-party API, with the load that it sees.

@@ -15,7 +15,7 @@ mod api;
 mod demo;
 mod llm;
 mod operators;
-#[path = "../shared/prometheus.rs"]
+#[path = "../../gateway/src/prometheus.rs"]
 mod prometheus;
 mod provider;
 #[path = "../shared/signals.rs"]

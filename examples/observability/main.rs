@@ -9,7 +9,7 @@
 
 #![allow(clippy::print_stdout, reason = "says what to try")]
 
-#[path = "../shared/prometheus.rs"]
+#[path = "../../gateway/src/prometheus.rs"]
 mod prometheus;
 #[path = "../shared/signals.rs"]
 mod signals;

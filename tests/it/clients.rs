@@ -1,5 +1,8 @@
 //! The layer on clients: those of hyper-util and reqwest, with refusals as responses and as errors.
 
+#[path = "../../examples/client/adapter.rs"]
+mod adapter;
+
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -16,10 +19,11 @@ use tokio::sync::mpsc;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{
-    BoxError, ConcurrencyLimitBuilder, HeaderKey, Refusal, RefusalReason, ResponseBody,
+    BoxError, ConcurrencyLimitBuilder, HeaderKey, Refusal, RefusalReason,
 };
 use tower_semaphore::{ConcurrencyLimitLayer, Policy, Semaphore};
 
+use self::adapter::limited;
 use crate::support::eventually;
 use crate::support::http::Server;
 use crate::support::redis::{TestRedis, free_port};
@@ -174,29 +178,6 @@ async fn dropping_a_call_leaves_nothing() {
 }
 
 // ===== reqwest =====
-
-/// Wraps `inner`, a `reqwest::Client` or any service of its types, such as one that retries. The outer adapters convert
-/// to the types of `http` for the layer, the inner ones back.
-fn limited<S>(
-    inner: S,
-    limit: ConcurrencyLimitLayer,
-) -> impl Service<reqwest::Request, Response = reqwest::Response, Error = BoxError, Future: Send>
-+ Clone
-+ Send
-where
-    S: Service<reqwest::Request, Response = reqwest::Response, Error: Into<BoxError>, Future: Send>,
-    S: Clone + Send,
-{
-    ServiceBuilder::new()
-        .filter(|request: reqwest::Request| Request::<reqwest::Body>::try_from(request))
-        .map_response(|response: Response<ResponseBody<reqwest::Body>>| {
-            reqwest::Response::from(response.map(reqwest::Body::wrap))
-        })
-        .layer(limit.into_error())
-        .filter(|request: Request<reqwest::Body>| reqwest::Request::try_from(request))
-        .map_response(Response::<reqwest::Body>::from)
-        .service(inner)
-}
 
 fn reqwest_client(
     layer: ConcurrencyLimitLayer,

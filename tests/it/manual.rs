@@ -96,10 +96,10 @@ fn every_snippet_of_the_page_on_testing_is_a_test_that_runs() {
 #[test]
 fn the_adapter_of_the_page_on_stacks_is_that_of_the_example() {
     let (page, example) =
-        (include_str!("../../docs/stacks.md"), include_str!("../../examples/client/main.rs"));
+        (include_str!("../../docs/stacks.md"), include_str!("../../examples/client/adapter.rs"));
     let (_, adapter) = page.split_once("\n/// Wraps `inner`").unwrap();
     let (adapter, _) = adapter.split_once("\n}\n").unwrap();
-    assert!(example.contains(adapter), "examples/client/main.rs lacks this:\n{adapter}");
+    assert!(example.contains(adapter), "examples/client/adapter.rs lacks this:\n{adapter}");
 }
 
 #[test]
