@@ -102,7 +102,7 @@ where
     }
 
     fn call(&mut self, stream: IncomingStream<'_, ConnectionListener<L>>) -> Self::Future {
-        // Locked once for all that read it: a second lock in one of them would block the server for ever.
+        // Locked once for all readers: a second lock inside one of them would deadlock the accept loop.
         let io = stream.io().get_ref();
         let connection = IncomingConnection::new(&*io, stream.remote_addr());
         let infos = self.infos.iter().map(|read| read(connection)).collect();
