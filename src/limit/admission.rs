@@ -71,7 +71,7 @@ impl Verdict {
 impl Settings {
     /// The first step. Takes the place in the queue at once, unless the key or the limit must be looked up.
     pub(super) fn begin(&self, parts: &Parts) -> Wait {
-        if self.skip.as_ref().is_some_and(|skip| skip(parts)) {
+        if self.config.skip.as_ref().is_some_and(|skip| skip(parts)) {
             self.meter.of(None).count(Outcome::Bypassed);
             return Wait::Done(Some(Verdict::BYPASS));
         }
@@ -157,11 +157,11 @@ impl Settings {
         refusal.reason = RefusalReason::LimitUnknown;
         refusal.error = Some(error);
         refusal.tenant = tenant;
-        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.retry_after).into())))
+        Wait::Done(Some(Verdict::Refuse(refusal.retry_after(self.config.retry_after).into())))
     }
 
     fn limited(&self, key: Name, limit: Limit, parts: &Parts) -> Wait {
-        let fair = &self.fair;
+        let fair = &self.config.fair;
         if !fair.is_set() {
             if key.is_empty() {
                 return self.asked(key, limit, &self.full_name, None, parts);
@@ -232,7 +232,7 @@ impl Settings {
         Wait::Permit(PermitWait {
             key,
             tenant: tenant.cloned().map(Box::new),
-            acquire: self.semaphore.acquire_for(request),
+            acquire: self.config.semaphore.acquire_for(request),
             allowed,
             counted: budget.and_then(WaitBudget::wait),
         })
@@ -240,7 +240,7 @@ impl Settings {
 
     /// How long a request may wait in this layer, whatever others leave of that. In shadow, none waits.
     fn wait_timeout(&self, key: &Name, parts: &Parts) -> Duration {
-        match &self.wait_timeout {
+        match &self.config.wait_timeout {
             _ if self.shadow.is_some() => Duration::ZERO,
             None => self.policy.wait_timeout,
             Some(by) => by(key, parts).min(Policy::MAX_WAIT_TIMEOUT),
@@ -262,12 +262,13 @@ impl Settings {
     }
 
     fn refused(&self, key: Name, tenant: Option<Name>, error: AcquireError) -> Refusal {
-        let mut refusal = Refusal::from_error(&self.name, Some(key), self.full_status, error);
+        let mut refusal =
+            Refusal::from_error(&self.name, Some(key), self.config.full_status, error);
         refusal.tenant = tenant;
         if refusal.reason == RefusalReason::CostTooHigh {
             return refusal;
         }
-        refusal.retry_after(self.retry_after)
+        refusal.retry_after(self.config.retry_after)
     }
 }
 
@@ -304,7 +305,7 @@ impl Wait {
                     let (key, ask) = (key.clone(), ask.clone());
                     match plan {
                         Ok(plan) => {
-                            let ask = settings.fair.with_plan(ask, plan);
+                            let ask = settings.config.fair.with_plan(ask, plan);
                             settings.asked(key, *limit, ask.name(), Some(&ask), parts)
                         }
                         Err(error) => settings.limit_unknown(key, Some(tenant.clone()), error),

@@ -56,7 +56,7 @@ impl<B> HttpEntry<B> {
     pub(super) fn new(request: Request<B>, settings: &Settings) -> Self {
         let (mut parts, body) = request.into_parts();
         settings.versions.meet(&mut parts.extensions, &settings.name);
-        if let Some(timeout) = &settings.client_timeout
+        if let Some(timeout) = &settings.config.client_timeout
             && let Some(timeout) = timeout.read(&parts.headers)
         {
             WaitBudget::end_with_client(&mut parts, timeout);
@@ -64,7 +64,10 @@ impl<B> HttpEntry<B> {
         let wait = settings.begin(&parts);
         let inside = match &wait {
             Wait::Done(_) => None,
-            _ => parts.extensions.get::<Connection>().and_then(|on| on.enter(&settings.semaphore)),
+            _ => parts
+                .extensions
+                .get::<Connection>()
+                .and_then(|on| on.enter(&settings.config.semaphore)),
         };
         Self { wait, inside, call: Some(Call { parts, body }) }
     }
@@ -86,12 +89,12 @@ impl Held {
 impl Settings {
     /// The kind of gRPC that the request is, if it is rejected in that way.
     fn grpc(&self, parts: &Parts) -> Option<Dialect> {
-        if self.grpc_status { Dialect::of_request(parts) } else { None }
+        if self.config.grpc_status { Dialect::of_request(parts) } else { None }
     }
 
     /// Rejects the request, or lets it pass in shadow.
     fn turn_away(&self, mut refusal: Box<Refusal>, parts: &Parts) -> Result<Held, Rejection> {
-        refusal.has_rate_limit_fields = self.rate_limit_fields;
+        refusal.has_rate_limit_fields = self.config.rate_limit_fields;
         let Some(shadow) = &self.shadow else {
             if let Some(outer) = parts.extensions.get::<Permit>() {
                 outer.further_in(FurtherIn::Rejected);
@@ -148,7 +151,7 @@ impl<B> Entry for HttpEntry<B> {
 
     #[inline]
     fn lease<'a>(held: &'a Held, settings: &Arc<Settings>) -> Option<&'a Permit> {
-        held.permit.get().filter(|_| settings.on_lost == OnLost::Abort)
+        held.permit.get().filter(|_| settings.config.on_lost == OnLost::Abort)
     }
 
     #[inline]

@@ -87,7 +87,7 @@ impl Settings {
         B: Body + Send + 'static,
     {
         let Held { mut permit, would, grpc, is_head, is_tunnel, .. } = held;
-        let abort = self.on_lost == OnLost::Abort;
+        let abort = self.config.on_lost == OnLost::Abort;
         if let Some(refusal) = RefusalBody::refusal_of(&response) {
             // A layer further in rejected or aborted it: that response needs no permit, whatever its status.
             permit.refused(refusal.reason);
@@ -98,7 +98,7 @@ impl Settings {
             permit.upgraded(abort);
         }
         // The connection holds a clone of its own.
-        if self.hold_until == HoldUntil::ResponseHead {
+        if self.config.hold_until == HoldUntil::ResponseHead {
             permit.end();
         }
         let cut = abort.then(|| match grpc.and_then(|_| Dialect::of(response.headers())) {
@@ -123,11 +123,11 @@ impl Settings {
         let mut refusal = Refusal::new(&self.name, key, StatusCode::SERVICE_UNAVAILABLE);
         refusal.reason = RefusalReason::LeaseLost;
         refusal.waited_for_lost = permit.map(Permit::waited);
-        self.respond(refusal.retry_after(self.retry_after), grpc)
+        self.respond(refusal.retry_after(self.config.retry_after), grpc)
     }
 
     fn respond<B>(&self, refusal: Refusal, grpc: Option<Dialect>) -> Response<ResponseBody<B>> {
-        let response = match (grpc, &self.response) {
+        let response = match (grpc, &self.config.response) {
             (Some(grpc), _) => grpc.refuse(&refusal),
             (None, Some(own)) => own.response(&refusal),
             (None, None) => refusal.response(),

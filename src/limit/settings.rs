@@ -1,7 +1,6 @@
 //! The settings of a layer.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,15 +109,6 @@ impl Config {
     }
 }
 
-/// A request reads one set of settings, whichever of them were checked first.
-impl Deref for Settings {
-    type Target = Config;
-
-    fn deref(&self) -> &Config {
-        &self.config
-    }
-}
-
 pub(super) enum KeySource {
     Sync(Arc<dyn KeyExtractor>),
     Async(Arc<KeyLookup>),
@@ -152,8 +142,8 @@ impl fmt::Debug for Settings {
             .field("name", &self.name)
             .field("policy", &self.policy)
             .field("key_required", &self.key_required)
-            .field("hold_until", &self.hold_until)
-            .field("on_lost", &self.on_lost)
+            .field("hold_until", &self.config.hold_until)
+            .field("on_lost", &self.config.on_lost)
             .field("shadow", &self.shadow)
             .finish_non_exhaustive()
     }
