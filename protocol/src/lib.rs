@@ -29,7 +29,7 @@ pub use self::ledger::{
     Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN,
     WORK_MAX,
 };
-pub use self::overrides::{Mode, Override};
+pub use self::overrides::{Mode, Override, Pause, PauseCause};
 pub use self::reject::RejectReason;
 pub use self::session::Session;
 pub use self::time::Time;

@@ -1,4 +1,7 @@
-//! What an operator set for a semaphore in place of its policy.
+//! What is set for a semaphore in place of its policy: by an operator, or for a time.
+
+use std::fmt;
+use std::sync::Arc;
 
 /// What an operator set for a semaphore in place of its policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -59,9 +62,91 @@ impl Mode {
     }
 }
 
+/// A pause of grants until a time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Pause {
+    /// When it ends, in ms since 1970 by the backend's clock.
+    pub until: u64,
+    /// The process that asked for it, by host and process id; `-` if they are unknown.
+    pub by: Arc<str>,
+    /// Why it was asked for.
+    pub cause: PauseCause,
+}
+
+/// Why grants are paused until a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PauseCause {
+    /// An operator asked for it.
+    Operator,
+    /// A caller passed on that the upstream asked for it.
+    Upstream,
+    /// The upstream asked for it, in a response with this status.
+    Status(u16),
+}
+
+impl Pause {
+    /// The most bytes of [`by`](Self::by).
+    pub const BY_MAX: usize = 96;
+
+    /// Creates a pause. `by` must be one word.
+    #[must_use]
+    pub const fn new(until: u64, by: Arc<str>, cause: PauseCause) -> Self {
+        Self { until, by, cause }
+    }
+
+    /// Reads the text in Redis: the end, who, why. Of what another program wrote, the end counts in any case.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let (until, by, cause) = (words.next()?, words.next()?, words.next()?);
+        let is_pause = words.next().is_none() && !by.is_empty() && !cause.is_empty();
+        // As `lua/override.lua` reads it.
+        let digits = (1..=16).contains(&until.len()) && until.bytes().all(|c| c.is_ascii_digit());
+        // Operators see the name.
+        let plain = |c: u8| c.is_ascii_alphanumeric() || b"._:-".contains(&c);
+        let is_plain = by.len() <= Self::BY_MAX && by.bytes().all(plain);
+        let cause = match cause {
+            "operator" => PauseCause::Operator,
+            status => status.parse().map_or(PauseCause::Upstream, PauseCause::Status),
+        };
+        let until = until.parse().ok().filter(|_| is_pause && digits)?;
+        Some(Self { until, by: if is_plain { by } else { "-" }.into(), cause })
+    }
+}
+
+/// One word: `operator`, `upstream`, or the status.
+impl fmt::Display for PauseCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Operator => f.write_str("operator"),
+            Self::Upstream => f.write_str("upstream"),
+            Self::Status(status) => status.fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Mode, Override};
+    use super::{Mode, Override, Pause, PauseCause};
+
+    #[test]
+    fn a_pause_that_the_script_writes_is_read() {
+        for cause in [PauseCause::Operator, PauseCause::Upstream, PauseCause::Status(429)] {
+            let pause = Pause::new(1_700_000_000_000, "host-1:17".into(), cause);
+            let text = format!("1700000000000 host-1:17 {cause}");
+            assert_eq!(Pause::parse(&text), Some(pause));
+        }
+        for other in ["", "5", "5 x", "5 x ", "x x 429", "5  429", "+5 x 429", "5 x 429 x"] {
+            assert_eq!(Pause::parse(other), None, "{other}");
+        }
+        assert_eq!(Pause::parse("12345678901234567 x 429"), None, "not a time");
+        for other in ["5 <b> ?".to_owned(), format!("5 {} -1", "x".repeat(97))] {
+            let pause = Pause::new(5, "-".into(), PauseCause::Upstream);
+            assert_eq!(Pause::parse(&other), Some(pause), "{other}");
+        }
+    }
 
     #[test]
     fn what_the_script_writes_is_read() {

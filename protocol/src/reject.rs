@@ -22,6 +22,10 @@ pub enum RejectReason {
     /// An operator paused the semaphore or set its limit to 0, and this request may not wait, or waited in vain, or
     /// found the queue full.
     Paused,
+    /// Grants are paused until a time, mostly because the upstream asked for that; and this request may not wait, or
+    /// waited in vain, or found the queue full. If an operator also paused the semaphore, the reason is
+    /// [`Paused`](Self::Paused).
+    UpstreamPause,
     /// An operator drains the semaphore.
     Draining,
     /// An operator revoked its place.
@@ -29,6 +33,11 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
+    /// Whether this says that no permit was free or came free.
+    pub(crate) const fn is_of_limit(self) -> bool {
+        matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout)
+    }
+
     /// Returns the reason in snake case, such as `queue_full`, as problem documents and metrics have it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -40,6 +49,7 @@ impl RejectReason {
             Self::QueueTimeout => "queue_timeout",
             Self::Quarantine => "quarantine",
             Self::Paused => "paused",
+            Self::UpstreamPause => "upstream_pause",
             Self::Draining => "draining",
             Self::Revoked => "revoked",
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::place::Place;
 use crate::overrides::{Mode, Override};
+use crate::time::Time;
 
 /// What the last request brought, and what an operator set in place of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -14,6 +15,8 @@ pub(super) struct Limits {
     /// The longest lease since the session had nothing on the server.
     longest_lease: Duration,
     overrides: Override,
+    /// Nothing is granted before this.
+    paused_until: Option<Time>,
 }
 
 impl Limits {
@@ -40,6 +43,18 @@ impl Limits {
         let before = self.in_force();
         self.overrides = overrides;
         (before, self.in_force())
+    }
+
+    /// Grants were paused until this, or are no longer. Returns the limit in force before and after that.
+    pub(super) fn handle_pause(&mut self, until: Option<Time>) -> (u32, u32) {
+        let before = self.in_force();
+        self.paused_until = until;
+        (before, self.in_force())
+    }
+
+    /// When the pause ends; `None` once [`handle_pause`](Self::handle_pause) has ended it.
+    pub(super) const fn paused_until(&self) -> Option<Time> {
+        self.paused_until
     }
 
     /// The limit of the last request; 0 before the first.
@@ -72,10 +87,15 @@ impl Limits {
 
     /// The limit that counts for requests that know this one.
     pub(super) fn in_force_for(&self, limit: u32) -> u32 {
-        self.of_operator().unwrap_or(limit)
+        self.for_all().unwrap_or(limit)
     }
 
-    /// The limit that an operator set; 0 during a pause.
+    /// The limit that counts for all requests, whatever limit they know: 0 during a pause; else an operator's.
+    pub(super) fn for_all(&self) -> Option<u32> {
+        if self.paused_until.is_some() { Some(0) } else { self.of_operator() }
+    }
+
+    /// The limit that an operator set; 0 while an operator pauses the semaphore.
     pub(super) fn of_operator(&self) -> Option<u32> {
         self.overrides.in_place()
     }

@@ -133,7 +133,7 @@ impl Session {
 
     /// How many permits the policy allows in flight.
     fn share_of(&self, on_unavailable: OnUnavailable) -> u64 {
-        let set = self.limits.of_operator();
+        let set = self.limits.for_all();
         match on_unavailable {
             OnUnavailable::Refuse => 0,
             OnUnavailable::Admit if set == Some(0) => 0,

@@ -13,11 +13,8 @@ impl Session {
     /// Takes new overrides. If there are more permits now, waiters ask for them at once: only their process knows how many
     /// its policy allows.
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
-        let (before, after) = self.limits.handle_override(overrides);
-        if after > before {
-            self.probe.want(self.counts.has_waiting());
-        }
-        self.reuse.handle_limit(before, after, now);
+        let change = self.limits.handle_override(overrides);
+        self.follow_limit(change, now);
         // A place that can never be served would hold up its line.
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
@@ -31,6 +28,41 @@ impl Session {
             }
         }
         self.admit_local(now);
+    }
+
+    /// Grants nothing before `until`, whatever else is set; `None` ends that. Requests in flight go on, and those that
+    /// wait keep their turns.
+    pub fn handle_pause(&mut self, until: Option<Time>, now: Time) {
+        let change = self.limits.handle_pause(until.filter(|until| now < *until));
+        self.follow_limit(change, now);
+        self.admit_local(now);
+        self.want_end_of_pause();
+    }
+
+    /// Ends the pause once its time is over.
+    pub(super) fn end_pause(&mut self, now: Time) {
+        if self.limits.paused_until().is_some_and(|until| until <= now) {
+            self.handle_pause(None, now);
+        }
+        self.want_end_of_pause();
+    }
+
+    fn want_end_of_pause(&mut self) {
+        self.limits.paused_until().into_iter().for_each(|until| self.want(until));
+    }
+
+    /// The limit in force has changed. If there are more permits, waiters ask for them.
+    fn follow_limit(&mut self, (before, after): (u32, u32), now: Time) {
+        if after > before {
+            self.probe.want(self.counts.has_waiting());
+        }
+        self.reuse.handle_limit(before, after, now);
+    }
+
+    /// When the pause ends; `None` once [`handle_timeout`](Self::handle_timeout) has noticed that it is over.
+    #[must_use]
+    pub const fn paused_until(&self) -> Option<Time> {
+        self.limits.paused_until()
     }
 
     /// The limit in force for the last request.

@@ -95,8 +95,11 @@ impl Session {
                             .claim
                             .is_some_and(|c| self.counts.tenants().exceeds_each(c));
                 let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
+                let is_blamed = limit != Some(0) && !is_tenant_full && reason.is_of_limit();
+                let paused = self.limits.paused_until().filter(|_| is_blamed);
+                let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
                 let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
-                let ends_in = end.map(|end| end.since(now));
+                let ends_in = paused.or(end).map(|end| end.since(now));
                 Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in }
             }
             State::Failed => Progress::Failed,

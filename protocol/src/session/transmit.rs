@@ -214,11 +214,11 @@ impl Session {
         self.limits.of_policy().max(waiting.unwrap_or(0)).max(left.unwrap_or(0))
     }
 
-    /// The limit that counts for all places, whatever they brought: an operator's, or 0 in a quarantine.
+    /// The limit that counts for all places, whatever they brought: an operator's, or 0 in a quarantine or a pause.
     fn limit_for_all(&self, now: Time) -> Option<u32> {
         match self.quarantined_until() {
             Some(end) if now < end => Some(0),
-            _ => self.limits.of_operator(),
+            _ => self.limits.for_all(),
         }
     }
 

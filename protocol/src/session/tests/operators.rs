@@ -165,3 +165,89 @@ fn a_request_that_has_not_taken_its_permit_is_refused_when_that_is_revoked() {
     assert!(!rig.session.is_known_lost(index));
     assert!(is_refused(rig.progress(index), RejectReason::Revoked));
 }
+
+#[test]
+fn a_pause_grants_nothing_before_its_end_and_keeps_the_turns() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    let waits = rig.request();
+    rig.settle();
+    let (now, until) = (rig.now(), rig.now() + ms(5000));
+    rig.session.handle_pause(Some(until), now);
+    rig.leave(held);
+    let newcomer = rig.request();
+    rig.live(4990);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert_eq!(rig.session.limit_in_force(), 0);
+    rig.live(10);
+    assert_eq!(rig.session.paused_until(), None);
+    assert_eq!(rig.progress(waits), Progress::Held, "at the end, not at the next renewal");
+    assert_eq!(rig.progress(newcomer), Progress::Waiting);
+}
+
+#[test]
+fn a_refusal_in_a_pause_says_when_it_ends_unless_an_operator_paused() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_pause(Some(now + ms(700)), now);
+    let no_wait = AcquireOptions { max_queue: None, ..OPTIONS };
+    let index = rig.request_with(no_wait);
+    rig.settle();
+    rig.pass(200);
+    let reason_of = |progress| match progress {
+        Progress::Refused { reason, ends_in, limit, .. } => (reason, ends_in, limit),
+        other => panic!("{other:?}"),
+    };
+    let seen = reason_of(rig.progress(index));
+    assert_eq!(seen, (RejectReason::UpstreamPause, Some(ms(500)), None));
+    rig.session.handle_override(Override::parse("- paused").expect("an override"), now);
+    assert_eq!(reason_of(rig.progress(index)), (RejectReason::Limit, None, Some(0)));
+    rig.session.handle_override(Override::parse("- draining").expect("an override"), now);
+    let index = rig.request();
+    assert!(is_refused(rig.progress(index), RejectReason::Draining));
+}
+
+#[test]
+fn a_pause_ends_when_it_is_said_to() {
+    let mut rig = Rig::new(1);
+    let now = rig.now();
+    rig.session.handle_pause(Some(now + ms(60_000)), now);
+    let waits = rig.request();
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.session.handle_pause(None, now);
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Held);
+    // An end that has passed is none.
+    rig.session.handle_pause(Some(now), now);
+    assert_eq!(rig.session.limit_in_force(), 1);
+}
+
+#[test]
+fn a_session_is_not_kept_for_a_pause() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.leave(held);
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_pause(Some(now + ms(3_600_000)), now);
+    rig.pass(6000);
+    assert!(rig.session.is_over(rig.now()));
+}
+
+#[test]
+fn a_pause_grants_no_share_in_an_outage() {
+    let mut rig = Rig::new(2);
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    rig.session.handle_pause(Some(now + ms(500)), now);
+    let waits = rig.request_with(with(OnUnavailable::Local(1)));
+    let admit = rig.request_with(with(OnUnavailable::Admit));
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    assert_eq!(rig.progress(admit), Progress::Failed);
+    rig.pass(500);
+    assert_eq!(rig.progress(waits), Progress::Admitted);
+}
