@@ -165,7 +165,8 @@ pub struct Rejected {
     /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant reaches the cap
     /// in this process alone.
     pub is_tenant_full: bool,
-    /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine).
+    /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine) or a
+    /// [pause](RejectReason::UpstreamPause).
     pub ends_in: Option<Duration>,
     /// Whether the request has a tenant, whose line is a queue of its own.
     pub(crate) has_tenant: bool,
@@ -250,6 +251,10 @@ impl fmt::Display for Said<'_> {
                 ends_in.map_or(Ok(()), |left| write!(f, ", for another {}", Seconds(left)))
             }
             RejectReason::Paused => write!(f, "an operator paused {it}; it grants no permits"),
+            RejectReason::UpstreamPause => {
+                write!(f, "{it} is paused until a time; it grants no permits")?;
+                ends_in.map_or(Ok(()), |left| write!(f, " for another {}", Seconds(left)))
+            }
             RejectReason::Draining => write!(f, "{it} is being drained; it takes no new requests"),
             RejectReason::Revoked => {
                 let in_it = Named("in", self.name);

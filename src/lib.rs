@@ -193,6 +193,7 @@ pub mod admin;
 mod ask;
 pub mod backend;
 mod error;
+pub mod feedback;
 pub mod limit;
 #[cfg(not(feature = "metrics"))]
 mod metrics;
@@ -210,6 +211,7 @@ mod tenants;
 
 pub use self::ask::Ask;
 pub use self::error::{AcquireError, BackendError, ConfigError, LeaseLost, RejectReason, Rejected};
+pub use self::feedback::Feedback;
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
@@ -232,9 +234,10 @@ use tower_semaphore_protocol as protocol;
 /// [`Override`]: operate::Override
 pub mod operate {
     #[doc(inline)]
-    pub use crate::protocol::{Mode, Override};
+    pub use crate::protocol::{Mode, Override, PauseCause};
     pub use crate::semaphore::{
-        Cursor, Holder, Inspection, Listed, Page, PlaceId, ProcessUse, TenantId, TenantUse, Waiter,
+        Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse, TenantId, TenantUse,
+        Waiter,
     };
     pub use crate::tenants::{TenantChange, TenantOverride};
 }

@@ -56,6 +56,7 @@ pub struct Policy {
     pub(crate) max_waiting: Option<u32>,
     pub(crate) headroom: u32,
     pub(crate) linger: Duration,
+    pub(crate) max_pause: Duration,
     pub(crate) reuse: bool,
     pub(crate) on_unavailable: OnUnavailable,
     /// The label of its requests in the metrics.
@@ -80,6 +81,10 @@ impl Policy {
     pub const MIN_LEASE: Duration = Duration::from_millis(500);
     /// The longest lease: a day.
     pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3600);
+    /// The longest pause that a response of the upstream can ask for by default: a minute.
+    pub const DEFAULT_MAX_PAUSE: Duration = Duration::from_secs(60);
+    /// The longest pause that a response of the upstream can be allowed to ask for: an hour.
+    pub const MAX_MAX_PAUSE: Duration = Duration::from_secs(3600);
     /// How many requests may wait for one name in the whole fleet by default: 10,000.
     pub const DEFAULT_MAX_QUEUE: u32 = 10_000;
 
@@ -103,6 +108,7 @@ impl Policy {
             max_waiting: None,
             headroom: 0,
             linger: Duration::ZERO,
+            max_pause: Self::DEFAULT_MAX_PAUSE,
             reuse: false,
             on_unavailable: OnUnavailable::default(),
             name: "default",
@@ -120,6 +126,11 @@ impl Policy {
             return 0;
         }
         u32::try_from(self.linger.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the longest pause in ms, rounded up.
+    pub(crate) fn max_pause_ms(&self) -> u32 {
+        u32::try_from(self.max_pause.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
     }
 
     /// Returns the policy with another limit.
@@ -188,6 +199,12 @@ impl Policy {
         self.headroom
     }
 
+    /// Returns the longest pause that a response of the upstream [can ask for](PolicyBuilder::max_pause).
+    #[must_use]
+    pub const fn max_pause(&self) -> Duration {
+        self.max_pause
+    }
+
     /// Returns how long a permit [stays taken](PolicyBuilder::linger) after its request was broken off.
     #[must_use]
     pub const fn linger(&self) -> Duration {
@@ -248,6 +265,13 @@ impl Policy {
             return Err(ConfigError::new(format!(
                 "wait timeout is {wait_timeout:?}; expected 0 (reject at once) to {:?}",
                 Self::MAX_WAIT_TIMEOUT
+            )));
+        }
+        if self.max_pause > Self::MAX_MAX_PAUSE {
+            return Err(ConfigError::new(format!(
+                "longest pause is {:?}; expected 0 (never pause) to {:?}",
+                self.max_pause,
+                Self::MAX_MAX_PAUSE
             )));
         }
         Ok(())
@@ -440,6 +464,26 @@ impl PolicyBuilder {
     /// [`Semaphore::try_acquire`]: crate::Semaphore::try_acquire
     pub const fn reuse(mut self, reuse: bool) -> Self {
         self.policy.reuse = reuse;
+        self
+    }
+
+    /// Sets the longest pause that a response of the upstream can ask for: see [`Permit::feedback`]. The default is 60
+    /// s; with zero, no response pauses anything. At most [`Policy::MAX_MAX_PAUSE`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let policy = Policy::builder(10).max_pause(Duration::from_secs(20)).build()?;
+    /// # let _ = policy; Ok(()) }
+    /// ```
+    ///
+    /// [`Permit::feedback`]: crate::Permit::feedback
+    pub const fn max_pause(mut self, max_pause: Duration) -> Self {
+        self.policy.max_pause = max_pause;
         self
     }
 

@@ -281,13 +281,15 @@ impl Queries for MemoryBackend {
 
     fn overrides(&self, _: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
         let overrides = lock(&self.shared.overrides);
-        let news = (known != overrides.version).then(|| overrides.clone());
+        let now = self.shared.now() / 1000;
+        let news = (known != overrides.version).then(|| Overrides { now, ..overrides.clone() });
         ready(Ok(news)).boxed()
     }
 
     fn set_override(&self, _: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {
         let now = self.shared.now();
         let mut overrides = lock(&self.shared.overrides);
+        let (before, is_told) = (overrides.version, change.is_told());
         if !overrides.change(name, change, now / 1000) {
             let most = Overrides::MOST;
             let error = BackendError::call(format!(
@@ -295,7 +297,7 @@ impl Queries for MemoryBackend {
             ));
             return ready(Err(QueryError::Failed(error))).boxed();
         }
-        if !change.is_told() {
+        if !is_told || overrides.version == before {
             return ready(Ok(())).boxed();
         }
         drop(overrides);

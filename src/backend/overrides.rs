@@ -1,29 +1,45 @@
-//! The overrides that operators set in place of policies.
+//! The overrides that are set in place of policies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::protocol::{Mode, Override, PlaceId};
+use crate::protocol::{Mode, Override, Pause, PauseCause, PlaceId};
 
 /// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Increases with every change; 0 if nothing is set.
     pub version: u64,
+    /// When they were read, in ms since 1970 by the backend's clock.
+    pub now: u64,
     /// The overrides by name.
     pub names: HashMap<Arc<str>, Override>,
+    /// The pauses until a time, by name. Their ends may have passed.
+    pub pauses: HashMap<Arc<str>, Pause>,
     /// Revoked places, which must not be counted again, with the names of their semaphores, and when each record can be
     /// dropped, in ms by the backend's clock.
     pub revoked: HashMap<(PlaceId, Arc<str>), u64>,
 }
 
 /// A change of the overrides of one name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// See [`Override::limit`].
     Limit(Option<u32>),
-    /// See [`Override::mode`].
+    /// See [`Override::mode`]. [`Mode::Open`] also ends a pause until a time.
     Mode(Mode),
+    /// Grants are paused until a time. An end that is not later than the known one changes nothing.
+    Pause {
+        /// How long from now on, in ms.
+        pause_ms: u64,
+        /// How much later it ends, in ms, if this is a change: requests that are answered together ask for almost the
+        /// same end, and the first of them changes it for all.
+        slack_ms: u64,
+        /// See [`Pause::by`].
+        by: Arc<str>,
+        /// See [`Pause::cause`].
+        cause: PauseCause,
+    },
     /// A place of the name is revoked.
     Revoked {
         /// The place.
@@ -44,8 +60,12 @@ impl Change {
 }
 
 impl Overrides {
-    /// The largest number of records, counting names and revoked places.
+    /// The largest number of records, counting names, pauses and revoked places.
     pub const MOST: usize = 1000;
+
+    /// How long a pause is remembered after its end, in ms: a process that reads it late goes by the end, and not by the
+    /// missing record.
+    pub const PAUSE_KEPT_MS: u64 = 1000;
 
     /// Returns the override of a name.
     #[must_use]
@@ -60,13 +80,32 @@ impl Overrides {
     }
 
     /// Applies a change, as `lua/override.lua` does. Returns `false` if there are [`MOST`](Self::MOST) records already.
+    /// A change that changes nothing keeps the version.
     pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
         self.revoked.retain(|_, end| *end > now_ms);
-        let room = self.names.len() + self.revoked.len() < Self::MOST;
+        self.pauses.retain(|_, pause| pause.until.saturating_add(Self::PAUSE_KEPT_MS) > now_ms);
+        let room = self.names.len() + self.pauses.len() + self.revoked.len() < Self::MOST;
         let mut new = self.of(name);
         match change {
             Change::Limit(limit) => new.limit = limit,
-            Change::Mode(mode) => new.mode = mode,
+            Change::Mode(mode) => {
+                new.mode = mode;
+                if mode == Mode::Open {
+                    self.pauses.remove(name);
+                }
+            }
+            Change::Pause { pause_ms, slack_ms, by, cause } => {
+                let until = now_ms.saturating_add(pause_ms);
+                let known = self.pauses.get(name).map(|pause| pause.until);
+                if known.is_some_and(|known| until <= known) {
+                    return true;
+                }
+                if !room && known.is_none() {
+                    return false;
+                }
+                let pause = Pause::new(until.saturating_add(slack_ms), by, cause);
+                self.pauses.insert(Arc::clone(name), pause);
+            }
             Change::Revoked { id, keep_ms, .. } => {
                 let place = (id, Arc::clone(name));
                 if keep_ms == 0 {

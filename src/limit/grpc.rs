@@ -113,6 +113,7 @@ fn code(refusal: &Refusal) -> u16 {
             | RefusalReason::LeaseLost
             | RefusalReason::Quarantine
             | RefusalReason::Paused
+            | RefusalReason::UpstreamPause
             | RefusalReason::Draining
             | RefusalReason::Revoked,
             _,
@@ -161,6 +162,9 @@ fn message(refusal: &Refusal) -> &'static str {
             "quarantine: data may have been lost; no permits are granted until those in use have been counted again"
         }
         RefusalReason::Paused => "paused: no permits are granted at the moment",
+        RefusalReason::UpstreamPause => {
+            "upstream_pause: no permits are granted until the time that the upstream named"
+        }
         RefusalReason::Draining => "draining: no permits are granted at the moment",
         RefusalReason::Revoked => "revoked: an operator removed the request from the queue",
         RefusalReason::LeaseLost => "lease_lost: the lease of the request's permit was lost",

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
-use crate::error::{QUARANTINE, Rejected, Within};
+use crate::error::{QUARANTINE, Rejected, Seconds, Within};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -130,6 +130,10 @@ impl Refusal {
             }
             RefusalReason::Quarantine => QUARANTINE.to_owned(),
             RefusalReason::Paused => format!("an operator paused {policy}"),
+            RefusalReason::UpstreamPause => {
+                let left = self.rejected.and_then(|rejected| rejected.ends_in).unwrap_or_default();
+                format!("{policy} is paused for another {}", Seconds(left))
+            }
             RefusalReason::Draining => format!("{policy} is being drained"),
             RefusalReason::Revoked => format!("an operator revoked the place for {policy}"),
             RefusalReason::LimitUnknown => format!("the limit of {policy} cannot be looked up"),

@@ -80,6 +80,9 @@ pub enum RefusalReason {
     /// An operator [paused](crate::Semaphore::pause) the semaphore, or [set](crate::Semaphore::set_limit) its limit to
     /// 0. The status is always 503.
     Paused,
+    /// Grants are paused until a time, mostly because the upstream asked for that: see [`RejectReason::UpstreamPause`].
+    /// The status is always 503, and [`retry_after`](Refusal::retry_after) is the end of the pause.
+    UpstreamPause,
     /// An operator is [draining](crate::Semaphore::drain) the semaphore. The status is always 503.
     Draining,
     /// An operator removed the request from the queue. The status is always 503.
@@ -149,6 +152,7 @@ impl RefusalReason {
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
             Self::Quarantine => RejectReason::Quarantine.as_str(),
             Self::Paused => RejectReason::Paused.as_str(),
+            Self::UpstreamPause => RejectReason::UpstreamPause.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
@@ -167,6 +171,7 @@ impl RefusalReason {
             RejectReason::QueueTimeout => Self::QueueTimeout,
             RejectReason::Quarantine => Self::Quarantine,
             RejectReason::Paused => Self::Paused,
+            RejectReason::UpstreamPause => Self::UpstreamPause,
             RejectReason::Draining => Self::Draining,
             RejectReason::Revoked => Self::Revoked,
             // `Limit`; there are no others.
@@ -277,10 +282,11 @@ impl Refusal {
     }
 
     /// Sets when to try again: between `base` and twice that, so that requests rejected together do not come back
-    /// together.
+    /// together. The end of a pause is known exactly, and those who come back then wait in a queue.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
         let seconds = match self.rejected.and_then(|rejected| rejected.ends_in) {
+            Some(left) if self.reason == RefusalReason::UpstreamPause => left.as_secs_f64().ceil(),
             // Not before the reason is over.
             Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
             None => (base.as_secs_f64() + jitter).round(),

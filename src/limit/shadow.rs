@@ -101,9 +101,10 @@ impl Shadow {
             RefusalReason::MissingKey => &self.missing_key,
             RefusalReason::MissingTenant => &self.missing_tenant,
             RefusalReason::LimitUnknown => &self.limit_unknown,
-            RefusalReason::Paused | RefusalReason::Draining | RefusalReason::Revoked => {
-                &self.draining
-            }
+            RefusalReason::Paused
+            | RefusalReason::UpstreamPause
+            | RefusalReason::Draining
+            | RefusalReason::Revoked => &self.draining,
             RefusalReason::Quarantine | RefusalReason::Unavailable | RefusalReason::LeaseLost => {
                 &self.unavailable
             }

@@ -43,6 +43,7 @@
 //! | `queue_timeout` | was rejected: its wait timeout passed |
 //! | `quarantine` | was rejected: Redis might have lost data, and granted nothing for a lease |
 //! | `paused` | was rejected: an operator had paused the semaphore, or set its limit to 0 |
+//! | `upstream_pause` | was rejected: see [`Permit::feedback`](crate::Permit::feedback) |
 //! | `draining` | was rejected: see [`Semaphore::drain`](crate::Semaphore::drain) |
 //! | `revoked` | was rejected: see [`Semaphore::revoke`](crate::Semaphore::revoke) |
 //! | `missing_key` | was rejected: it had no key |

@@ -18,6 +18,7 @@ pub(crate) enum Outcome {
     QueueTimeout,
     Quarantine,
     Paused,
+    UpstreamPause,
     Draining,
     Revoked,
     MissingKey,
@@ -44,6 +45,7 @@ impl Outcome {
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
             Self::Quarantine => RejectReason::Quarantine.as_str(),
             Self::Paused => RejectReason::Paused.as_str(),
+            Self::UpstreamPause => RejectReason::UpstreamPause.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
@@ -63,6 +65,7 @@ impl Outcome {
                 RejectReason::QueueTimeout => Self::QueueTimeout,
                 RejectReason::Quarantine => Self::Quarantine,
                 RejectReason::Paused => Self::Paused,
+                RejectReason::UpstreamPause => Self::UpstreamPause,
                 RejectReason::Draining => Self::Draining,
                 RejectReason::Revoked => Self::Revoked,
                 // `Limit`, the only other one.

@@ -43,7 +43,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 20] = [
+const OUTCOMES: [Outcome; 21] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -57,6 +57,7 @@ const OUTCOMES: [Outcome; 20] = [
     Outcome::QueueTimeout,
     Outcome::Quarantine,
     Outcome::Paused,
+    Outcome::UpstreamPause,
     Outcome::Draining,
     Outcome::Revoked,
     Outcome::MissingKey,

@@ -245,7 +245,7 @@ impl Node {
             // Read under the lock of the registry: a later change of the server's state finds this session.
             let mut session =
                 Session::new(self.id(), serial, server.conditions(), server.is_down());
-            session.handle_override(self.overrides.of(&name), Time::ZERO);
+            self.overrides.apply(&name, &mut session, self.now());
             SharedSession::new(Arc::clone(&name), key, counter, session, Arc::clone(&server))
         });
         match made {

@@ -221,7 +221,8 @@ impl Acquire {
     fn is_closed_for(&self, reason: RejectReason, place: &PlaceHandle) -> bool {
         !self.wait_timeout.is_zero()
             && place.is_queue_closed()
-            && (may_not_wait(reason) || reason == RejectReason::Quarantine)
+            && (may_not_wait(reason)
+                || matches!(reason, RejectReason::Quarantine | RejectReason::UpstreamPause))
     }
 
     /// Returns why a request was refused, as its caller sees it.

@@ -11,7 +11,9 @@ use smallvec::SmallVec;
 
 use super::place_handle::PlaceHandle;
 use crate::error::BackendError;
+use crate::feedback::Feedback;
 use crate::policy::ANSWER_TIMEOUT;
+use crate::protocol::PauseCause;
 use crate::protocol::session::FurtherIn;
 
 /// A permit of a [`Semaphore`](crate::Semaphore), held until it and all of its clones are dropped.
@@ -296,6 +298,45 @@ impl Permit {
     /// ```
     pub fn break_off(&self) {
         self.places().for_each(PlaceHandle::break_off);
+    }
+
+    /// Passes on what a response of the upstream says about the requests that come next.
+    ///
+    /// [`Feedback::Backoff`] pauses the semaphore in the whole fleet: no permit is granted until then. In this process
+    /// that applies at once, in others as soon as a message reaches them, or within a second if it is lost. Holders keep
+    /// their permits, and waiting requests their turns; newcomers queue, or are rejected with
+    /// [`UpstreamPause`](crate::RejectReason::UpstreamPause) and the time that is left. The pause is at most
+    /// [`max_pause`](crate::PolicyBuilder::max_pause), and up to 250 ms longer than was asked for. A pause that ends
+    /// later stays as it is, and so do the limit and the mode that an operator set.
+    /// [`Semaphore::resume`](crate::Semaphore::resume) ends it.
+    ///
+    /// Never blocks, and never fails: if the backend cannot be asked, the pause applies in this process until it can.
+    /// Does nothing for a permit to which no limit applies, or for permits [further out](Self::outer).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Feedback, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let permit = semaphore.acquire("openai", &Policy::new(10)).await?;
+    /// // The upstream answered: 429, Retry-After: 20.
+    /// permit.feedback(Feedback::Backoff(Duration::from_secs(20)));
+    /// assert!(semaphore.try_acquire("openai", &Policy::new(10)).await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn feedback(&self, feedback: Feedback) {
+        self.feedback_of(feedback, PauseCause::Upstream);
+    }
+
+    /// Like [`feedback`](Self::feedback), with the cause.
+    pub(crate) fn feedback_of(&self, feedback: Feedback, cause: PauseCause) {
+        if let (Feedback::Backoff(duration), Some(place)) = (feedback, self.place()) {
+            place.pause(duration, cause);
+        }
     }
 
     /// Returns whether it has clones.

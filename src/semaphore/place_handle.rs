@@ -14,7 +14,7 @@ use crate::node::sessions::Remembered;
 use crate::node::shared_session::{SessionState, SharedSession};
 use crate::policy::Policy;
 use crate::protocol::session::{AcquireOptions, FurtherIn, PLACES_MAX, Progress};
-use crate::protocol::{Claim, PlaceId};
+use crate::protocol::{Claim, PauseCause, PlaceId};
 use crate::tasks::Tasks;
 
 /// How long permits are passed on after a reply that no other process waits.
@@ -28,6 +28,8 @@ pub(super) struct PlaceHandle {
     index: usize,
     /// The number of permits that it takes.
     cost: u32,
+    /// The longest pause that its request can ask for, in ms.
+    max_pause_ms: u32,
     /// The number of this handle as a listener for a loss.
     listener: u32,
     hold: Hold,
@@ -108,7 +110,8 @@ impl PlaceHandle {
         let index = index?;
         let (tasks, hold) = (Arc::clone(tasks), Hold::default());
         let cost = claim.map_or(1, Claim::cost);
-        Ok(Self { tasks, shared, index, cost, listener: 0, hold })
+        let max_pause_ms = policy.max_pause_ms();
+        Ok(Self { tasks, shared, index, cost, max_pause_ms, listener: 0, hold })
     }
 
     /// Sets the measurement of the permit, once that is granted.
@@ -258,6 +261,14 @@ impl PlaceHandle {
         self.shared.lock().session.handle_further_in(self.index, event);
     }
 
+    /// Pauses the semaphore, for as long as the policy allows at most.
+    pub(super) fn pause(&self, duration: Duration, cause: PauseCause) {
+        let duration = duration.min(Duration::from_millis(self.max_pause_ms.into()));
+        if !duration.is_zero() {
+            self.node().pause(self.shared.name(), duration, cause);
+        }
+    }
+
     /// Returns whether there are other handles on the place.
     pub(super) fn is_shared(&self) -> bool {
         self.shared.lock().is_shared(self.index)
@@ -296,8 +307,8 @@ impl Clone for PlaceHandle {
     fn clone(&self) -> Self {
         let listener = self.shared.lock().share(self.index);
         let (tasks, shared) = (Arc::clone(&self.tasks), Arc::clone(&self.shared));
-        let Self { index, cost, .. } = *self;
-        Self { tasks, shared, index, cost, listener, hold: self.hold.clone() }
+        let Self { index, cost, max_pause_ms, .. } = *self;
+        Self { tasks, shared, index, cost, max_pause_ms, listener, hold: self.hold.clone() }
     }
 }
 

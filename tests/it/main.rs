@@ -74,6 +74,7 @@ mod operate;
 mod outage;
 #[cfg(feature = "redis")]
 mod outage_policies;
+mod pauses;
 mod properties;
 mod records;
 #[cfg(feature = "redis")]

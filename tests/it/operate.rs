@@ -525,7 +525,7 @@ async fn asked<B: Backend, T>(backend: &B, query: impl Fn(&dyn Queries) -> Query
 async fn remember<B: Backend>(backend: &B, id: protocol::PlaceId, name: &str, keep_ms: u64) {
     let (key, name) = (backend.key(OVERRIDES), name.into());
     let change = Change::Revoked { id, keep_ms, tell: true };
-    asked(backend, |server| server.set_override(&key, &name, change)).await;
+    asked(backend, |server| server.set_override(&key, &name, change.clone())).await;
 }
 
 /// Reads all overrides.

@@ -158,7 +158,7 @@ enum Response {
     },
     Listing(Listing),
     Names(Names),
-    Overrides(Option<Overrides>),
+    Overrides(Option<Box<Overrides>>),
     Done,
     Revoked(Option<u64>),
     Failed(BackendError),
@@ -664,7 +664,7 @@ impl Queries for SimLane {
 
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
         self.ask(key, Question::Overrides { known }, |response| match response {
-            Response::Overrides(news) => Ok(news),
+            Response::Overrides(news) => Ok(news.map(|news| *news)),
             other => Err(other),
         })
     }
@@ -1121,17 +1121,21 @@ impl Store {
                 Response::Listing(list(self.ledgers.get(key), now, *most))
             }
             Question::Overrides { known } => {
-                let news = (*known != self.overrides.version).then(|| self.overrides.clone());
+                let read = || Box::new(Overrides { now: now / 1000, ..self.overrides.clone() });
+                let news = (*known != self.overrides.version).then(read);
                 Response::Overrides(news)
             }
             Question::Override { name, change } => {
                 let before = self.overrides.version;
-                if !self.overrides.change(name, *change, now / 1000) {
+                if !self.overrides.change(name, change.clone(), now / 1000) {
                     return Response::Failed(BackendError::call("too many overrides"));
                 }
-                // By the clock, as in Redis: no version is used again after a loss of data.
-                self.overrides.version = now.max(before + 1);
-                if change.is_told() {
+                let is_changed = self.overrides.version != before;
+                if is_changed {
+                    // By the clock, as in Redis: no version is used again after a loss of data.
+                    self.overrides.version = now.max(before + 1);
+                }
+                if is_changed && change.is_told() {
                     messages.push((None, Message::Overridden));
                 }
                 Response::Done

@@ -8,7 +8,7 @@ use super::scripts::{self, By};
 use super::values::{listing, number, pairs, unexpected};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage};
 use crate::error::BackendError;
-use crate::protocol::{NodeId, Override, PlaceId};
+use crate::protocol::{NodeId, Override, Pause, PlaceId};
 
 /// The command of a query, and the decoder of its reply.
 pub(super) struct QueryCommand<T> {
@@ -70,7 +70,12 @@ pub(super) fn overrides(key: &Arc<str>, known: u64) -> QueryCommand<Option<Overr
         move |by| scripts::call(&scripts::OVERRIDES, by, &key, 1, 20).arg(known).take(),
         |value| match value {
             Value::Int(1) => Some(None),
-            Value::Array(items) => Some(Some(read_overrides(items))),
+            Value::Array(reply) => match &**reply {
+                [now, Value::Array(items)] => {
+                    Some(Some(Overrides { now: number(now)?, ..read_overrides(items) }))
+                }
+                _ => None,
+            },
             _ => None,
         },
     )
@@ -80,17 +85,24 @@ pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> Q
     let (key, name) = (Arc::clone(key), Arc::clone(name));
     QueryCommand::new(
         move |by| {
-            let mut command = scripts::call(&scripts::OVERRIDE, by, &key, 7, 100 + name.len());
+            let mut command = scripts::call(&scripts::OVERRIDE, by, &key, 9, 200 + name.len());
             command.arg(&*name);
-            match change {
+            match &change {
                 Change::Limit(None) => command.arg(&["-", "=", "", "0"]),
                 Change::Limit(Some(limit)) => command.arg(limit).arg(&["=", "", "0"]),
                 Change::Mode(mode) => command.arg(&["=", mode.as_str(), "", "0"]),
+                Change::Pause { pause_ms, .. } => command.arg(&["=", "=", "-"]).arg(pause_ms),
                 Change::Revoked { id, keep_ms, .. } => {
                     command.arg(&["=", "="]).arg(id.text().as_bytes()).arg(keep_ms)
                 }
             };
-            command.arg(Overrides::MOST).arg(u8::from(change.is_told())).take()
+            command.arg(Overrides::MOST).arg(u8::from(change.is_told()));
+            match &change {
+                Change::Pause { slack_ms, by, cause, .. } => {
+                    command.arg(slack_ms).arg(format!("{by} {cause}")).take()
+                }
+                _ => command.arg(&["0", ""]).take(),
+            }
         },
         done,
     )
@@ -146,6 +158,8 @@ fn read_overrides(items: &[Value]) -> Overrides {
         let (Some(field), Some(value)) = (text(field), text(value)) else { continue };
         if field == "@" {
             read.version = value.parse().unwrap_or_default();
+        } else if let Some(name) = field.strip_prefix("@- ") {
+            read.pauses.extend(Pause::parse(value).map(|pause| (name.into(), pause)));
         } else if let Some(place) = field.strip_prefix('@') {
             read.revoked.extend(revoked(place, value));
         } else if let Some(set) = Override::parse(value) {

@@ -1,8 +1,9 @@
-//! The operators' overrides, as this process knows them.
+//! The overrides, as this process knows them.
 //!
 //! One server keeps them. A process reads them when a connection to that server opens, when a message announces a
 //! change, and, in case a message is lost, each second in which it uses any semaphore.
 
+pub(crate) mod pauses;
 pub(crate) mod refresh;
 
 use std::collections::BTreeSet;
@@ -12,12 +13,14 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
+use self::pauses::Asks;
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::name::Name;
 use crate::node::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use crate::node::shared_session::SharedSession;
-use crate::protocol::{Override, PlaceId};
+use crate::protocol::session::Session;
+use crate::protocol::{Override, PlaceId, Time};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
@@ -29,12 +32,17 @@ pub(crate) struct OverrideCache {
     state: Mutex<Known>,
     /// Whether any tenant has an override. Usually none has, and a tenant's request then needs no lock.
     has_tenants: AtomicBool,
+    /// Whether a pause may have to be recorded.
+    has_asks: AtomicBool,
     answered: Notify,
 }
 
 #[derive(Default)]
 struct Known {
     overrides: Overrides,
+    /// When they were read.
+    read_at: Time,
+    asks: Asks,
     /// A question is to be asked.
     wanted: bool,
     /// A question is unanswered. The next one waits for it.
@@ -74,6 +82,7 @@ impl OverrideCache {
             key,
             state: Mutex::default(),
             has_tenants: AtomicBool::new(false),
+            has_asks: AtomicBool::new(false),
             answered: Notify::new(),
         }
     }
@@ -85,6 +94,12 @@ impl OverrideCache {
     /// Returns the known override of a name.
     pub(crate) fn of(&self, name: &str) -> Override {
         lock(&self.state).overrides.of(name)
+    }
+
+    /// Tells a session what is known.
+    pub(crate) fn apply(&self, name: &str, session: &mut Session, now: Time) {
+        session.handle_override(self.of(name), now);
+        session.handle_pause(self.paused_until(name), now);
     }
 
     /// Returns the known override of a tenant.
@@ -210,6 +225,7 @@ impl OverrideCache {
         &self,
         question: u64,
         answer: Result<Option<Overrides>, BackendError>,
+        now: Time,
     ) -> News {
         let mut state = lock(&self.state);
         // While the overrides move to another server, two questions can be unanswered.
@@ -223,12 +239,16 @@ impl OverrideCache {
         match answer {
             Ok(None) => state.failed = false,
             Ok(Some(new)) => {
+                state.read_at = now;
                 let has_tenants = new.names.keys().any(|name| name.contains('@'));
                 self.has_tenants.store(has_tenants, Ordering::Release);
                 let old = std::mem::replace(&mut state.overrides, new);
                 let new = &state.overrides;
                 let names = old.names.keys().chain(new.names.keys());
                 news.names.extend(names.filter(|name| old.of(name) != new.of(name)).cloned());
+                let names = old.pauses.keys().chain(new.pauses.keys());
+                let is_new = |name: &&Arc<str>| old.pauses.get(*name) != new.pauses.get(*name);
+                news.names.extend(names.filter(is_new).cloned());
                 let revoked =
                     new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
                 news.revoked.extend(revoked.map(|(place, _)| place.clone()));
@@ -239,6 +259,11 @@ impl OverrideCache {
                 failed = Some(error).filter(|_| !std::mem::replace(&mut state.failed, true))
             }
         }
+        let is_known = state.error.is_none();
+        let over = state
+            .asks
+            .extract_if(|_, ask| ask.is_over(now) || is_known && ask.is_read_by(question));
+        news.names.extend(over.map(|(name, _)| name));
         drop(state);
         if let Some(error) = failed {
             tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");

@@ -27,9 +27,10 @@ use super::Check;
 use crate::backend::{Connection, Overrides, QueryError};
 use crate::error::BackendError;
 use crate::node::server::Reach;
-use crate::node::shared_session::no_answer;
+use crate::node::shared_session::{SharedSession, no_answer};
 use crate::node::{Node, Server};
 use crate::policy::ANSWER_TIMEOUT;
+use crate::protocol::Time;
 
 /// A question, with the sessions that wait for its answer.
 pub(crate) struct Refresh {
@@ -147,13 +148,11 @@ impl Node {
         checking: Vec<Check>,
         answer: Result<Option<Overrides>, BackendError>,
     ) -> bool {
-        let (news, now) = (self.overrides.take_in(question, answer), self.now());
+        let now = self.now();
+        let news = self.overrides.take_in(question, answer, now);
         for name in &news.names {
             if let Some(shared) = self.sessions.get(name) {
-                // Read under the lock: another thread may have learned something newer.
-                self.act(&shared, now, |session, time| {
-                    session.handle_override(self.overrides.of(name), time);
-                });
+                self.apply_overrides(&shared, now);
             }
         }
         for (id, name) in &news.revoked {
@@ -164,6 +163,12 @@ impl Node {
         self.settle(checking);
         self.overrides.set_applied(question);
         !news.names.is_empty() || !news.revoked.is_empty()
+    }
+
+    /// Applies what is known to the session of a name.
+    pub(super) fn apply_overrides(&self, shared: &Arc<SharedSession>, now: Time) {
+        // Read under the lock: another thread may have learned something newer.
+        self.act(shared, now, |session, now| self.overrides.apply(shared.name(), session, now));
     }
 
     /// Ends the revocation checks of all sessions without an answer, so that an outage of the server that keeps the

@@ -12,7 +12,7 @@ use crate::node::Node;
 use crate::node::peers::{PeerAnswer, process};
 use crate::node::tallies::Tally;
 use crate::protocol::session::Session;
-use crate::protocol::{self, Claim, NodeId, Override, Tenant, Time};
+use crate::protocol::{self, Claim, NodeId, Override, PauseCause, Tenant, Time};
 use crate::tenants::{TenantNumbers, TenantOverride};
 
 /// The most holders and waiters that an inspection lists.
@@ -32,6 +32,8 @@ pub struct Inspection {
     pub waiters: Vec<Waiter>,
     /// The override, as this process knows it: at most a second old.
     pub set: Override,
+    /// The pause until a time, as this process knows it: at most a second old.
+    pub paused: Option<Paused>,
     /// Whether there are more holders or waiters than are listed. If so, tenants may be missing, and the counts of
     /// others may be too low.
     pub is_cut: bool,
@@ -46,6 +48,19 @@ pub struct Inspection {
     pub last_limit: Option<u32>,
     /// The processes that hold or wait for permits, and this one, by id.
     pub processes: Vec<ProcessUse>,
+}
+
+/// A pause until a time, which a response of the upstream [asked for](crate::Permit::feedback) or an operator
+/// [ordered](Semaphore::pause_for).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Paused {
+    /// How much longer it lasts.
+    pub left: Duration,
+    /// The name of the process that asked for it: host and process id.
+    pub by: String,
+    /// Why it was asked for.
+    pub cause: PauseCause,
 }
 
 /// A process that uses a semaphore, as far as its places are listed.
@@ -176,6 +191,11 @@ impl Inspection {
             holders,
             waiters: queue.into_iter().map(|(.., waiter)| waiter).collect(),
             set: own.overrides.of(name),
+            paused: own.overrides.pause_of(name, own.now()).map(|(pause, left)| Paused {
+                left,
+                by: pause.by.to_string(),
+                cause: pause.cause,
+            }),
             is_cut,
             tenants,
             limit: own

@@ -10,16 +10,20 @@ use crate::error::BackendError;
 #[cfg(doc)]
 use crate::error::RejectReason;
 use crate::name::Name;
+use crate::node::overrides::pauses::pause;
 #[cfg(doc)]
 use crate::policy::Limit;
 use crate::policy::Policy;
-use crate::protocol::{self, Mode, Override};
+use crate::protocol::{self, Mode, Override, PauseCause};
 #[cfg(doc)]
 use crate::semaphore::Permit;
 use crate::semaphore::Semaphore;
 
 /// How often a drain checks whether a semaphore is empty.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
+
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// How long a revocation is remembered if the lease is unknown, in ms: the longest lease, and a minute for a renewal
 /// that is made while the revocation is under way.
@@ -157,8 +161,52 @@ impl Semaphore {
         self.change(name, Change::Mode(Mode::Paused)).await
     }
 
-    /// Grants permits of `name` again after a [`pause`](Self::pause) or [`drain`](Self::drain), up to the limit of the
-    /// policy or the one that is [set](Self::set_limit). See [`pause`](Self::pause) for an example.
+    /// Pauses `name` for this long: no permit is granted until then by the backend's clock, or until
+    /// [`resume`](Self::resume). Holders keep their permits, and waiting requests their turns. Newcomers queue, or are
+    /// rejected with [`RejectReason::UpstreamPause`] and the time that is left. A pause that is known to end later stays
+    /// as it is, and so do the limit and the mode that an operator set.
+    ///
+    /// # Errors
+    ///
+    /// If `duration` is not from 1 ms to 24 h, or as [`set_limit`](Self::set_limit).
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{AcquireError, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.pause_for("openai", Duration::from_millis(50)).await?;
+    ///
+    /// let error = semaphore.try_acquire("openai", &Policy::new(10)).await.unwrap_err();
+    /// assert!(matches!(error, AcquireError::Rejected(rejected) if rejected.ends_in.is_some()));
+    ///
+    /// let policy = Policy::builder(10).wait_timeout(Duration::from_secs(1)).build()?;
+    /// assert!(semaphore.acquire("openai", &policy).await.is_ok());
+    /// # Ok(()) }
+    /// ```
+    pub async fn pause_for(
+        &self,
+        name: impl Into<Name>,
+        duration: Duration,
+    ) -> Result<(), BackendError> {
+        if !(Duration::from_millis(1)..=PAUSE_MAX).contains(&duration) {
+            let text = format!("pause is {duration:?}; expected 1ms to {PAUSE_MAX:?}");
+            return Err(BackendError::call(text));
+        }
+        self.change(name, pause(duration, Duration::ZERO, PauseCause::Operator)).await
+    }
+
+    /// Grants permits of `name` again after a [`pause`](Self::pause), a [`pause_for`](Self::pause_for) or a
+    /// [`drain`](Self::drain), up to the limit of the policy or the one that is [set](Self::set_limit). See
+    /// [`pause`](Self::pause) for an example.
     ///
     /// # Errors
     ///
@@ -169,6 +217,8 @@ impl Semaphore {
     /// If this is dropped, it may or may not have taken effect.
     ///
     pub async fn resume(&self, name: impl Into<Name>) -> Result<(), BackendError> {
+        let name = name.into();
+        self.running_node()?.overrides.forget_ask(name.as_str());
         self.change(name, Change::Mode(Mode::Open)).await
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub use self::ids::{PlaceId, TenantId};
 pub use self::inspect::{Cursor, Listed, Page};
-pub use self::inspection::{Holder, Inspection, ProcessUse, TenantUse, Waiter};
+pub use self::inspection::{Holder, Inspection, Paused, ProcessUse, TenantUse, Waiter};
 use super::Semaphore;
 use crate::backend::{Change, OVERRIDES};
 use crate::error::BackendError;
@@ -27,6 +27,6 @@ impl Semaphore {
     async fn set(&self, field: &str, change: Change) -> Result<(), BackendError> {
         let node = self.running_node()?;
         let (key, name) = (node.backend().key(OVERRIDES), Arc::from(field));
-        node.query(None, &key, |server| server.set_override(&key, &name, change)).await
+        node.query(None, &key, |server| server.set_override(&key, &name, change.clone())).await
     }
 }

@@ -298,6 +298,14 @@ impl<'a> Exchange<'a> {
             self.messages.push(Box::pin(timeout(self.patience, question)));
             subtasks.wake(MESSAGES);
         }
+        while self.node.overrides.has_asks()
+            && self.messages.len() < MESSAGES_IN_FLIGHT_MAX
+            && self.node.keeps_overrides(self.server)
+            && let Some(recording) = self.node.record_pause(self.connection)
+        {
+            self.messages.push(Box::pin(timeout(self.patience, recording)));
+            subtasks.wake(MESSAGES);
+        }
         let due = self
             .node
             .overrides
@@ -412,6 +420,7 @@ impl<'a> Exchange<'a> {
         if let Some(refresh) = self.refresh {
             refresh.abandon(node);
         }
+        node.overrides.on_asks_unanswered();
     }
 }
 

@@ -1,0 +1,430 @@
+//! Pauses until a time, which responses of the upstream ask for and operators order.
+//!
+//! Each test in `both!` runs on both backends, with the semaphores of several processes.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tower_semaphore::operate::{Mode, PauseCause};
+use tower_semaphore::{AcquireError, Feedback, Permit, Policy, RejectReason, Rejected, Semaphore};
+
+#[cfg(feature = "redis")]
+use crate::support::eventually;
+#[cfg(feature = "redis")]
+use crate::support::redis::TestRedis;
+use crate::support::semaphore::waiting;
+use crate::support::stopwatch::Stopwatch;
+
+/// What counts as "at once": half of the second after which every process reads by itself.
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// A pause whose end no test awaits.
+const LONG: Duration = Duration::from_secs(30);
+const BRIEF: Duration = Duration::from_millis(400);
+
+macro_rules! both {
+    ($($name:ident)*) => {
+        mod memory {
+            use tower_semaphore::Semaphore;
+            use tower_semaphore::backend::MemoryBackend;
+            $(#[tokio::test]
+            async fn $name() {
+                let backend = MemoryBackend::new();
+                super::$name(&|| Semaphore::new(backend.clone())).await;
+            })*
+        }
+        #[cfg(feature = "redis")]
+        mod redis {
+            use crate::support::redis::TestRedis;
+            $(#[tokio::test]
+            async fn $name() {
+                let server = TestRedis::start();
+                super::$name(&|| server.semaphore()).await;
+            })*
+        }
+    };
+}
+
+both! {
+    nobody_is_granted_before_the_end_and_all_keep_their_turn
+    a_response_pauses_all_processes_at_once
+    the_later_end_wins
+    resume_ends_it_and_it_does_not_come_back
+    what_an_operator_set_wins_in_each_order
+    a_process_that_starts_meanwhile_knows_it
+    an_upstream_can_pause_no_longer_than_the_policy_allows
+    it_says_who_asked_for_it_and_why
+    a_pause_that_is_no_pause_is_an_error
+}
+
+fn policy(limit: u32) -> Policy {
+    Policy::builder(limit).wait_timeout(Duration::from_secs(20)).build().unwrap()
+}
+
+fn refused(result: Result<Permit, AcquireError>) -> Rejected {
+    match result {
+        Err(AcquireError::Rejected(rejected)) => rejected,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Waits until the semaphore refuses for this reason, within `most`.
+async fn refuses(semaphore: &Semaphore, reason: RejectReason, most: Duration) -> Rejected {
+    let began = Stopwatch::start();
+    loop {
+        match semaphore.try_acquire("x", &policy(5)).await {
+            Err(AcquireError::Rejected(rejected)) if rejected.reason == reason => return rejected,
+            other => assert!(began.elapsed() < most, "still {other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
+async fn is_paused(semaphore: &Semaphore) -> Rejected {
+    refuses(semaphore, RejectReason::UpstreamPause, AT_ONCE).await
+}
+
+async fn granted(wait: JoinHandle<Result<Permit, AcquireError>>, most: Duration) -> Permit {
+    timeout(most, wait).await.expect("in time").unwrap().unwrap()
+}
+
+async fn nobody_is_granted_before_the_end_and_all_keep_their_turn(node: &dyn Fn() -> Semaphore) {
+    let (operator, other) = (node(), node());
+    let one = policy(1);
+    let held = other.acquire("x", &one).await.unwrap();
+    let first = tokio::spawn(other.acquire("x", &one));
+    waiting(&operator, "x", 1).await;
+    // Longer than waiting processes take to call again.
+    let (pause, began) = (Duration::from_millis(1500), Instant::now());
+    operator.pause_for("x", pause).await.unwrap();
+    let rejected = is_paused(&other).await;
+    assert!(rejected.ends_in.is_some_and(|left| left <= pause), "{rejected:?}");
+    assert_eq!(rejected.limit, 5, "that of the policy");
+    assert!(!held.is_lost());
+    held.release().await.unwrap();
+    let second = tokio::spawn(operator.acquire("x", &one));
+    waiting(&operator, "x", 2).await;
+    assert_eq!(operator.inspect("x").await.unwrap().in_use, 0);
+    let short = Policy::builder(1).wait_timeout(Duration::from_millis(20)).build().unwrap();
+    let in_vain = refused(other.acquire("x", &short).await);
+    assert_eq!(in_vain.reason, RejectReason::UpstreamPause);
+    let permit = granted(first, pause + AT_ONCE).await;
+    assert!(began.elapsed() >= pause, "{:?}", began.elapsed());
+    assert!(!second.is_finished());
+    drop(permit);
+    drop(granted(second, AT_ONCE).await);
+    assert_eq!(operator.inspect("x").await.unwrap().paused, None);
+}
+
+async fn a_response_pauses_all_processes_at_once(node: &dyn Fn() -> Semaphore) {
+    let (own, other) = (node(), node());
+    drop(other.acquire("x", &policy(5)).await.unwrap());
+    let permit = own.acquire("x", &policy(5)).await.unwrap();
+    permit.feedback(Feedback::None);
+    drop(own.try_acquire("x", &policy(5)).await.unwrap());
+    let began = Instant::now();
+    permit.feedback(Feedback::Backoff(BRIEF));
+    // Without any wait.
+    let here = refused(own.try_acquire("x", &policy(5)).await);
+    assert_eq!(here.reason, RejectReason::UpstreamPause);
+    assert!(!permit.is_lost());
+    is_paused(&other).await;
+    drop(own.try_acquire("y", &policy(5)).await.unwrap());
+    drop(timeout(BRIEF + AT_ONCE, other.acquire("x", &policy(5))).await.expect("in time").unwrap());
+    assert!(began.elapsed() >= BRIEF, "{:?}", began.elapsed());
+}
+
+async fn the_later_end_wins(node: &dyn Fn() -> Semaphore) {
+    let (a, b) = (node(), node());
+    let permits =
+        (a.acquire("x", &policy(5)).await.unwrap(), b.acquire("x", &policy(5)).await.unwrap());
+    let long_left = |rejected: Rejected| rejected.ends_in.is_some_and(|left| left > LONG / 2);
+    a.pause_for("x", LONG).await.unwrap();
+    b.pause_for("x", BRIEF).await.unwrap();
+    permits.1.feedback(Feedback::Backoff(BRIEF));
+    assert!(long_left(is_paused(&a).await));
+    assert!(long_left(is_paused(&b).await));
+    a.resume("x").await.unwrap();
+    a.pause_for("x", BRIEF).await.unwrap();
+    b.pause_for("x", LONG).await.unwrap();
+    assert!(long_left(is_paused(&b).await));
+    permits.0.feedback(Feedback::Backoff(BRIEF));
+    while !long_left(is_paused(&a).await) {}
+}
+
+async fn resume_ends_it_and_it_does_not_come_back(node: &dyn Fn() -> Semaphore) {
+    let (operator, other) = (node(), node());
+    let permit = other.acquire("x", &policy(5)).await.unwrap();
+    permit.feedback(Feedback::Backoff(LONG));
+    is_paused(&operator).await;
+    let wait = tokio::spawn(other.acquire("x", &policy(5)));
+    waiting(&operator, "x", 1).await;
+    operator.resume("x").await.unwrap();
+    drop(granted(wait, AT_ONCE).await);
+    // Here, too, and before any message.
+    permit.feedback(Feedback::Backoff(LONG));
+    other.resume("x").await.unwrap();
+    drop(other.try_acquire("x", &policy(5)).await.unwrap());
+    let wait = operator.acquire("x", &policy(5));
+    drop(timeout(AT_ONCE, wait).await.expect("at once").unwrap());
+    assert_eq!(operator.inspect("x").await.unwrap().paused, None);
+    drop(node().try_acquire("x", &policy(5)).await.unwrap());
+}
+
+async fn what_an_operator_set_wins_in_each_order(node: &dyn Fn() -> Semaphore) {
+    let (operator, other) = (node(), node());
+    drop(other.acquire("x", &policy(5)).await.unwrap());
+    for is_first in [true, false] {
+        // A pause without an end.
+        if is_first {
+            operator.pause("x").await.unwrap();
+        }
+        operator.pause_for("x", BRIEF).await.unwrap();
+        if !is_first {
+            operator.pause("x").await.unwrap();
+        }
+        refuses(&other, RejectReason::Paused, AT_ONCE).await;
+        let ended = Instant::now() + BRIEF;
+        while Instant::now() < ended + Duration::from_millis(50) {
+            assert_eq!(
+                refused(other.try_acquire("x", &policy(5)).await).reason,
+                RejectReason::Paused
+            );
+        }
+        operator.resume("x").await.unwrap();
+        drop(timeout(AT_ONCE, other.acquire("x", &policy(5))).await.expect("at once").unwrap());
+
+        // A drain.
+        if is_first {
+            operator.drain("x", Duration::ZERO).await.unwrap();
+        }
+        operator.pause_for("x", LONG).await.unwrap();
+        if !is_first {
+            operator.drain("x", Duration::ZERO).await.unwrap();
+        }
+        refuses(&other, RejectReason::Draining, AT_ONCE).await;
+        assert_eq!(operator.limit_of("x").await.unwrap().mode, Mode::Draining);
+        operator.resume("x").await.unwrap();
+
+        // A limit, which is neither lost nor a way around the pause.
+        if is_first {
+            operator.set_limit("x", 1).await.unwrap();
+        }
+        operator.pause_for("x", BRIEF).await.unwrap();
+        if !is_first {
+            operator.set_limit("x", 1).await.unwrap();
+        }
+        is_paused(&operator).await;
+        let held = timeout(BRIEF + AT_ONCE, other.acquire("x", &policy(5))).await.expect("in time");
+        let full = refuses(&other, RejectReason::Limit, AT_ONCE).await;
+        assert_eq!(full.limit, 1);
+        drop(held);
+        operator.clear_limit("x").await.unwrap();
+    }
+}
+
+async fn a_process_that_starts_meanwhile_knows_it(node: &dyn Fn() -> Semaphore) {
+    let own = node();
+    let began = Instant::now();
+    let pause = Duration::from_millis(1500);
+    own.acquire("x", &policy(5)).await.unwrap().feedback(Feedback::Backoff(pause));
+    eventually_paused(&own).await;
+    // Something else is set later, so that the pause is not the last change.
+    own.set_limit("y", 3).await.unwrap();
+    own.shutdown().await;
+    drop(own);
+    let late = node();
+    // Its very first call applies it.
+    let rejected = refused(late.try_acquire("x", &policy(5)).await);
+    assert_eq!(rejected.reason, RejectReason::UpstreamPause);
+    let slack = Duration::from_millis(250);
+    let left = (pause + slack).saturating_sub(began.elapsed());
+    assert!(rejected.ends_in.is_some_and(|ends_in| ends_in <= left + AT_ONCE), "{rejected:?}");
+    drop(timeout(left + AT_ONCE, late.acquire("x", &policy(5))).await.expect("in time").unwrap());
+    assert!(began.elapsed() >= pause, "{:?}", began.elapsed());
+}
+
+/// Waits until the backend has recorded it.
+async fn eventually_paused(semaphore: &Semaphore) {
+    let began = Stopwatch::start();
+    while semaphore.inspect("x").await.unwrap().paused.is_none() {
+        assert!(began.elapsed() < AT_ONCE, "it is not recorded");
+    }
+}
+
+async fn an_upstream_can_pause_no_longer_than_the_policy_allows(node: &dyn Fn() -> Semaphore) {
+    let own = node();
+    let day = Feedback::Backoff(Duration::from_secs(86_400));
+    let bounded = |max_pause| Policy::builder(5).max_pause(max_pause).build().unwrap();
+    let never = own.acquire("x", &bounded(Duration::ZERO)).await.unwrap();
+    never.feedback(day);
+    drop(own.try_acquire("x", &policy(5)).await.unwrap());
+    own.acquire("x", &bounded(BRIEF)).await.unwrap().feedback(day);
+    let left = is_paused(&own).await.ends_in.unwrap();
+    assert!(left <= BRIEF + Duration::from_millis(250), "{left:?}");
+    let wait = own.acquire("x", &policy(5));
+    let permit = timeout(BRIEF + 2 * AT_ONCE, wait).await.expect("in time").unwrap();
+    permit.feedback(day);
+    let left = is_paused(&own).await.ends_in.unwrap();
+    assert!(left <= Duration::from_millis(60_250), "{left:?}");
+    let error = Policy::builder(5).max_pause(Duration::from_secs(3601)).build().unwrap_err();
+    assert_eq!(error.to_string(), "longest pause is 3601s; expected 0 (never pause) to 3600s");
+}
+
+async fn it_says_who_asked_for_it_and_why(node: &dyn Fn() -> Semaphore) {
+    let (operator, other) = (node(), node());
+    let permit = other.acquire("x", &policy(5)).await.unwrap();
+    assert_eq!(operator.inspect("x").await.unwrap().paused, None);
+    permit.feedback(Feedback::Backoff(LONG));
+    is_paused(&operator).await;
+    let paused = operator.inspect("x").await.unwrap().paused.unwrap();
+    let pid = format!(":{}", std::process::id());
+    assert!(paused.by.ends_with(&pid), "{paused:?}");
+    assert_eq!(paused.cause, PauseCause::Upstream);
+    assert!(paused.left > LONG / 2 && paused.left <= LONG + AT_ONCE, "{paused:?}");
+    operator.pause_for("x", 2 * LONG).await.unwrap();
+    let paused = operator.inspect("x").await.unwrap().paused.unwrap();
+    assert_eq!(paused.cause, PauseCause::Operator);
+    assert!(paused.left > LONG + AT_ONCE, "{paused:?}");
+}
+
+async fn a_pause_that_is_no_pause_is_an_error(node: &dyn Fn() -> Semaphore) {
+    for (pause, text) in [(0, "0ns"), (86_400_001, "86400.001s")] {
+        let pause = node().pause_for("x", Duration::from_millis(pause)).await;
+        let error = pause.unwrap_err().to_string();
+        assert_eq!(error, format!("pause is {text}; expected 1ms to 86400s"));
+    }
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn thirty_responses_at_once_are_one_write() {
+    let server = TestRedis::start();
+    let nodes = [server.semaphore(), server.semaphore(), server.semaphore()];
+    let mut permits = Vec::new();
+    for at in 0..30 {
+        permits.push(nodes[at % 3].acquire("x", &policy(30)).await.unwrap());
+    }
+    let _: String = server.command(&["CONFIG", "RESETSTAT"]);
+    for permit in &permits {
+        permit.feedback(Feedback::Backoff(LONG));
+    }
+    for node in &nodes {
+        is_paused(node).await;
+        eventually_paused(node).await;
+    }
+    assert_eq!(server.calls("hset"), 1);
+    assert_eq!(server.calls("publish"), 1);
+    // Each process knows an end that is late enough, and sends nothing.
+    let asked = server.calls("time");
+    for permit in &permits {
+        permit.feedback(Feedback::Backoff(LONG));
+    }
+    // A round trip, which such a record would have been sent before.
+    for node in &nodes {
+        let _ = node.try_acquire("x", &policy(30)).await;
+    }
+    assert_eq!(server.calls("hset"), 1);
+    assert!(server.calls("hgetall") <= 3 + 3, "one attempt of each process, and one reading");
+    assert!(server.calls("time") - asked <= 3, "only the acquires");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_lost_message_costs_a_second() {
+    let server = TestRedis::start();
+    let words = "ACL SETUSER app reset on >secret resetchannels ~semaphore:* +@all";
+    let _: String = server.command(&words.split(' ').collect::<Vec<_>>());
+    let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
+    let backend = tower_semaphore::backend::RedisBackend::builder(url).build().unwrap();
+    let (own, poll_only) = (server.semaphore(), Semaphore::new(backend));
+    drop(poll_only.acquire("x", &policy(5)).await.unwrap());
+    own.acquire("x", &policy(5)).await.unwrap().feedback(Feedback::Backoff(LONG));
+    refuses(&poll_only, RejectReason::UpstreamPause, Duration::from_millis(1500)).await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_pause_outlives_the_connections_and_leaves_nothing() {
+    let server = TestRedis::start();
+    let (own, other) = (server.semaphore(), server.semaphore());
+    drop(other.acquire("x", &policy(5)).await.unwrap());
+    let permit = own.acquire("x", &policy(5)).await.unwrap();
+    let pause = Duration::from_millis(1500);
+    let began = Instant::now();
+    permit.feedback(Feedback::Backoff(pause));
+    // The connection breaks before the record is answered, and messages reach nobody.
+    let _: u64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    for node in [&own, &other] {
+        is_paused(node).await;
+    }
+    eventually_paused(&other).await;
+    let _: u64 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    for node in [&own, &other] {
+        is_paused(node).await;
+    }
+    let wait = other.acquire("x", &policy(5));
+    drop(timeout(pause + AT_ONCE, wait).await.expect("in time").unwrap());
+    assert!(began.elapsed() >= pause, "{:?}", began.elapsed());
+    drop(permit);
+    eventually("nothing is left", async || server.keys() == 0).await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn while_redis_is_away_a_process_pauses_itself() {
+    use tower_semaphore::OnUnavailable;
+    let mut server = TestRedis::start();
+    let semaphore = server.semaphore();
+    let admit = Policy::builder(5)
+        .wait_timeout(Duration::from_secs(20))
+        .on_unavailable(OnUnavailable::Admit)
+        .build()
+        .unwrap();
+    let permit = semaphore.acquire("x", &admit).await.unwrap();
+    server.kill();
+    crate::support::semaphore::down(&semaphore).await;
+    drop(semaphore.acquire("x", &admit).await.unwrap());
+    permit.feedback(Feedback::Backoff(LONG));
+    let refused = semaphore.acquire("x", &admit).await;
+    assert!(matches!(refused, Err(AcquireError::Unavailable(_))), "{refused:?}");
+    drop(semaphore.acquire("y", &admit).await.unwrap());
+    // It is recorded as soon as that is possible.
+    server.restart();
+    let other = server.semaphore();
+    refuses(&other, RejectReason::UpstreamPause, Duration::from_secs(5)).await;
+    is_paused(&semaphore).await;
+}
+
+/// Beside something that stays, a pause is dropped with the next change after its end.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_pause_is_a_field_that_ends() {
+    const KEY: &str = "semaphore:{!overrides}";
+    let server = TestRedis::start();
+    let operator = server.semaphore();
+    operator.pause_for("x", BRIEF).await.unwrap();
+    let left: i64 = server.command(&["PTTL", KEY]);
+    assert!((1000..=1400).contains(&left), "{left}");
+    operator.set_limit("y", 3).await.unwrap();
+    let left: i64 = server.command(&["PTTL", KEY]);
+    assert_eq!(left, -1, "the limit stays");
+    let fields: Vec<String> = server.command(&["HKEYS", KEY]);
+    assert_eq!(fields.len(), 3, "{fields:?}");
+    eventually("the field is dropped", async || {
+        operator.set_limit("y", 4).await.unwrap();
+        let fields: Vec<String> = server.command(&["HKEYS", KEY]);
+        fields.len() == 2
+    })
+    .await;
+    operator.clear_limit("y").await.unwrap();
+    assert_eq!(server.keys(), 0);
+    // What cannot be read pauses nothing.
+    for value in ["", "5", "soon x 429", "99999999999999999999 x 429", "9999999999999 x"] {
+        let _: u64 = server.command(&["HSET", KEY, "@", "5", "@- x", value]);
+        drop(server.semaphore().acquire("x", &policy(5)).await.unwrap());
+        operator.pause_for("x", BRIEF).await.unwrap();
+        is_paused(&operator).await;
+        operator.resume("x").await.unwrap();
+    }
+}
