@@ -21,6 +21,8 @@ use super::grpc::Dialect;
 use super::refusal::{Refusal, RefusalReason};
 use super::refusal_response::RefusalBody;
 use super::settings::{HoldUntil, OnLost, Settings};
+use crate::feedback::Head;
+use crate::protocol::PauseCause;
 use crate::semaphore::Permit;
 use crate::service::passage::{Exit, Passage};
 
@@ -92,6 +94,7 @@ impl Settings {
             // A layer further in rejected or aborted it: that response needs no permit, whatever its status.
             permit.refused(refusal.reason);
         } else {
+            self.pass_feedback_on(Head::of(&response), permit.get());
             permit.for_body(&response, is_head);
         }
         if is_upgrade(response.status(), is_tunnel) {
@@ -113,6 +116,13 @@ impl Settings {
             response.extensions_mut().insert(*would);
         }
         response
+    }
+
+    /// Reads what a response says about the next requests. A layer in shadow changes nothing for others.
+    fn pass_feedback_on(&self, head: Head<'_>, permit: Option<&Permit>) {
+        if let (Some(read), Some(permit), None) = (&self.config.on_response, permit, &self.shadow) {
+            permit.feedback_of(read(head), PauseCause::Status(head.status.as_u16()));
+        }
     }
 
     /// The response to a request whose permit was lost before there was one.

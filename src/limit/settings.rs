@@ -17,6 +17,7 @@ use super::refusal_response::RefusalResponse;
 use super::required::Required;
 use super::shadow::Shadow;
 use super::versions::Versions;
+use crate::feedback::{Feedback, Head};
 use crate::name::Name;
 use crate::policy::{Limit, Policy};
 use crate::semaphore::Remembered;
@@ -59,6 +60,8 @@ pub(super) struct Config {
     pub(super) wait_timeout: Option<Arc<WaitTimeoutOf>>,
     pub(super) client_timeout: Option<ClientTimeout>,
     pub(super) skip: Option<Skip>,
+    /// Reads what a response says about the next requests.
+    pub(super) on_response: Option<OnResponse>,
     pub(super) hold_until: HoldUntil,
     pub(super) on_lost: OnLost,
     pub(super) full_status: StatusCode,
@@ -98,6 +101,7 @@ impl Config {
             wait_timeout: None,
             client_timeout: None,
             skip: None,
+            on_response: None,
             hold_until: HoldUntil::default(),
             on_lost: OnLost::default(),
             full_status: StatusCode::TOO_MANY_REQUESTS,
@@ -134,6 +138,7 @@ type KeyLookup = dyn Fn(&Parts) -> BoxFuture<'static, Option<Name>> + Send + Syn
 type LimitOf = dyn Fn(&Name, &Parts) -> Limit + Send + Sync;
 pub(super) type WaitTimeoutOf = dyn Fn(&Name, &Parts) -> Duration + Send + Sync;
 type LimitLookup = dyn Fn(&Name, &Parts) -> BoxFuture<'static, Limit> + Send + Sync;
+pub(super) type OnResponse = Arc<dyn Fn(Head<'_>) -> Feedback + Send + Sync>;
 pub(super) type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 impl fmt::Debug for Settings {

@@ -2,12 +2,21 @@
 //!
 //! Each test in `both!` runs on both backends, with the semaphores of several processes.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
+use http::header::RETRY_AFTER;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
+use tower::{Service, ServiceBuilder, ServiceExt};
+use tower_semaphore::limit::{ConcurrencyLimitBuilder, Refusal, RefusalReason, ResponseBody};
 use tower_semaphore::operate::{Mode, PauseCause};
-use tower_semaphore::{AcquireError, Feedback, Permit, Policy, RejectReason, Rejected, Semaphore};
+use tower_semaphore::{
+    AcquireError, ConcurrencyLimitLayer, Feedback, Permit, Policy, RejectReason, Rejected,
+    Semaphore, feedback,
+};
 
 #[cfg(feature = "redis")]
 use crate::support::eventually;
@@ -294,6 +303,84 @@ async fn a_pause_that_is_no_pause_is_an_error(node: &dyn Fn() -> Semaphore) {
         let error = pause.unwrap_err().to_string();
         assert_eq!(error, format!("pause is {text}; expected 1ms to 86400s"));
     }
+}
+
+/// A layer with this limit on an upstream that answers as told by the path: `/<status>/<Retry-After>`.
+fn upstream(
+    semaphore: &Semaphore,
+    set: impl FnOnce(ConcurrencyLimitBuilder) -> ConcurrencyLimitBuilder,
+) -> impl Service<Request<()>, Response = Response<ResponseBody<String>>, Error = Infallible> {
+    let builder =
+        ConcurrencyLimitLayer::builder(semaphore, "x").limit(5).wait_timeout(Duration::ZERO);
+    let layer = set(builder.on_response(feedback::retry_after)).build().unwrap();
+    ServiceBuilder::new().layer(layer).service_fn(async |request: Request<()>| {
+        let mut parts = request.uri().path().split('/').skip(1);
+        let response = Response::builder().status(parts.next().unwrap());
+        let after = parts.next().unwrap();
+        Ok::<_, Infallible>(response.header(RETRY_AFTER, after).body("own".to_owned()).unwrap())
+    })
+}
+
+fn get(path: &str) -> Request<()> {
+    Request::get(path).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn a_layer_pauses_for_a_response_and_passes_it_on_unchanged() {
+    let semaphore = Semaphore::in_memory();
+    let mut service = upstream(&semaphore, |builder| builder);
+    for passes in ["/200/20", "/429/0", "/429/-1", "/429/soon"] {
+        let response = service.ready().await.unwrap().call(get(passes)).await.unwrap();
+        assert!(response.extensions().get::<Refusal>().is_none(), "{passes}");
+        assert_eq!(semaphore.inspect("x").await.unwrap().paused, None, "{passes}");
+    }
+    let response = service.ready().await.unwrap().call(get("/429/20")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.headers()[RETRY_AFTER], "20");
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "own");
+    let paused = semaphore.inspect("x").await.unwrap().paused.unwrap();
+    assert_eq!(paused.cause, PauseCause::Status(429));
+    let refused = service.ready().await.unwrap().call(get("/200/0")).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    // Exactly, and without jitter: with the slack, between 20 and 20.25 s are left.
+    assert_eq!(refused.headers()[RETRY_AFTER], "21");
+    let refusal = refused.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.reason, RefusalReason::UpstreamPause);
+    assert_eq!(refusal.reason.as_str(), "upstream_pause");
+    let body = refused.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["reason"], "upstream_pause");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.starts_with("x is paused for another 20."), "{detail}");
+}
+
+#[tokio::test]
+async fn a_layer_bounds_a_pause_and_makes_none_in_shadow() {
+    let semaphore = Semaphore::in_memory();
+    let mut shadow = upstream(&semaphore, |builder| builder.shadow(true));
+    let mut bounded = upstream(&semaphore, |builder| builder.max_pause(BRIEF));
+    shadow.ready().await.unwrap().call(get("/429/20")).await.unwrap();
+    assert_eq!(semaphore.inspect("x").await.unwrap().paused, None);
+    bounded.ready().await.unwrap().call(get("/503/86400")).await.unwrap();
+    let paused = semaphore.inspect("x").await.unwrap().paused.unwrap();
+    assert!(paused.left <= BRIEF + Duration::from_millis(250), "{paused:?}");
+}
+
+/// What a layer further in says is not the upstream's.
+#[tokio::test]
+async fn a_rejection_further_in_is_no_response_of_the_upstream() {
+    let semaphore = Semaphore::in_memory();
+    let layer =
+        |name| ConcurrencyLimitLayer::builder(&semaphore, name).on_response(feedback::retry_after);
+    let outer = layer("outer").limit(5).build().unwrap();
+    let inner = layer("inner").limit(0).build().unwrap();
+    let service = ServiceBuilder::new().layer(outer).layer(inner);
+    let mut service = service
+        .service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let refused = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key(RETRY_AFTER));
+    assert_eq!(semaphore.inspect("outer").await.unwrap().paused, None);
 }
 
 #[cfg(feature = "redis")]

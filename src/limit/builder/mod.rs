@@ -6,6 +6,7 @@ mod hold;
 mod key;
 mod limit;
 mod once;
+mod pause;
 mod refusal;
 mod wait;
 

@@ -1,0 +1,66 @@
+//! What a response of the upstream says about the requests that come next.
+//!
+//! An upstream that is asked too often answers 429, mostly with the time after which to ask again. Only one request of
+//! one process sees that, and the others go on. A layer passes it on to the whole fleet: no permit is granted until
+//! then, requests in flight go on, and those that wait keep their turns.
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore, feedback};
+//! # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+//! ConcurrencyLimitLayer::builder(semaphore, "openai")
+//!     .limit(30)
+//!     .on_response(feedback::openai)
+//!     .max_pause(Duration::from_secs(60))
+//!     .build()
+//! # }
+//! ```
+//!
+//! # Which semaphore is paused
+//!
+//! That of the request: its name and its key. So choose the key by what the upstream counts. If it counts all requests
+//! of an account and the layer has a key for each user, the response to one user pauses that user alone.
+//!
+//! # Readers
+//!
+//! A reader is a function of the status and the headers. It never sees the body, and the response is passed on
+//! unchanged.
+//!
+//! | reader | pauses for | not for |
+//! |---|---|---|
+//! | [`retry_after`] | 429 and 503 with `Retry-After` | the same without it |
+//! | [`retry_after_on`] | the same with other statuses | |
+//! | [`openai`], [`groq`] | 429 with a time; 503 with `Retry-After` | 429 without one: the account has no credit; `x-should-retry: false` |
+//! | [`azure`] | the same, and Azure's own field | times of 0 and less, which it also sends |
+//! | [`anthropic`] | 429 with `Retry-After` | 429 without it: a spend cap; 529, which is the provider's load and no limit of yours |
+//!
+//! A time is at most [`max_pause`](crate::PolicyBuilder::max_pause), whatever the upstream says. Without HTTP, or with a
+//! client that is no Tower service, pass it on with [`Permit::feedback`](crate::Permit::feedback).
+
+mod head;
+mod providers;
+
+use std::time::Duration;
+
+pub use self::head::Head;
+pub use self::providers::{anthropic, azure, groq, openai, retry_after, retry_after_on};
+
+/// What a response of the upstream says about the requests that come next.
+///
+/// See [`Permit::feedback`](crate::Permit::feedback).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Feedback {
+    /// Nothing.
+    #[default]
+    None,
+    /// That the upstream refuses requests for this long from now on.
+    Backoff(Duration),
+}
+
+impl Feedback {
+    /// A time that is there and not zero.
+    fn after(time: Option<Duration>) -> Self {
+        time.filter(|time| !time.is_zero()).map_or(Self::None, Self::Backoff)
+    }
+}
