@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy};
+use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy, feedback};
 
 use super::headers::is_lookalike;
 use super::site::Site;
@@ -124,6 +124,18 @@ pub(crate) struct Rule {
     #[serde(deserialize_with = "file::duration")]
     linger: Duration,
 
+    /// Statuses of the upstream, such as 429,503, whose Retry-After pauses the limit of the request's key in all
+    /// gateways: nothing is granted until then
+    #[arg(long, value_name = "STATUS,...", value_parser = pause_on)]
+    #[serde(deserialize_with = "file::pause_on")]
+    pause_on: Option<Statuses>,
+
+    /// The longest pause, whatever the upstream says, for --pause-on
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    #[arg(allow_hyphen_values = true)]
+    #[serde(deserialize_with = "file::duration")]
+    max_pause: Duration,
+
     /// Pass a permit that is given back straight to the next request of this gateway, as long as it
     /// knows that no other gateway waits
     #[arg(long)]
@@ -176,6 +188,10 @@ pub(crate) struct Rule {
     #[arg(long, default_value = "gateway")]
     pub(crate) name: String,
 }
+
+/// Statuses of responses.
+#[derive(Clone, Debug)]
+pub(crate) struct Statuses(Vec<StatusCode>);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Key {
@@ -454,7 +470,11 @@ impl Rule {
         if !matches!(self.key, Key::Global) {
             builder = builder.on_missing_key(self.missing_key.into());
         }
+        if let Some(Statuses(statuses)) = &self.pause_on {
+            builder = builder.on_response(feedback::retry_after_on(statuses.iter().copied()));
+        }
         self.apply_tenants(builder)
+            .max_pause(self.max_pause)
             .wait_timeout(self.wait)
             .lease(self.lease)
             .linger(self.linger)
@@ -601,6 +621,15 @@ pub(crate) fn cost(text: &str) -> Result<HeaderName, &'static str> {
         Ok(Key::Header(name)) => Ok(name),
         _ => Err("expected header:NAME"),
     }
+}
+
+pub(crate) fn pause_on(text: &str) -> Result<Statuses, &'static str> {
+    let statuses = text.split(',').map(|status| {
+        let status = StatusCode::from_bytes(status.trim().as_bytes()).ok()?;
+        (status.is_client_error() || status.is_server_error()).then_some(status)
+    });
+    let statuses = statuses.collect::<Option<_>>();
+    statuses.map(Statuses).ok_or("expected statuses from 400 to 599, such as 429,503")
 }
 
 pub(crate) fn weight(text: &str) -> Result<u32, String> {

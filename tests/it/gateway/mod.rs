@@ -7,6 +7,7 @@ mod fields;
 mod linger;
 mod logs;
 mod paths;
+mod pauses;
 mod peers;
 mod protocols;
 mod requests;
