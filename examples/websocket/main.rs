@@ -22,20 +22,20 @@ use axum::response::Response;
 use axum::routing::get;
 use http::StatusCode;
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite;
 use tower_semaphore::limit::BoxError;
-use tower_semaphore::{ConcurrencyLimitLayer, Permit, Semaphore};
+use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Permit, Semaphore};
+
+const NAME: &str = "socket";
+/// How long a client may take to read a message.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let semaphore = Semaphore::in_memory();
-    let one_socket = ConcurrencyLimitLayer::builder(&semaphore, "socket")
-        .limit(1)
-        .wait_timeout(Duration::from_millis(500))
-        .linger(Duration::from_millis(200))
-        .build()?;
-    let app = Router::new().route("/", get(open)).layer(one_socket);
+    let app = app(&semaphore)?;
 
     if std::env::args().any(|arg| arg == "--demo") {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -51,33 +51,47 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Runs only for requests with a permit, which the extractor takes from the request.
-async fn open(upgrade: WebSocketUpgrade, permit: Permit) -> Response {
-    upgrade.on_upgrade(|socket| echo(socket, permit))
+fn app(semaphore: &Semaphore) -> Result<Router, ConfigError> {
+    let one_socket = ConcurrencyLimitLayer::builder(semaphore, NAME)
+        .limit(1)
+        .wait_timeout(Duration::from_millis(500))
+        .linger(Duration::from_millis(200))
+        .build()?;
+    Ok(Router::new().route("/", get(open)).layer(one_socket))
 }
 
-/// Echoes messages until the client leaves or the permit is lost.
+/// Runs only for requests with a permit, which the extractor takes from the request.
+async fn open(upgrade: WebSocketUpgrade, permit: Permit) -> Response {
+    upgrade.on_upgrade(|socket| hold(socket, permit))
+}
+
+/// Holds the permit until the socket ends, or closes the socket if the permit is lost.
 ///
 /// The permit lingers when it is dropped: the layer cannot know how a socket ended. This task can.
-async fn echo(mut socket: WebSocket, permit: Permit) {
+async fn hold(mut socket: WebSocket, permit: Permit) {
+    tokio::select! {
+        // Dropping it also ends a write that the client does not read.
+        is_closed = echo(&mut socket) => if is_closed {
+            // An error says that the backend did not answer; the permit ends with its lease then.
+            let _ = permit.release().await;
+        },
+        () = permit.lost() => {}
+    }
+}
+
+/// Echoes messages until the client leaves or reads no more. Returns whether it closed the socket.
+async fn echo(socket: &mut WebSocket) -> bool {
     loop {
-        let message = tokio::select! {
-            message = socket.recv() => message,
-            () = permit.lost() => return,
-        };
-        match message {
+        match socket.recv().await {
             Some(Ok(message @ (Message::Text(_) | Message::Binary(_)))) => {
-                if socket.send(message).await.is_err() {
-                    return;
+                // A client that does not read would hold its permit without end.
+                if !matches!(timeout(WRITE_TIMEOUT, socket.send(message)).await, Ok(Ok(()))) {
+                    return false;
                 }
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-            Some(Ok(Message::Close(_))) => {
-                // An error says that the backend did not answer; the permit ends with its lease then.
-                let _ = permit.release().await;
-                return;
-            }
-            Some(Err(_)) | None => return,
+            Some(Ok(Message::Close(_))) => return true,
+            Some(Err(_)) | None => return false,
         }
     }
 }
@@ -100,4 +114,46 @@ async fn demo(url: &str) -> Result<(), BoxError> {
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
     third.close(None).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::SinkExt;
+    use socket2::SockRef;
+    use tokio::net::{TcpListener, TcpSocket};
+    use tokio::time::{sleep, timeout};
+    use tokio_tungstenite::client_async;
+    use tokio_tungstenite::tungstenite::Message;
+    use tower_semaphore::Semaphore;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_socket_that_is_not_read_is_closed() {
+        let semaphore = Semaphore::in_memory();
+        let app = super::app(&semaphore).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async { axum::serve(listener, app).await });
+        let in_use = async || semaphore.inspect(super::NAME).await.unwrap().in_use;
+
+        let socket = TcpSocket::new_v4().unwrap();
+        SockRef::from(&socket).set_recv_buffer_size(4096).unwrap();
+        let stream = socket.connect(address).await.unwrap();
+        let (mut socket, _) = client_async(format!("ws://{address}/"), stream).await.unwrap();
+        let message = Message::text("x".repeat(1_000_000));
+        let mut sent = 0;
+        // Until the server, which writes, reads no more.
+        while timeout(Duration::from_secs(1), socket.send(message.clone())).await.is_ok() {
+            sent += 1;
+            assert!(sent < 100, "the server reads on");
+        }
+        assert_eq!(in_use().await, 1);
+        let freed = timeout(super::WRITE_TIMEOUT + Duration::from_secs(10), async {
+            while in_use().await > 0 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        freed.await.expect("it holds its permit without end");
+    }
 }
