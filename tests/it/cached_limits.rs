@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use tokio::time::{Instant, advance, sleep};
+use tokio::time::{Instant, advance, sleep, timeout};
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::{
@@ -205,18 +206,120 @@ async fn a_source_that_hangs_costs_one_request_its_timeout_and_the_others_nothin
 }
 
 #[tokio::test(start_paused = true)]
-async fn if_the_one_who_asks_leaves_the_next_one_asks() {
+async fn a_request_that_is_put_aside_delays_no_other() {
+    let (semaphore, plans) = (Semaphore::in_memory(), Plans::new(Mood::Knows(5)));
+    let layer = layer(&semaphore, &plans.limits().build().unwrap());
+    // One that made the call, and one that waits for it. Neither is polled again.
+    let mut aside = [task::spawn(ask(&layer, "a")), task::spawn(ask(&layer, "a"))];
+    aside.iter_mut().for_each(|request| assert_pending!(request.poll()));
+    let answer = timeout(Duration::from_millis(20), ask(&layer, "a")).await;
+    assert_eq!(answer.expect("an answer as soon as the source has one").status(), StatusCode::OK);
+    assert_eq!(plans.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_put_aside_prolongs_no_timeout() {
     let (semaphore, plans) = (Semaphore::in_memory(), Plans::new(Mood::Hangs));
+    let layer = layer(&semaphore, &plans.limits().build().unwrap());
+    let mut aside = task::spawn(ask(&layer, "a"));
+    assert_pending!(aside.poll());
+    advance(Duration::from_millis(100)).await;
+    let answer = timeout(Duration::from_millis(401), ask(&layer, "a")).await;
+    assert_unknown(&answer.expect("an answer within the timeout of the call"));
+
+    // It is asked again, and the failure of the old call changes nothing.
+    plans.set(Mood::Knows(2));
+    advance(Duration::from_secs(1)).await;
+    assert_eq!(limit_in_force(&layer, "a").await, 2);
+    assert_eq!(aside.await.status(), StatusCode::OK);
+    advance(Duration::from_secs(10)).await;
+    plans.set(Mood::Knows(3));
+    assert_eq!((limit_in_force(&layer, "a").await, plans.calls()), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_not_polled_is_driven_by_another_request_and_replaced_when_it_is_old() {
+    let (semaphore, plans) = (Semaphore::in_memory(), Plans::new(Mood::Knows(1)));
+    let layer = layer(&semaphore, &plans.limits().build().unwrap());
+    assert_eq!(limit_in_force(&layer, "a").await, 1);
+    // With a known plan, the others use that until the timeout of the call.
+    advance(Duration::from_secs(10)).await;
+    plans.set(Mood::Knows(2));
+    let mut aside = task::spawn(ask(&layer, "a"));
+    assert_pending!(aside.poll());
+    plans.set(Mood::Knows(3));
+    advance(Duration::from_millis(499)).await;
+    assert_eq!((limit_in_force(&layer, "a").await, plans.calls()), (1, 2));
+    advance(Duration::from_millis(1)).await;
+    assert_eq!((limit_in_force(&layer, "a").await, plans.calls()), (2, 2));
+    assert_eq!(aside.await.status(), StatusCode::OK);
+
+    advance(Duration::from_secs(10)).await;
+    let mut aside = task::spawn(ask(&layer, "a"));
+    assert_pending!(aside.poll());
+    plans.set(Mood::Knows(4));
+    advance(Duration::from_millis(1500)).await;
+    assert_eq!((limit_in_force(&layer, "a").await, plans.calls()), (4, 4));
+    // The answer of the old call is for this request alone.
+    assert_eq!(aside.await.status(), StatusCode::OK);
+    assert_eq!((limit_in_force(&layer, "a").await, plans.calls()), (4, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_with_the_timeout_of_a_call_does_not_undo_its_failure() {
+    let (semaphore, plans) = (Semaphore::in_memory(), Plans::new(Mood::Hangs));
+    let layer = layer(&semaphore, &plans.limits().build().unwrap());
+    let mut first = task::spawn(ask(&layer, "a"));
+    assert_pending!(first.poll());
+    advance(Duration::from_millis(500)).await;
+    let mut last = task::spawn(ask(&layer, "a"));
+    assert_pending!(last.poll());
+    assert_unknown(&first.await);
+    assert_unknown(&timeout(Duration::from_millis(1), ask(&layer, "a")).await.expect("a pause"));
+    assert_unknown(&last.await);
+    assert_eq!(plans.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_ends_with_the_last_request_that_waits_for_it() {
+    let (semaphore, plans) = (Semaphore::in_memory(), Plans::new(Mood::Knows(1)));
     let layer = layer(&semaphore, &plans.limits().build().unwrap());
     let mut leaves = task::spawn(ask(&layer, "a"));
     let mut stays = task::spawn(ask(&layer, "a"));
     assert_pending!(leaves.poll());
     assert_pending!(stays.poll());
-    assert_eq!(plans.calls(), 1);
-    plans.set(Mood::Knows(1));
     drop(leaves);
     assert_eq!(stays.await.status(), StatusCode::OK);
-    assert_eq!(plans.calls(), 2);
+    assert_eq!(plans.calls(), 1);
+
+    plans.set(Mood::Hangs);
+    let mut all_leave = [task::spawn(ask(&layer, "b")), task::spawn(ask(&layer, "b"))];
+    all_leave.iter_mut().for_each(|request| assert_pending!(request.poll()));
+    drop(all_leave);
+    plans.set(Mood::Knows(1));
+    assert_eq!(ask(&layer, "b").await.status(), StatusCode::OK);
+    assert_eq!(plans.calls(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_panics_costs_one_request() {
+    let (semaphore, calls) = (Semaphore::in_memory(), Arc::new(AtomicUsize::new(0)));
+    let limits = CachedLimit::builder(move |_, _| {
+        let call = calls.fetch_add(1, Ordering::Relaxed);
+        async move {
+            sleep(Duration::from_millis(10)).await;
+            assert_ne!(call, 0, "the first call");
+            Ok::<_, std::io::Error>(9)
+        }
+    });
+    let layer = layer(&semaphore, &limits.build().unwrap());
+    let asks = (0..3).map(|_| std::panic::AssertUnwindSafe(ask(&layer, "a")).catch_unwind());
+    let (answers, panics): (Vec<_>, Vec<_>) =
+        join_all(asks).await.into_iter().partition(Result::is_ok);
+    assert_eq!((answers.len(), panics.len()), (2, 1));
+    assert!(answers.into_iter().all(|answer| answer.unwrap().status() == StatusCode::OK));
+    let payload = panics.into_iter().next().unwrap().unwrap_err();
+    assert!(payload.downcast::<String>().unwrap().contains("the first call"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,14 +1,13 @@
 //! What the cache knows of one key.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::OnUnknown;
-use crate::error::{BackendError, Seconds};
-use crate::limit::BoxError;
+use super::call::Call;
+use crate::error::BackendError;
 
 /// Pause after a failure before the source is asked again for the same key.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -24,25 +23,30 @@ pub(super) struct CacheOptions<V> {
 /// The cache entry of one key.
 pub(super) struct Entry<V> {
     seen: Mutex<Seen<V>>,
-    /// Held while the source is asked.
-    pub(super) asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 pub(super) struct Seen<V> {
+    /// The last answer, and when it came.
     answer: Option<(V, Instant)>,
     /// The last failure since the answer.
     failure: Option<(BackendError, Instant)>,
+    /// The last call, and until when requests wait for it. If none of them is polled, the next one drives it on; after
+    /// another pause it is too old, and is replaced.
+    call: Weak<Call<V>>,
+    until: Instant,
+}
+
+/// What is known without another call of the source.
+pub(super) enum Known<V> {
+    Answer(Result<V, BackendError>),
+    /// The source is being asked, and a request waits until then.
+    Running(Arc<Call<V>>, Instant),
 }
 
 impl<V> Default for Entry<V> {
     fn default() -> Self {
-        Self { seen: Mutex::default(), asking: Arc::default() }
-    }
-}
-
-impl<V> Default for Seen<V> {
-    fn default() -> Self {
-        Self { answer: None, failure: None }
+        let (call, until) = (Weak::new(), Instant::now());
+        Self { seen: Mutex::new(Seen { answer: None, failure: None, call, until }) }
     }
 }
 
@@ -52,59 +56,104 @@ impl<V: Copy> Entry<V> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn ask(
+    /// Ends a call. Returns what a request that waited for it gets.
+    pub(super) fn end(
         &self,
-        source: BoxFuture<'static, Result<V, BoxError>>,
+        call: &Arc<Call<V>>,
+        answer: Result<V, BackendError>,
         options: &CacheOptions<V>,
     ) -> Result<V, BackendError> {
-        let answer = match timeout(options.timeout, source).await {
-            Ok(answer) => answer.map_err(|error| {
-                BackendError::call(format!("the look-up failed: {error}")).with_source(error)
-            }),
-            Err(_) => Err(BackendError::call(format!(
-                "the look-up had no answer within {}",
-                Seconds(options.timeout)
-            ))),
-        };
-        let now = Instant::now();
-        let mut seen = self.seen();
-        match answer {
-            Ok(answer) => *seen = Seen { answer: Some((answer, now)), failure: None },
-            Err(error) => {
-                tracing::debug!(target: "tower_semaphore", %error, "the source of limits or plans failed; the cached answer is used, if there is one");
-                seen.failure = Some((error, now));
+        let (mut seen, now) = (self.seen(), Instant::now());
+        let is_news = seen.end(call);
+        let error = match answer {
+            Ok(answer) if is_news => {
+                // The request that takes it may not have been polled for long.
+                (seen.answer, seen.failure) = (Some((answer, now.min(seen.until))), None);
+                return Ok(answer);
             }
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if is_news {
+            seen.failure = Some((error.clone(), now));
         }
-        seen.outcome(options, now)
+        let instead = seen.instead_of(&error, options, now);
+        drop(seen);
+        if is_news {
+            tracing::debug!(target: "tower_semaphore", %error, "the source of limits or plans failed; the cached answer is used, if there is one");
+        }
+        instead
     }
 }
 
 impl<V: Copy> Seen<V> {
-    /// The answer from the cache; `None`: the source is to be asked.
-    pub(super) fn answer(
-        &self,
-        options: &CacheOptions<V>,
-        now: Instant,
-    ) -> Option<Result<V, BackendError>> {
-        let is_fresh =
-            |(answer, at): (V, Instant)| (now < at + options.time_to_live).then_some(Ok(answer));
-        let is_paused = self.failure.as_ref().is_some_and(|(_, at)| now < *at + PAUSE);
-        self.answer.and_then(is_fresh).or_else(|| is_paused.then(|| self.outcome(options, now)))
+    /// The answer from the cache, or the call to wait for; `None`: the source is to be asked.
+    pub(super) fn known(&mut self, options: &CacheOptions<V>, now: Instant) -> Option<Known<V>> {
+        if let Some((answer, at)) = self.answer
+            && now < at + options.time_to_live
+        {
+            return Some(Known::Answer(Ok(answer)));
+        }
+        if let Some((error, at)) = &self.failure
+            && now < *at + PAUSE
+        {
+            return Some(Known::Answer(self.instead_of(error, options, now)));
+        }
+        if now >= self.until + PAUSE {
+            return None;
+        }
+        // Only the request that asks waits, if there is a stale answer for the others.
+        if now < self.until
+            && self.call.strong_count() > 0
+            && let Some(answer) = self.usable(options, now)
+        {
+            return Some(Known::Answer(Ok(answer)));
+        }
+        let call = self.call.upgrade()?;
+        if now >= self.until {
+            // Those that wait for it are not polled, or are about to end it.
+            self.until = now + options.timeout;
+        }
+        Some(Known::Running(call, self.until))
     }
 
-    /// The answer without the source.
-    fn outcome(&self, options: &CacheOptions<V>, now: Instant) -> Result<V, BackendError> {
-        match (self.usable(options, now), &self.failure, options.on_failure) {
-            (Some(answer), _, _) | (None, _, OnUnknown::Assume(answer)) => Ok(answer),
-            (None, Some((error, _)), OnUnknown::Refuse) => Err(error.clone()),
-            (None, None, OnUnknown::Refuse) => {
-                Err(BackendError::call("the look-up has no answer yet"))
-            }
+    /// Begins a call, unless another request has meanwhile.
+    pub(super) fn begin(
+        &mut self,
+        call: &Arc<Call<V>>,
+        options: &CacheOptions<V>,
+        now: Instant,
+    ) -> Known<V> {
+        self.known(options, now).unwrap_or_else(|| {
+            (self.call, self.until) = (Arc::downgrade(call), now + options.timeout);
+            Known::Running(Arc::clone(call), self.until)
+        })
+    }
+
+    /// Forgets a call. Returns whether it was the last one, and was not forgotten before.
+    pub(super) fn end(&mut self, call: &Arc<Call<V>>) -> bool {
+        let is_last = self.call.as_ptr() == Arc::as_ptr(call);
+        if is_last {
+            self.call = Weak::new();
+        }
+        is_last
+    }
+
+    /// What a request gets if the source has failed.
+    fn instead_of(
+        &self,
+        error: &BackendError,
+        options: &CacheOptions<V>,
+        now: Instant,
+    ) -> Result<V, BackendError> {
+        match (self.usable(options, now), options.on_failure) {
+            (Some(answer), _) | (None, OnUnknown::Assume(answer)) => Ok(answer),
+            (None, OnUnknown::Refuse) => Err(error.clone()),
         }
     }
 
     /// The last answer, if it may still be used.
-    pub(super) fn usable(&self, options: &CacheOptions<V>, now: Instant) -> Option<V> {
+    fn usable(&self, options: &CacheOptions<V>, now: Instant) -> Option<V> {
         let (answer, at) = self.answer?;
         (now < at + options.time_to_live + options.stale_for).then_some(answer)
     }

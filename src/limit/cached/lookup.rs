@@ -1,17 +1,21 @@
-//! An answer that is looked up, by one request for each key.
+//! An answer that is looked up, by one call for each key.
+//!
+//! Every request that waits for a call polls it, and each has a timer of its own. So a request that is not polled
+//! delays no other.
 
 use std::convert::Infallible;
+use std::panic::resume_unwind;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures_util::future::BoxFuture;
 use http::request::Parts;
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::Instant;
+use tokio::time::{Instant, Timeout, timeout_at};
 
 use super::Cached;
-use super::entry::Entry;
-use crate::error::BackendError;
+use super::call::{Answer, Call};
+use super::entry::{Entry, Known};
+use crate::error::{BackendError, Seconds};
 use crate::name::Name;
 
 /// An answer, if it is known.
@@ -24,15 +28,8 @@ pub(in crate::limit) enum Found<V> {
 pub(in crate::limit) struct Lookup<V> {
     cache: Cached<V>,
     entry: Arc<Entry<V>>,
-    step: Step<V>,
-}
-
-type Turn = OwnedMutexGuard<()>;
-
-enum Step<V> {
-    /// Another request asks.
-    Queueing(BoxFuture<'static, Turn>),
-    Asking(BoxFuture<'static, Result<V, BackendError>>),
+    call: Arc<Call<V>>,
+    answer: Pin<Box<Timeout<Answer<V>>>>,
 }
 
 impl<V: Copy + Send + Sync + 'static> Cached<V> {
@@ -41,33 +38,19 @@ impl<V: Copy + Send + Sync + 'static> Cached<V> {
         let made = || Ok::<_, Infallible>(Arc::<Entry<V>>::default());
         let Ok(entry) = self.inner.entries.get_or_insert_with(key, made);
         let (now, options) = (Instant::now(), &self.inner.options);
-        if let Some(answer) = entry.seen().answer(options, now) {
-            return Found::Known(answer);
-        }
-        let asking = Arc::clone(&entry.asking);
-        let Ok(turn) = Arc::clone(&asking).try_lock_owned() else {
-            // Only the request that asks waits, if there is a stale answer for the others.
-            if let Some(answer) = entry.seen().usable(options, now) {
-                return Found::Known(Ok(answer));
+        let known = entry.seen().known(options, now);
+        let known = known.unwrap_or_else(|| {
+            // Not under the lock: it is the user's code.
+            let call = Arc::new(Call::new((self.inner.source)(key, parts)));
+            entry.seen().begin(&call, options, now)
+        });
+        match known {
+            Known::Answer(answer) => Found::Known(answer),
+            Known::Running(call, until) => {
+                let answer = Box::pin(timeout_at(until, call.answer.clone()));
+                Found::Later(Lookup { cache: self.clone(), entry, call, answer })
             }
-            let step = Step::Queueing(Box::pin(asking.lock_owned()));
-            return Found::Later(Lookup { cache: self.clone(), entry, step });
-        };
-        // Another request may have asked between the two.
-        if let Some(answer) = entry.seen().answer(options, now) {
-            return Found::Known(answer);
         }
-        let step = self.ask(&entry, turn, key, parts);
-        Found::Later(Lookup { cache: self.clone(), entry, step })
-    }
-
-    fn ask(&self, entry: &Arc<Entry<V>>, turn: Turn, key: &Name, parts: &Parts) -> Step<V> {
-        let source = (self.inner.source)(key, parts);
-        let (entry, options) = (Arc::clone(entry), self.inner.options);
-        Step::Asking(Box::pin(async move {
-            let _turn = turn;
-            entry.ask(source, &options).await
-        }))
     }
 }
 
@@ -79,17 +62,27 @@ impl<V: Copy + Send + Sync + 'static> Lookup<V> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<V, BackendError>> {
         loop {
-            match &mut self.step {
-                Step::Queueing(turn) => {
-                    let turn = ready!(turn.as_mut().poll(cx));
-                    let options = &self.cache.inner.options;
-                    if let Some(answer) = self.entry.seen().answer(options, Instant::now()) {
-                        return Poll::Ready(answer);
-                    }
-                    // The request that asked was dropped before it had an answer.
-                    self.step = self.cache.ask(&self.entry, turn, key, parts);
+            let options = &self.cache.inner.options;
+            match ready!(self.answer.as_mut().poll(cx)) {
+                Ok(Ok(answer)) => return Poll::Ready(self.entry.end(&self.call, answer, options)),
+                Err(_) => {
+                    let error = BackendError::call(format!(
+                        "the look-up had no answer within {}",
+                        Seconds(options.timeout)
+                    ));
+                    return Poll::Ready(self.entry.end(&self.call, Err(error), options));
                 }
-                Step::Asking(answer) => return answer.as_mut().poll(cx),
+                Ok(Err(panic)) => {
+                    self.entry.seen().end(&self.call);
+                    if let Some(panic) = panic.take() {
+                        resume_unwind(panic);
+                    }
+                    // Another request has panicked with it.
+                    match self.cache.find(key, parts) {
+                        Found::Known(answer) => return Poll::Ready(answer),
+                        Found::Later(lookup) => *self = lookup,
+                    }
+                }
             }
         }
     }

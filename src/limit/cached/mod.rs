@@ -1,6 +1,7 @@
 //! Limits and plans from an async source, cached.
 
 mod builder;
+mod call;
 mod entry;
 mod lookup;
 
@@ -27,8 +28,9 @@ use crate::policy::Limit;
 /// Each process asks the source once for a key and caches the answer. Clones share the cache, so several layers can
 /// use it.
 ///
-/// * *One call for each key.* Requests that come during a call wait for its answer, or use the cached one. If the
-///   request that made the call is dropped, so is the call, and the next request makes one.
+/// * *One call for each key.* Requests that come during a call wait for its answer, or use the cached one. Each of
+///   those that wait drives the call, so none depends on another being polled. If all of them are dropped, so is the
+///   call, and the next request makes one. A panic of the source reaches one of them, and the others make another call.
 /// * *A failing source* (an error, or no answer within [`timeout`](CachedBuilder::timeout)) is not asked again
 ///   for a second. Meanwhile the cached answer is used, as long as it may be
 ///   [stale](CachedBuilder::stale_for). Without one, [`on_failure`](CachedBuilder::on_failure) decides: by
