@@ -110,6 +110,7 @@ fn code(refusal: &Refusal) -> u16 {
         (
             RefusalReason::LimitUnknown
             | RefusalReason::Unavailable
+            | RefusalReason::Closed
             | RefusalReason::LeaseLost
             | RefusalReason::Quarantine
             | RefusalReason::Paused
@@ -158,6 +159,7 @@ fn message(refusal: &Refusal) -> &'static str {
         }
         RefusalReason::LimitUnknown => "limit_unknown: the request's limit cannot be looked up",
         RefusalReason::Unavailable => "unavailable: permits are unavailable",
+        RefusalReason::Closed => "closed: permits are no longer granted here",
         RefusalReason::Quarantine => {
             "quarantine: data may have been lost; no permits are granted until those in use have been counted again"
         }

@@ -138,6 +138,7 @@ impl Refusal {
             RefusalReason::Revoked => format!("an operator revoked the place for {policy}"),
             RefusalReason::LimitUnknown => format!("the limit of {policy} cannot be looked up"),
             RefusalReason::Unavailable => format!("permits of {policy} cannot be counted"),
+            RefusalReason::Closed => format!("permits of {policy} are no longer granted here"),
             RefusalReason::LeaseLost => format!("the permit of {policy} was lost"),
         })
     }

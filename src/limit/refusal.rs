@@ -41,7 +41,8 @@ pub struct Refusal {
     /// The status of the response.
     pub status: StatusCode,
     /// What the semaphore said: the limit, what was in use, how long the request waited. `None` if it was not asked, or did
-    /// not answer: the request has no key, its limit is unknown, the backend is unavailable, or the permit was lost.
+    /// not answer: the request has no key, its limit is unknown, the backend is unavailable, the semaphore was shut down, or the permit
+    /// was lost.
     pub rejected: Option<Rejected>,
     /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine. `None` where
     /// the request itself is at fault: it has no key or no tenant, or its cost is too high.
@@ -93,9 +94,12 @@ pub enum RefusalReason {
     MissingTenant,
     /// The request's limit, or the plan of its tenant, could not be looked up, and there is no fallback. The status is always 503.
     LimitUnknown,
-    /// The backend is unavailable; or the semaphore was [shut down](crate::Semaphore::shutdown), or lets no request
-    /// wait [any more](crate::Semaphore::stop_waiting). The status is always 503.
+    /// The backend is unavailable. The status is always 503.
     Unavailable,
+    /// The semaphore was [shut down](crate::Semaphore::shutdown), or lets no request wait
+    /// [any more](crate::Semaphore::stop_waiting): this process ends, and others may have permits. The status is always
+    /// 503.
+    Closed,
     /// The permit's lease was lost before the inner service responded. The status is always 503.
     LeaseLost,
 }
@@ -120,6 +124,7 @@ impl fmt::Display for Refusal {
             }
             RefusalReason::LimitUnknown => write!(f, "the limit in {policy} cannot be looked up"),
             RefusalReason::Unavailable => write!(f, "permits of {policy} are unavailable"),
+            RefusalReason::Closed => write!(f, "the semaphore of {policy} was shut down"),
             RefusalReason::LeaseLost => write!(f, "the lease of the permit of {policy} was lost"),
             // The semaphore's own, with what it said.
             other => write!(f, "{policy}: {}", other.as_str()),
@@ -159,6 +164,7 @@ impl RefusalReason {
             Self::MissingTenant => "missing_tenant",
             Self::LimitUnknown => "limit_unknown",
             Self::Unavailable => "unavailable",
+            Self::Closed => "closed",
             Self::LeaseLost => "lease_lost",
         }
     }
@@ -274,7 +280,7 @@ impl Refusal {
                 refusal.error = Some(error);
             }
             AcquireError::Closed => {
-                refusal.reason = RefusalReason::Unavailable;
+                refusal.reason = RefusalReason::Closed;
                 refusal.status = StatusCode::SERVICE_UNAVAILABLE;
             }
         }

@@ -67,7 +67,7 @@ pub struct ShadowCounts {
     /// revoked the request's place.
     pub draining: u64,
     /// Requests that might have been rejected: the backend was unavailable, did not answer within 100 ms, or was in
-    /// quarantine.
+    /// quarantine, or the semaphore was shut down.
     pub unavailable: u64,
 }
 
@@ -105,9 +105,10 @@ impl Shadow {
             | RefusalReason::UpstreamPause
             | RefusalReason::Draining
             | RefusalReason::Revoked => &self.draining,
-            RefusalReason::Quarantine | RefusalReason::Unavailable | RefusalReason::LeaseLost => {
-                &self.unavailable
-            }
+            RefusalReason::Quarantine
+            | RefusalReason::Unavailable
+            | RefusalReason::Closed
+            | RefusalReason::LeaseLost => &self.unavailable,
         };
         count.fetch_add(1, Ordering::Relaxed);
         let rejected = refusal.rejected;

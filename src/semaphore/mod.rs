@@ -365,7 +365,8 @@ impl Semaphore {
     /// have to wait. A request that finds a permit free still takes it. Permits in use are not affected.
     ///
     /// Call it when a graceful shutdown begins; otherwise the server waits until every queued request has been
-    /// answered. A layer answers these requests with 503.
+    /// answered. A layer answers these requests with 503 and the reason
+    /// [`closed`](crate::limit::RefusalReason::Closed).
     ///
     /// # Examples
     ///

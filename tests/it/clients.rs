@@ -159,8 +159,8 @@ async fn each_refusal_says_what_stood_in_the_way() {
 
     semaphore.shutdown().await;
     let (reason, text) = told(builder(&semaphore)).await;
-    assert_eq!(reason, RefusalReason::Unavailable);
-    assert_eq!(text, "permits of third-party are unavailable");
+    assert_eq!(reason.as_str(), "closed");
+    assert_eq!(text, "the semaphore of third-party was shut down");
 }
 
 #[tokio::test]

@@ -312,11 +312,11 @@ async fn requests_that_wait_are_answered_at_once_on_a_shutdown_and_those_in_flig
     assert!(two.is_woken());
     let response = assert_ready_ok!(two.poll());
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
+    assert_eq!(refusal(&response).reason.as_str(), "closed");
     // Nor may another request wait, and it gets the same answer.
     let response = assert_ready_ok!(ask(&mut service).poll());
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(refusal(&response).reason, RefusalReason::Unavailable);
+    assert_eq!(refusal(&response).reason.as_str(), "closed");
     // If no request ever waits, nothing changes.
     let builder = bench.builder().limit(1).wait_timeout(Duration::ZERO);
     let (mut impatient, _handle) = spawn(&builder.build().unwrap());
@@ -617,7 +617,9 @@ async fn after_a_shutdown_requests_are_refused_with_503() {
     assert_eq!(waited.status(), StatusCode::SERVICE_UNAVAILABLE);
     let came_later = assert_ready_ok!(ask(&mut service).poll());
     assert_eq!(came_later.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(refusal(&came_later).reason, RefusalReason::Unavailable);
+    assert_eq!(refusal(&waited).reason.as_str(), "closed");
+    assert_eq!(refusal(&came_later).reason.as_str(), "closed");
+    assert!(came_later.headers().contains_key("retry-after"));
     assert!(bench.backend.is_empty());
 }
 

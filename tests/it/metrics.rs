@@ -402,6 +402,7 @@ fn reasons_of_refusals_are_called_the_same_as_results() {
         RefusalReason::QueueTimeout,
         RefusalReason::MissingKey,
         RefusalReason::Unavailable,
+        RefusalReason::Closed,
     ];
     let page = include_str!("../../docs/observability.md");
     for reason in reasons {

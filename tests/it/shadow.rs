@@ -93,7 +93,8 @@ async fn who_would_be_refused_for_ever_passes_too() {
     assert_eq!((seen.missing_key, seen.full, seen.passed), (1, 0, 0));
     semaphore.shutdown().await;
     let some = builder(&semaphore).limit(1).shadow(true).build().unwrap();
-    assert_eq!(would(&ask(&some).await.0), Some(RefusalReason::Unavailable));
+    assert_eq!(would(&ask(&some).await.0), Some(RefusalReason::Closed));
+    assert_eq!(some.shadow_counts().unwrap().unavailable, 1);
 }
 
 #[tokio::test]
