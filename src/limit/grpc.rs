@@ -23,6 +23,7 @@ const WEB: [&str; 4] = [
 const INVALID_ARGUMENT: u16 = 3;
 const PERMISSION_DENIED: u16 = 7;
 const RESOURCE_EXHAUSTED: u16 = 8;
+const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
 
@@ -120,6 +121,10 @@ fn code(refusal: &Refusal) -> u16 {
             _,
         ) => UNAVAILABLE,
         (RefusalReason::CostTooHigh, _) => INVALID_ARGUMENT,
+        (
+            RefusalReason::MissingKey | RefusalReason::MissingTenant,
+            StatusCode::INTERNAL_SERVER_ERROR,
+        ) => INTERNAL,
         (_, status) if status.is_server_error() => UNAVAILABLE,
         (RefusalReason::MissingKey | RefusalReason::MissingTenant, status) => match status {
             StatusCode::UNAUTHORIZED => UNAUTHENTICATED,

@@ -29,6 +29,8 @@ pub(super) struct Required {
     /// Requests that passed without, until one has it. `SUSPICIOUS` or more: nothing is left to be noticed.
     passed: AtomicU32,
     has_warned: AtomicBool,
+    /// The same for what the server lacks.
+    has_blamed_server: AtomicBool,
 }
 
 impl Part {
@@ -49,8 +51,14 @@ impl Part {
 
 impl Required {
     pub(super) fn new(part: Part, missing: Option<MissingKey>, extractor: &'static str) -> Self {
-        let (passed, has_warned) = (AtomicU32::new(0), AtomicBool::new(false));
-        Self { part, missing, extractor, passed, has_warned }
+        Self {
+            part,
+            missing,
+            extractor,
+            passed: AtomicU32::new(0),
+            has_warned: AtomicBool::new(false),
+            has_blamed_server: AtomicBool::new(false),
+        }
     }
 
     /// A request has it.
@@ -95,20 +103,39 @@ impl Required {
         }
     }
 
+    /// The extractor rejects a request with this status, which blames the server. The first one is told of.
+    fn blame_server(&self, layer: &str, status: StatusCode) {
+        if self.has_blamed_server.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::error!(
+            target: "tower_semaphore",
+            layer,
+            extractor = self.extractor,
+            %status,
+            "the server does not insert what the key or the tenant of this layer is taken from; insert it outside \
+             the layer; for `PeerIpKey::from_axum`, serve with `limit::serve` or \
+             `into_make_service_with_connect_info`"
+        );
+    }
+
     /// A request lacks it, and is rejected with this status.
     pub(super) fn rejected(&self, layer: &str, header: Option<&HeaderName>, status: StatusCode) {
         let (extractor, header) = (self.extractor, header.map(HeaderName::as_str));
+        let is_servers = self.missing.is_none() && status.is_server_error();
+        if is_servers {
+            self.blame_server(layer, status);
+        }
         match self.part {
             // All of them may lack it, because what its extractor reads is not inserted, or further in.
-            Part::Key if self.may_be_mistaken() => tracing::warn!(
+            Part::Key if !is_servers && self.may_be_mistaken() => tracing::warn!(
                 target: "tower_semaphore",
                 layer,
                 extractor,
                 header,
                 %status,
                 "a request has no key for this layer, and none had one so far: see its `key` and `on_missing_key`; \
-                 what inserts the key must be outside the layer; for `PeerIpKey::from_axum`, serve with \
-                 `limit::serve` or `into_make_service_with_connect_info`"
+                 what inserts the key must be outside the layer"
             ),
             Part::Key => tracing::debug!(
                 target: "tower_semaphore",
@@ -119,15 +146,17 @@ impl Required {
                 "the request has no key for this layer: see its `key` and `on_missing_key`"
             ),
             // All of them may lack it, because what finds the tenant is further in than the layer.
-            Part::Tenant if !self.has_warned.swap(true, Ordering::Relaxed) => tracing::warn!(
-                target: "tower_semaphore",
-                layer,
-                extractor,
-                header,
-                %status,
-                "a request has no tenant for this layer: see its `fair_by` and `on_missing_tenant`; what inserts the \
-                 tenant must be outside the layer"
-            ),
+            Part::Tenant if !is_servers && !self.has_warned.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(
+                    target: "tower_semaphore",
+                    layer,
+                    extractor,
+                    header,
+                    %status,
+                    "a request has no tenant for this layer: see its `fair_by` and `on_missing_tenant`; what inserts \
+                     the tenant must be outside the layer"
+                )
+            }
             Part::Tenant => tracing::debug!(
                 target: "tower_semaphore",
                 layer,

@@ -129,6 +129,7 @@ async fn a_call_without_a_key_is_told_so() {
         (400, Code::InvalidArgument),
         (401, Code::Unauthenticated),
         (403, Code::PermissionDenied),
+        (500, Code::Internal),
         (503, Code::Unavailable),
     ] {
         let missing = MissingKey::Reject(StatusCode::from_u16(status).unwrap());

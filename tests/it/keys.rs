@@ -19,8 +19,8 @@ use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::backend::RedisBackend;
 use tower_semaphore::limit::{
-    ExtensionKey, GlobalKey, HeaderKey, KeyExtractor, MatchedPathKey, MissingKey, PathKey,
-    PeerIpKey, Refusal,
+    ConcurrencyLimitBuilder, ExtensionKey, GlobalKey, HeaderKey, KeyExtractor, MatchedPathKey,
+    MissingKey, PathKey, PeerIpKey, Refusal,
 };
 use tower_semaphore::{ConcurrencyLimitLayer, Name, Permit, Policy, Semaphore};
 use tracing::Level;
@@ -278,7 +278,7 @@ async fn axum_says_who_the_peer_is_if_it_is_served_so() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let plain = tokio::spawn(async move { axum::serve(listener, router).await });
-    assert_eq!(curl(&url, &[]).await.status, 400);
+    assert_eq!(curl(&url, &[]).await.status, 500);
     plain.abort();
 }
 
@@ -385,17 +385,50 @@ async fn the_first_request_without_a_key_is_told_of_if_none_had_one() {
     let router = || Router::new().route("/", get(async || "served"));
     // The address is not in the extensions.
     let by_peer = router().layer(layer(&semaphore, PeerIpKey::from_axum()));
-    assert_eq!(ask(&by_peer, None).await, StatusCode::BAD_REQUEST);
-    assert_eq!(ask(&by_peer, None).await, StatusCode::BAD_REQUEST);
-    let [warning] = &told.aloud()[..] else { panic!("once: {:?}", told.aloud()) };
-    assert_eq!(warning.level, Level::WARN);
-    assert!(warning.fields["extractor"].contains("PeerIpKey"), "{warning:?}");
-    assert!(warning.name.contains("`limit::serve`"), "{warning:?}");
+    assert_eq!(ask(&by_peer, None).await, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(ask(&by_peer, None).await, StatusCode::INTERNAL_SERVER_ERROR);
+    let [error] = &told.aloud()[..] else { panic!("once: {:?}", told.aloud()) };
+    assert_eq!(error.level, Level::ERROR);
+    assert!(error.fields["extractor"].contains("PeerIpKey"), "{error:?}");
+    assert!(error.name.contains("`limit::serve`"), "{error:?}");
 
     let by_tenant = router().layer(layer(&semaphore, HeaderKey::from_static("x-tenant")));
     assert_eq!(ask(&by_tenant, Some("a")).await, StatusCode::OK);
     assert_eq!(ask(&by_tenant, None).await, StatusCode::BAD_REQUEST);
     assert_eq!(told.aloud().len(), 1, "others have one");
+
+    // The client is at fault, and then the server.
+    let both = (HeaderKey::from_static("x-tenant"), PeerIpKey::from_axum());
+    let by_both = router().layer(layer(&semaphore, both));
+    for (key, status) in [(None, 400), (Some("a"), 500), (Some("a"), 500), (None, 400)] {
+        assert_eq!(ask(&by_both, key).await, status);
+    }
+    let levels: Vec<_> = told.aloud()[1..].iter().map(|event| event.level).collect();
+    assert_eq!(levels, [Level::WARN, Level::ERROR]);
+}
+
+#[tokio::test]
+async fn where_an_address_is_the_tenant_a_server_without_addresses_is_at_fault() {
+    let told = Told::new();
+    let tenants = |builder: ConcurrencyLimitBuilder| {
+        let layer = builder.limit(1).fair_by(PeerIpKey::from_axum()).build().unwrap();
+        Router::new().route("/", get(async || "served")).layer(layer)
+    };
+    let semaphore = Semaphore::in_memory();
+    let builder = || ConcurrencyLimitLayer::builder(&semaphore, "api");
+    let ask = async |service: Router| {
+        let request = Request::get("/").body(axum::body::Body::empty()).unwrap();
+        service.oneshot(request).await.unwrap().status()
+    };
+    let service = tenants(builder());
+    assert_eq!(ask(service.clone()).await, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(ask(service).await, StatusCode::INTERNAL_SERVER_ERROR);
+    let [error] = &told.aloud()[..] else { panic!("once: {:?}", told.aloud()) };
+    assert_eq!(error.level, Level::ERROR);
+    // What the layer sets is intended.
+    let shared = tenants(builder().on_missing_tenant(MissingKey::Shared));
+    assert_eq!(ask(shared).await, StatusCode::OK);
+    assert_eq!(told.aloud().len(), 1);
 }
 
 #[tokio::test]

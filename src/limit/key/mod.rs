@@ -49,6 +49,9 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// [here](super::ConcurrencyLimitBuilder::on_missing_tenant)). By default the request is rejected with 400;
     /// it is, too, if the status of [`MissingKey::Reject`] is no error.
     ///
+    /// An extractor of something that the server adds to each request returns a status of 500 or above: then the server
+    /// is at fault, which the layer logs once as an error. [`PeerIpKey`] does.
+    ///
     /// If this is [`MissingKey::Bypass`], and the first 100 requests had no key, the layer logs a warning that it
     /// limits nothing; not where the layer sets it.
     fn missing_key(&self, parts: &Parts) -> MissingKey {
@@ -77,7 +80,7 @@ impl Default for MissingKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingKey {
-    /// It is rejected with this status, 400 to 599. The default, with 400.
+    /// It is rejected with this status, 400 to 599. The default, with 400: the client is at fault.
     Reject(StatusCode),
     /// It passes without a permit.
     Bypass,

@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use http::StatusCode;
 use http::request::Parts;
 
-use super::KeyExtractor;
+use super::{KeyExtractor, MissingKey};
 use crate::error::ConfigError;
 use crate::name::Name;
 
@@ -14,6 +15,9 @@ use crate::name::Name;
 /// ([`from_extension`](Self::from_extension)), Axum (`from_axum`, feature `axum`) or tonic (`from_tonic`, feature
 /// `tonic`). Behind a proxy, that is the proxy's address and all clients have one key: use a header that the proxy sets
 /// instead.
+///
+/// A request without an address is rejected with 500, and the first one is logged as an error: what should insert the
+/// address is missing, or further in than the layer.
 ///
 /// IPv6 addresses are taken by their first 64 bits, because a client usually has such a network to itself; see
 /// [`ipv6_prefix`](Self::ipv6_prefix).
@@ -159,5 +163,9 @@ impl KeyExtractor for PeerIpKey {
             }
         };
         Some(Name::new(text))
+    }
+
+    fn missing_key(&self, _: &Parts) -> MissingKey {
+        MissingKey::Reject(StatusCode::INTERNAL_SERVER_ERROR)
     }
 }
