@@ -117,6 +117,11 @@ async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
     let current = Arc::new(Current::new(args).unwrap_or_else(|error| args::refuse(error)));
     let site = current.site();
     let bounds = site.bounds();
+    if site.redis.is_none() {
+        tracing::warn!(
+            "permits are counted in this process alone and are not shared with other gateways; set --redis to share them"
+        );
+    }
     let log = match &site.access_log {
         Some(path) => Some(Arc::new(access_log(path, site.access_log_keys)?)),
         None => None,

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{Stage, seen};
 use crate::support::eventually;
 use crate::support::gateway::{Client, Gateway, Upstream};
-use crate::support::redis::free_port;
+use crate::support::redis::{TestRedis, free_port};
 use crate::support::wire::WireServer;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
@@ -121,6 +121,22 @@ async fn a_failed_write_does_not_end_the_access_log() {
     eventually("that is told", async || count(&log, "the access log is written again") == 1).await;
     assert_eq!(count(&log, "the access log cannot be written"), 1, "once, not for each line");
     eventually("and how many are missing", async || count(&log, "were dropped") > 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_shares_nothing_says_so_once() {
+    let redis = TestRedis::start();
+    let (url, upstream) = (redis.url(), WireServer::start().await);
+    for (args, told) in [(vec![], 1), (vec!["--redis", &url], 0)] {
+        let mut process = command(&upstream.url(), &args).stderr(Stdio::piped()).spawn().unwrap();
+        let log = stderr(&mut process);
+        let gateway = Gateway::running(process);
+        // It is the last line.
+        gateway.signal("TERM");
+        eventually("it drains", async || count(&log, "draining") == 1).await;
+        assert_eq!(count(&log, "are not shared with other gateways"), told, "{log:?}");
+        assert_eq!(count(&log, " WARN "), told, "{log:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
