@@ -257,10 +257,10 @@ impl Place {
     }
 
     /// A new request has it.
-    pub(super) const fn begin_again(&mut self, now: Time) {
+    pub(super) const fn begin_again(&mut self, arrival: u64, now: Time) {
         self.linger = Linger::No;
         (self.taken, self.queued) = (false, false);
-        self.held_at = now;
+        (self.arrival, self.held_at) = (arrival, now);
     }
 
     /// It is not on its way any more.

@@ -313,12 +313,14 @@ impl Parts {
             return None;
         }
         let index = places.index(n)?;
-        let place = places.get_mut(index)?;
+        let place = places.get(index)?;
         if place.limit != limit || place.options != *options || !is_good_for_another(place, now) {
             return None;
         }
+        let arrival = places.next_arrival();
+        let place = places.get_mut(index)?;
         self.stock.forget(place);
-        place.begin_again(now);
+        place.begin_again(arrival, now);
         self.passed_on += 1;
         self.others.ask_ahead(n, options.reuse(), now);
         Some(index)
@@ -343,8 +345,8 @@ impl Parts {
         let arrival = places.next_arrival();
         let place = places.get_mut(index)?;
         self.stock.forget(place);
-        place.begin_again(now);
-        (place.acked, place.arrival) = (now, arrival);
+        place.begin_again(arrival, now);
+        place.acked = now;
         self.line.follow(index, place, true);
         Some(index)
     }

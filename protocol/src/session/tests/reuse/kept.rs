@@ -74,6 +74,27 @@ fn a_request_that_comes_does_not_pass_one_that_could_not_use_the_kept_permit() {
 }
 
 #[test]
+fn a_request_that_takes_a_kept_permit_too_late_waits_behind_those_that_came_before_it() {
+    let mut rig = Rig::new(2);
+    let first = rig.holder(REUSE);
+    let early = rig.request_with(REUSE);
+    rig.settle();
+    rig.leave(first);
+    let now = rig.now();
+    let late = rig.session.handle_request(2, REUSE, now).expect("room");
+    assert_eq!(rig.kept(), 0, "it has the permit of the first");
+    // Neither request takes its permit while its lease runs, and others get both.
+    rig.pass(3000);
+    let others = [rig.other(), rig.other()];
+    rig.settle();
+    assert_eq!([early, late].map(|index| rig.progress(index)), [Progress::Waiting; 2]);
+    for grant in rig.other_leaves(others[0]) {
+        rig.hint(grant);
+    }
+    assert_eq!([early, late].map(|index| rig.progress(index)), [Progress::Held, Progress::Waiting]);
+}
+
+#[test]
 fn requests_with_and_without_it_in_turn_keep_what_is_known() {
     let mut rig = Rig::new(4);
     let waits = rig.holder(OPTIONS);
