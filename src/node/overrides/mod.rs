@@ -193,11 +193,11 @@ impl OverrideCache {
         (state.asked, std::mem::take(&mut state.checking))
     }
 
-    /// Ends a question without an answer. Its sessions wait for the next one.
+    /// Ends a question without an answer. Whoever waits for it waits for the next one, which is asked at once.
     pub(crate) fn abandon(&self, question: u64, checking: Vec<Check>) {
         let mut state = lock(&self.state);
         state.asking &= question < state.asked;
-        state.wanted |= !checking.is_empty();
+        state.wanted = true;
         state.checking.extend(checking);
     }
 

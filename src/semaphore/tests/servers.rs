@@ -316,3 +316,37 @@ async fn a_first_call_waits_for_overrides_that_have_just_moved() {
     };
     assert_eq!(rejected.reason, RejectReason::Paused);
 }
+
+/// b answers calls all the time, but not each question for overrides.
+async fn one_process_of_a_busy_server(world: World) -> (Arc<World>, Semaphore) {
+    let (world, semaphore) = one_process(world);
+    drop(semaphore.acquire("warm", &policy(LEASE)).await.unwrap());
+    *world.busy_until.lock().unwrap() = Some(Instant::now() + LONG);
+    (world, semaphore)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operators_question_that_is_lost_is_asked_again_at_once() {
+    let (world, semaphore) = one_process_of_a_busy_server(World::default()).await;
+    world.lost_questions.store(1, Ordering::SeqCst);
+    let began = Instant::now();
+    semaphore.limit_of("x").await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(600), "{:?}", began.elapsed());
+    assert_eq!(world.connects.load(Ordering::SeqCst), 1, "connections opened");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_call_passes_no_pause_because_questions_are_lost() {
+    let response_timeout = Some(Duration::from_millis(100));
+    let world = World { response_timeout, ..World::default() };
+    let (world, semaphore) = one_process_of_a_busy_server(world).await;
+    // That after the message, and that before the first call to a.
+    world.lost_questions.store(2, Ordering::SeqCst);
+    let pause =
+        world.memory.set_override(&OVERRIDES.into(), &"x".into(), Change::Mode(Mode::Paused));
+    pause.await.unwrap();
+    match semaphore.try_acquire("x", &policy(LEASE)).await {
+        Err(AcquireError::Rejected(rejected)) => assert_eq!(rejected.reason, RejectReason::Paused),
+        other => panic!("the first call passed a pause: {other:?}"),
+    }
+}

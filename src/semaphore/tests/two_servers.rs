@@ -37,6 +37,9 @@ pub(super) struct World {
     pub(super) a_kept: AtomicBool,
     /// Connections up to this number answer no queries.
     pub(super) silent: AtomicUsize,
+    /// So many of the next questions for overrides are not answered.
+    pub(super) lost_questions: AtomicUsize,
+    pub(super) response_timeout: Option<Duration>,
     /// Over connections up to this number, queries fail as over one that is gone.
     pub(super) broken: AtomicUsize,
     /// The data was lost, so its id is another one.
@@ -105,6 +108,10 @@ impl Backend for TwoServers {
             return Shard::named("a");
         }
         Shard::named(if key == "x" && !self.0.is(|world| &world.moved) { "a" } else { "b" })
+    }
+
+    fn response_timeout(&self) -> Duration {
+        self.0.response_timeout.unwrap_or(Duration::from_millis(500))
     }
 
     fn shards(&self) -> Vec<Shard> {
@@ -211,6 +218,10 @@ impl Queries for OneConnection {
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
         if !self.is_b && self.world.a_kept.swap(false, Ordering::SeqCst) {
             return ready(Err(QueryError::Moved)).boxed();
+        }
+        let lost = &self.world.lost_questions;
+        if lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
+            return pending().boxed();
         }
         self.ask(|memory| memory.overrides(key, known))
     }
