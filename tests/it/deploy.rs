@@ -17,6 +17,7 @@ const COMPOSE: &str = include_str!("../../docs/deploy/compose.yaml");
 const KUBERNETES: &str = include_str!("../../docs/deploy/kubernetes.yaml");
 const GATEWAY: &str = include_str!("../../docs/gateway.md");
 const CONTAINERFILE: &str = include_str!("../../docs/deploy/Containerfile");
+const IMAGE_USER: &str = "65534:65534";
 
 fn strings(value: &Value) -> Vec<String> {
     let words = value.as_sequence().unwrap_or_else(|| panic!("no list: {value:?}"));
@@ -126,6 +127,22 @@ async fn the_compose_file_starts_gateways_that_share_their_limit() {
     let services = file["services"].as_mapping().unwrap();
     let service = |name: &str| services.get(name).unwrap_or_else(|| panic!("no service {name}"));
 
+    for (name, one) in services {
+        assert_eq!(one["read_only"], true, "{name:?}");
+        assert_eq!(strings(&one["cap_drop"]), ["ALL"], "{name:?}");
+        assert_eq!(strings(&one["security_opt"]), ["no-new-privileges:true"], "{name:?}");
+        let user =
+            if one["image"] == "gateway" { IMAGE_USER } else { one["user"].as_str().unwrap() };
+        assert!(!user.starts_with("root") && !user.starts_with('0'), "{name:?} is {user}");
+        // Redis has no password and no TLS here, so only the gateways reach it.
+        let networks = &one["networks"];
+        let reaches_redis = !networks.is_null() && strings(networks).iter().any(|of| of == "redis");
+        assert_eq!(reaches_redis, name == "redis" || one["image"] == "gateway", "{name:?}");
+    }
+    assert!(CONTAINERFILE.contains(&format!("\nUSER {IMAGE_USER}\n")));
+    assert_eq!(strings(&service("redis")["networks"]), ["redis"]);
+    assert_eq!(file["networks"]["redis"]["internal"], true);
+
     let server = strings(&service("redis")["command"]);
     assert_eq!(server[0], "redis-server");
     let args: Vec<_> = server[1..].iter().map(String::as_str).collect();
@@ -200,6 +217,17 @@ async fn the_kubernetes_manifest_fits_the_gateway() {
         all.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name}"))
     };
     let (app, gateway) = (container("app"), container("gateway"));
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    for rights in [&app["securityContext"], &gateway["securityContext"]] {
+        assert_eq!(rights["allowPrivilegeEscalation"], false);
+        assert_eq!(rights["readOnlyRootFilesystem"], true);
+        assert_eq!(strings(&rights["capabilities"]["drop"]), ["ALL"]);
+    }
+    // The way to make the secret shows the password to nobody, and names TLS.
+    let (said, _) = KUBERNETES.split_once("apiVersion").unwrap();
+    assert!(said.contains(" rediss://") && !said.contains("--from-literal"), "{said}");
     let line = CommandLine::of(&strings(&gateway["args"]));
 
     let limit = gateway["resources"]["limits"]["memory"].as_str().unwrap();
@@ -267,14 +295,27 @@ fn the_image_is_built_from_what_is_committed() {
     let other = sources
         .find(|source| *source != r#""registry+https://github.com/rust-lang/crates.io-index""#);
     assert_eq!(other, None);
-    let left_out = read(".dockerignore");
-    for name in [".git", "**/target"] {
-        assert!(left_out.lines().any(|line| line == name), "{name}: {left_out}");
+    // What is let in is enough for the workspace, and all of it is committed but for what is named again below.
+    let ignored = read(".dockerignore");
+    let mut lines = ignored.lines().filter(|line| !line.starts_with('#'));
+    assert_eq!(lines.next(), Some("*"), "{ignored}");
+    let let_in: Vec<_> = lines.clone().map_while(|line| line.strip_prefix('!')).collect();
+    let left_out: Vec<_> = lines.skip(let_in.len()).collect();
+    assert_eq!(left_out, ["**/target", "tests/.server", "tests/.tools"]);
+    let copy = tempfile::tempdir().unwrap();
+    let run = |program: &str, args: &[&str], at: &Path| {
+        let output = Command::new(program).args(args).current_dir(at).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let files = run("git", &[&["ls-files", "--"], &let_in[..]].concat(), root);
+    for file in files.lines().filter(|file| root.join(file).exists()) {
+        let to = copy.path().join(file);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(root.join(file), to).unwrap();
     }
-    let mut tree = Command::new(env!("CARGO"));
-    tree.args(["tree", "--locked", "--offline", "--workspace", "--depth", "0"]);
-    let output = tree.current_dir(root).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tree = ["tree", "--locked", "--offline", "--workspace", "--depth", "0"];
+    run(env!("CARGO"), &tree, copy.path());
 }
 
 /// If this machine has the library, a gateway with the environment of the image uses it, and understands its settings.
