@@ -7,6 +7,7 @@ use std::time::Duration;
 
 #[doc(inline)]
 pub use crate::protocol::RejectReason;
+use crate::semaphore::Permit;
 
 /// A setting that cannot be used. The message names the setting, its value and what is allowed.
 ///
@@ -144,9 +145,13 @@ pub enum AcquireError {
 }
 
 /// Why a request was rejected, and what this process knew of the semaphore at that moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// The message does not contain the [name](Self::name): it can be a client's key, and messages reach logs and clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejected {
+    /// The name of the semaphore, [as it is stored](crate::Name::as_str).
+    pub name: Arc<str>,
     /// Why it was rejected.
     pub reason: RejectReason,
     /// The limit in force.
@@ -174,8 +179,9 @@ pub struct Rejected {
 
 impl Rejected {
     /// A request that asks for one permit, has no tenant, and did not wait.
-    pub(crate) const fn new(reason: RejectReason, limit: u32) -> Self {
+    pub(crate) const fn new(name: Arc<str>, reason: RejectReason, limit: u32) -> Self {
         Self {
+            name,
             reason,
             limit,
             in_use: None,
@@ -190,7 +196,7 @@ impl Rejected {
     }
 
     /// Sets the cost of the request and the cap of its tenant.
-    pub(crate) const fn asked(mut self, cost: u32, each: Option<u32>) -> Self {
+    pub(crate) fn asked(mut self, cost: u32, each: Option<u32>) -> Self {
         self.cost = if cost == 0 { 1 } else { cost };
         self.each = each;
         self.is_tenant_full = matches!(self.reason, RejectReason::TenantLimit);
@@ -221,7 +227,7 @@ impl fmt::Display for Named<'_> {
 
 impl fmt::Display for Said<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rejected { limit, each, waited, ends_in, .. } = *self.rejected;
+        let &Rejected { limit, each, waited, ends_in, .. } = self.rejected;
         let (of, it) = (Named("of", self.name), self.name.unwrap_or("the semaphore"));
         match self.rejected.reason {
             RejectReason::Limit if limit == 0 => write!(f, "the limit{of} is 0"),
@@ -268,7 +274,7 @@ impl fmt::Display for Said<'_> {
 
 impl Said<'_> {
     fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Rejected { cost, limit, each, .. }, of) = (*self.rejected, Named("of", self.name));
+        let (&Rejected { cost, limit, each, .. }, of) = (self.rejected, Named("of", self.name));
         write!(
             f,
             "the request asks for {cost} permits{of}; expected 1 to 64, within the limit of {limit}"
@@ -278,7 +284,7 @@ impl Said<'_> {
 
     /// Names the line that was full: that of the tenant, if there are tenants.
     fn write_queue(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Rejected { waiting, has_tenant, .. }, name) = (*self.rejected, self.name);
+        let (&Rejected { waiting, has_tenant, .. }, name) = (self.rejected, self.name);
         if has_tenant {
             write!(f, "the tenant's queue{} is full", Named("for", name))?;
         } else {
@@ -341,13 +347,23 @@ impl fmt::Display for Within {
 /// The lease of a permit was lost: another request may hold it by now.
 ///
 /// A response body ends with this error if its permit is lost and the layer aborts on loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LeaseLost;
+///
+/// The message does not contain the [name](Self::name): it can be a client's key, and messages reach logs and clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseLost {
+    name: Arc<str>,
+}
 
 impl LeaseLost {
-    pub(crate) const fn new() -> Self {
-        Self
+    /// The error of a request whose permit, or one further out, is lost.
+    pub(crate) fn of(permit: &Permit) -> Self {
+        Self { name: permit.lost_name().into() }
+    }
+
+    /// Returns the name of the semaphore, [as it is stored](crate::Name::as_str).
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 }
 

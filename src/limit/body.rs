@@ -66,12 +66,18 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    fn frame(self) -> Result<Frame<Bytes>, BoxError> {
+    fn frame(self, lost: LeaseLost) -> Result<Frame<Bytes>, BoxError> {
         match self {
-            Self::Error => Err(LeaseLost::new().into()),
+            Self::Error => Err(lost.into()),
             Self::Grpc => Ok(Frame::trailers(grpc::lost())),
         }
     }
+}
+
+/// Logs that a body was aborted.
+fn tell(lost: &LeaseLost) {
+    let semaphore = lost.name();
+    tracing::debug!(target: "tower_semaphore", semaphore, "aborted in its response body: the permit is lost");
 }
 
 /// Shared with the watchdog, which drops the inner body when the lease is lost: while a slow client keeps the body
@@ -89,17 +95,16 @@ enum State<B> {
         permit: HeldPermit,
         reader: Option<Waker>,
     },
-    Lost {
-        told: bool,
-    },
+    /// `None` once the reader was told.
+    Lost(Option<LeaseLost>),
 }
 
 impl<B> State<B> {
-    /// Logs that the body was aborted.
-    fn tell(&self) {
-        if let Self::Flows { permit, .. } = self {
-            let semaphore = permit.get().map(Permit::name);
-            tracing::debug!(target: "tower_semaphore", semaphore, "aborted in its response body: the permit is lost");
+    /// Returns the permit, unless it was released.
+    fn permit(&self) -> Option<&Permit> {
+        match self {
+            Self::Flows { permit, .. } => permit.get(),
+            Self::Lost(_) => None,
         }
     }
 
@@ -184,7 +189,7 @@ where
             Inner::Passed { body, .. } => body.is_end_stream(),
             Inner::Leased { leased } => leased.shared.look(|state| match state {
                 State::Flows { body, .. } => body.is_end_stream(),
-                State::Lost { told } => *told,
+                State::Lost(untold) => untold.is_none(),
             }),
             Inner::Refused { body } => body.is_end_stream(),
         }
@@ -195,7 +200,7 @@ where
             Inner::Passed { body, .. } => body.size_hint(),
             Inner::Leased { leased } => leased.shared.look(|state| match state {
                 State::Flows { body, .. } => body.size_hint(),
-                State::Lost { .. } => SizeHint::default(),
+                State::Lost(_) => SizeHint::default(),
             }),
             Inner::Refused { body } => body.size_hint(),
         };
@@ -209,12 +214,8 @@ impl<B: Send + 'static> Leased<B> {
         let flows = State::Flows { body: Box::pin(body), permit, reader: None };
         let shared = Arc::new(Shared { state: Mutex::new(flows), is_lost: AtomicBool::new(false) });
         let alarm = Waker::from(Arc::clone(&shared));
-        let is_lost = shared.look(|state| match state {
-            State::Flows { permit, .. } => {
-                permit.get().is_some_and(|permit| !permit.on_lost(&alarm))
-            }
-            State::Lost { .. } => false,
-        });
+        let is_lost =
+            shared.look(|state| state.permit().is_some_and(|permit| !permit.on_lost(&alarm)));
         if is_lost {
             alarm.wake();
         }
@@ -245,14 +246,14 @@ where
     fn poll_body(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut state = self.lock();
         // The lease before the frame: a process that was suspended past its end sends nothing more.
-        if matches!(&*state, State::Flows { permit, .. } if permit.get().is_some_and(Permit::is_lost))
-        {
-            let flows = std::mem::replace(&mut *state, State::Lost { told: true });
+        let lost = state.permit().filter(|permit| permit.is_lost()).map(LeaseLost::of);
+        if let Some(lost) = lost {
+            let flows = std::mem::replace(&mut *state, State::Lost(None));
             // Outside the lock, as the drop of a body can do anything.
             drop(state);
-            flows.tell();
+            tell(&lost);
             drop(flows);
-            return Poll::Ready(Some(self.cut.frame()));
+            return Poll::Ready(Some(self.cut.frame(lost)));
         }
         let frame = match &mut *state {
             State::Flows { body, permit, reader } => {
@@ -276,10 +277,8 @@ where
                 }
                 frame
             }
-            State::Lost { told: true } => return Poll::Ready(None),
-            State::Lost { told } => {
-                *told = true;
-                return Poll::Ready(Some(self.cut.frame()));
+            State::Lost(untold) => {
+                return Poll::Ready(untold.take().map(|lost| self.cut.frame(lost)));
             }
         };
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
@@ -289,7 +288,7 @@ where
 /// The permit's record holds the alarm and the alarm the permit; dropping the body breaks the cycle.
 impl<B> Drop for Leased<B> {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut *self.lock(), State::Lost { told: true });
+        let state = std::mem::replace(&mut *self.lock(), State::Lost(None));
         drop(state);
     }
 }
@@ -309,15 +308,13 @@ impl<B> Shared<B> {
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        if !matches!(&*state, State::Flows { permit, .. } if permit.get().is_some()) {
-            return None;
-        }
-        let mut flows = std::mem::replace(&mut *state, State::Lost { told: false });
+        let lost = state.permit().map(LeaseLost::of)?;
+        let mut flows = std::mem::replace(&mut *state, State::Lost(Some(lost.clone())));
         drop(state);
-        flows.tell();
+        tell(&lost);
         let reader = match &mut flows {
             State::Flows { reader, .. } => reader.take(),
-            State::Lost { .. } => None,
+            State::Lost(_) => None,
         };
         if let Some(reader) = reader {
             reader.wake();

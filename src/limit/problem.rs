@@ -104,7 +104,7 @@ impl Refusal {
     fn detail(&self) -> Option<String> {
         let (policy, waited) = (&self.policy, Within(self.waited().unwrap_or_default()));
         Some(match self.reason {
-            RefusalReason::Limit if self.rejected.is_some_and(|rejected| rejected.limit == 0) => {
+            RefusalReason::Limit if self.rejected.as_ref().is_some_and(|of| of.limit == 0) => {
                 format!("the limit of {policy} is 0")
             }
             RefusalReason::Limit => format!("all permits of {policy} are in use"),
@@ -131,7 +131,11 @@ impl Refusal {
             RefusalReason::Quarantine => QUARANTINE.to_owned(),
             RefusalReason::Paused => format!("an operator paused {policy}"),
             RefusalReason::UpstreamPause => {
-                let left = self.rejected.and_then(|rejected| rejected.ends_in).unwrap_or_default();
+                let left = self
+                    .rejected
+                    .as_ref()
+                    .and_then(|rejected| rejected.ends_in)
+                    .unwrap_or_default();
                 format!("{policy} is paused for another {}", Seconds(left))
             }
             RefusalReason::Draining => format!("{policy} is being drained"),
@@ -145,7 +149,7 @@ impl Refusal {
 
     /// The cap of the tenant, if there is one.
     fn each(&self) -> Option<u32> {
-        self.rejected?.each
+        self.rejected.as_ref()?.each
     }
 
     /// The policy that was violated: the layer's, or the cap of each tenant.

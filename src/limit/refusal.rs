@@ -227,12 +227,12 @@ impl Refusal {
     /// ```
     #[must_use]
     pub fn waited(&self) -> Option<Duration> {
-        self.rejected.map(|rejected| rejected.waited).or(self.waited_for_lost)
+        self.rejected.as_ref().map(|rejected| rejected.waited).or(self.waited_for_lost)
     }
 
     /// Whether the cap of the tenant was the reason, as far as is known.
     pub(super) fn is_tenant_full(&self) -> bool {
-        self.rejected.is_some_and(|rejected| rejected.is_tenant_full)
+        self.rejected.as_ref().is_some_and(|rejected| rejected.is_tenant_full)
     }
 
     pub(super) fn new(policy: &Arc<str>, key: Option<Name>, status: StatusCode) -> Self {
@@ -291,7 +291,7 @@ impl Refusal {
     /// together. The end of a pause is known exactly, and those who come back then wait in a queue.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
-        let seconds = match self.rejected.and_then(|rejected| rejected.ends_in) {
+        let seconds = match self.rejected.as_ref().and_then(|rejected| rejected.ends_in) {
             Some(left) if self.reason == RefusalReason::UpstreamPause => left.as_secs_f64().ceil(),
             // Not before the reason is over.
             Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),

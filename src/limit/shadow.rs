@@ -111,7 +111,7 @@ impl Shadow {
             | RefusalReason::LeaseLost => &self.unavailable,
         };
         count.fetch_add(1, Ordering::Relaxed);
-        let rejected = refusal.rejected;
+        let rejected = refusal.rejected.as_ref();
         tracing::debug!(
             target: "tower_semaphore",
             layer = &*refusal.policy,

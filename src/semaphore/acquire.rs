@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -88,7 +89,8 @@ impl Acquire {
             _ if semaphore.node().is_closed() => Stage::failed(AcquireError::Closed),
             Limit::Unlimited => Stage::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
             Limit::Permits(0) => {
-                Stage::failed(AcquireError::Rejected(Rejected::new(RejectReason::Limit, 0)))
+                let name = name.as_str().into();
+                Stage::failed(AcquireError::Rejected(Rejected::new(name, RejectReason::Limit, 0)))
             }
             Limit::Permits(permits) => {
                 limit = permits;
@@ -193,6 +195,7 @@ impl Acquire {
                 }
                 let reason = self.reason(reason, limit == Some(0) && !is_tenant_full);
                 place.count_refusal();
+                let name = Arc::clone(place.name());
                 self.limit = limit.unwrap_or(self.limit);
                 let (cost, each) =
                     self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
@@ -205,7 +208,7 @@ impl Acquire {
                     is_tenant_full,
                     ends_in,
                     has_tenant: self.has_tenant,
-                    ..Rejected::new(reason, self.limit).asked(cost, each)
+                    ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })
             }
             Progress::Failed => {
@@ -275,7 +278,8 @@ impl Semaphore {
         let set = ask.tenant().map(|tenant| overrides.of_tenant(ask.name(), tenant));
         let set = set.unwrap_or_default();
         ask.claim(&self.tenants, set).map(Some).map_err(|reason| {
-            let rejected = Rejected::new(reason, limit).asked(ask.permits(), ask.cap(set));
+            let name = ask.name().as_str().into();
+            let rejected = Rejected::new(name, reason, limit).asked(ask.permits(), ask.cap(set));
             AcquireError::Rejected(Rejected { has_tenant: ask.tenant().is_some(), ..rejected })
         })
     }

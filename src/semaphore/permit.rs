@@ -159,6 +159,12 @@ impl Permit {
         self.places().any(PlaceHandle::is_lost)
     }
 
+    /// Returns the name of the semaphore whose permit is lost: that of this one, unless one further out is.
+    pub(crate) fn lost_name(&self) -> &str {
+        let lost = self.places().find(|place| place.is_lost());
+        lost.map_or_else(|| self.name(), |place| place.name())
+    }
+
     /// Waits until the permit, or one [further out](Self::outer), is lost. Never returns if it is released first.
     ///
     /// # Cancel safety

@@ -187,7 +187,7 @@ impl PlaceHandle {
         self.node().backend().response_timeout()
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &Arc<str> {
         self.shared.name()
     }
 

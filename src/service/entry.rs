@@ -35,9 +35,8 @@ impl Held {
         self.permit.clone()
     }
 
-    /// Returns the name of the semaphore.
-    pub(super) fn name(&self) -> &str {
-        self.permit.name()
+    pub(super) const fn permit(&self) -> &Permit {
+        &self.permit
     }
 }
 

@@ -67,9 +67,10 @@ where
             }
             Exit::Refused(error) => Err(error.into()),
             Exit::Lost(held) => {
-                let semaphore = held.name();
+                let lost = LeaseLost::of(held.permit());
+                let semaphore = lost.name();
                 tracing::debug!(target: "tower_semaphore", semaphore, "aborted before its response: the permit is lost");
-                Err(LeaseLost::new().into())
+                Err(lost.into())
             }
         })
     }

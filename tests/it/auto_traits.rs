@@ -63,7 +63,6 @@ fn values_can_be_copied_or_cloned() {
     is_copy::<Limit>();
     is_copy::<Mode>();
     is_copy::<Override>();
-    is_copy::<Rejected>();
     is_copy::<RejectReason>();
     is_copy::<RefusalReason>();
     is_copy::<HoldUntil>();
@@ -172,7 +171,8 @@ fn errors_are_errors_that_can_be_boxed() {
     is_error::<ConfigError>();
     is_clone::<ConfigError>();
     is_error::<LeaseLost>();
-    is_copy::<LeaseLost>();
+    is_clone::<LeaseLost>();
+    is_clone::<Rejected>();
     let _: fn(AcquireError) -> BoxError = Into::into;
 }
 

@@ -78,7 +78,10 @@ async fn a_refusal_can_be_an_error() {
 
     let error = client.clone().oneshot(request(&api.url("/"))).await.unwrap_err();
     let refused = refusal(&error);
-    assert_eq!((refused.reason, refused.rejected.unwrap().limit), (RefusalReason::Limit, 1));
+    assert_eq!(
+        (refused.reason, refused.rejected.as_ref().unwrap().limit),
+        (RefusalReason::Limit, 1)
+    );
     assert!(refused.retry_after.is_some());
     assert_eq!(error.to_string(), "all 1 permits of third-party are in use");
 

@@ -192,7 +192,7 @@ async fn grants_up_to_the_limit_and_no_further(fleet: &impl Fleet) {
     let three = a.try_acquire("x", &policy).await.unwrap();
     for node in [&a, &b] {
         let rejected = full(node.try_acquire("x", &policy).await);
-        assert_eq!(rejected.reason, RejectReason::Limit);
+        assert_eq!((&*rejected.name, rejected.reason), ("x", RejectReason::Limit));
         assert_eq!((rejected.limit, rejected.in_use, rejected.waiting), (3, Some(3), Some(0)));
     }
     drop(two);

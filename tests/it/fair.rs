@@ -156,7 +156,7 @@ async fn numbers_that_nobody_said_are_not_made_up() {
     }));
     let response = service.call(Request::new(())).await.unwrap();
     assert_eq!(refusal(&response).reason, RefusalReason::MissingKey);
-    assert_eq!((refusal(&response).rejected, refusal(&response).waited()), (None, None));
+    assert_eq!((&refusal(&response).rejected, refusal(&response).waited()), (&None, None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +175,7 @@ async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let held = call(&layer, "acme").await;
     let own = call(&layer, "acme").await;
     assert_eq!(refusal(&own).reason, RefusalReason::QueueTimeout);
-    assert!(refusal(&own).rejected.unwrap().is_tenant_full);
+    assert!(refusal(&own).rejected.as_ref().unwrap().is_tenant_full);
     assert_eq!(
         refusal(&own).to_string(),
         "none of the 1 permits of openai that the tenant may have came free within 1.0 s"
@@ -189,7 +189,7 @@ async fn a_wait_that_its_own_cap_made_too_long_says_so() {
     let other = call(&layer, "other").await;
     let full = call(&layer, "third").await;
     assert_eq!(refusal(&full).reason, RefusalReason::QueueTimeout);
-    assert!(!refusal(&full).rejected.unwrap().is_tenant_full, "the limit was");
+    assert!(!refusal(&full).rejected.as_ref().unwrap().is_tenant_full, "the limit was");
     assert_eq!(refusal(&full).to_string(), "none of 2 permits of openai came free within 1.0 s");
     let full = problem(full).await;
     assert_eq!(full["title"], "Too many requests are in flight");

@@ -742,7 +742,7 @@ async fn no_two_tenants_share_a_permit_and_no_key_is_long() {
         let response = service.clone().oneshot(tenant(tenant_name)).await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{tenant_name:?}");
         let refusal = response.extensions().get::<Refusal>().unwrap();
-        assert_eq!(refusal.rejected.map(|it| (it.limit, it.in_use)), Some((1, Some(1))));
+        assert_eq!(refusal.rejected.as_ref().map(|it| (it.limit, it.in_use)), Some((1, Some(1))));
     }
     held.clear();
     eventually("nothing is stored", async || redis.keys() == 0).await;

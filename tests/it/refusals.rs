@@ -323,7 +323,10 @@ async fn a_closure_can_say_200_and_it_is_a_rejection_all_the_same() {
 async fn a_closure_can_answer_as_an_axum_handler_does() {
     let bench = Bench::new(|layer| {
         layer.limit(0).refusal(|refusal: &Refusal| {
-            (refusal.status, axum::Json(json!({ "limit": refusal.rejected.map(|it| it.limit) })))
+            (
+                refusal.status,
+                axum::Json(json!({ "limit": refusal.rejected.as_ref().map(|it| it.limit) })),
+            )
                 .into_response()
         })
     })
@@ -419,7 +422,7 @@ async fn layers_around_it_see_the_refusal() {
     assert_eq!(full.reason, RefusalReason::Limit);
     assert!(full.reason.is_full());
     assert_eq!(full.status, StatusCode::TOO_MANY_REQUESTS);
-    let said = full.rejected.unwrap();
+    let said = full.rejected.as_ref().unwrap();
     assert_eq!((said.limit, said.in_use, said.waiting), (3, Some(3), Some(0)));
     assert!(full.retry_after.is_some_and(|pause| pause >= Duration::from_secs(1)));
     assert!(full.error.is_none());

@@ -70,7 +70,7 @@ async fn beyond_the_limit_requests_pass_at_once_and_are_counted_in_the_fleet() {
     let inspection = processes[0].inspect(NAME).await.unwrap();
     assert_eq!((inspection.in_use, inspection.waiting), (3, 0));
     let refusal = open[9].extensions().get::<WouldRefuse>().unwrap().refusal();
-    let rejected = refusal.rejected.unwrap();
+    let rejected = refusal.rejected.as_ref().unwrap();
     assert_eq!((rejected.limit, rejected.in_use, &*refusal.policy), (3, Some(3), NAME));
 
     // The next request takes a freed permit.

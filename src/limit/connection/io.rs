@@ -208,7 +208,7 @@ impl<I: Send + 'static> Visited for Shared<I> {
             return false;
         }
         let held = core.held();
-        let (is_upgraded, is_lost) = (held.phase == Phase::Upgraded, held.is_lost());
+        let (is_upgraded, is_lost) = (held.phase == Phase::Upgraded, held.lost().is_some());
         drop(held);
         if is_lost {
             return !self.shut_down();
@@ -233,7 +233,7 @@ impl<I: Send + 'static> Visited for Shared<I> {
         let connection: Weak<dyn Visited> = connection;
         self.core.guests.seek_visitor(&connection);
         // The permits of a semaphore that is shut down are lost.
-        if self.core.held().is_lost() {
+        if self.core.held().lost().is_some() {
             self.shut_down();
         }
     }

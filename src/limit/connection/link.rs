@@ -131,7 +131,8 @@ impl Core {
             let what = "the peer has closed the connection";
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, what));
         }
-        if self.held().is_lost() { Err(io::Error::other(LeaseLost::new())) } else { Ok(()) }
+        let lost = self.held().lost().map(LeaseLost::of);
+        lost.map_or(Ok(()), |lost| Err(io::Error::other(lost)))
     }
 
     pub(super) fn end_by_peer(&self) {
@@ -153,8 +154,10 @@ impl Drop for Core {
 }
 
 impl Held {
-    pub(super) fn is_lost(&self) -> bool {
-        self.phase == Phase::Upgraded
-            && self.permits.iter().any(|kept| kept.abort && kept.permit.is_lost())
+    /// Returns a permit that is lost and that the connection cannot be without.
+    pub(super) fn lost(&self) -> Option<&Permit> {
+        let is_needed = self.phase == Phase::Upgraded;
+        let mut needed = self.permits.iter().filter(|kept| is_needed && kept.abort);
+        needed.find(|kept| kept.permit.is_lost()).map(|kept| &kept.permit)
     }
 }
