@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
+use crate::policy::OnUnavailable;
 #[doc(inline)]
 pub use crate::protocol::RejectReason;
 use crate::semaphore::Permit;
@@ -156,9 +158,12 @@ pub struct Rejected {
     pub reason: RejectReason,
     /// The limit in force.
     pub limit: u32,
-    /// How many permits were in use, by the backend's last word. `None` if it has said nothing.
+    /// How many permits were in use in the fleet, by the last reply of the backend that contains it; a reply omits it
+    /// while permits are free. `None` if there was no such reply.
+    ///
+    /// If [`OnUnavailable::Local`] rejected the request, in an outage, the count is that of this process.
     pub in_use: Option<u64>,
-    /// How many requests of all tenants were waiting, by the backend's last word. `None` if it has said nothing.
+    /// How many requests of all tenants were waiting, counted as [`in_use`](Self::in_use) is.
     pub waiting: Option<u64>,
     /// How long the request waited.
     pub waited: Duration,

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use proptest::prelude::*;
 use tower_semaphore_protocol::{
     Caller, Grant, HINT_WORK, Ledger, NodeId, Numbered, PlaceId, PlaceStatus, Reply, TICKET_MIN,
-    WORK_MAX,
+    Usage, WORK_MAX,
 };
 
 const A: NodeId = NodeId::new(1);
@@ -74,7 +74,7 @@ impl Desk {
             !gone.contains(&to)
         });
         if reply.lease_end > 0 {
-            assert_eq!((reply.in_use, reply.waiting), (ledger.in_use(), ledger.waiting()));
+            assert_eq!(reply.usage, usage(ledger.in_use(), ledger.waiting()));
         }
         let idle = ledger.waiting() > 0 && ledger.in_use() < u64::from(caller.limit);
         assert_eq!(reply.more, idle, "a permit is idle only if the caller is told to call again");
@@ -138,6 +138,10 @@ fn ticket(status: PlaceStatus) -> u64 {
 
 // --- acquire --------------------------------------------------------------------------------------
 
+fn usage(in_use: u64, waiting: u64) -> Option<Usage> {
+    Some(Usage { in_use, waiting })
+}
+
 #[test]
 fn permits_are_granted_up_to_the_limit() {
     let mut desk = Desk::new(2);
@@ -145,7 +149,7 @@ fn permits_are_granted_up_to_the_limit() {
     assert_eq!(desk.try_acquire(&[id(B, 1), id(B, 2)]), [PlaceStatus::Held, PlaceStatus::NoPermit]);
     let refused = desk.acquire_of(C, None, &[id(C, 1)]);
     assert_eq!(refused.statuses[..], [PlaceStatus::NoPermit]);
-    assert_eq!((refused.in_use, refused.waiting), (2, 0));
+    assert_eq!(refused.usage, usage(2, 0));
     assert_eq!(desk.place(id(C, 1)), None, "a refusal leaves nothing");
 }
 
@@ -200,7 +204,7 @@ fn a_full_queue_refuses() {
             PlaceStatus::QueueFull
         ]
     );
-    assert_eq!((reply.in_use, reply.waiting), (1, 2));
+    assert_eq!(reply.usage, usage(1, 2));
     let reply = desk.acquire_of(B, Some(0), &[id(B, 1)]);
     assert_eq!(reply.statuses[..], [PlaceStatus::QueueFull]);
     assert_eq!(desk.place(id(B, 1)), None);
@@ -215,7 +219,7 @@ fn a_repeated_acquire_finds_its_place() {
     for max_queue in [None, Some(0), Some(9)] {
         let again = desk.acquire_of(A, max_queue, &[id(A, 1), id(A, 2)]);
         assert_eq!(again.statuses[..], first);
-        assert_eq!((again.in_use, again.waiting), (1, 1));
+        assert_eq!(again.usage, usage(1, 1));
     }
     let lease_end = desk.now_ms() + LEASE;
     assert_eq!(desk.place(id(A, 1)), Some((lease_end, None)));
@@ -429,7 +433,7 @@ fn a_permit_that_was_lost_by_the_ledger_is_counted_again_even_past_the_limit() {
     desk.renew(&[id(B, 1)]);
     let reply = desk.reassert(&[(id(A, 1), lease_end)]);
     assert_eq!(reply.statuses[..], [PlaceStatus::Held]);
-    assert_eq!(reply.in_use, 2);
+    assert_eq!(reply.usage.unwrap().in_use, 2);
     assert_eq!(desk.place(id(A, 1)), Some((desk.now_ms() + LEASE, None)));
 }
 
@@ -593,10 +597,12 @@ fn nobody_barges_where_promotion_stopped_early() {
     assert!(refused.more);
     assert_eq!(refused.statuses[..], [PlaceStatus::NoPermit]);
     let queued = desk.acquire_of(A, Some(1000), &[id(A, 2)]);
-    assert!(queued.more && queued.waiting > 0 && queued.in_use == 0);
+    let usage = queued.usage.unwrap();
+    assert!(queued.more && usage.waiting > 0 && usage.in_use == 0);
     assert!(matches!(queued.statuses[..], [PlaceStatus::Waiting(_)]));
     assert!(desk.renew(&[id(A, 2)]).more);
-    assert!(desk.reassert(&[(id(A, 3), TICKET_MIN - 1)]).in_use == 1, "that was in flight");
+    let back = desk.reassert(&[(id(A, 3), TICKET_MIN - 1)]);
+    assert_eq!(back.usage.unwrap().in_use, 1, "that was in flight");
     assert!(!desk.release(&[id(A, 2)]).more, "so no permit is free");
     assert!(desk.release(&[id(A, 3)]).more);
     desk.go_on(A);

@@ -189,7 +189,7 @@ impl Acquire {
     fn error_of(&mut self, progress: Progress) -> AcquireError {
         let Stage::Asking(place) = &self.stage else { return AcquireError::Closed };
         match progress {
-            Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in } => {
+            Progress::Refused { reason, usage, limit, is_tenant_full, ends_in } => {
                 if self.is_closed_for(reason, place) {
                     return AcquireError::Closed;
                 }
@@ -199,11 +199,9 @@ impl Acquire {
                 self.limit = limit.unwrap_or(self.limit);
                 let (cost, each) =
                     self.claim.map_or((1, None), |claim| (claim.cost(), claim.each()));
-                // Both are 0 where no reply has named them, as where the request was never sent.
-                let is_known = (in_use, waiting) != (0, 0);
                 AcquireError::Rejected(Rejected {
-                    in_use: is_known.then_some(in_use),
-                    waiting: is_known.then_some(waiting),
+                    in_use: usage.map(|of| of.in_use),
+                    waiting: usage.map(|of| of.waiting),
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,

@@ -73,6 +73,7 @@ both! {
     more_permits_wake_those_who_wait_at_once
     fewer_permits_take_none_away
     a_limit_is_kept_for_processes_that_come_later
+    a_refusal_by_an_empty_semaphore_counts_nobody
     while_paused_nobody_is_granted_and_all_keep_their_turn
     clearing_a_limit_below_the_policys_wakes_those_who_wait
     a_draining_semaphore_serves_those_who_wait_and_refuses_newcomers
@@ -202,6 +203,13 @@ async fn a_limit_is_kept_for_processes_that_come_later(node: &dyn Fn() -> Semaph
         assert_eq!(full(other.try_acquire("x", &two).await).limit, 1);
         held.release().await.unwrap();
     }
+}
+
+async fn a_refusal_by_an_empty_semaphore_counts_nobody(node: &dyn Fn() -> Semaphore) {
+    let operator = node();
+    operator.pause("x").await.unwrap();
+    let seen = full(operator.try_acquire("x", &policy(2)).await);
+    assert_eq!((seen.reason, seen.in_use, seen.waiting), (RejectReason::Paused, Some(0), Some(0)));
 }
 
 async fn while_paused_nobody_is_granted_and_all_keep_their_turn(node: &dyn Fn() -> Semaphore) {

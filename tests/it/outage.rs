@@ -158,6 +158,24 @@ async fn a_local_wait_ends_with_its_timeout() {
 }
 
 #[tokio::test]
+async fn a_refusal_by_a_local_share_counts_this_process_alone() {
+    let mut redis = TestRedis::start();
+    let semaphore = used(&redis).await;
+    let local = |share| policy(10, OnUnavailable::Local(share));
+    redis.kill();
+    down(&semaphore).await;
+    let none = rejected(semaphore.try_acquire("x", &local(0)).await);
+    assert_eq!((none.in_use, none.waiting), (Some(0), Some(0)));
+    let held = semaphore.acquire("x", &local(1)).await.unwrap();
+    let waits = tokio::spawn(semaphore.acquire("x", &local(1)));
+    tokio::task::yield_now().await;
+    let full = rejected(semaphore.try_acquire("x", &local(1)).await);
+    assert_eq!((full.in_use, full.waiting), (Some(1), Some(1)));
+    drop(held);
+    drop(waits.await.unwrap().unwrap());
+}
+
+#[tokio::test]
 async fn a_waiter_keeps_its_turn_through_an_outage() {
     // One process, because another process's waiters can come back before the holder, and be granted.
     let mut redis = TestRedis::start();

@@ -424,7 +424,7 @@ impl Process {
         use tower_semaphore_protocol::PlaceStatus;
         let Some(bug) = bug else { return };
         if bug == Bug::WaitersTakenForOwn && !matches!(op, Op::Release { .. }) {
-            reply.waiting = 0;
+            reply.usage.iter_mut().for_each(|usage| usage.waiting = 0);
         }
         for grant in &mut reply.granted {
             grant.id.n = self.altered.inward(grant.id.n);

@@ -452,7 +452,8 @@ impl Port {
             Some(Planted::NeverHearsOfOthers) => {
                 for answer in &mut answers.answers {
                     if let Response::Reply { reply, .. } = answer {
-                        (reply.in_use, reply.waiting) = (reply.in_use.min(1), 0);
+                        let usage = reply.usage.iter_mut();
+                        usage.for_each(|of| (of.in_use, of.waiting) = (of.in_use.min(1), 0));
                     }
                 }
             }
@@ -461,7 +462,8 @@ impl Port {
                     if let Response::Reply { reply, .. } = answer {
                         let is_waiting = |it: &&_| matches!(it, PlaceStatus::Waiting(_));
                         let own = reply.statuses.iter().filter(is_waiting).count() as u64;
-                        reply.waiting = if own > 0 { own } else { reply.waiting };
+                        let usage = reply.usage.iter_mut().filter(|_| own > 0);
+                        usage.for_each(|of| of.waiting = own);
                     }
                 }
             }
@@ -1041,9 +1043,10 @@ impl Answers {
     pub fn digest(&self) -> u64 {
         let of = |answer: &Response| match answer {
             Response::Reply { reply, .. } => {
+                let usage = reply.usage.unwrap_or_default();
                 reply.lease_end
-                    ^ (reply.in_use << 8)
-                    ^ (reply.waiting << 16)
+                    ^ (usage.in_use << 8)
+                    ^ (usage.waiting << 16)
                     ^ ((reply.granted.len() as u64) << 24)
             }
             Response::Listing(listing) => listing.in_use ^ (listing.waiting << 32),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tower_semaphore_protocol::{
-    Caller, Claim, Grant, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN, Tenant,
+    Caller, Claim, Grant, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN, Tenant, Usage,
 };
 
 use crate::fair::Stored;
@@ -393,8 +393,9 @@ impl Naive {
     }
 
     fn close(&self, mut reply: Reply) -> Reply {
-        (reply.in_use, reply.waiting) = (self.in_use, self.waiting());
-        if reply.waiting > 0 {
+        let usage = Usage { in_use: self.in_use, waiting: self.waiting() };
+        reply.usage = Some(usage);
+        if usage.waiting > 0 {
             reply.earliest = self.places.values().map(|place| place.end).min().unwrap_or(0);
         }
         reply

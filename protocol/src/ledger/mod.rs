@@ -33,7 +33,7 @@ use std::hash::{Hash, Hasher};
 
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, ticket_of};
-pub use self::reply::{Grant, Hint, PlaceStatus, Reply};
+pub use self::reply::{Grant, Hint, PlaceStatus, Reply, Usage};
 use super::bound::Bound;
 use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
@@ -298,9 +298,9 @@ impl Ledger {
     }
 
     fn close(&mut self, caller: Caller, most: u64, mut reply: Reply) -> Reply {
-        reply.in_use = self.in_use();
-        reply.waiting = self.waiting();
-        if reply.waiting > 0 {
+        let usage = Usage { in_use: self.in_use(), waiting: self.waiting() };
+        reply.usage = Some(usage);
+        if usage.waiting > 0 {
             reply.more = self.stopped_early(caller, most);
             reply.earliest = if reply.more { 0 } else { self.earliest() };
         }

@@ -55,7 +55,16 @@ impl From<Grant> for Hint {
     }
 }
 
-/// The reply to an operation. A release only reports its grants. Redis omits the counts while permits are free.
+/// How many permits and places there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Usage {
+    /// Permits in use.
+    pub in_use: u64,
+    /// Places that wait.
+    pub waiting: u64,
+}
+
+/// The reply to an operation. A release only reports its grants.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// The lease end that the operation set, in ms; 0 if it sets none.
@@ -63,10 +72,9 @@ pub struct Reply {
     /// The earliest lease end of all places, in ms, while any place waits; otherwise, or if `more`, 0. A call just after
     /// it replaces a dead holder without delay.
     pub earliest: u64,
-    /// How many permits are in use, after the operation.
-    pub in_use: u64,
-    /// How many places wait, after the operation.
-    pub waiting: u64,
+    /// The counts after the operation; `None` where the reply does not contain them. Redis omits them while permits are
+    /// free.
+    pub usage: Option<Usage>,
     /// One for each id of the operation, in order; as of *before* the grants below, except for `acquire`.
     pub statuses: SmallVec<[PlaceStatus; 1]>,
     /// The places of the calling node that this operation granted. Other nodes get hints.

@@ -2,6 +2,7 @@
 
 use super::{Quarantine, Session};
 use crate::call::Op;
+use crate::ledger::Usage;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -77,12 +78,13 @@ impl Session {
         &self,
         index: usize,
         reason: RejectReason,
-        in_use: u64,
+        seen: Option<Usage>,
         at: Time,
     ) -> RejectReason {
         let is_on = self.quarantined_until().is_some_and(|end| at < end);
         let Some(place) = self.places.get(index).filter(|_| is_on) else { return reason };
         let room = self.limits.in_force_for(place.limit).saturating_sub(place.headroom());
+        let in_use = seen.map_or(0, |seen| seen.in_use);
         let is_full = in_use.saturating_add(u64::from(place.cost())) > u64::from(room)
             || self.counts.tenants().exceeds_each(place.claim());
         if is_full { reason } else { RejectReason::Quarantine }

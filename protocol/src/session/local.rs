@@ -36,6 +36,11 @@ impl LocalQueue {
         queue
     }
 
+    /// How many places wait for a share.
+    pub(super) const fn waiting(&self) -> u64 {
+        self.lines.waiting()
+    }
+
     pub(super) fn join(&mut self, index: usize, place: &Place) {
         let tenant = place.claim().tenant();
         self.lines.join(tenant, place.arrival, index);

@@ -63,6 +63,7 @@ pub use self::transmit::Urgency;
 use super::claim::Tenant;
 use super::id::NodeId;
 use super::time::Time;
+use crate::ledger::Usage;
 use crate::reject::RejectReason;
 
 /// How long an unused session is kept, so that a failover finds it: see rule 6.
@@ -93,7 +94,7 @@ pub struct Session {
     timeout: Option<Time>,
     events: SmallVec<[Event; 2]>,
     /// Permits in use and places that wait in the whole semaphore, by the last reply that had them.
-    seen: (u64, u64),
+    seen: Option<Usage>,
 }
 
 /// An event for a request or for the metrics. Places are identified by their index.
@@ -128,10 +129,8 @@ pub enum Progress {
     Refused {
         /// Why.
         reason: RejectReason,
-        /// Permits in use.
-        in_use: u64,
-        /// Places that wait.
-        waiting: u64,
+        /// What was counted: by the backend, or in an outage in this process. `None` if nothing was.
+        usage: Option<Usage>,
         /// The limit that an operator set, if any.
         limit: Option<u32>,
         /// Whether the tenant's own cap is the reason, as far as is known here: the ledger said so, or the permits of this
@@ -166,7 +165,7 @@ impl Session {
             revocations: Revocations::default(),
             reload: Reload::default(),
             timeout: None,
-            seen: (0, 0),
+            seen: None,
             events: SmallVec::new(),
         }
     }

@@ -7,6 +7,7 @@ use super::options::OnUnavailable;
 use super::place::{Sent, WAITING_RENEWAL};
 use super::{Event, Session, State};
 use crate::claim::Tenant;
+use crate::ledger::Usage;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -50,10 +51,7 @@ impl Session {
                     *before += 1;
                     self.places.get_mut(index).into_iter().for_each(|place| place.queued = true);
                 }
-                Some(reason) => {
-                    let before = *before;
-                    self.refuse_by_policy(index, reason, before, now);
-                }
+                Some(reason) => self.refuse_by_policy(index, reason, now),
             }
         }
         self.admit_local(now);
@@ -117,7 +115,7 @@ impl Session {
         }
         let before = self.waiting_locally(place).saturating_sub(1);
         match self.local_refusal(place, before) {
-            Some(reason) => self.refuse_by_policy(index, reason, before, now),
+            Some(reason) => self.refuse_by_policy(index, reason, now),
             None => self.places.get_mut(index).into_iter().for_each(|place| place.queued = true),
         }
     }
@@ -135,7 +133,7 @@ impl Session {
             && !may_wait
             && !self.exceeds_share(place)
         {
-            self.refuse_by_policy(index, RejectReason::Limit, 0, now);
+            self.refuse_by_policy(index, RejectReason::Limit, now);
         } else {
             self.fail(index, now);
         }
@@ -167,15 +165,12 @@ impl Session {
         self.want(now + WAITING_RENEWAL);
     }
 
-    pub(super) fn refuse_by_policy(
-        &mut self,
-        index: usize,
-        reason: RejectReason,
-        waiting: u64,
-        now: Time,
-    ) {
+    /// Refuses a request because this process's share is used up: the counts are the process's own.
+    pub(super) fn refuse_by_policy(&mut self, index: usize, reason: RejectReason, now: Time) {
         self.leave_server(index, now);
-        self.set(index, State::Refused { reason, in_use: self.counts.in_flight(), waiting });
+        let waiting = self.outage.as_ref().map_or(0, LocalQueue::waiting);
+        let usage = Usage { in_use: self.counts.in_flight(), waiting };
+        self.set(index, State::refused(reason, Some(usage)));
         self.events.push(Event::Refused(index));
     }
 }

@@ -7,6 +7,7 @@ use super::releases::Release;
 use crate::bound::Bound;
 use crate::claim::Claim;
 use crate::id::{NodeId, PlaceId};
+use crate::ledger::Usage;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -118,6 +119,8 @@ pub(super) enum State {
     },
     Refused {
         reason: RejectReason,
+        /// Whether the counts are known. With an `Option` of both, every place would be larger.
+        is_counted: bool,
         in_use: u64,
         waiting: u64,
     },
@@ -132,6 +135,11 @@ pub(super) enum State {
 }
 
 impl State {
+    pub(super) fn refused(reason: RejectReason, usage: Option<Usage>) -> Self {
+        let Usage { in_use, waiting } = usage.unwrap_or_default();
+        Self::Refused { reason, is_counted: usage.is_some(), in_use, waiting }
+    }
+
     /// Whether its request has asked for a permit and has none.
     pub(super) const fn is_without_permit(self) -> bool {
         matches!(self, Self::Joining { .. } | Self::Waiting { .. })

@@ -41,10 +41,7 @@ impl Session {
         if self.reuse.is_on() {
             self.note_who_waits(op, reply, late, (sent, now));
         }
-        // A short reply does not contain them.
-        if (reply.in_use, reply.waiting) != (0, 0) {
-            self.seen = (reply.in_use, reply.waiting);
-        }
+        self.seen = reply.usage.or(self.seen);
         match op {
             Op::Acquire { leaving, ids, .. } => {
                 self.end_releases(leaving);
@@ -199,7 +196,7 @@ impl Session {
             Some(place) if place.is_live() => return,
             _ => return self.release_late(id, status, timing),
         };
-        let seen = (reply.in_use, reply.waiting);
+        let seen = reply.usage;
         match status {
             PlaceStatus::Held => {
                 self.acknowledge(index, reply.lease_end, timing.sent);
@@ -221,12 +218,12 @@ impl Session {
             }
             PlaceStatus::NoPermit => {
                 let index = self.exchange_with_last(index);
-                let reason = self.blame(index, RejectReason::Limit, seen.0, timing.sent);
+                let reason = self.blame(index, RejectReason::Limit, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }
             PlaceStatus::QueueFull => {
                 let index = self.exchange_with_last(index);
-                let reason = self.blame(index, RejectReason::QueueFull, seen.0, timing.sent);
+                let reason = self.blame(index, RejectReason::QueueFull, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),

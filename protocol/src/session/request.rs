@@ -7,6 +7,7 @@ use super::places::PLACES_MAX;
 use super::releases::Release;
 use super::{Event, IDLE, Progress, Session};
 use crate::id::PlaceId;
+use crate::ledger::Usage;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -86,7 +87,8 @@ impl Session {
                 place.taken = true;
                 Progress::Admitted
             }
-            State::Refused { reason, in_use, waiting } => {
+            State::Refused { reason, is_counted, in_use, waiting } => {
+                let usage = is_counted.then_some(Usage { in_use, waiting });
                 let limit = self.limits.of_operator();
                 let by_itself =
                     matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
@@ -100,7 +102,7 @@ impl Session {
                 let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
                 let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
                 let ends_in = paused.or(end).map(|end| end.since(now));
-                Progress::Refused { reason, in_use, waiting, limit, is_tenant_full, ends_in }
+                Progress::Refused { reason, usage, limit, is_tenant_full, ends_in }
             }
             State::Failed => Progress::Failed,
             State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
@@ -242,8 +244,7 @@ impl Session {
         let local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
         match place.state {
             State::Joining { .. } | State::Waiting { .. } if self.is_outage() && local => {
-                let waiting = self.waiting_locally(place);
-                self.refuse_by_policy(index, RejectReason::QueueTimeout, waiting, now);
+                self.refuse_by_policy(index, RejectReason::QueueTimeout, now);
             }
             State::Waiting { .. } if !self.is_outage() => self.wait_in_vain(index, now),
             State::Joining { .. } if !self.is_outage() && place.queued => {
@@ -333,17 +334,12 @@ impl Session {
     /// Refuses a request that has waited as long as it may for a permit of the server.
     fn wait_in_vain(&mut self, index: usize, now: Time) {
         self.leave_server(index, now);
-        let reason = self.blame(index, RejectReason::QueueTimeout, self.seen.0, now);
+        let reason = self.blame(index, RejectReason::QueueTimeout, self.seen, now);
         self.refuse(index, reason, self.seen);
     }
 
-    pub(super) fn refuse(
-        &mut self,
-        index: usize,
-        reason: RejectReason,
-        (in_use, waiting): (u64, u64),
-    ) {
-        self.set(index, State::Refused { reason, in_use, waiting });
+    pub(super) fn refuse(&mut self, index: usize, reason: RejectReason, usage: Option<Usage>) {
+        self.set(index, State::refused(reason, usage));
         self.events.push(Event::Progress(index));
     }
 

@@ -95,7 +95,7 @@ impl Session {
         self.releases.coarsen(round, now);
         self.renewals.coarsen(round, now);
         self.audit.coarsen(reuse, now, horizon);
-        self.seen = (0, 0);
+        self.seen = None;
         let is_renewing = self.renewals.is_any_sent();
         for place in self.places.iter_mut() {
             if place.is_joining() {

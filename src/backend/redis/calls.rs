@@ -212,7 +212,7 @@ mod tests {
 
     use super::decode_wire;
     use crate::backend::redis::messages::{hints, peer_message};
-    use crate::protocol::Reply;
+    use crate::protocol::{Reply, Usage};
 
     /// An item of a script's reply, or nearly one.
     fn item() -> impl Strategy<Value = String> {
@@ -296,7 +296,8 @@ mod tests {
             for (earliest, shown, more) in [(0, 0, false), (1, 0, true), (2, 2, false)] {
                 let reply = decoded(op, &wire(earliest, GRANT, 7)).unwrap();
                 assert_eq!((reply.earliest, reply.more), (shown, more));
-                assert_eq!((reply.in_use, reply.waiting, reply.granted.len()), (3, 9, 1));
+                let usage = Some(Usage { in_use: 3, waiting: 9 });
+                assert_eq!((reply.usage, reply.granted.len()), (usage, 1));
             }
             // The mark of a release is invalid here.
             assert_eq!(decoded(op, &wire(1, ":1\r\n", 6)), None);

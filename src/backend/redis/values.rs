@@ -6,7 +6,7 @@ use redis::Value;
 
 use crate::backend::Listing;
 use crate::error::BackendError;
-use crate::protocol::{Claim, Grant, LINE_MAX, PlaceId, PlaceStatus, Reply, TICKET_MIN};
+use crate::protocol::{Claim, Grant, LINE_MAX, PlaceId, PlaceStatus, Reply, TICKET_MIN, Usage};
 
 /// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
@@ -25,8 +25,7 @@ pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {
     Some(Reply {
         lease_end: number(lease_end)?,
         earliest: if more { 0 } else { earliest },
-        in_use: number(in_use)?,
-        waiting: number(waiting)?,
+        usage: Some(Usage { in_use: number(in_use)?, waiting: number(waiting)? }),
         statuses: statuses.iter().map(status).collect::<Option<_>>()?,
         granted: grants(granted)?,
         more,

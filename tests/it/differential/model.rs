@@ -279,7 +279,8 @@ impl<'a> Model<'a> {
         let held = reply.statuses.iter().all(|status| *status == PlaceStatus::Held);
         let in_short =
             (told != Told::Grants && held && !reply.more).then(|| number(reply.lease_end));
-        let is_kept = reply.in_use <= u64::from(self.limit);
+        let usage = reply.usage.unwrap_or_default();
+        let is_kept = usage.in_use <= u64::from(self.limit);
         if told == Told::InShort && held && is_kept {
             assert!(!reply.more, "{reply:?}");
             return self.expect(what, command, number(reply.lease_end), messages);
@@ -288,7 +289,7 @@ impl<'a> Model<'a> {
         if told != Told::Grants {
             assert!(!reply.more || reply.earliest == 0, "{reply:?}");
             let earliest = if reply.more { 1 } else { reply.earliest };
-            items.extend([reply.lease_end, earliest, reply.in_use, reply.waiting].map(number));
+            items.extend([reply.lease_end, earliest, usage.in_use, usage.waiting].map(number));
         }
         items.extend(reply.statuses.iter().map(|status| match status {
             PlaceStatus::Gone => Item::Int(0),

@@ -190,7 +190,7 @@ impl Others {
 fn counted(op: &Op, reply: &Reply, limit: Option<u64>) -> Option<(u64, u64)> {
     match op {
         Op::Release { .. } | Op::Audit { .. } => None,
-        _ if (reply.in_use, reply.waiting) != (0, 0) => Some((reply.in_use, reply.waiting)),
+        _ if reply.usage.is_some() => reply.usage.map(|of| (of.in_use, of.waiting)),
         // A short reply. Permits of tenants may be granted by one while lines of others are stopped.
         Op::Acquire { leaving, ids, .. }
             if leaving.iter().chain(ids).any(|id| id.claim.is_some()) =>

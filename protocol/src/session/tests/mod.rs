@@ -26,7 +26,7 @@ use super::*;
 use crate::call::{Call, Op};
 use crate::claim::Claim;
 use crate::id::{Ids, PlaceId};
-use crate::ledger::{Caller, Grant, Ledger, PlaceStatus, Reply};
+use crate::ledger::{Caller, Grant, Ledger, PlaceStatus, Reply, Usage};
 use crate::overrides::Override;
 
 const NODE: NodeId = NodeId::new(1);

@@ -125,7 +125,7 @@ fn places_that_are_only_sent_do_not_count_as_ones_own() {
     let own: Vec<_> = (0..3).map(|_| rig.request_with(REUSE)).collect();
     let _ = rig.call().expect("they are sent");
     let reply = rig.carry_out(&renewal);
-    assert_eq!(reply.waiting, 1);
+    assert_eq!(reply.usage.unwrap().waiting, 1);
     rig.reply(&renewal.op, &reply, sent);
     rig.leave(first);
     assert!(own.iter().all(|index| rig.progress(*index) != Progress::Held));
@@ -343,7 +343,7 @@ fn a_place_whose_lease_has_ended_there_does_not_stand_in_the_queue() {
         recalls: false,
         op: op.clone(),
     });
-    assert_eq!(reply.waiting, 1);
+    assert_eq!(reply.usage.unwrap().waiting, 1);
     rig.reply(&op, &reply, sent);
     rig.leave(waits);
     assert_ne!(rig.progress(next), Progress::Held, "it is not its turn");

@@ -81,7 +81,7 @@ fn a_short_reply_under_another_limit_says_nothing() {
     let (call, sent) = (rig.call().unwrap(), rig.now());
     // Its own reply counts, and shows more in use than its limit.
     let mut reply = rig.carry_out(&call);
-    reply.in_use = 3;
+    reply.usage = Some(Usage { in_use: 3, waiting: 0 });
     rig.reply(&call.op, &reply, sent);
     rig.leave(small);
     assert_eq!(rig.kept(), 0);
