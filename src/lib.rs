@@ -186,7 +186,7 @@
 //! Without `redis` there is only the embedded backend. `docs/stability.md` says which types follow the versions of other
 //! crates.
 
-#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(nightly_docs, feature(doc_cfg))]
 
 #[cfg(feature = "admin")]
 pub mod admin;

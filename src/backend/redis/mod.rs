@@ -184,7 +184,7 @@ impl RedisBackend {
     /// # let _ = backend; Ok(()) }
     /// ```
     #[cfg(feature = "deadpool-redis")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "deadpool-redis")))]
+    #[cfg_attr(nightly_docs, doc(cfg(feature = "deadpool-redis")))]
     pub fn from_pool(pool: Pool) -> RedisBackendBuilder {
         RedisBackendBuilder::new(Source::Pool(pool))
     }
