@@ -58,12 +58,14 @@ mod upstream;
 
 use std::future::Future;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tracing_subscriber::EnvFilter;
 
 use self::access_log::AccessLog;
@@ -128,16 +130,10 @@ async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
     };
     let status = if site.is_watched() { Some(Status::new(&current)?) } else { None };
     let open = Connections::new(false);
-    let mut windows = Vec::new();
-    if let (Some(address), Some(status)) = (site.status, &status) {
-        windows.push(pages::serve("status", address, status.router(), bounds, &open).await?);
-    }
-    #[cfg(feature = "admin")]
-    if let (Some(address), Some(status)) = (site.admin.address, &status) {
-        let pages = admin::router(&site.admin, address, current.semaphore().clone());
-        let pages = pages.merge(status.router());
-        windows.push(pages::serve("admin", address, pages, bounds, &open).await?);
-    }
+    let windows = match &status {
+        Some(status) => windows(&current, status, &open).await?,
+        None => Vec::new(),
+    };
     let intake = Arc::new(Intake {
         current: Arc::clone(&current),
         trusted: site.trusted_proxies.clone().unwrap_or_default(),
@@ -145,10 +141,7 @@ async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
         room: Room::new(site.max_requests),
     });
 
-    let listen = site.listen();
-    let socket = TcpListener::bind(listen)
-        .await
-        .map_err(|error| io::Error::new(error.kind(), format!("{listen}: {error}")))?;
+    let socket = bind(site.listen()).await?;
     let is_reloaded = args.config.is_some() || log.is_some();
     let (hangups, ends) = if is_reloaded { (Some(hangups), None) } else { (None, Some(hangups)) };
     let stopped = first_signal(ends)?;
@@ -180,6 +173,32 @@ async fn serve(args: &Args, hangups: Hangups) -> io::Result<Instant> {
         log.lines().finish(deadline);
     }
     Ok(deadline)
+}
+
+/// Serves the pages for operators and probes, as far as they have addresses.
+async fn windows(
+    current: &Current,
+    status: &Status,
+    open: &Arc<Connections>,
+) -> io::Result<Vec<JoinHandle<()>>> {
+    let site = current.site();
+    let bounds = site.bounds();
+    let mut windows = Vec::new();
+    if let Some(address) = site.status {
+        windows.push(pages::serve("status", address, status.router(), bounds, open).await?);
+    }
+    #[cfg(feature = "admin")]
+    if let Some(address) = site.admin.address {
+        let pages = admin::router(&site.admin, address, current.semaphore().clone());
+        let pages = pages.merge(status.router());
+        windows.push(pages::serve("admin", address, pages, bounds, open).await?);
+    }
+    Ok(windows)
+}
+
+async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+    TcpListener::bind(address).await.map_err(named)
 }
 
 fn access_log(path: &std::path::Path, with_keys: bool) -> io::Result<AccessLog> {

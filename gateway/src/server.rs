@@ -123,14 +123,8 @@ pub(crate) async fn run<S: Serve>(
                 Ok(accepted) => next = Some(accepted),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    // File descriptors are exhausted, most likely.
-                    let closed = others.iter().chain([&open]).any(|open| open.spare_one());
-                    if !closed {
-                        tracing::error!(%error, "cannot accept a connection");
-                    } else if is_due(&mut warned) {
-                        tracing::warn!(%error, "idle connections are closed for new ones");
-                    }
-                    let pause = if closed { LOOK } else { PAUSE };
+                    let mut all = others.iter().chain([&open]);
+                    let pause = wait_for_room(&error, all.any(|open| open.spare_one()), &mut warned);
                     tokio::select! {
                         () = &mut stop => break,
                         Some(_) = connections.join_next() => {}
@@ -142,14 +136,30 @@ pub(crate) async fn run<S: Serve>(
     }
     drop(socket);
     let _ = draining.send(true);
+    drain(connections, bounds.drain).await;
+}
+
+/// Waits until all connections have ended, and cuts off those that take longer than `bound`.
+async fn drain(mut connections: JoinSet<()>, bound: Duration) {
     let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(bounds.drain, all).await.is_err() {
-        tracing::warn!(
-            "the drain timeout has passed; {} connections are cut off",
-            connections.len()
-        );
+    if tokio::time::timeout(bound, all).await.is_err() {
+        let left = connections.len();
+        tracing::warn!("the drain timeout has passed; {left} connections are cut off");
         connections.shutdown().await;
     }
+}
+
+/// Reports that no connection can be accepted, most likely because file descriptors are exhausted. Returns how long to
+/// wait for room: a moment if an idle connection is `closed` for it.
+fn wait_for_room(error: &io::Error, closed: bool, warned: &mut Option<Instant>) -> Duration {
+    if !closed {
+        tracing::error!(%error, "cannot accept a connection");
+        return PAUSE;
+    }
+    if is_due(warned) {
+        tracing::warn!(%error, "idle connections are closed for new ones");
+    }
+    LOOK
 }
 
 /// Whether to say it again.
@@ -167,6 +177,17 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
+/// Fails on a dead socket only.
+fn set_options(socket: &TcpStream, keepalive: Option<Duration>) {
+    // Without this, small frames of a stream are held back.
+    let _ = socket.set_nodelay(true);
+    if let Some(time) = keepalive {
+        let keepalive = TcpKeepalive::new().with_time(time);
+        let keepalive = keepalive.with_interval(tcp_interval(time)).with_retries(TCP_PROBES);
+        let _ = SockRef::from(socket).set_tcp_keepalive(&keepalive);
+    }
+}
+
 async fn connection<S: Serve>(
     socket: TcpStream,
     address: SocketAddr,
@@ -174,13 +195,7 @@ async fn connection<S: Serve>(
     service: Arc<S>,
     mut drains: watch::Receiver<bool>,
 ) {
-    // Fails on a dead socket only. Without `nodelay`, small frames of a stream are held back.
-    let _ = socket.set_nodelay(true);
-    if let Some(time) = activity.bounds().keepalive {
-        let keepalive = TcpKeepalive::new().with_time(time);
-        let keepalive = keepalive.with_interval(tcp_interval(time)).with_retries(TCP_PROBES);
-        let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
-    }
+    set_options(&socket, activity.bounds().keepalive);
     let _open = service.connected();
 
     // Dropped last, which aborts the connection's remaining streams.
@@ -201,17 +216,7 @@ async fn connection<S: Serve>(
     // Holds permits past the end of HTTP.
     let serve = TowerToHyperService::new(connection.layer(serve));
 
-    let mut builder = auto::Builder::new(streams.clone());
-    // `Activity::watch` has the header timeout, with all others.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
-    let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
-    builder.http2().timer(TokioTimer::new());
-    if let Some(keepalive) = activity.bounds().keepalive {
-        builder.http2().keep_alive_interval(keepalive).keep_alive_timeout(keepalive);
-    }
-    builder.http2().max_header_list_size(head_bytes).max_concurrent_streams(STREAMS);
-    builder.http2().initial_stream_window_size(WINDOW);
-    builder.http2().initial_connection_window_size(WINDOW * STREAMS).max_send_buf_size(SEND_BYTES);
+    let builder = http(streams.clone(), activity.bounds().keepalive);
     {
         let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), serve));
         let mut is_draining = false;
@@ -237,6 +242,23 @@ async fn connection<S: Serve>(
     if let Some(tunnel) = activity.take_tunnel() {
         tunnel.carry(&activity, &connection).await;
     }
+}
+
+/// HTTP of both versions, with the bounds of what a client may make this process keep.
+fn http(streams: Streams, keepalive: Option<Duration>) -> auto::Builder<Streams> {
+    let mut builder = auto::Builder::new(streams);
+    // `Activity::watch` has the header timeout, with all others.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES);
+    let head_bytes = u32::try_from(HEAD_BYTES).unwrap_or(u32::MAX);
+    let mut http2 = builder.http2();
+    http2.timer(TokioTimer::new());
+    if let Some(keepalive) = keepalive {
+        http2.keep_alive_interval(keepalive).keep_alive_timeout(keepalive);
+    }
+    http2.max_header_list_size(head_bytes).max_concurrent_streams(STREAMS);
+    http2.initial_stream_window_size(WINDOW);
+    http2.initial_connection_window_size(WINDOW * STREAMS).max_send_buf_size(SEND_BYTES);
+    builder
 }
 
 /// Reads the rests of bodies that nothing else reads, until the connection ends or drains.
