@@ -153,7 +153,7 @@ enum Question {
 #[derive(Clone, Debug)]
 enum Response {
     Reply {
-        reply: Reply,
+        reply: Box<Reply>,
         late: bool,
     },
     Listing(Listing),
@@ -639,7 +639,7 @@ impl Connection for SimLane {
         }
         let sending = self.begin(&calls.into_iter().map(Request::Call).collect());
         let answer = |response| match response {
-            Response::Reply { reply, late } => Answer::Reply { reply, late },
+            Response::Reply { reply, late } => Answer::Reply { reply: *reply, late },
             Response::Moved => Answer::Moved,
             Response::Failed(error) => Answer::Failed(error),
             Response::Refused(error) => Answer::Refused(error),
@@ -1267,7 +1267,7 @@ impl Store {
                 return Response::Failed(BackendError::call("planted"));
             }
             (Some(Planted::DropsReleases), "release") if self.done.is_multiple_of(10) => {
-                return Response::Reply { reply: Reply::default(), late: false };
+                return Response::Reply { reply: Box::default(), late: false };
             }
             (Some(Planted::AnswersWithoutDoing), "acquire") if self.done.is_multiple_of(10) => {
                 if let Op::Acquire { leaving, ids, lease_ms, .. } = &call.op
@@ -1276,7 +1276,7 @@ impl Store {
                     let statuses = ids.iter().map(|_| PlaceStatus::Held).collect();
                     let lease_end = now / 1000 + lease_ms;
                     let reply = Reply { lease_end, statuses, ..Reply::default() };
-                    return Response::Reply { reply, late: false };
+                    return Response::Reply { reply: Box::new(reply), late: false };
                 }
             }
             _ => {}
@@ -1368,7 +1368,7 @@ impl Store {
         if ledger.is_empty() {
             self.ledgers.remove(key);
         }
-        Response::Reply { reply, late: site.late }
+        Response::Reply { reply: Box::new(reply), late: site.late }
     }
 
     fn names(&self, from: u64, most: u32) -> Response {
