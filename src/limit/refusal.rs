@@ -82,7 +82,7 @@ pub enum RefusalReason {
     /// 0. The status is always 503.
     Paused,
     /// Grants are paused until a time, mostly because the upstream asked for that: see [`RejectReason::UpstreamPause`].
-    /// The status is always 503, and [`retry_after`](Refusal::retry_after) is the end of the pause.
+    /// The status is always 503, and [`retry_after`](field@Refusal::retry_after) is the end of the pause.
     UpstreamPause,
     /// An operator is [draining](crate::Semaphore::drain) the semaphore. The status is always 503.
     Draining,
