@@ -9,7 +9,7 @@ use super::head::{Head, time};
 
 /// Reads `Retry-After` of responses with the status 429 or 503: seconds, or a date.
 ///
-/// See the [module](self) for an example.
+/// See the [module](super) for an example.
 #[must_use]
 pub fn retry_after(head: Head<'_>) -> Feedback {
     match head.status {
