@@ -182,7 +182,6 @@ fn a_pause_grants_nothing_before_its_end_and_keeps_the_turns() {
     assert_eq!(rig.progress(waits), Progress::Waiting);
     assert_eq!(rig.session.limit_in_force(), 0);
     rig.live(10);
-    assert_eq!(rig.session.paused_until(), None);
     assert_eq!(rig.progress(waits), Progress::Held, "at the end, not at the next renewal");
     assert_eq!(rig.progress(newcomer), Progress::Waiting);
 }
@@ -250,4 +249,27 @@ fn a_pause_grants_no_share_in_an_outage() {
     assert_eq!(rig.progress(admit), Progress::Failed);
     rig.pass(500);
     assert_eq!(rig.progress(waits), Progress::Admitted);
+}
+
+#[test]
+fn after_a_pause_a_part_of_the_limit_is_granted_at_first() {
+    let mut rig = Rig::new(100);
+    let now = rig.now();
+    rig.session.handle_pause(Some(now + ms(1000)), now);
+    let requests: Vec<_> = (0..8).map(|_| rig.request()).collect();
+    rig.settle();
+    let held = |rig: &mut Rig, pass| {
+        rig.live(pass);
+        requests.iter().filter(|index| rig.progress(**index) == Progress::Held).count()
+    };
+    assert_eq!(held(&mut rig, 990), 0);
+    assert_eq!(held(&mut rig, 20), 3);
+    assert_eq!(held(&mut rig, 250), 6);
+    let in_vain = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
+    rig.settle();
+    assert!(is_refused(rig.progress(in_vain), RejectReason::UpstreamPause), "in the ramp");
+    assert_eq!(held(&mut rig, 250), 8);
+    rig.live(500);
+    assert_eq!(rig.session.paused_until(), None);
+    assert_eq!(rig.session.limit_in_force(), 100);
 }
