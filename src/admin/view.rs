@@ -12,7 +12,7 @@ use super::fair_share::fair_shares;
 use super::problem::Problem;
 use crate::name::Name;
 use crate::protocol::Override;
-use crate::semaphore::{Holder, Inspection, Listed, Page, ProcessUse, TenantUse, Waiter};
+use crate::semaphore::{Holder, Inspection, Listed, Page, Paused, ProcessUse, TenantUse, Waiter};
 use crate::tenants::TenantOverride;
 
 type Answer<T> = Result<Json<T>, Problem>;
@@ -27,6 +27,20 @@ pub(super) struct SetView {
 impl From<Override> for SetView {
     fn from(set: Override) -> Self {
         Self { limit: set.limit, mode: set.mode.as_str() }
+    }
+}
+
+/// A pause until a time.
+#[derive(Serialize)]
+struct PausedView {
+    left_ms: u64,
+    by: String,
+    cause: String,
+}
+
+impl From<Paused> for PausedView {
+    fn from(paused: Paused) -> Self {
+        Self { left_ms: ms(paused.left), by: paused.by, cause: paused.cause.to_string() }
     }
 }
 
@@ -101,6 +115,7 @@ pub(super) struct InspectionView {
     limit: Option<u32>,
     last_limit: Option<u32>,
     set: SetView,
+    paused: Option<PausedView>,
     is_cut: bool,
     tenants: Vec<TenantView>,
     processes: Vec<ProcessView>,
@@ -238,6 +253,7 @@ impl InspectionView {
             limit: seen.limit,
             last_limit: seen.last_limit,
             set: seen.set.into(),
+            paused: seen.paused.map(Into::into),
             is_cut: seen.is_cut,
             tenants: (seen.tenants.into_iter().enumerate())
                 .map(|(i, one)| TenantView::new(one, share(i)))

@@ -44,8 +44,9 @@ pub struct Refusal {
     /// not answer: the request has no key, its limit is unknown, the backend is unavailable, the semaphore was shut down, or the permit
     /// was lost.
     pub rejected: Option<Rejected>,
-    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine. `None` where
-    /// the request itself is at fault: it has no key or no tenant, or its cost is too high.
+    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine; without jitter,
+    /// the end of a [pause](RefusalReason::UpstreamPause). `None` where the request itself is at fault: it has no key or
+    /// no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
     pub error: Option<BackendError>,

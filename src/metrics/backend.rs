@@ -10,10 +10,10 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 
 use super::names::{
     BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS, BACKEND_OPERATION_DURATION,
-    BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PERMITS_PASSED_ON,
-    TENANT_LINES,
+    BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, LEASE_RENEWALS, OVERTAKING_GRANTS, PAUSES,
+    PERMITS_PASSED_ON, TENANT_LINES,
 };
-use crate::protocol::{Op, PlaceStatus, Reply};
+use crate::protocol::{Op, PauseCause, PlaceStatus, Reply};
 
 /// Counts for one `Semaphore`. Several in one process share their series.
 #[derive(Default)]
@@ -21,6 +21,7 @@ pub(crate) struct BackendMeter {
     leases: OnceLock<Leases>,
     tenants: OnceLock<Tenants>,
     passed_on: OnceLock<Counter>,
+    pauses: OnceLock<Pauses>,
     /// Not set for the embedded backend, which has no connection.
     backend: OnceLock<ConnectionSeries>,
 }
@@ -34,6 +35,11 @@ struct Leases {
 struct Tenants {
     lines: Gauge,
     overtaking: Counter,
+}
+
+struct Pauses {
+    operator: Counter,
+    upstream: Counter,
 }
 
 struct ConnectionSeries {
@@ -72,6 +78,7 @@ impl BackendMeter {
         self.leases();
         self.tenants();
         self.permits_passed_on();
+        self.pauses();
         if !is_embedded {
             self.backend();
         }
@@ -92,6 +99,12 @@ impl BackendMeter {
     /// Counts permits that went from one request straight to the next one.
     pub(crate) fn on_passed_on(&self, permits: u64) {
         self.permits_passed_on().increment(permits);
+    }
+
+    /// Counts a pause that this process asks for.
+    pub(crate) fn on_pause(&self, cause: PauseCause) {
+        let Pauses { operator, upstream } = self.pauses();
+        if cause == PauseCause::Operator { operator } else { upstream }.increment(1);
     }
 
     /// Counts the renewals in a reply.
@@ -155,6 +168,17 @@ impl BackendMeter {
             let passed_on = "Permits that went straight to the next request of this process";
             metrics::describe_counter!(PERMITS_PASSED_ON, Unit::Count, passed_on);
             counter!(PERMITS_PASSED_ON)
+        })
+    }
+
+    fn pauses(&self) -> &Pauses {
+        self.pauses.get_or_init(|| {
+            let pauses = "Pauses until a time that this process asked for";
+            metrics::describe_counter!(PAUSES, Unit::Count, pauses);
+            Pauses {
+                operator: counter!(PAUSES, "cause" => "operator"),
+                upstream: counter!(PAUSES, "cause" => "upstream"),
+            }
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::{Op, Reply};
+use crate::protocol::{Op, PauseCause, Reply};
 
 #[derive(Debug, Default)]
 pub(crate) struct BackendMeter;
@@ -13,6 +13,7 @@ impl BackendMeter {
     pub(crate) const fn on_lines_changed(&self, _: usize, _: usize) {}
     pub(crate) const fn on_overtaking(&self, _: u64) {}
     pub(crate) const fn on_passed_on(&self, _: u64) {}
+    pub(crate) const fn on_pause(&self, _: PauseCause) {}
     pub(crate) const fn on_reply(&self, _: &Op, _: &Reply) {}
     pub(crate) const fn on_answer(&self, _: &Op, _: bool, _: Duration) {}
     pub(crate) const fn on_unanswered(&self, _: &Op, _: Duration) {}

@@ -18,6 +18,8 @@ pub const PERMITS_LOST: &str = "concurrency_limit.permits.lost";
 /// Counter of permits that went from one request of this process straight to its next one, and not back to the
 /// backend: see [`PolicyBuilder::reuse`](crate::PolicyBuilder::reuse).
 pub const PERMITS_PASSED_ON: &str = "concurrency_limit.permits.passed_on";
+/// Counter of pauses until a time that this process asked for, by `cause`: `operator` or `upstream`.
+pub const PAUSES: &str = "concurrency_limit.pauses";
 /// Gauge of tenants with waiting requests in this process, over all semaphores that are fair between tenants.
 pub const TENANT_LINES: &str = "concurrency_limit.tenant_lines";
 /// Counter of grants that overtook an older request of another tenant in this process: where fair shares differ from

@@ -35,6 +35,9 @@ pub struct Health {
     /// `AfterLoss::Quarantine`); with several servers, the last end. `None` if there is no quarantine, or it affects no
     /// semaphore that this process uses.
     pub quarantined_until: Option<Instant>,
+    /// The number of semaphores that are paused until a time, by a response of the upstream or by
+    /// [`pause_for`](crate::Semaphore::pause_for), as this process knows it.
+    pub paused: usize,
     /// A warning for the operator of the backend, such as an eviction policy that loses semaphores.
     pub warning: Option<String>,
 }
@@ -175,6 +178,7 @@ impl Counts {
             disconnects: self.disconnects.load(Ordering::Relaxed),
             semaphores,
             quarantined_until,
+            paused: 0,
             warning,
         }
     }

@@ -150,6 +150,10 @@ impl Node {
     }
 
     pub(crate) fn health(&self) -> Health {
+        Health { paused: self.overrides.paused(self.now()), ..self.health_of_backend() }
+    }
+
+    fn health_of_backend(&self) -> Health {
         if self.embedded().is_some() {
             return self.counts.health(ConnectionState::Embedded, self.sessions.len(), None, None);
         }

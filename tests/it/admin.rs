@@ -8,7 +8,7 @@ use http_body_util::Full;
 use serde_json::json;
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::operate::Mode;
-use tower_semaphore::{Ask, Name, Policy, Semaphore};
+use tower_semaphore::{Ask, Feedback, Name, Policy, Semaphore};
 
 use crate::support::admin::{HOSTILE, ask, page, policy, segment, window};
 use crate::support::eventually;
@@ -29,6 +29,28 @@ async fn an_operator_sees_that_a_quarantine_is_on() {
         let html = page(&server, path).await;
         assert!(html.contains("In quarantine for another"), "{html}");
     }
+}
+
+#[tokio::test]
+async fn an_operator_sees_who_paused_a_semaphore_and_why_and_ends_it() {
+    let semaphore = Semaphore::in_memory();
+    let server = window(&semaphore).await;
+    let permit = semaphore.acquire("x", &policy(1)).await.unwrap();
+    assert!(!page(&server, "/page/x").await.contains("paused for another"));
+    permit.feedback(Feedback::Backoff(Duration::from_secs(30)));
+    let html = page(&server, "/page/x").await;
+    let pid = format!(":{}", std::process::id());
+    assert!(html.contains("paused for another ") && html.contains(&pid), "{html}");
+    assert!(html.contains("the upstream asked for it") && html.contains("Resume"), "{html}");
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!(seen["paused"]["cause"], "upstream");
+    assert!(seen["paused"]["left_ms"].as_u64().unwrap() > 20_000, "{seen}");
+    assert!(seen["paused"]["by"].as_str().unwrap().ends_with(&pid), "{seen}");
+    assert_eq!(semaphore.health().paused, 1);
+    ask(&server, Method::POST, "/semaphores/x/resume", "").await;
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!((&seen["paused"], &seen["limit"]), (&json!(null), &json!(1)));
+    assert_eq!(semaphore.health().paused, 0);
 }
 
 #[tokio::test]

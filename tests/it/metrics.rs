@@ -16,15 +16,15 @@ use tower_semaphore::limit::{
 use tower_semaphore::metrics::{
     ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
     BACKEND_OPERATION_DURATION, BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS,
-    OVERTAKING_GRANTS, PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON, QUEUED_REQUESTS, REQUESTS,
-    TENANT_LINES, TIME_IN_QUEUE, WAIT_TIMEOUT,
+    OVERTAKING_GRANTS, PAUSES, PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON, QUEUED_REQUESTS,
+    REQUESTS, TENANT_LINES, TIME_IN_QUEUE, WAIT_TIMEOUT,
 };
-use tower_semaphore::{Ask, ConcurrencyLimitLayer, Limit, Policy, Semaphore};
+use tower_semaphore::{Ask, ConcurrencyLimitLayer, Feedback, Limit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::recorded::Recorded;
 
-const ALL: [&str; 17] = [
+const ALL: [&str; 18] = [
     REQUESTS,
     ACTIVE_PERMITS,
     QUEUED_REQUESTS,
@@ -35,6 +35,7 @@ const ALL: [&str; 17] = [
     OVERTAKING_GRANTS,
     PERMITS_LOST,
     PERMITS_PASSED_ON,
+    PAUSES,
     LEASE_RENEWALS,
     BACKEND_OPERATION_DURATION,
     BACKEND_CONNECTIONS,
@@ -59,6 +60,23 @@ fn alone(recorded: &Recorded, name: &str) -> f64 {
 
 fn requests(policy: &str, result: &str) -> String {
     format!("{REQUESTS}{{policy={policy},result={result}}}")
+}
+
+#[tokio::test]
+async fn a_pause_is_counted_once_with_its_cause() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let none = policy(2, Duration::ZERO);
+    let count = |cause| recorded.get(&format!("{PAUSES}{{cause={cause}}}"));
+    let permit = semaphore.acquire("x", &none).await.unwrap();
+    let long = Duration::from_secs(30);
+    permit.feedback(Feedback::Backoff(long));
+    permit.feedback(Feedback::Backoff(long / 2));
+    assert_eq!(count("upstream"), 1.0);
+    semaphore.acquire("x", &none).await.unwrap_err();
+    assert_eq!(recorded.get(&requests("jobs", "upstream_pause")), 1.0);
+    semaphore.pause_for("x", 2 * long).await.unwrap();
+    assert_eq!((count("operator"), count("upstream")), (1.0, 1.0));
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use crate::admin::plot::Plot;
 use crate::admin::problem::Problem;
 use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
-use crate::protocol::Mode;
+use crate::protocol::{Mode, PauseCause};
 use crate::semaphore::{Holder, Inspection, PlaceId, ProcessUse, TenantId, TenantUse, Waiter};
 
 pub(in crate::admin) async fn one(
@@ -55,6 +55,16 @@ struct PlaceRow<'a> {
     tenant: Option<TenantId>,
     cost: u32,
     waits: bool,
+}
+
+/// Why grants are paused until a time, in words.
+fn cause(cause: PauseCause) -> String {
+    match cause {
+        PauseCause::Operator => "an operator ordered it".to_owned(),
+        PauseCause::Status(status) => format!("the upstream answered {status}"),
+        // There are no others.
+        _ => "the upstream asked for it".to_owned(),
+    }
 }
 
 impl One<'_> {
@@ -96,7 +106,16 @@ impl One<'_> {
         html! {
             section.card aria-label="State and limit" {
                 dl {
-                    div { dt { "State" } dd #state { (badge(seen.set.mode)) } }
+                    div {
+                        dt { "State" }
+                        dd #state { (badge(seen.set.mode)) }
+                        @if let Some(paused) = &seen.paused {
+                            dd.note #paused {
+                                "paused for another " (seconds(paused.left)) ": " (cause(paused.cause))
+                                ", by " (paused.by)
+                            }
+                        }
+                    }
                     div {
                         dt { "Limit" }
                         dd #limit { (or_unknown(limit)) }
@@ -163,7 +182,7 @@ impl One<'_> {
             @if set.mode != Mode::Draining {
                 (post("Drain", "Drain", "New requests are rejected in the whole fleet until you resume. Waiting requests are still served.").grave().render(None))
             }
-            @if set.mode != Mode::Open {
+            @if set.mode != Mode::Open || self.seen.paused.is_some() {
                 (post("Resume", "Resume", "Permits are granted again in the whole fleet.").render(None))
             }
             (limit.limit("Permits, from 0 (none is granted) to 4294967295", self.limit()).render(None))

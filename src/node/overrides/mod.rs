@@ -8,19 +8,20 @@ pub(crate) mod refresh;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use self::pauses::Asks;
+use self::pauses::{Asks, end_of};
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::name::Name;
 use crate::node::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use crate::node::shared_session::SharedSession;
 use crate::protocol::session::Session;
-use crate::protocol::{Override, PlaceId, Time};
+use crate::protocol::{Override, Pause, PlaceId, Time};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
@@ -74,6 +75,8 @@ pub(crate) struct News {
     pub(crate) names: BTreeSet<Arc<str>>,
     /// The places that were revoked, and the names of their semaphores.
     pub(crate) revoked: Vec<(PlaceId, Arc<str>)>,
+    /// The pauses that begin, or end later than was known, and how long they last.
+    pub(crate) pauses: Vec<(Arc<str>, Pause, Duration)>,
 }
 
 impl OverrideCache {
@@ -249,6 +252,13 @@ impl OverrideCache {
                 let names = old.pauses.keys().chain(new.pauses.keys());
                 let is_new = |name: &&Arc<str>| old.pauses.get(*name) != new.pauses.get(*name);
                 news.names.extend(names.filter(is_new).cloned());
+                let longer = new.pauses.iter().filter(|(name, pause)| {
+                    old.pauses.get(*name).is_none_or(|known| known.until < pause.until)
+                });
+                let left = longer.map(|(name, pause)| {
+                    (Arc::clone(name), pause.clone(), end_of(pause, new, now).since(now))
+                });
+                news.pauses.extend(left.filter(|(.., left)| !left.is_zero()));
                 let revoked =
                     new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
                 news.revoked.extend(revoked.map(|(place, _)| place.clone()));

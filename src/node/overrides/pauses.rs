@@ -4,7 +4,7 @@
 //! overrides records it there, which notifies the other processes. From the first reading after that on, what was read
 //! counts: so a pause that an operator ended meanwhile ends here, too.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,6 +85,17 @@ impl OverrideCache {
         let pause = state.overrides.pauses.get(name)?;
         let left = end_of(pause, &state.overrides, state.read_at).since(now);
         (!left.is_zero()).then(|| (pause.clone(), left))
+    }
+
+    /// Returns the number of names whose known pause lasts.
+    pub(crate) fn paused(&self, now: Time) -> usize {
+        let state = lock(&self.state);
+        let read = state.overrides.pauses.iter();
+        let read = read.filter(|(_, pause)| now < end_of(pause, &state.overrides, state.read_at));
+        let asked = state.asks.iter().filter(|(_, ask)| !ask.is_over(now));
+        let names: BTreeSet<_> =
+            read.map(|(name, _)| name).chain(asked.map(|(name, _)| name)).collect();
+        names.len()
     }
 
     /// Notes that a pause until then is to be recorded. Returns whether it ends later than any that is known.
@@ -176,9 +187,11 @@ impl Node {
                 let change = pause(duration, SLACK, cause);
                 let key = self.overrides.key();
                 let _ = embedded.set_override(key, &name.into(), change).now_or_never();
+                self.counts.meter.on_pause(cause);
                 self.learn_now();
             }
         } else if self.overrides.ask(name, until, cause) {
+            self.counts.meter.on_pause(cause);
             if let Some(shared) = self.sessions.get(name) {
                 self.apply_overrides(&shared, self.now());
             }

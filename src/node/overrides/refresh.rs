@@ -155,6 +155,19 @@ impl Node {
                 self.apply_overrides(&shared, now);
             }
         }
+        for (name, pause, left) in &news.pauses {
+            // Nobody here needs to know of other names.
+            if self.sessions.get(name).is_some() {
+                tracing::info!(
+                    target: "tower_semaphore",
+                    semaphore = &**name,
+                    for_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+                    by = &*pause.by,
+                    cause = %pause.cause,
+                    "grants are paused until a time"
+                );
+            }
+        }
         for (id, name) in &news.revoked {
             if let Some(shared) = self.sessions.get(name) {
                 self.act(&shared, now, |session, time| session.handle_revoked(*id, time));

@@ -202,7 +202,9 @@ impl Semaphore {
             let text = format!("pause is {duration:?}; expected 1ms to {PAUSE_MAX:?}");
             return Err(BackendError::call(text));
         }
-        self.change(name, pause(duration, Duration::ZERO, PauseCause::Operator)).await
+        self.change(name, pause(duration, Duration::ZERO, PauseCause::Operator)).await?;
+        self.node().counts.meter.on_pause(PauseCause::Operator);
+        Ok(())
     }
 
     /// Grants permits of `name` again after a [`pause`](Self::pause), a [`pause_for`](Self::pause_for) or a
