@@ -234,10 +234,14 @@ impl Place {
         self.is_in_flight() && self.taken && self.options.linger_ms > 0
     }
 
-    /// Whether its deadline has passed while its lease still lasts for its linger.
+    /// Whether its request is in flight, and its lease still lasts, so that it can linger.
+    pub(super) fn can_linger(&self, now: Time) -> bool {
+        self.may_linger() && !self.has_left() && now < self.lease_over()
+    }
+
+    /// Whether its deadline has passed in time to linger.
     pub(super) fn is_lost_in_time(&self, now: Time) -> bool {
-        let may_linger = self.may_linger() && self.state == State::Held && !self.has_left();
-        may_linger && (self.deadline()..self.lease_over()).contains(&now)
+        self.can_linger(now) && self.state == State::Held && now >= self.deadline()
     }
 
     /// When it is released, if it lingers without a request.

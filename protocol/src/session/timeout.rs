@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::{Place, WAITING_RENEWAL};
+use super::place::WAITING_RENEWAL;
 use super::{Event, IDLE, Session};
 use crate::time::Time;
 
@@ -111,8 +111,7 @@ impl Session {
     /// Handles a place that reached its deadline or has lingered long enough.
     pub(super) fn expire(&mut self, index: usize, now: Time) {
         let place = self.places.get(index);
-        let in_time = |p: &Place| p.may_linger() && !p.has_left() && now < p.lease_over();
-        if place.is_some_and(in_time) {
+        if place.is_some_and(|place| place.can_linger(now)) {
             self.lose_in_time(index);
         } else if place.is_some_and(|place| place.taken) {
             self.lose(index, now);
