@@ -6,7 +6,7 @@
 pub(crate) mod pauses;
 pub(crate) mod refresh;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use self::pauses::{Asks, end_of};
+use self::pauses::Ask;
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::name::Name;
@@ -43,7 +43,10 @@ struct Known {
     overrides: Overrides,
     /// When they were read.
     read_at: Time,
-    asks: Asks,
+    /// The pauses that this process asks for and has not read back yet, by name.
+    asks: HashMap<Arc<str>, Ask>,
+    /// The names of those that are to be sent.
+    unsent: VecDeque<Arc<str>>,
     /// A question is to be asked.
     wanted: bool,
     /// A question is unanswered. The next one waits for it.
@@ -101,8 +104,12 @@ impl OverrideCache {
 
     /// Tells a session what is known.
     pub(crate) fn apply(&self, name: &str, session: &mut Session, now: Time) {
-        session.handle_override(self.of(name), now);
-        session.handle_pause(self.paused_until(name), now);
+        let (set, paused_until) = {
+            let state = lock(&self.state);
+            (state.overrides.of(name), state.paused_until(name))
+        };
+        session.handle_override(set, now);
+        session.handle_pause(paused_until, now);
     }
 
     /// Returns the known override of a tenant.
@@ -196,7 +203,7 @@ impl OverrideCache {
         (state.asked, std::mem::take(&mut state.checking))
     }
 
-    /// Ends a question without an answer. Whoever waits for it waits for the next one, which is asked at once.
+    /// Ends a question without an answer. The next one is asked at once, and answers everything that waits for this one.
     pub(crate) fn abandon(&self, question: u64, checking: Vec<Check>) {
         let mut state = lock(&self.state);
         state.asking &= question < state.asked;
@@ -256,7 +263,7 @@ impl OverrideCache {
                     old.pauses.get(*name).is_none_or(|known| known.until < pause.until)
                 });
                 let left = longer.map(|(name, pause)| {
-                    (Arc::clone(name), pause.clone(), end_of(pause, new, now).since(now))
+                    (Arc::clone(name), pause.clone(), state.end_of(pause).since(now))
                 });
                 news.pauses.extend(left.filter(|(.., left)| !left.is_zero()));
                 let revoked =

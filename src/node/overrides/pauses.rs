@@ -4,14 +4,14 @@
 //! overrides records it there, which notifies the other processes. From the first reading after that on, what was read
 //! counts: so a pause that an operator ended meanwhile ends here, too.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use super::OverrideCache;
-use crate::backend::{Change, Connection, Overrides, QueryError};
+use super::{Known, OverrideCache};
+use crate::backend::{Change, Connection, QueryError};
 use crate::node::Node;
 use crate::node::peers::process;
 use crate::protocol::{Pause, PauseCause, Time};
@@ -24,9 +24,7 @@ const SLACK: Duration = Duration::from_millis(250);
 /// How often the record of a pause is sent to another server, as slots move.
 const REDIRECTS_MAX: u8 = 5;
 
-/// The pauses that this process asks for and has not read back yet, by name.
-pub(super) type Asks = HashMap<Arc<str>, Ask>;
-
+/// A pause that this process asks for.
 #[derive(Debug)]
 pub(super) struct Ask {
     /// When it ends, without the slack.
@@ -59,31 +57,32 @@ impl Ask {
     }
 }
 
-/// Returns when a pause ends by this process's clock. The overrides were read at `read_at`, so it never ends early.
-pub(super) fn end_of(pause: &Pause, read: &Overrides, read_at: Time) -> Time {
-    match pause.until.checked_sub(read.now) {
-        Some(left_ms) => read_at + Duration::from_millis(left_ms),
-        None => {
-            let since = Duration::from_millis(read.now - pause.until);
-            read_at.checked_sub(since).unwrap_or(Time::ZERO)
+impl Known {
+    /// Returns when a pause that was read ends by this process's clock. It never ends early, because the answer came
+    /// later than the server's time in it.
+    pub(super) fn end_of(&self, pause: &Pause) -> Time {
+        match pause.until.checked_sub(self.overrides.now) {
+            Some(left_ms) => self.read_at + Duration::from_millis(left_ms),
+            None => {
+                let since = Duration::from_millis(self.overrides.now - pause.until);
+                self.read_at.checked_sub(since).unwrap_or(Time::ZERO)
+            }
         }
+    }
+
+    /// Returns when the known pause of a name ends, or when it ended a moment ago.
+    pub(super) fn paused_until(&self, name: &str) -> Option<Time> {
+        let read = self.overrides.pauses.get(name).map(|pause| self.end_of(pause));
+        read.max(self.asks.get(name).map(Ask::ends))
     }
 }
 
 impl OverrideCache {
-    /// Returns when the known pause of a name ends, or when it ended a moment ago.
-    pub(crate) fn paused_until(&self, name: &str) -> Option<Time> {
-        let state = lock(&self.state);
-        let read = state.overrides.pauses.get(name);
-        let read = read.map(|pause| end_of(pause, &state.overrides, state.read_at));
-        read.max(state.asks.get(name).map(Ask::ends))
-    }
-
     /// Returns the known pause of a name, and how much longer it lasts.
     pub(crate) fn pause_of(&self, name: &str, now: Time) -> Option<(Pause, Duration)> {
         let state = lock(&self.state);
         let pause = state.overrides.pauses.get(name)?;
-        let left = end_of(pause, &state.overrides, state.read_at).since(now);
+        let left = state.end_of(pause).since(now);
         (!left.is_zero()).then(|| (pause.clone(), left))
     }
 
@@ -91,7 +90,7 @@ impl OverrideCache {
     pub(crate) fn paused(&self, now: Time) -> usize {
         let state = lock(&self.state);
         let read = state.overrides.pauses.iter();
-        let read = read.filter(|(_, pause)| now < end_of(pause, &state.overrides, state.read_at));
+        let read = read.filter(|(_, pause)| now < state.end_of(pause));
         let asked = state.asks.iter().filter(|(_, ask)| !ask.is_over(now));
         let names: BTreeSet<_> =
             read.map(|(name, _)| name).chain(asked.map(|(name, _)| name)).collect();
@@ -99,12 +98,16 @@ impl OverrideCache {
     }
 
     /// Notes that a pause until then is to be recorded. Returns whether it ends later than any that is known.
-    fn ask(&self, name: &str, until: Time, cause: PauseCause) -> bool {
-        if self.paused_until(name) >= Some(until) {
+    fn ask(&self, name: &Arc<str>, until: Time, cause: PauseCause) -> bool {
+        let mut state = lock(&self.state);
+        if state.paused_until(name) >= Some(until) {
             return false;
         }
         let ask = Ask { until, cause, state: AskState::Unsent, redirects: 0 };
-        lock(&self.state).asks.insert(name.into(), ask);
+        let old = state.asks.insert(Arc::clone(name), ask);
+        if old.is_none_or(|old| old.state != AskState::Unsent) {
+            state.unsent.push_back(Arc::clone(name));
+        }
         self.has_asks.store(true, Ordering::Release);
         true
     }
@@ -117,25 +120,29 @@ impl OverrideCache {
     /// Returns the next pause to record, with its name and its end.
     fn next_ask(&self, now: Time) -> Option<(Arc<str>, Time, Change)> {
         let mut state = lock(&self.state);
-        state.asks.retain(|_, ask| !ask.is_over(now));
-        let Some((name, ask)) =
-            state.asks.iter_mut().find(|(_, ask)| ask.state == AskState::Unsent)
-        else {
-            self.has_asks.store(false, Ordering::Release);
-            return None;
-        };
-        ask.state = AskState::Sent;
-        Some((Arc::clone(name), ask.until, pause(ask.until.since(now), SLACK, ask.cause)))
+        while let Some(name) = state.unsent.pop_front() {
+            let Some(ask) = state.asks.get_mut(&name) else { continue };
+            if ask.is_over(now) {
+                state.asks.remove(&name);
+            } else if ask.state == AskState::Unsent {
+                ask.state = AskState::Sent;
+                let change = pause(ask.until.since(now), SLACK, ask.cause);
+                return Some((name, ask.until, change));
+            }
+        }
+        self.has_asks.store(false, Ordering::Release);
+        None
     }
 
     /// Notes what came of recording a pause.
-    fn on_ask_answered(&self, name: &str, until: Time, answer: &Result<(), QueryError>) {
+    fn on_ask_answered(&self, name: &Arc<str>, until: Time, answer: &Result<(), QueryError>) {
         let mut state = lock(&self.state);
         let next = state.asked + 1;
         let Some(ask) = state.asks.get_mut(name).filter(|ask| ask.until == until) else { return };
         match answer {
             Err(QueryError::Moved) if ask.redirects < REDIRECTS_MAX => {
                 (ask.state, ask.redirects) = (AskState::Unsent, ask.redirects + 1);
+                state.unsent.push_back(Arc::clone(name));
                 self.has_asks.store(true, Ordering::Release);
             }
             // The next connection repeats it.
@@ -150,8 +157,10 @@ impl OverrideCache {
     /// Has pauses recorded again whose records were not answered before the connection broke.
     pub(crate) fn on_asks_unanswered(&self) {
         let mut state = lock(&self.state);
-        for ask in state.asks.values_mut().filter(|ask| ask.state == AskState::Sent) {
+        let Known { asks, unsent, .. } = &mut *state;
+        for (name, ask) in asks.iter_mut().filter(|(_, ask)| ask.state == AskState::Sent) {
             ask.state = AskState::Unsent;
+            unsent.push_back(Arc::clone(name));
             self.has_asks.store(true, Ordering::Release);
         }
     }
@@ -180,13 +189,13 @@ fn ms_up(duration: Duration) -> u64 {
 impl Node {
     /// Pauses the grants of a name for this long, here at once, and in the whole fleet. Does nothing if a pause that
     /// ends as late is known.
-    pub(crate) fn pause(&self, name: &str, duration: Duration, cause: PauseCause) {
+    pub(crate) fn pause(&self, name: &Arc<str>, duration: Duration, cause: PauseCause) {
         let until = self.now() + duration;
         if let Some(embedded) = self.embedded() {
-            if self.overrides.paused_until(name) < Some(until) {
+            if lock(&self.overrides.state).paused_until(name) < Some(until) {
                 let change = pause(duration, SLACK, cause);
                 let key = self.overrides.key();
-                let _ = embedded.set_override(key, &name.into(), change).now_or_never();
+                let _ = embedded.set_override(key, name, change).now_or_never();
                 self.counts.meter.on_pause(cause);
                 self.learn_now();
             }
