@@ -12,12 +12,7 @@ use super::head::{Head, time};
 /// See the [module](super) for an example.
 #[must_use]
 pub fn retry_after(head: Head<'_>) -> Feedback {
-    match head.status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            Feedback::after(head.retry_after())
-        }
-        _ => Feedback::None,
-    }
+    retry_after_if(head, &[StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE])
 }
 
 /// Reads `Retry-After` of responses with one of these statuses.
@@ -39,9 +34,14 @@ pub fn retry_after_on(
     statuses: impl IntoIterator<Item = StatusCode>,
 ) -> impl Fn(Head<'_>) -> Feedback + Send + Sync + 'static {
     let statuses: Vec<_> = statuses.into_iter().collect();
-    move |head| match statuses.contains(&head.status) {
-        true => Feedback::after(head.retry_after()),
-        false => Feedback::None,
+    move |head| retry_after_if(head, &statuses)
+}
+
+fn retry_after_if(head: Head<'_>, statuses: &[StatusCode]) -> Feedback {
+    if statuses.contains(&head.status) {
+        Feedback::after(head.retry_after())
+    } else {
+        Feedback::None
     }
 }
 

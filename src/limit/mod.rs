@@ -9,8 +9,8 @@
 //!
 //! 1. [`skip`](ConcurrencyLimitBuilder::skip) lets it pass without a permit.
 //! 2. A [`KeyExtractor`] extracts the key: a tenant, a route, or one key for all. A request without a key is
-//!    rejected with `400 Bad Request`, unless the extractor or [`MissingKey`] says otherwise; so is one without a tenant, where the
-//!    layer has [tenants](ConcurrencyLimitBuilder::fair_by).
+//!    rejected with `400 Bad Request`, unless the extractor or [`MissingKey`] says otherwise; so is one without a
+//!    tenant, where the layer has [tenants](ConcurrencyLimitBuilder::fair_by).
 //! 3. The limit of that key is looked up: a number, a closure, or a [`CachedLimit`].
 //! 4. It takes a permit, or waits for one behind the requests that came before it, on whichever replica. With
 //!    [`fair_by`](ConcurrencyLimitBuilder::fair_by) the tenant with the fewest permits in use is next.

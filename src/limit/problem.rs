@@ -131,12 +131,8 @@ impl Refusal {
             RefusalReason::Quarantine => QUARANTINE.to_owned(),
             RefusalReason::Paused => format!("an operator paused {policy}"),
             RefusalReason::UpstreamPause => {
-                let left = self
-                    .rejected
-                    .as_ref()
-                    .and_then(|rejected| rejected.ends_in)
-                    .unwrap_or_default();
-                format!("{policy} is paused for another {}", Seconds(left))
+                let left = Seconds(self.ends_in().unwrap_or_default());
+                format!("{policy} is paused for another {left}")
             }
             RefusalReason::Draining => format!("{policy} is being drained"),
             RefusalReason::Revoked => format!("an operator revoked the place for {policy}"),

@@ -41,8 +41,8 @@ pub struct Refusal {
     /// The status of the response.
     pub status: StatusCode,
     /// What the semaphore said: the limit, what was in use, how long the request waited. `None` if it was not asked, or did
-    /// not answer: the request has no key, its limit is unknown, the backend is unavailable, the semaphore was shut down, or the permit
-    /// was lost.
+    /// not answer: the request has no key, its limit is unknown, the backend is unavailable, the semaphore was shut down,
+    /// or the permit was lost.
     pub rejected: Option<Rejected>,
     /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine; without jitter,
     /// the end of a [pause](RefusalReason::UpstreamPause). `None` where the request itself is at fault: it has no key or
@@ -231,6 +231,11 @@ impl Refusal {
         self.rejected.as_ref().map(|rejected| rejected.waited).or(self.waited_for_lost)
     }
 
+    /// How soon the reason ends, if that is known.
+    pub(super) fn ends_in(&self) -> Option<Duration> {
+        self.rejected.as_ref()?.ends_in
+    }
+
     /// Whether the cap of the tenant was the reason, as far as is known.
     pub(super) fn is_tenant_full(&self) -> bool {
         self.rejected.as_ref().is_some_and(|rejected| rejected.is_tenant_full)
@@ -292,7 +297,7 @@ impl Refusal {
     /// together. The end of a pause is known exactly, and those who come back then wait in a queue.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
         let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
-        let seconds = match self.rejected.as_ref().and_then(|rejected| rejected.ends_in) {
+        let seconds = match self.ends_in() {
             Some(left) if self.reason == RefusalReason::UpstreamPause => left.as_secs_f64().ceil(),
             // Not before the reason is over.
             Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),

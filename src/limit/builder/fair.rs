@@ -71,10 +71,10 @@ impl ConcurrencyLimitBuilder {
     /// Sets what happens to a request without a tenant.
     ///
     /// By default the [extractor](KeyExtractor::missing_key) decides: most reject the request with 400,
-    /// [`PeerIpKey`](crate::limit::PeerIpKey) with 500. The layer logs
-    /// a warning at the first one, because what inserts the tenant may be further in than the layer; the response
-    /// names the header that the request lacks, if the tenant is taken from one. With [`MissingKey::Shared`], requests
-    /// without a tenant are one tenant together; with [`MissingKey::Bypass`], they pass without a permit.
+    /// [`PeerIpKey`](crate::limit::PeerIpKey) with 500. The layer logs a warning at the first one, because what inserts
+    /// the tenant may be further in than the layer; the response names the header that the request lacks, if the tenant
+    /// is taken from one. With [`MissingKey::Shared`], requests without a tenant are one tenant together; with
+    /// [`MissingKey::Bypass`], they pass without a permit.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};

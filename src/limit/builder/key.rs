@@ -82,8 +82,8 @@ impl ConcurrencyLimitBuilder {
     /// Sets what happens to a request without a key.
     ///
     /// By default the [extractor](KeyExtractor::missing_key) decides: most reject the request with 400,
-    /// [`PeerIpKey`](crate::limit::PeerIpKey) with 500, and `MatchedPathKey` lets it pass. The response names the header that the request lacks, if the key is taken from
-    /// one.
+    /// [`PeerIpKey`](crate::limit::PeerIpKey) with 500, and `MatchedPathKey` lets it pass. The response names the header
+    /// that the request lacks, if the key is taken from one.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
