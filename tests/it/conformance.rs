@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 use tower_semaphore::backend::{MemoryBackend, MemoryServer};
-use tower_semaphore::{AcquireError, Limit, Permit, Policy, RejectReason, Rejected, Semaphore};
+use tower_semaphore::{AcquireError, Limit, Policy, RejectReason, Semaphore};
 
 use crate::support::eventually;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
+use crate::support::semaphore::{rejection, waiting};
 
 pub(crate) trait Fleet {
     /// Adds a process.
@@ -145,17 +146,6 @@ async fn empty(fleet: &impl Fleet) {
     eventually("nothing is stored", async || fleet.is_empty()).await;
 }
 
-async fn waiting(node: &Semaphore, name: &str, count: u64) {
-    eventually("so many wait", async || node.inspect(name).await.unwrap().waiting == count).await;
-}
-
-fn full(result: Result<Permit, AcquireError>) -> Rejected {
-    match result {
-        Err(AcquireError::Rejected(rejected)) => rejected,
-        other => panic!("not refused: {other:?}"),
-    }
-}
-
 /// A process that dies: everything in it stops at once, and nothing is released.
 fn die_holding(node: Semaphore, name: &'static str, policy: Policy, held: usize, waiting: usize) {
     std::thread::spawn(move || {
@@ -191,7 +181,7 @@ async fn grants_up_to_the_limit_and_no_further(fleet: &impl Fleet) {
     let two = b.try_acquire("x", &policy).await.unwrap();
     let three = a.try_acquire("x", &policy).await.unwrap();
     for node in [&a, &b] {
-        let rejected = full(node.try_acquire("x", &policy).await);
+        let rejected = rejection(node.try_acquire("x", &policy).await);
         assert_eq!((&*rejected.name, rejected.reason), ("x", RejectReason::Limit));
         assert_eq!((rejected.limit, rejected.in_use, rejected.waiting), (3, Some(3), Some(0)));
     }
@@ -233,7 +223,7 @@ async fn names_do_not_share(fleet: &impl Fleet) {
         permits.push(node.try_acquire(name, &policy).await.unwrap());
     }
     for name in names {
-        full(node.try_acquire(name, &policy).await);
+        rejection(node.try_acquire(name, &policy).await);
     }
     drop(permits);
     empty(fleet).await;
@@ -246,17 +236,17 @@ async fn nobody_barges_while_someone_waits(fleet: &impl Fleet) {
     let second = tokio::spawn(b.acquire("x", &one));
     waiting(&a, "x", 1).await;
     // Even a caller with a higher limit goes behind the waiting requests.
-    let seen = full(a.try_acquire("x", &one).await);
+    let seen = rejection(a.try_acquire("x", &one).await);
     assert_eq!((seen.reason, seen.waiting), (RejectReason::Limit, Some(1)));
     first.release().await.unwrap();
-    full(a.try_acquire("x", &one).await);
+    rejection(a.try_acquire("x", &one).await);
     drop(second.await.unwrap().unwrap());
     empty(fleet).await;
 }
 
 async fn a_limit_of_zero_refuses_and_unlimited_stores_nothing(fleet: &impl Fleet) {
     let node = fleet.node();
-    let seen = full(node.acquire("x", &policy(0)).await);
+    let seen = rejection(node.acquire("x", &policy(0)).await);
     assert_eq!((seen.reason, seen.limit), (RejectReason::Limit, 0));
     let unlimited = Policy::new(Limit::Unlimited);
     let permit = node.acquire("x", &unlimited).await.unwrap();
@@ -270,7 +260,7 @@ async fn a_waiter_gives_up_after_its_timeout(fleet: &impl Fleet) {
     let held = a.acquire("x", &policy(1)).await.unwrap();
     let wait = Duration::from_millis(80);
     let brief = Policy::builder(1).wait_timeout(wait).build().unwrap();
-    let seen = full(b.acquire("x", &brief).await);
+    let seen = rejection(b.acquire("x", &brief).await);
     assert_eq!((seen.reason, seen.limit), (RejectReason::QueueTimeout, 1));
     assert!(seen.waited >= wait, "{:?}", seen.waited);
     waiting(&a, "x", 0).await;
@@ -286,7 +276,7 @@ async fn a_full_queue_refuses_at_once(fleet: &impl Fleet) {
     let held = a.acquire("x", &narrow).await.unwrap();
     let waiters = [tokio::spawn(a.acquire("x", &narrow)), tokio::spawn(b.acquire("x", &narrow))];
     waiting(&a, "x", 2).await;
-    let seen = full(b.acquire("x", &narrow).await);
+    let seen = rejection(b.acquire("x", &narrow).await);
     assert_eq!(
         (seen.reason, seen.in_use, seen.waiting),
         (RejectReason::QueueFull, Some(1), Some(2))
@@ -338,7 +328,7 @@ async fn a_permit_lives_as_long_as_its_last_clone(fleet: &impl Fleet) {
     let permit = node.acquire("x", &policy).await.unwrap();
     let clone = permit.clone();
     drop(permit);
-    full(node.try_acquire("x", &policy).await);
+    rejection(node.try_acquire("x", &policy).await);
     drop(clone);
     drop(node.try_acquire("x", &policy).await.unwrap());
     empty(fleet).await;
@@ -396,7 +386,7 @@ async fn a_permit_outlives_its_lease_while_its_process_lives(fleet: &impl Fleet)
     let held = a.acquire("x", &policy).await.unwrap();
     let end = Instant::now() + 4 * Policy::MIN_LEASE;
     while Instant::now() < end {
-        full(b.try_acquire("x", &policy).await);
+        rejection(b.try_acquire("x", &policy).await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(!held.is_lost());
@@ -479,7 +469,7 @@ async fn dropping_the_semaphore_leaves_its_permits_alive(fleet: &impl Fleet) {
     let held = a.acquire("x", &policy).await.unwrap();
     drop(a);
     tokio::time::sleep(2 * Policy::MIN_LEASE).await;
-    full(b.try_acquire("x", &policy).await);
+    rejection(b.try_acquire("x", &policy).await);
     assert!(!held.is_lost());
     drop(held);
     empty(fleet).await;
@@ -494,7 +484,7 @@ async fn what_is_held_is_counted_again_after_a_loss_of_data(fleet: &impl Fleet) 
     eventually("it is counted again", async || b.inspect("x").await.unwrap().in_use == 1).await;
     assert!(!held.is_lost());
     let other = b.try_acquire("x", &policy).await.unwrap();
-    full(b.try_acquire("x", &policy).await);
+    rejection(b.try_acquire("x", &policy).await);
     drop((held, other));
     empty(fleet).await;
 }
@@ -613,7 +603,7 @@ async fn a_waiter_is_judged_by_its_own_limit_whatever_others_ask_under(fleet: &i
     assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err(), "all are in use");
     // The last call had a lower limit, in this process and in another; permits are free all the same.
     for node in [&one, &other] {
-        full(node.try_acquire("x", &policy(8)).await);
+        rejection(node.try_acquire("x", &policy(8)).await);
     }
     held.pop().unwrap().release().await.unwrap();
     let permit = timeout(Duration::from_millis(900), waits).await.expect("within a second");
@@ -633,7 +623,7 @@ async fn a_waiter_under_a_lower_limit_is_not_granted_past_it(fleet: &impl Fleet)
         // Under a higher limit the permits that these releases free would go to the waiting places.
         for in_use in [9, 8] {
             held.pop().unwrap().release().await.unwrap();
-            full(releases.try_acquire("x", &policy(10)).await);
+            rejection(releases.try_acquire("x", &policy(10)).await);
             assert!(timeout(Duration::from_millis(1200), &mut waits).await.is_err(), "{in_use}");
         }
         held.pop().unwrap().release().await.unwrap();

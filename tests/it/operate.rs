@@ -25,14 +25,16 @@ use tower_semaphore::backend::seam::{
 };
 use tower_semaphore::backend::seam::{Backend, Change, OVERRIDES, Overrides, Queries, Query};
 use tower_semaphore::operate::{Cursor, Mode, PlaceId};
+use tower_semaphore::protocol;
 #[cfg(feature = "redis")]
-use tower_semaphore::protocol::{self, NodeId};
-use tower_semaphore::{AcquireError, Name, Permit, Policy, RejectReason, Rejected, Semaphore};
+use tower_semaphore::{AcquireError, protocol::NodeId};
+use tower_semaphore::{Name, Policy, RejectReason, Semaphore};
 
-use crate::support::eventually;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
+use crate::support::semaphore::{rejection, waiting};
 use crate::support::stopwatch::Stopwatch;
+use crate::support::{eventually, on_both};
 
 /// What counts as "at once": half of the second after which every process reads by itself.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -47,24 +49,7 @@ macro_rules! both {
             wipe();)*
         }
 
-        mod memory {
-            use tower_semaphore::Semaphore;
-            use tower_semaphore::backend::MemoryBackend;
-            $(#[tokio::test]
-            async fn $name() {
-                let backend = MemoryBackend::new();
-                super::$name(&|| Semaphore::new(backend.clone())).await;
-            })*
-        }
-        #[cfg(feature = "redis")]
-        mod redis {
-            use crate::support::redis::TestRedis;
-            $(#[tokio::test]
-            async fn $name() {
-                let server = TestRedis::start();
-                super::$name(&|| server.semaphore()).await;
-            })*
-        }
+        on_both! { $($name)* }
     };
 }
 
@@ -94,24 +79,12 @@ fn policy(limit: u32) -> Policy {
     Policy::builder(limit).wait_timeout(Duration::from_secs(20)).build().unwrap()
 }
 
-async fn waiting(semaphore: &Semaphore, name: &str, count: u64) {
-    eventually("so many wait", async || semaphore.inspect(name).await.unwrap().waiting == count)
-        .await;
-}
-
-fn full(result: Result<Permit, AcquireError>) -> Rejected {
-    match result {
-        Err(AcquireError::Rejected(rejected)) => rejected,
-        other => panic!("not refused: {other:?}"),
-    }
-}
-
 /// Waits until the other process applies another limit, within `most`.
 async fn limit_of(semaphore: &Semaphore, name: &str, policy: &Policy, limit: u32, most: Duration) {
     let began = Stopwatch::start();
     loop {
         // Full, so that the answer shows the limit.
-        let seen = full(semaphore.try_acquire(name, policy).await);
+        let seen = rejection(semaphore.try_acquire(name, policy).await);
         if seen.limit == limit {
             return;
         }
@@ -131,11 +104,11 @@ async fn a_limit_counts_in_all_processes_until_it_is_cleared(node: &dyn Fn() -> 
     assert_eq!(operator.limit_of("x").await.unwrap().limit, Some(2));
     assert_eq!(other.limit_of("x").await.unwrap().limit, Some(2));
     // This process applies it already.
-    assert_eq!(full(operator.try_acquire("x", &three).await).limit, 2);
+    assert_eq!(rejection(operator.try_acquire("x", &three).await).limit, 2);
     limit_of(&other, "x", &three, 2, AT_ONCE).await;
     permits.pop();
     eventually("one is back", async || other.inspect("x").await.unwrap().in_use == 2).await;
-    assert_eq!(full(other.try_acquire("x", &three).await).in_use, Some(2));
+    assert_eq!(rejection(other.try_acquire("x", &three).await).in_use, Some(2));
     operator.clear_limit("x").await.unwrap();
     assert_eq!(operator.limit_of("x").await.unwrap().limit, None);
     permits.push(other.acquire("x", &three).await.unwrap());
@@ -159,7 +132,7 @@ async fn more_permits_wake_those_who_wait_at_once(node: &dyn Fn() -> Semaphore) 
     }
     assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
     assert_eq!(operator.inspect("x").await.unwrap().waiting, 2);
-    assert_eq!(full(a.try_acquire("x", &one).await).limit, 5);
+    assert_eq!(rejection(a.try_acquire("x", &one).await).limit, 5);
     drop((held, permits));
     for wait in waits {
         drop(wait.await.unwrap().unwrap());
@@ -197,10 +170,10 @@ async fn a_limit_is_kept_for_processes_that_come_later(node: &dyn Fn() -> Semaph
     }
     for _ in 0..3 {
         // Its very first call applies it.
-        assert_eq!(full(node().try_acquire("y", &two).await).limit, 0);
+        assert_eq!(rejection(node().try_acquire("y", &two).await).limit, 0);
         let other = node();
         let held = other.acquire("x", &two).await.unwrap();
-        assert_eq!(full(other.try_acquire("x", &two).await).limit, 1);
+        assert_eq!(rejection(other.try_acquire("x", &two).await).limit, 1);
         held.release().await.unwrap();
     }
 }
@@ -208,7 +181,7 @@ async fn a_limit_is_kept_for_processes_that_come_later(node: &dyn Fn() -> Semaph
 async fn a_refusal_by_an_empty_semaphore_counts_nobody(node: &dyn Fn() -> Semaphore) {
     let operator = node();
     operator.pause("x").await.unwrap();
-    let seen = full(operator.try_acquire("x", &policy(2)).await);
+    let seen = rejection(operator.try_acquire("x", &policy(2)).await);
     assert_eq!((seen.reason, seen.in_use, seen.waiting), (RejectReason::Paused, Some(0), Some(0)));
 }
 
@@ -228,9 +201,9 @@ async fn while_paused_nobody_is_granted_and_all_keep_their_turn(node: &dyn Fn() 
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
     assert_eq!((seen.in_use, seen.waiting), (0, 2));
-    assert_eq!(full(other.try_acquire("x", &one).await).reason, RejectReason::Paused);
+    assert_eq!(rejection(other.try_acquire("x", &one).await).reason, RejectReason::Paused);
     let short = Policy::builder(1).wait_timeout(Duration::from_millis(20)).build().unwrap();
-    assert_eq!(full(other.acquire("x", &short).await).reason, RejectReason::Paused);
+    assert_eq!(rejection(other.acquire("x", &short).await).reason, RejectReason::Paused);
 
     operator.resume("x").await.unwrap();
     let permit = timeout(AT_ONCE, first).await.expect("at once").unwrap().unwrap();
@@ -261,10 +234,10 @@ async fn a_draining_semaphore_serves_those_who_wait_and_refuses_newcomers(
         tokio::spawn(async move { operator.drain("x", Duration::from_secs(20)).await })
     };
     eventually("newcomers are refused", async || {
-        full(other.try_acquire("x", &one).await).reason == RejectReason::Draining
+        rejection(other.try_acquire("x", &one).await).reason == RejectReason::Draining
     })
     .await;
-    let seen = full(other.acquire("x", &one).await);
+    let seen = rejection(other.acquire("x", &one).await);
     assert_eq!(seen.reason, RejectReason::Draining, "one that would wait");
     drop(held);
     let last = wait.await.unwrap().unwrap();
@@ -272,7 +245,7 @@ async fn a_draining_semaphore_serves_those_who_wait_and_refuses_newcomers(
     assert!(!drain.is_finished(), "one is still there");
     drop(last);
     assert!(drain.await.unwrap().unwrap());
-    assert_eq!(full(other.try_acquire("x", &one).await).reason, RejectReason::Draining);
+    assert_eq!(rejection(other.try_acquire("x", &one).await).reason, RejectReason::Draining);
     operator.resume("x").await.unwrap();
     eventually("it is open", async || other.try_acquire("x", &one).await.is_ok()).await;
 }
@@ -302,7 +275,7 @@ async fn what_is_set_for_one_name_leaves_all_others_alone(node: &dyn Fn() -> Sem
         assert_eq!(set.mode, if i == 0 { Mode::Draining } else { Mode::Open }, "{name:?}");
     }
     drop(other.try_acquire("y", &policy(1)).await.unwrap());
-    let seen = full(other.try_acquire("x", &policy(1)).await);
+    let seen = rejection(other.try_acquire("x", &policy(1)).await);
     assert_eq!((seen.reason, seen.limit), (RejectReason::Draining, 100));
 }
 
@@ -367,7 +340,7 @@ async fn a_revoked_request_is_refused_and_does_not_come_back(node: &dyn Fn() -> 
     let id = operator.inspect("x").await.unwrap().waiters[0].id;
     assert!(operator.revoke("x", id).await.unwrap());
     let refused = timeout(AT_ONCE, first).await.expect("at once").unwrap();
-    assert_eq!(full(refused).reason, RejectReason::Revoked);
+    assert_eq!(rejection(refused).reason, RejectReason::Revoked);
     // Longer than waiting processes take to call again.
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let seen = operator.inspect("x").await.unwrap();
@@ -783,7 +756,7 @@ async fn a_process_whose_requests_are_all_refused_learns_it_within_a_second() {
     let (operator, poll_only) = (server.semaphore(), Semaphore::new(without_messages(&server)));
     let one = policy(1);
     let held = operator.acquire("x", &one).await.unwrap();
-    assert_eq!(full(poll_only.try_acquire("x", &one).await).limit, 1);
+    assert_eq!(rejection(poll_only.try_acquire("x", &one).await).limit, 1);
     operator.set_limit("x", 2).await.unwrap();
     let began = Stopwatch::start();
     while poll_only.try_acquire("x", &one).await.is_err() {
@@ -888,7 +861,7 @@ async fn who_may_not_read_what_is_set_is_served_by_the_policy() {
     let held = semaphore.acquire("x", &policy(1)).await.unwrap();
     let error = semaphore.set_limit("x", 2).await.unwrap_err();
     assert!(error.to_string().contains("see RedisBackend"), "{error}");
-    assert_eq!(full(semaphore.try_acquire("x", &policy(1)).await).limit, 1);
+    assert_eq!(rejection(semaphore.try_acquire("x", &policy(1)).await).limit, 1);
     drop(held);
 }
 

@@ -7,13 +7,12 @@ use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::backend::{AfterLoss, RedisBackend};
 use tower_semaphore::{
-    AcquireError, ConcurrencyLimitLayer, OnUnavailable, Permit, Policy, RejectReason, Rejected,
-    Semaphore,
+    AcquireError, ConcurrencyLimitLayer, OnUnavailable, Policy, RejectReason, Semaphore,
 };
 
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
-use crate::support::semaphore::{down, empty, up, waiting, warm};
+use crate::support::semaphore::{down, empty, rejection, up, waiting, warm};
 use crate::support::stopwatch::Stopwatch;
 use crate::support::told::Told;
 
@@ -164,12 +163,12 @@ async fn a_refusal_by_a_local_share_counts_this_process_alone() {
     let local = |share| policy(10, OnUnavailable::Local(share));
     redis.kill();
     down(&semaphore).await;
-    let none = rejected(semaphore.try_acquire("x", &local(0)).await);
+    let none = rejection(semaphore.try_acquire("x", &local(0)).await);
     assert_eq!((none.in_use, none.waiting), (Some(0), Some(0)));
     let held = semaphore.acquire("x", &local(1)).await.unwrap();
     let waits = tokio::spawn(semaphore.acquire("x", &local(1)));
     tokio::task::yield_now().await;
-    let full = rejected(semaphore.try_acquire("x", &local(1)).await);
+    let full = rejection(semaphore.try_acquire("x", &local(1)).await);
     assert_eq!((full.in_use, full.waiting), (Some(1), Some(1)));
     drop(held);
     drop(waits.await.unwrap().unwrap());
@@ -264,13 +263,6 @@ async fn quarantine_keeps_a_newcomer_from_passing_the_cap_after_a_loss() {
     empty(&redis).await;
 }
 
-fn rejected(answer: Result<Permit, AcquireError>) -> Rejected {
-    match answer {
-        Err(AcquireError::Rejected(rejected)) => rejected,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[tokio::test]
 async fn a_request_that_a_quarantine_refuses_is_told_so() {
     let mut redis = TestRedis::start();
@@ -280,22 +272,22 @@ async fn a_request_that_a_quarantine_refuses_is_told_so() {
     let held = semaphore.acquire("x", &policy).await.unwrap();
     lose_data(&mut redis, &[&semaphore]).await;
     // One that may not wait, one that waits in vain, and one that finds the queue full.
-    let refused = rejected(semaphore.try_acquire("y", &policy).await);
+    let refused = rejection(semaphore.try_acquire("y", &policy).await);
     assert_eq!(refused.reason.as_str(), "quarantine");
     let short = builder().wait_timeout(Duration::from_millis(50)).build().unwrap();
-    assert_eq!(rejected(semaphore.acquire("y", &short).await).reason.as_str(), "quarantine");
+    assert_eq!(rejection(semaphore.acquire("y", &short).await).reason.as_str(), "quarantine");
     let waits = semaphore.acquire("y", &policy);
     waiting(&semaphore, "y", 1).await;
-    let full = rejected(semaphore.acquire("y", &policy).await);
+    let full = rejection(semaphore.acquire("y", &policy).await);
     assert_eq!(full.reason.as_str(), "quarantine");
     // A name that would be full anyway is rejected as full.
     let counted = async || semaphore.inspect("x").await.is_ok_and(|seen| seen.in_use == 1);
     eventually("it is counted again", counted).await;
-    let refused = rejected(semaphore.try_acquire("x", &policy).await);
+    let refused = rejection(semaphore.try_acquire("x", &policy).await);
     assert_eq!(refused.reason.as_str(), "limit");
     // A later rejection has nothing to do with it.
     let permit = waits.await.unwrap();
-    assert_eq!(rejected(semaphore.try_acquire("y", &policy).await).reason.as_str(), "limit");
+    assert_eq!(rejection(semaphore.try_acquire("y", &policy).await).reason.as_str(), "limit");
     drop((held, permit));
     empty(&redis).await;
 }
@@ -341,7 +333,7 @@ async fn a_quarantine_is_logged_when_it_begins_and_when_it_ends() {
     assert!(until > tokio::time::Instant::now());
     // Many names, one log line.
     for name in ["x", "y", "z"] {
-        let refused = rejected(semaphore.try_acquire(name, &policy).await);
+        let refused = rejection(semaphore.try_acquire(name, &policy).await);
         assert_eq!(refused.reason.as_str(), "quarantine");
     }
     let new = lines().split_off(before);

@@ -1,6 +1,6 @@
 //! Pauses until a time, which responses of the upstream ask for and operators order.
 //!
-//! Each test in `both!` runs on both backends, with the semaphores of several processes.
+//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -22,9 +22,10 @@ use tower_semaphore::{
 
 #[cfg(feature = "redis")]
 use crate::support::eventually;
+use crate::support::on_both;
 #[cfg(feature = "redis")]
 use crate::support::redis::TestRedis;
-use crate::support::semaphore::waiting;
+use crate::support::semaphore::{rejection, waiting};
 use crate::support::stopwatch::Stopwatch;
 
 /// What counts as "at once": half of the second after which every process reads by itself.
@@ -35,30 +36,7 @@ const AFTERWARDS: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(30);
 const BRIEF: Duration = Duration::from_millis(400);
 
-macro_rules! both {
-    ($($name:ident)*) => {
-        mod memory {
-            use tower_semaphore::Semaphore;
-            use tower_semaphore::backend::MemoryBackend;
-            $(#[tokio::test]
-            async fn $name() {
-                let backend = MemoryBackend::new();
-                super::$name(&|| Semaphore::new(backend.clone())).await;
-            })*
-        }
-        #[cfg(feature = "redis")]
-        mod redis {
-            use crate::support::redis::TestRedis;
-            $(#[tokio::test]
-            async fn $name() {
-                let server = TestRedis::start();
-                super::$name(&|| server.semaphore()).await;
-            })*
-        }
-    };
-}
-
-both! {
+on_both! {
     nobody_is_granted_before_the_end_and_all_keep_their_turn
     a_response_pauses_all_processes_at_once
     the_later_end_wins
@@ -72,13 +50,6 @@ both! {
 
 fn policy(limit: u32) -> Policy {
     Policy::builder(limit).wait_timeout(Duration::from_secs(20)).build().unwrap()
-}
-
-fn refused(result: Result<Permit, AcquireError>) -> Rejected {
-    match result {
-        Err(AcquireError::Rejected(rejected)) => rejected,
-        other => panic!("not refused: {other:?}"),
-    }
 }
 
 /// Waits until the semaphore refuses for this reason, within `most`.
@@ -119,7 +90,7 @@ async fn nobody_is_granted_before_the_end_and_all_keep_their_turn(node: &dyn Fn(
     waiting(&operator, "x", 2).await;
     assert_eq!(operator.inspect("x").await.unwrap().in_use, 0);
     let short = Policy::builder(1).wait_timeout(Duration::from_millis(20)).build().unwrap();
-    let in_vain = refused(other.acquire("x", &short).await);
+    let in_vain = rejection(other.acquire("x", &short).await);
     assert_eq!(in_vain.reason, RejectReason::UpstreamPause);
     let permit = granted(first, pause + AT_ONCE).await;
     assert!(began.elapsed() >= pause, "{:?}", began.elapsed());
@@ -138,7 +109,7 @@ async fn a_response_pauses_all_processes_at_once(node: &dyn Fn() -> Semaphore) {
     let began = Instant::now();
     permit.feedback(Feedback::Backoff(BRIEF));
     // Without any wait.
-    let here = refused(own.try_acquire("x", &policy(5)).await);
+    let here = rejection(own.try_acquire("x", &policy(5)).await);
     assert_eq!(here.reason, RejectReason::UpstreamPause);
     assert!(!permit.is_lost());
     is_paused(&other).await;
@@ -205,7 +176,7 @@ async fn what_an_operator_set_wins_in_each_order(node: &dyn Fn() -> Semaphore) {
         let ended = Instant::now() + BRIEF;
         while Instant::now() < ended + Duration::from_millis(50) {
             assert_eq!(
-                refused(other.try_acquire("x", &policy(5)).await).reason,
+                rejection(other.try_acquire("x", &policy(5)).await).reason,
                 RejectReason::Paused
             );
         }
@@ -254,7 +225,7 @@ async fn a_process_that_starts_meanwhile_knows_it(node: &dyn Fn() -> Semaphore) 
     drop(own);
     let late = node();
     // Its very first call applies it.
-    let rejected = refused(late.try_acquire("x", &policy(5)).await);
+    let rejected = rejection(late.try_acquire("x", &policy(5)).await);
     assert_eq!(rejected.reason, RejectReason::UpstreamPause);
     let slack = Duration::from_millis(250);
     let left = (pause + slack).saturating_sub(began.elapsed());

@@ -25,7 +25,6 @@ pub(crate) mod proxy;
 pub(crate) mod recorded;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-#[cfg(feature = "redis")]
 pub(crate) mod semaphore;
 #[cfg(feature = "redis")]
 pub(crate) mod sentinel;
@@ -41,6 +40,31 @@ pub(crate) mod wire;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
+
+/// Makes a test of each function on each backend. It is passed what connects a process to that backend.
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod memory {
+            use tower_semaphore::Semaphore;
+            use tower_semaphore::backend::MemoryBackend;
+            $(#[tokio::test]
+            async fn $name() {
+                let backend = MemoryBackend::new();
+                super::$name(&|| Semaphore::new(backend.clone())).await;
+            })*
+        }
+        #[cfg(feature = "redis")]
+        mod redis {
+            use crate::support::redis::TestRedis;
+            $(#[tokio::test]
+            async fn $name() {
+                let server = TestRedis::start();
+                super::$name(&|| server.semaphore()).await;
+            })*
+        }
+    };
+}
+pub(crate) use on_both;
 
 /// Waits until something holds, for at most ten seconds; checks every few ms.
 pub(crate) async fn eventually<F, Fut>(what: &str, mut holds: F)

@@ -1,16 +1,21 @@
-//! What tests wait for, in a semaphore on Redis.
+//! What tests wait for in a semaphore, and what they expect of it.
 
-use tower_semaphore::{ConnectionState, Policy, Semaphore};
+use tower_semaphore::{AcquireError, Permit, Rejected, Semaphore};
+#[cfg(feature = "redis")]
+use tower_semaphore::{ConnectionState, Policy};
 
 use super::eventually;
+#[cfg(feature = "redis")]
 use super::redis::TestRedis;
 
+#[cfg(feature = "redis")]
 /// Waits until there is a connection, on which nothing is unanswered.
 pub(crate) async fn warm(semaphore: &Semaphore) {
     let permit = semaphore.acquire("warm", &Policy::new(1)).await.unwrap();
     permit.release().await.unwrap();
 }
 
+#[cfg(feature = "redis")]
 pub(crate) async fn down(semaphore: &Semaphore) {
     eventually("it is down", async || {
         matches!(semaphore.health().connection, ConnectionState::Down { .. })
@@ -18,15 +23,18 @@ pub(crate) async fn down(semaphore: &Semaphore) {
     .await;
 }
 
+#[cfg(feature = "redis")]
 pub(crate) async fn up(semaphore: &Semaphore) {
     eventually("it is up", async || matches!(semaphore.health().connection, ConnectionState::Up))
         .await;
 }
 
+#[cfg(feature = "redis")]
 pub(crate) async fn empty(redis: &TestRedis) {
     eventually("nothing is left", async || redis.keys() == 0).await;
 }
 
+#[cfg(feature = "redis")]
 pub(crate) async fn in_use(semaphore: &Semaphore, name: &str, count: u64) {
     eventually("so many are in use", async || {
         semaphore.inspect(name).await.is_ok_and(|seen| seen.in_use == count)
@@ -39,4 +47,12 @@ pub(crate) async fn waiting(semaphore: &Semaphore, name: &str, count: u64) {
         semaphore.inspect(name).await.is_ok_and(|seen| seen.waiting == count)
     })
     .await;
+}
+
+/// The rejection of a request.
+pub(crate) fn rejection(result: Result<Permit, AcquireError>) -> Rejected {
+    match result {
+        Err(AcquireError::Rejected(rejected)) => rejected,
+        other => panic!("not rejected: {other:?}"),
+    }
 }
