@@ -312,8 +312,7 @@ impl Permit {
     /// that applies at once, in others as soon as a message reaches them, or within a second if it is lost. Holders keep
     /// their permits, and waiting requests their turns; newcomers queue, or are rejected with
     /// [`UpstreamPause`](crate::RejectReason::UpstreamPause) and the time that is left. The pause is at most
-    /// [`max_pause`](crate::PolicyBuilder::max_pause), and up to 250 ms longer than was asked for. In the second after
-    /// its end, at most a quarter of the limit is granted, so that the fleet does not come back in step. A pause that ends
+    /// [`max_pause`](crate::PolicyBuilder::max_pause), and up to 250 ms longer than was asked for. A pause that ends
     /// later stays as it is, and so do the limit and the mode that an operator set.
     /// [`Semaphore::resume`](crate::Semaphore::resume) ends it.
     ///

@@ -30,8 +30,6 @@ use crate::support::stopwatch::Stopwatch;
 
 /// What counts as "at once": half of the second after which every process reads by itself.
 const AT_ONCE: Duration = Duration::from_millis(500);
-/// A pause is over for all by then: the second in which little is granted, and "at once".
-const AFTERWARDS: Duration = Duration::from_millis(1500);
 /// A pause whose end no test awaits.
 const LONG: Duration = Duration::from_secs(30);
 const BRIEF: Duration = Duration::from_millis(400);
@@ -114,12 +112,7 @@ async fn a_response_pauses_all_processes_at_once(node: &dyn Fn() -> Semaphore) {
     assert!(!permit.is_lost());
     is_paused(&other).await;
     drop(own.try_acquire("y", &policy(5)).await.unwrap());
-    drop(
-        timeout(BRIEF + AFTERWARDS, other.acquire("x", &policy(5)))
-            .await
-            .expect("in time")
-            .unwrap(),
-    );
+    drop(timeout(BRIEF + AT_ONCE, other.acquire("x", &policy(5))).await.expect("in time").unwrap());
     assert!(began.elapsed() >= BRIEF, "{:?}", began.elapsed());
 }
 
@@ -204,8 +197,7 @@ async fn what_an_operator_set_wins_in_each_order(node: &dyn Fn() -> Semaphore) {
             operator.set_limit("x", 1).await.unwrap();
         }
         is_paused(&operator).await;
-        let held =
-            timeout(BRIEF + AFTERWARDS, other.acquire("x", &policy(5))).await.expect("in time");
+        let held = timeout(BRIEF + AT_ONCE, other.acquire("x", &policy(5))).await.expect("in time");
         let full = refuses(&other, RejectReason::Limit, AT_ONCE).await;
         assert_eq!(full.limit, 1);
         drop(held);
@@ -230,9 +222,7 @@ async fn a_process_that_starts_meanwhile_knows_it(node: &dyn Fn() -> Semaphore) 
     let slack = Duration::from_millis(250);
     let left = (pause + slack).saturating_sub(began.elapsed());
     assert!(rejected.ends_in.is_some_and(|ends_in| ends_in <= left + AT_ONCE), "{rejected:?}");
-    drop(
-        timeout(left + AFTERWARDS, late.acquire("x", &policy(5))).await.expect("in time").unwrap(),
-    );
+    drop(timeout(left + AT_ONCE, late.acquire("x", &policy(5))).await.expect("in time").unwrap());
     assert!(began.elapsed() >= pause, "{:?}", began.elapsed());
 }
 
@@ -255,7 +245,7 @@ async fn an_upstream_can_pause_no_longer_than_the_policy_allows(node: &dyn Fn() 
     let left = is_paused(&own).await.ends_in.unwrap();
     assert!(left <= BRIEF + Duration::from_millis(250), "{left:?}");
     let wait = own.acquire("x", &policy(5));
-    let permit = timeout(BRIEF + AFTERWARDS, wait).await.expect("in time").unwrap();
+    let permit = timeout(BRIEF + 2 * AT_ONCE, wait).await.expect("in time").unwrap();
     permit.feedback(day);
     let left = is_paused(&own).await.ends_in.unwrap();
     assert!(left <= Duration::from_millis(60_250), "{left:?}");
@@ -386,8 +376,7 @@ async fn thirty_responses_at_once_are_one_write() {
     assert_eq!(server.calls("hset"), 1);
     assert_eq!(server.calls("publish"), 1);
     // Each process knows an end that is late enough, and sends nothing.
-    let asked = server.calls("hgetall");
-    assert!(asked <= 3 + 3, "one attempt of each process, and one reading: {asked}");
+    let asked = server.calls("time");
     for permit in &permits {
         permit.feedback(Feedback::Backoff(LONG));
     }
@@ -396,7 +385,8 @@ async fn thirty_responses_at_once_are_one_write() {
         let _ = node.try_acquire("x", &policy(30)).await;
     }
     assert_eq!(server.calls("hset"), 1);
-    assert_eq!(server.calls("hgetall"), asked, "each attempt would read");
+    assert!(server.calls("hgetall") <= 3 + 3, "one attempt of each process, and one reading");
+    assert!(server.calls("time") - asked <= 3, "only the acquires");
 }
 
 #[cfg(feature = "redis")]
@@ -434,7 +424,7 @@ async fn a_pause_outlives_the_connections_and_leaves_nothing() {
         is_paused(node).await;
     }
     let wait = other.acquire("x", &policy(5));
-    drop(timeout(pause + AFTERWARDS, wait).await.expect("in time").unwrap());
+    drop(timeout(pause + AT_ONCE, wait).await.expect("in time").unwrap());
     assert!(began.elapsed() >= pause, "{:?}", began.elapsed());
     drop(permit);
     eventually("nothing is left", async || server.keys() == 0).await;

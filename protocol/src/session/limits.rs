@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::pause::Pause;
 use super::place::Place;
 use crate::overrides::{Mode, Override};
+use crate::time::Time;
 
 /// What the last request brought, and what an operator set in place of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,7 +15,8 @@ pub(super) struct Limits {
     /// The longest lease since the session had nothing on the server.
     longest_lease: Duration,
     overrides: Override,
-    pause: Pause,
+    /// Nothing is granted before this.
+    paused_until: Option<Time>,
 }
 
 impl Limits {
@@ -44,15 +45,16 @@ impl Limits {
         (before, self.in_force())
     }
 
-    /// Grants are paused in another way, or are no longer. Returns the limit in force before and after that.
-    pub(super) fn handle_pause(&mut self, pause: Pause) -> (u32, u32) {
+    /// Grants were paused until this, or are no longer. Returns the limit in force before and after that.
+    pub(super) fn handle_pause(&mut self, until: Option<Time>) -> (u32, u32) {
         let before = self.in_force();
-        self.pause = pause;
+        self.paused_until = until;
         (before, self.in_force())
     }
 
-    pub(super) const fn pause(&self) -> Pause {
-        self.pause
+    /// When the pause ends; `None` once [`handle_pause`](Self::handle_pause) has ended it.
+    pub(super) const fn paused_until(&self) -> Option<Time> {
+        self.paused_until
     }
 
     /// The limit of the last request; 0 before the first.
@@ -88,16 +90,9 @@ impl Limits {
         self.for_all().unwrap_or(limit)
     }
 
-    /// The limit that counts for all requests, whatever limit they know: that of a pause, else an operator's.
+    /// The limit that counts for all requests, whatever limit they know: 0 during a pause; else an operator's.
     pub(super) fn for_all(&self) -> Option<u32> {
-        let set = self.of_operator();
-        self.pause.of(set.unwrap_or(self.limit)).or(set)
-    }
-
-    /// Whether a pause, and nothing else, keeps requests that know this limit from some of it.
-    pub(super) fn is_paused_for(&self, limit: u32) -> bool {
-        let limit = self.of_operator().unwrap_or(limit);
-        self.pause.of(limit).is_some_and(|granted| granted < limit)
+        if self.paused_until.is_some() { Some(0) } else { self.of_operator() }
     }
 
     /// The limit that an operator set; 0 while an operator pauses the semaphore.

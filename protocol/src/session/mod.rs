@@ -20,7 +20,6 @@ mod options;
 mod outage;
 mod overrides;
 mod pass_on;
-mod pause;
 mod place;
 mod places;
 mod probe;

@@ -30,12 +30,39 @@ impl Session {
         self.admit_local(now);
     }
 
+    /// Grants nothing before `until`, whatever else is set; `None` ends that. Requests in flight go on, and those that
+    /// wait keep their turns.
+    pub fn handle_pause(&mut self, until: Option<Time>, now: Time) {
+        let change = self.limits.handle_pause(until.filter(|until| now < *until));
+        self.follow_limit(change, now);
+        self.admit_local(now);
+        self.want_end_of_pause();
+    }
+
+    /// Ends the pause once its time is over.
+    pub(super) fn end_pause(&mut self, now: Time) {
+        if self.limits.paused_until().is_some_and(|until| until <= now) {
+            self.handle_pause(None, now);
+        }
+        self.want_end_of_pause();
+    }
+
+    fn want_end_of_pause(&mut self) {
+        self.limits.paused_until().into_iter().for_each(|until| self.want(until));
+    }
+
     /// The limit in force has changed. If there are more permits, waiters ask for them.
-    pub(super) fn follow_limit(&mut self, (before, after): (u32, u32), now: Time) {
+    fn follow_limit(&mut self, (before, after): (u32, u32), now: Time) {
         if after > before {
             self.probe.want(self.counts.has_waiting());
         }
         self.reuse.handle_limit(before, after, now);
+    }
+
+    /// When the pause ends; `None` once [`handle_timeout`](Self::handle_timeout) has noticed that it is over.
+    #[must_use]
+    pub const fn paused_until(&self) -> Option<Time> {
+        self.limits.paused_until()
     }
 
     /// The limit in force for the last request.

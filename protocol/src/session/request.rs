@@ -97,8 +97,8 @@ impl Session {
                             .claim
                             .is_some_and(|c| self.counts.tenants().exceeds_each(c));
                 let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
-                let is_paused = reason.is_of_limit() && self.limits.is_paused_for(place.limit);
-                let paused = self.paused_until().filter(|_| is_paused && !is_tenant_full);
+                let is_blamed = limit != Some(0) && !is_tenant_full && reason.is_of_limit();
+                let paused = self.limits.paused_until().filter(|_| is_blamed);
                 let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
                 let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
                 let ends_in = paused.or(end).map(|end| end.since(now));

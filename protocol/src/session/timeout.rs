@@ -38,7 +38,7 @@ impl Session {
             // No script runs by itself: a call of a process whose places wait starts the grants.
             self.probe.want(self.counts.has_waiting());
         }
-        self.pass_pause(now);
+        self.end_pause(now);
         if let Some(at) = self.probe.handle_timeout(self.counts.has_waiting(), now) {
             self.want(at);
         }
@@ -58,7 +58,7 @@ impl Session {
     #[must_use]
     pub fn is_over(&self, now: Time) -> bool {
         // A session that is made later learns of the pause.
-        let is_for_pause = self.timeout == self.limits.pause().next();
+        let is_for_pause = self.timeout == self.limits.paused_until();
         let is_due = is_for_pause || self.timeout.is_none_or(|timeout| timeout <= now);
         is_due && self.is_idle() && now >= self.idle_until(now)
     }

@@ -163,8 +163,7 @@ impl Semaphore {
 
     /// Pauses `name` for this long: no permit is granted until then by the backend's clock, or until
     /// [`resume`](Self::resume). Holders keep their permits, and waiting requests their turns. Newcomers queue, or are
-    /// rejected with [`RejectReason::UpstreamPause`] and the time that is left. In the second after the end, at most a
-    /// quarter of the limit is granted. [`resume`](Self::resume) ends that, too. A pause that is known to end later stays
+    /// rejected with [`RejectReason::UpstreamPause`] and the time that is left. A pause that is known to end later stays
     /// as it is, and so do the limit and the mode that an operator set.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! What operators set and revoke.
 
 use super::*;
+use crate::claim::Tenant;
 
 #[test]
 fn a_revoked_permit_is_lost_and_a_revoked_waiter_refused() {
@@ -182,6 +183,7 @@ fn a_pause_grants_nothing_before_its_end_and_keeps_the_turns() {
     assert_eq!(rig.progress(waits), Progress::Waiting);
     assert_eq!(rig.session.limit_in_force(), 0);
     rig.live(10);
+    assert_eq!(rig.session.paused_until(), None);
     assert_eq!(rig.progress(waits), Progress::Held, "at the end, not at the next renewal");
     assert_eq!(rig.progress(newcomer), Progress::Waiting);
 }
@@ -251,25 +253,33 @@ fn a_pause_grants_no_share_in_an_outage() {
     assert_eq!(rig.progress(waits), Progress::Admitted);
 }
 
+/// The call that ends the pause is for all, whatever each knows.
 #[test]
-fn after_a_pause_a_part_of_the_limit_is_granted_at_first() {
-    let mut rig = Rig::new(100);
+fn the_end_of_a_pause_changes_no_requests_own_limit() {
+    let mut rig = Rig::new(2);
+    let narrow = [rig.request(), rig.request(), rig.request()];
+    rig.settle();
+    let _ = narrow.map(|index| rig.progress(index));
+    rig.limit = 100;
+    let wide = rig.request();
+    rig.settle();
+    let (now, until) = (rig.now(), rig.now() + ms(1000));
+    rig.session.handle_pause(Some(until), now);
+    for _ in 0..5 {
+        rig.live(500);
+        assert_eq!(rig.progress(narrow[2]), Progress::Waiting, "two of two are in use");
+    }
+    assert_eq!(rig.progress(wide), Progress::Waiting, "it came later");
+}
+
+#[test]
+fn the_end_of_a_pause_refuses_no_request_for_its_cost() {
+    let mut rig = Rig::new(20);
     let now = rig.now();
     rig.session.handle_pause(Some(now + ms(1000)), now);
-    let requests: Vec<_> = (0..8).map(|_| rig.request()).collect();
+    rig.live(1010);
+    let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(5));
+    let index = rig.request_with(AcquireOptions { claim, ..OPTIONS });
     rig.settle();
-    let held = |rig: &mut Rig, pass| {
-        rig.live(pass);
-        requests.iter().filter(|index| rig.progress(**index) == Progress::Held).count()
-    };
-    assert_eq!(held(&mut rig, 990), 0);
-    assert_eq!(held(&mut rig, 20), 3);
-    assert_eq!(held(&mut rig, 250), 6);
-    let in_vain = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
-    rig.settle();
-    assert!(is_refused(rig.progress(in_vain), RejectReason::UpstreamPause), "in the ramp");
-    assert_eq!(held(&mut rig, 250), 8);
-    rig.live(500);
-    assert_eq!(rig.session.paused_until(), None);
-    assert_eq!(rig.session.limit_in_force(), 100);
+    assert_eq!(rig.progress(index), Progress::Held);
 }
