@@ -22,10 +22,19 @@ use super::site::Site;
 use super::upstream::Upstream;
 use super::{file, headers, host, path};
 
+/// Stands below the list of flags.
+const EXAMPLE: &str = "\
+TIME is a whole number with ms, s, m or h behind it, such as 250ms.
+
+Five requests of each tenant in flight, counted in Redis:
+
+  semaphore-gateway --upstream http://127.0.0.1:9000 --redis redis://127.0.0.1/ \\
+      --key header:x-tenant --limit 5";
+
 /// A reverse proxy that limits the concurrent requests to an upstream. All gateways that share a
 /// Redis count together.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "semaphore-gateway")]
+#[command(name = "semaphore-gateway", version, after_help = EXAMPLE)]
 pub(crate) struct Args {
     /// A TOML file with any of these options and several limits, reloaded at SIGHUP. The command line
     /// takes precedence
@@ -41,6 +50,7 @@ pub(crate) struct Args {
 
 /// One limit, and the requests that it applies to.
 #[derive(Clone, Debug, clap::Args, Deserialize)]
+#[command(next_help_heading = "For each limit (a [[rule]] of the file)")]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub(crate) struct Rule {
     /// Limit requests to this path and to paths below it; others pass. Paths are matched, and forwarded,
