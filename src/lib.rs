@@ -86,7 +86,8 @@
 //! the next renewals, well within a lease; if its clock steps forward by more than a lease, until the holders learn that
 //! theirs have ended; and a process that stands still past its lease goes on until it wakes. The policy
 //! [`OnUnavailable::Admit`] gives the cap up while Redis is unavailable, and [`OnUnavailable::Local`] keeps it only as far
-//! as no process held more than its share. `docs/what-happens-when.md` has all of them.
+//! as no process held more than its share. `docs/what-happens-when.md` has all of them;
+//! [the package](https://docs.rs/crate/tower-semaphore/latest/source/docs/) contains the folder `docs`.
 //!
 //! # A permit and its response
 //!

@@ -110,7 +110,6 @@ impl RedisBackendBuilder {
     /// # let _ = backend; Ok(()) }
     /// ```
     #[cfg(feature = "tls-no-provider")]
-    #[cfg_attr(nightly_docs, doc(cfg(feature = "tls")))]
     pub fn tls(mut self, settings: impl Into<TlsSettings>) -> Self {
         self.tls = Some(settings.into());
         self
@@ -136,7 +135,6 @@ impl RedisBackendBuilder {
     /// # let _ = backend; Ok(()) }
     /// ```
     #[cfg(feature = "tls-no-provider")]
-    #[cfg_attr(nightly_docs, doc(cfg(feature = "tls")))]
     pub fn sentinel_tls(mut self, settings: impl Into<TlsSettings>) -> Self {
         self.sentinel_tls = Some(settings.into());
         self
