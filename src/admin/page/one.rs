@@ -93,63 +93,73 @@ impl One<'_> {
     }
 
     fn card(&self) -> Markup {
+        let silent = self.seen.processes.iter().filter(|one| one.refused.is_none()).count();
+        html! {
+            section.card aria-label="State and limit" {
+                (self.figures())
+                p.note {
+                    "Refused and lost: counted by the processes below since their start"
+                    @if silent > 0 { ", without " (silent) " that did not answer" }
+                    "."
+                }
+                (self.disagreement())
+                p.do { (self.actions()) }
+            }
+        }
+    }
+
+    fn figures(&self) -> Markup {
         let seen = self.seen;
         let limit = self.limit();
         let longest = seen.waiters.iter().filter_map(|one| one.waited).max();
         let sum = |count: fn(&ProcessUse) -> Option<u64>| {
             seen.processes.iter().filter_map(count).fold(0, u64::saturating_add)
         };
-        let silent = seen.processes.iter().filter(|process| process.refused.is_none()).count();
-        let mut limits: Vec<u32> =
-            seen.processes.iter().filter_map(|process| process.limit).collect();
-        limits.sort_unstable();
         html! {
-            section.card aria-label="State and limit" {
-                dl {
-                    div {
-                        dt { "State" }
-                        dd #state { (badge(seen.set.mode)) }
-                        @if let Some(paused) = &seen.paused {
-                            dd.note #paused {
-                                "paused for another " (seconds(paused.left)) ": " (cause(paused.cause))
-                                ", by " (paused.by)
-                            }
+            dl {
+                div {
+                    dt { "State" }
+                    dd #state { (badge(seen.set.mode)) }
+                    @if let Some(paused) = &seen.paused {
+                        dd.note #paused {
+                            "paused for another " (seconds(paused.left)) ": " (cause(paused.cause))
+                            ", by " (paused.by)
                         }
                     }
-                    div {
-                        dt { "Limit" }
-                        dd #limit { (or_unknown(limit)) }
-                        dd.note {
-                            @if seen.set.limit.is_some() { "set here, in place of policies" }
-                            @else if limit_of_policies(seen).is_some() { "of the policy" }
-                            @else if limit.is_some() { "of the last request here" }
-                            @else { "no process that uses it responded" }
-                        }
-                    }
-                    div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
-                    div { dt { "Waiting" } dd #waiting { (seen.waiting) } }
-                    div {
-                        dt { "Longest wait" }
-                        dd #longest-wait { @match longest {
-                            Some(longest) => (seconds(longest)),
-                            None if seen.waiting == 0 => "–",
-                            None => "unknown",
-                        } }
-                    }
-                    div { dt { "Refused" } dd #refused { (sum(|process| process.refused)) } }
-                    div { dt { "Leases lost" } dd #lost { (sum(|process| process.lost)) } }
                 }
-                p.note {
-                    "Refused and lost: counted by the processes below since their start"
-                    @if silent > 0 { ", without " (silent) " that did not answer" }
-                    "."
-                }
-                @if let (None, [least, .., most]) = (seen.set.limit, &limits[..]) {
-                    @if least != most {
-                        p.alert role="alert" { "Processes use different limits: " (least) " to " (most) "." }
+                div {
+                    dt { "Limit" }
+                    dd #limit { (or_unknown(limit)) }
+                    dd.note {
+                        @if seen.set.limit.is_some() { "set here, in place of policies" }
+                        @else if limit_of_policies(seen).is_some() { "of the policy" }
+                        @else if limit.is_some() { "of the last request here" }
+                        @else { "no process that uses it responded" }
                     }
                 }
-                p.do { (self.actions()) }
+                div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
+                div { dt { "Waiting" } dd #waiting { (seen.waiting) } }
+                div {
+                    dt { "Longest wait" }
+                    dd #longest-wait { @match longest {
+                        Some(longest) => (seconds(longest)),
+                        None if seen.waiting == 0 => "–",
+                        None => "unknown",
+                    } }
+                }
+                div { dt { "Refused" } dd #refused { (sum(|process| process.refused)) } }
+                div { dt { "Leases lost" } dd #lost { (sum(|process| process.lost)) } }
+            }
+        }
+    }
+
+    /// A warning, if processes use different limits and no limit is set in place of theirs.
+    fn disagreement(&self) -> Markup {
+        let limits = || self.seen.processes.iter().filter_map(|process| process.limit);
+        let differ = limits().min().zip(limits().max()).filter(|(least, most)| least != most);
+        html! {
+            @if let (None, Some((least, most))) = (self.seen.set.limit, differ) {
+                p.alert role="alert" { "Processes use different limits: " (least) " to " (most) "." }
             }
         }
     }
