@@ -23,7 +23,7 @@ use super::connect::{CONNECT_TIMEOUT, Connected, Connector, Io};
 use super::counts::OpenConnection;
 use super::headers;
 use super::progress::Bounds;
-use super::upload::Upload;
+use super::upload::{Stream, Upload};
 use super::upstream::{Protocol, Upstream};
 
 /// Idle connections of HTTP/1.1 that are kept.
@@ -81,9 +81,6 @@ struct Shared {
     /// When it was first seen without a request since the last one.
     idle: Option<Instant>,
 }
-
-/// A request on a connection of HTTP/2.
-pub(crate) struct Stream(Arc<()>);
 
 /// A connection for one request.
 pub(crate) enum Lease {

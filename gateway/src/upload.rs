@@ -20,7 +20,6 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use super::connection::{Exchange, Uploading};
-use super::pool::Stream;
 use super::progress::{Progress, Waits};
 use super::server::Rests;
 
@@ -46,6 +45,9 @@ struct State {
     /// Counts as a stream of its connection until then.
     stream: Option<Arc<Stream>>,
 }
+
+/// A request on a connection of HTTP/2, which counts them by the clones of this.
+pub(crate) struct Stream(pub(crate) Arc<()>);
 
 enum Source {
     Flows(Arriving),
