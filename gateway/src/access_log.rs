@@ -14,7 +14,8 @@ use serde::Serialize;
 use tower_semaphore::Name;
 use tower_semaphore::limit::{Refusal, WouldRefuse};
 
-use super::lines::{Lines, Log};
+use super::counts::Log;
+use super::lines::Lines;
 
 /// Where the lines go.
 pub(crate) struct AccessLog {

@@ -1,7 +1,5 @@
 //! What the gateway counts of itself, in addition to the series of the crate. Without the feature `metrics`, nothing.
 
-use super::lines::Log;
-
 const RELOADS: &str = "gateway.reloads";
 const UPSTREAM_ERRORS: &str = "gateway.upstream_errors";
 const LINES_DROPPED: &str = "gateway.log_lines_dropped";
@@ -25,6 +23,22 @@ impl UpstreamError {
             Self::Connect => "connect",
             Self::Response => "response",
             Self::Timeout => "timeout",
+        }
+    }
+}
+
+/// A log that drops the lines that it cannot take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Log {
+    Access,
+    Stderr,
+}
+
+impl Log {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Access => "access",
+            Self::Stderr => "stderr",
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::counts;
+use super::counts::{self, Log};
 
 /// Bytes that are passed to the system at once.
 const BATCH: usize = 64 * 1024;
@@ -34,13 +34,6 @@ struct Shared {
     reported: AtomicU64,
 }
 
-/// Which log it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Log {
-    Access,
-    Stderr,
-}
-
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
@@ -56,13 +49,6 @@ impl Log {
         match self {
             Self::Access => 4 << 20,
             Self::Stderr => 1 << 20,
-        }
-    }
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Access => "access",
-            Self::Stderr => "stderr",
         }
     }
 
