@@ -24,7 +24,7 @@ if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
   local running = '(' .. string.format('%.0f', 1e13 + now_ms)
   local fair = redis.call('ZRANGEBYSCORE', key, running, '(100000000000000', 'WITHSCORES', 'LIMIT', 0, most)
   in_use = in_use + redis.call('ZCOUNT', key, '1', '33554432')
-  waiting = waiting + redis.call('ZCOUNT', key, '-inf', '(0')
+  waiting = waiting + redis.call('ZCOUNT', key, '-33554432', '(0')
   for i = #leases, count + 1, -1 do leases[i] = nil end
   --@queued
   for i = 1, #fair, 2000 do

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::policy::OnUnavailable;
 #[doc(inline)]
 pub use crate::protocol::RejectReason;
+use crate::rate::Rate;
 use crate::semaphore::Permit;
 
 /// A setting that cannot be used. The message names the setting, its value and what is allowed.
@@ -156,7 +157,7 @@ pub struct Rejected {
     pub name: Arc<str>,
     /// Why it was rejected.
     pub reason: RejectReason,
-    /// The limit in force.
+    /// The limit in force; [`u32::MAX`] if only the rate counts.
     pub limit: u32,
     /// How many permits were in use in the fleet, by the last reply of the backend that contains it; a reply omits it
     /// while permits are free. `None` if there was no such reply.
@@ -175,8 +176,10 @@ pub struct Rejected {
     /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant reaches the cap
     /// in this process alone.
     pub is_tenant_full: bool,
+    /// How many requests may start within a time, if the policy says so.
+    pub rate: Option<Rate>,
     /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine) or a
-    /// [pause](RejectReason::UpstreamPause).
+    /// [pause](RejectReason::UpstreamPause), or when the [rate](RejectReason::Rate) allows the next start.
     pub ends_in: Option<Duration>,
     /// Whether the request has a tenant, whose line is a queue of its own.
     pub(crate) has_tenant: bool,
@@ -195,6 +198,7 @@ impl Rejected {
             cost: 1,
             each: None,
             is_tenant_full: false,
+            rate: None,
             ends_in: None,
             has_tenant: false,
         }
@@ -246,12 +250,18 @@ impl fmt::Display for Said<'_> {
                 write!(f, "permits{of} that the tenant may have are in use")
             }
             RejectReason::CostTooHigh => self.write_cost(f),
+            RejectReason::Rate => {
+                write!(f, "as many requests{of} have started lately as the rate allows")?;
+                self.rejected.rate.map_or(Ok(()), |rate| write!(f, ", {rate}"))?;
+                ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))
+            }
             RejectReason::QueueFull => self.write_queue(f),
             RejectReason::QueueTimeout => {
                 match each.filter(|_| self.rejected.is_tenant_full) {
                     Some(each) => {
                         write!(f, "none of the {each} permits{of} that the tenant may have")?;
                     }
+                    None if limit == u32::MAX => write!(f, "no permit{of}")?,
                     None => write!(f, "none of {limit} permits{of}")?,
                 }
                 write!(f, " came free {}", Within(waited))
@@ -280,10 +290,13 @@ impl fmt::Display for Said<'_> {
 impl Said<'_> {
     fn write_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (&Rejected { cost, limit, each, .. }, of) = (self.rejected, Named("of", self.name));
-        write!(
-            f,
-            "the request asks for {cost} permits{of}; expected 1 to 64, within the limit of {limit}"
-        )?;
+        write!(f, "the request asks for {cost} permits{of}; expected 1 to 64")?;
+        if limit < u32::MAX {
+            write!(f, ", within the limit of {limit}")?;
+        }
+        if let Some(rate) = self.rejected.rate.filter(|rate| cost > rate.starts()) {
+            write!(f, " and the rate of {rate}")?;
+        }
         each.map_or(Ok(()), |each| write!(f, " and its tenant's cap of {each}"))
     }
 

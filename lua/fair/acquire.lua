@@ -2,14 +2,17 @@
 --
 -- A place of a tenant has a claim at the end of its id, sixteen bytes: '.', then in base 36 the tenant's number f
 -- (5 digits), its weight (2), its cap (5; 0: none), the place's class (1) and its cost (2). If it may wait, fifteen
--- bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by position. An id without
+-- bytes precede the claim: '-', then limit and headroom of its policy (7 each). They are cut by position. If it has a
+-- rate, twelve bytes precede these: '/', then the grants in a window (3) and the window in us (8). An id without
 -- a claim never has '.' there. Places with a claim have these members:
 --   <id>                          score: 1e13 + the end of its lease, ms
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
 --                                 more than that of the last in the line; for q see queued.lua
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
+--   r<n>, 2r<n> ... <cost>r<n>    score: -(the end of its window, seconds): it was granted; n: its id up to its rate; see
+--                                 rate.lua
 --   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
--- Places without a claim have the members of acquire.lua. So the ranges of scores are, from the lowest: lines, permits
+-- Places without a claim have the members of acquire.lua. So the ranges of scores are, from the lowest: grants, lines, permits
 -- by tenant, lease ends without and with a claim, tickets from 1e14 on, turns from 2^52 on. The permits that f has in
 -- use are the members of one score.
 --
@@ -33,7 +36,9 @@
 --           earliest: the first lease end; 0 if no place waits; 1 if the bound below was reached while a permit was
 --           free and a place that could have it waited: call again at once
 --           status: 1 granted | a ticket (>= 1e14) waits | -1 no permit free | -2 queue full | -3 its tenant is
---           at its cap | -4 it costs more than it could ever get
+--           at its cap | -4 it costs more than it could ever get | -5 a permit is free, but its rate allows no grant
+--           earliest < 0: only its rate keeps back the next in turn; if no place waits, the first newcomer of status
+--           -5; for so many ms
 -- Errors    none of its own
 -- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, 1 more if any
 --           joins a tenant's line, for any number of ids; O((ids + 500) * log n): see promote.lua; and what
@@ -74,12 +79,24 @@ local id = ARGV[last]
 if is_quiet and first == last and string.sub(id, -3) == '001' and string.byte(id, -16) == 46 then
   local f, each = tonumber(string.sub(id, -15, -11), 36), string.sub(id, -8, -4)
   if units < limit and (each == '00000' or redis.call('ZCOUNT', key, f, f) < tonumber(each, 36)) then
-    redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
-    -- As in write.lua; but if the set has no other place, there is no expiry that this could shorten.
-    if units == 0 or redis.call('PTTL', key) < lease_ms + 1000 then
-      redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
+    local at = string.find(id, '/', 13, true)
+    if not at then
+      redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)
+      -- As in write.lua.
+      if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
+      return lease_end
     end
-    return lease_end
+    -- As in rate.lua, while the window has room and nothing has left it.
+    local rank, window = tonumber(string.sub(id, at + 1, at + 3), 36) - 1, tonumber(string.sub(id, at + 4, at + 11), 36)
+    if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
+      local number = string.sub(id, 1, at - 1)
+      redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -(now + window) / 1e6, 'r' .. number)
+      local ttl = redis.call('PTTL', key)
+      if ttl < lease_ms + 1000 or ttl < window / 1000 + 1 then
+        redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(window / 1000)) + 1000)
+      end
+      return lease_end
+    end
   end
 end
 
@@ -90,7 +107,9 @@ end
 local fair_score = string.format('%.0f', lease_end + 1e13)
 local plain_score = string.format('%.0f', lease_end)
 local sub, byte = string.sub, string.byte
-local settle, remove, room_of
+local settle, remove, room_of, opening_of, start, undo
+-- All newcomers of a call have the same rate, or none.
+local is_rated = string.find(id, '/', 13, true)
 local is_second, is_tried = false, false
 repeat
   if is_second then
@@ -99,6 +118,9 @@ repeat
     if turn[1] then
       --@fair/leave
     end
+  end
+  if not opening_of and (is_second or is_rated) then
+    --@fair/rate
   end
   -- Whether all can be granted at once: no waiting place could be served, and no cap forbids it.
   if not is_tried and (not turn[1] or turn[2] == 'inf' and (is_second or first == 11)) then
@@ -156,12 +178,13 @@ repeat
       turns = redis.call('ZMSCORE', key, unpack(turns))
       for i = 1, #turns do fits = fits and not turns[i] end
     end
-    if fits and all <= room then
+    if fits and all <= room and not (is_rated and opening_of(id, all - units)) then
       for i = 1, count, 4000 do
         redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, count)))
       end
-      if units == 0 and not turn[1] or redis.call('PTTL', key) < lease_ms + 1000 then
-        redis.call('PEXPIRE', key, 3 * lease_ms + 1000)
+      if redis.call('PTTL', key) < lease_ms + 1000 then redis.call('PEXPIRE', key, 3 * lease_ms + 1000) end
+      if is_rated then
+        for i = first, last do start(ARGV[i]) end
       end
       return lease_end
     end
@@ -180,7 +203,7 @@ if swept then turn, units = nil, nil end
 most = limit
 
 local ids = { unpack(ARGV, first) }
-local is_first = ARGV[10] == '1' and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0
+local is_first = ARGV[10] == '1' and queue + redis.call('ZCOUNT', key, '-33554432', '(0') == 0
 local members = { unpack(ids) }
 local count = #ids
 for i, id in ipairs(ids) do
@@ -199,6 +222,8 @@ local turns, has, lines, tails, seen = {}, {}, {}, {}, {}
 local in_lines = nil
 -- The grants of this call without a claim that are not written yet.
 local fresh = 0
+-- Until when its rate keeps back the first newcomer that is rejected for it.
+local rejected_until = nil
 local function flush()
   for i = 1, #writes, 4000 do
     redis.call('ZADD', key, unpack(writes, i, math.min(i + 3999, #writes)))
@@ -233,7 +258,7 @@ for i, id in ipairs(ids) do
         ticket = math.max(now, ticket + 1)
         status = ticket
         if own_turn and (not next_turn or own_turn <= next_turn) then
-          next_turn, next_f, next_cost, next_room = own_turn, 0, 1, room_of(id)
+          next_turn, next_head, next_f, next_cost, next_room = own_turn, id, 0, 1, room_of(id)
         end
         queue = queue + 1
         writes[#writes + 1] = string.format('%.0f', ticket)
@@ -268,16 +293,18 @@ for i, id in ipairs(ids) do
         has[digits] = redis.call('ZCOUNT', key, f, f)
       end
       local units_of = has[digits] or 0
-      local refused = -1
-      if room > 0 and cost > room or each > 0 and cost > each then
+      local refused, opens = -1, opening_of(id, cost)
+      if room > 0 and cost > room or each > 0 and cost > each or opens == math.huge then
         refused = -4
       elseif each > 0 and units_of + cost > each then
         refused = -3
+      elseif opens and in_use + cost <= room then
+        refused = -5
       end
       local own_turn = nil
       if line == 0 then
         own_turn = math.huge
-        if refused == -1 then
+        if refused == -1 or refused == -5 then
           local level = math.floor(units_of * 64 / tonumber(string.sub(id, -10, -9), 36))
           own_turn = ((level + 1) * 4503599627370496 + now) * 2 ^ (80 * class)
         end
@@ -289,6 +316,7 @@ for i, id in ipairs(ids) do
       elseif refused == -1 and is_first and in_use + cost <= room then
         status = 1
         in_use = in_use + cost
+        start(id)
         has[digits] = units_of + cost
         for j = 1, cost do
           writes[#writes + 1] = f
@@ -296,10 +324,11 @@ for i, id in ipairs(ids) do
         end
       elseif max_queue < 0 then
         status = refused
+        if refused == -5 then rejected_until = rejected_until or opens end
       elseif line >= max_queue then
         status = -2
       else
-        in_lines = in_lines or redis.call('ZCOUNT', key, '-inf', '(0')
+        in_lines = in_lines or redis.call('ZCOUNT', key, '-33554432', '(0')
         if line + in_lines + queue >= max_waiting then status = -2 end
       end
       if status == nil then
@@ -309,7 +338,9 @@ for i, id in ipairs(ids) do
           turns[digits], seen[digits] = own_turn, true
           writes[#writes + 1] = own_turn
           writes[#writes + 1] = 't' .. digits
-          if is_first then next_turn, next_f, next_cost, next_room = own_turn, f, cost, room_of(id) end
+          if is_first then
+            next_turn, next_head, next_f, next_cost, next_room = own_turn, id, f, cost, room_of(id)
+          end
         else
           local tail = tails[digits]
           if not tail then
@@ -345,14 +376,14 @@ for i, id in ipairs(ids) do
       if line[1] then
         next_turn, next_f = tonumber(line[2]), tonumber(string.sub(line[1], 2), 36)
         local head = redis.call('ZRANGEBYSCORE', key, -next_f, 1 - next_f, 'LIMIT', '0', '1')[1]
-        next_cost, next_room = tonumber(string.sub(head, -2), 36), room_of(head)
+        next_head, next_cost, next_room = head, tonumber(string.sub(head, -2), 36), room_of(head)
       end
       if queue > 0 then
         local head = redis.call('ZRANGEBYSCORE', key, '100000000000000', '(inf', 'WITHSCORES', 'LIMIT', '0', '1')
         local held = redis.call('ZCOUNT', key, '(33554432', '(10000000000000') - queue
         local own_turn = (held * 64 + 1) * 4503599627370496 + head[2]
         if not next_turn or own_turn <= next_turn then
-          next_turn, next_f, next_cost, next_room = own_turn, 0, 1, room_of(head[1])
+          next_turn, next_head, next_f, next_cost, next_room = own_turn, head[1], 0, 1, room_of(head[1])
         end
       end
     end

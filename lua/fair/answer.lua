@@ -2,15 +2,24 @@
 --
 -- A piece of the scripts, inserted at their end, where they have `--@fair/answer`.
 --
--- Needs     key, most, lease_end, in_use, queue, statuses, own; next_turn, next_cost and next_room;
+-- If only its rate keeps back the next in turn, for which a permit is free, the reply has how long, in ms, as a negative
+-- number in place of the earliest lease end: call again then.
+--
+-- Needs     key, now, most, lease_end, in_use, queue, statuses, own; next_turn, next_head, next_cost and next_room;
+--           opening_of; rejected_until: from when on a rejected newcomer's rate allows it, in seconds, or nil;
 --           earliest, or nil if it has to be looked up
 
-local waiting = redis.call('ZCOUNT', key, '-inf', '(0') + queue
+local waiting = redis.call('ZCOUNT', key, '-33554432', '(0') + queue
 if waiting == 0 then
-  earliest = 0
+  earliest = rejected_until and -math.ceil((math.floor(rejected_until * 1e6 + 0.5) - now) / 1000) or 0
 else
-  if in_use < most and next_turn then
-    if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then earliest = 1 end
+  if in_use < most and next_turn and next_room > 0 then
+    local opens, fits = opening_of(next_head, next_cost), in_use + next_cost <= next_room
+    if next_cost > next_room or opens == math.huge or fits and not opens then
+      earliest = 1
+    elseif fits then
+      earliest = -math.ceil((math.floor(opens * 1e6 + 0.5) - now) / 1000)
+    end
   end
   if not earliest then
     -- Leases without a claim come first by score, even if they end later.

@@ -10,14 +10,15 @@
 -- Places without a claim form one more line, of weight 1 and class 0. Its turn is not stored; it is computed when it is
 -- compared.
 --
--- Needs     queued, key, now, limit, for_all, frees, node, counted, remove, room_of; turn, in_use, queue; budget
+-- Needs     queued, key, now, limit, for_all, frees, node, counted, remove, room_of, opening_of, start, undo; turn, in_use,
+--           queue; budget
 -- Leaves    most: as promote.lua; own; in_use and queue, updated; gone: whether any place was taken out. If permits are
---           free: next_turn, next_f, next_cost, next_room of the place whose turn is next; next_f 0 without a claim;
+--           free: next_turn, next_head, next_f, next_cost, next_room of the place whose turn is next; next_f 0 without a claim;
 --           next_turn nil if no place waits
 -- Cost      3 commands for a grant, 1 more for the last of a line, 1 more for each node that is notified
 
 local own, gone = {}, false
-local next_turn, next_f, next_cost, next_room
+local next_turn, next_head, next_f, next_cost, next_room
 local absent, again = {}, true
 local most = frees and not for_all and in_use >= limit and math.huge or limit
 while again do
@@ -50,9 +51,10 @@ while again do
       next_cost, class = tonumber(string.sub(head, -2), 36), tonumber(string.sub(head, -3, -3))
     end
     next_turn = score
-    next_room = room_of(head)
-    local never = next_cost > next_room
-    if next_room <= 0 or budget <= 0 or not never and in_use + next_cost > next_room then break end
+    next_head, next_room = head, room_of(head)
+    local opens = opening_of(head, next_cost)
+    local never = next_cost > next_room or opens == math.huge
+    if next_room <= 0 or budget <= 0 or not never and (opens or in_use + next_cost > next_room) then break end
     budget = budget - (never and 1 or next_cost)
     if never then
       redis.call('ZADD', key, 'inf', member)
@@ -105,6 +107,7 @@ while again do
         gone = true
       else
         in_use = in_use + next_cost
+        start(id)
         ids[#ids + 1] = id
         if not poll_only or to == node then
           if not mail[to] then
@@ -151,5 +154,6 @@ while again do
   if again then
     gone = true
     remove(lost)
+    undo(lost)
   end
 end

@@ -32,8 +32,9 @@ end
 local lease_end = now_ms + lease_ms
 local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
 --@queued
-local settle, remove, room_of
+local settle, remove, room_of, opening_of, start, undo
 --@fair/settle
+--@fair/rate
 --@fair/sweep
 
 local members, count = { unpack(ids) }, #ids
@@ -100,4 +101,5 @@ local turn, units
 --@fair/survey
 --@fair/promote
 earliest = nil
+local rejected_until = nil
 --@fair/answer

@@ -9,7 +9,8 @@
 -- ARGV[6..] id          any number; with none the call only sweeps and promotes
 --
 -- Returns   {id, lease_end of own grants ...}, and 1 as the last item if the bound below was reached while a
---           permit was free and a place that could have it waited: call again at once
+--           permit was free and a place that could have it waited: call again at once; or -ms if only its rate keeps
+--           back the next in turn: call again then
 -- Errors    none of its own
 -- Cost      2 commands while no place waits, about 12 with a hand-over from line to line; O((ids + 500) * log n)
 -- Retry     safe: an id that is not present is ignored
@@ -49,8 +50,9 @@ local for_all, frees = ARGV[2] == '1', true
 local counted, node = ARGV[4] == '1', ARGV[5]
 local left = { unpack(ARGV, 6) }
 --@clock
-local settle, remove, room_of
+local settle, remove, room_of, opening_of, start, undo
 --@fair/settle
+--@fair/rate
 --@fair/leave
 if not turn[1] then return {} end
 --@fair/sweep
@@ -58,8 +60,13 @@ local units
 if swept then turn = nil end
 --@fair/survey
 --@fair/promote
-if in_use < most and next_turn then
-  -- Promotion has reached its bound: see fair/answer.lua.
-  if next_room > 0 and (next_cost > next_room or in_use + next_cost <= next_room) then own[#own + 1] = 1 end
+if in_use < most and next_turn and next_room > 0 then
+  -- Promotion has reached its bound, or a rate keeps back the next in turn: see fair/answer.lua.
+  local opens, fits = opening_of(next_head, next_cost), in_use + next_cost <= next_room
+  if next_cost > next_room or opens == math.huge or fits and not opens then
+    own[#own + 1] = 1
+  elseif fits then
+    own[#own + 1] = -math.ceil((math.floor(opens * 1e6 + 0.5) - now) / 1000)
+  end
 end
 return own

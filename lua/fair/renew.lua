@@ -29,8 +29,9 @@ local lease_end = now_ms + lease_ms
 local plain_score, fair_score = string.format('%.0f', lease_end), string.format('%.0f', lease_end + 1e13)
 -- Sweep first: a late renewal must not bring back a place whose lease has ended.
 --@queued
-local settle, remove, room_of
+local settle, remove, room_of, opening_of, start, undo
 --@fair/settle
+--@fair/rate
 --@fair/sweep
 local turn = redis.call('ZRANGEBYSCORE', key, '100000000000000', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
 
@@ -89,4 +90,5 @@ local units
 --@fair/promote
 -- The earliest lease may be one that was just renewed.
 earliest = nil
+local rejected_until = nil
 --@fair/answer

@@ -1,8 +1,9 @@
 //! The limit that a place is judged by.
 
 use super::claim::{read_base36, write_base36};
+use super::rate::Rate;
 
-/// The limit and the headroom of the policy that a place was requested with.
+/// The limit, the headroom and the rate of the policy that a place was requested with.
 ///
 /// A bound is a part of the [`PlaceId`](super::PlaceId), so whichever process grants the place judges it by the policy of
 /// its own request.
@@ -12,6 +13,8 @@ pub struct Bound {
     pub limit: u32,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
+    /// How many permits may be granted within a time. Only places with a claim have one.
+    pub rate: Option<Rate>,
 }
 
 impl Bound {
@@ -26,7 +29,8 @@ impl Bound {
         self.limit.saturating_sub(headroom) as u64
     }
 
-    /// A hyphen, then limit and headroom to the base 36, seven digits each. Scripts cut it by position.
+    /// A hyphen, then limit and headroom to the base 36, seven digits each. Scripts cut it by position. The rate stands
+    /// before it.
     pub(crate) fn text(self) -> [u8; Self::LEN] {
         let mut text = [b'-'; Self::LEN];
         write_base36(&mut text[1..Self::LIMIT_LEN], u64::from(self.limit));
@@ -40,7 +44,7 @@ impl Bound {
         let digits = text.strip_prefix(b"-").filter(|_| text.len() == length)?;
         let (limit, headroom) = digits.split_at(Self::LIMIT_LEN - 1);
         let number = |digits| u32::try_from(read_base36(digits)?).ok();
-        Some(Self { limit: number(limit)?, headroom: number(headroom)? })
+        Some(Self { limit: number(limit)?, headroom: number(headroom)?, rate: None })
     }
 }
 
@@ -51,12 +55,12 @@ mod tests {
     #[test]
     fn a_bound_is_read_back_as_it_was_written() {
         for (limit, headroom) in [(0, 0), (10, 2), (u32::MAX, u32::MAX)] {
-            let bound = Bound { limit, headroom };
+            let bound = Bound { limit, headroom, rate: None };
             assert_eq!(Bound::parse(&bound.text(), true), Some(bound));
             let limit_alone = &bound.text()[..Bound::LIMIT_LEN];
             assert_eq!(Bound::parse(limit_alone, false), Some(Bound { headroom: 0, ..bound }));
         }
-        assert_eq!(Bound { limit: 46, headroom: 2 }.text(), *b"-000001a0000002");
+        assert_eq!(Bound { limit: 46, headroom: 2, rate: None }.text(), *b"-000001a0000002");
     }
 
     #[test]

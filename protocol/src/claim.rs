@@ -23,6 +23,9 @@ impl Tenant {
     /// The requests without a tenant, in a process's own queue.
     pub(crate) const NOBODY: Self = Self(0);
 
+    /// The line of the requests that have no tenant, on a semaphore with a rate.
+    pub const UNNAMED: Self = Self(1);
+
     /// The number, from 1 to [`MAX`](Self::MAX).
     #[must_use]
     pub const fn number(self) -> u32 {
@@ -94,6 +97,12 @@ impl Claim {
     /// The claim of a request without a tenant, in a process's own queue.
     pub(crate) fn nobodys() -> Self {
         Self::new(Tenant::NOBODY)
+    }
+
+    /// The claim of a request that has no tenant, on a semaphore with a rate: all of these are one line.
+    #[must_use]
+    pub fn without_tenant() -> Self {
+        Self::new(Tenant::UNNAMED)
     }
 
     /// The same claim with another weight, clamped to 1 to 64.

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::bound::Bound;
 use super::claim::{Claim, read_base36};
+use super::rate::Rate;
 
 /// The id of one process's `Semaphore`: 64 random bits.
 ///
@@ -20,7 +21,7 @@ pub struct NodeId(u64);
 /// wait, and by its [`Claim`] where tenants share the semaphore.
 ///
 /// The process makes it before it sends anything, so that every operation can be repeated, and never reuses it. Its text
-/// has at most 55 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
+/// has at most 67 bytes. Ids are ordered by their texts, as Redis orders members of equal score.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PlaceId {
     /// The process that the place belongs to.
@@ -30,7 +31,7 @@ pub struct PlaceId {
     /// The place's number in that process, below [`PlaceId::N_MAX`].
     pub n: u64,
     /// The limit that it is judged by when its turn comes; `None`: that of the caller. A place that may not wait has
-    /// none.
+    /// none, unless it has a rate.
     pub bound: Option<Bound>,
     /// Its claim among tenants; `None`: it is served in order of arrival.
     pub claim: Option<Claim>,
@@ -52,7 +53,7 @@ pub type Ids = SmallVec<[PlaceId; 1]>;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const NODE_LEN: usize = 11;
-const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Bound::LEN + Claim::LEN;
+const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Rate::LEN + Bound::LEN + Claim::LEN;
 
 impl NodeId {
     /// Creates a node id from a number, which should be random.
@@ -133,6 +134,10 @@ impl PlaceId {
         text[len..len + 11 - at].copy_from_slice(&digits[at..]);
         len += 11 - at;
         if let Some(bound) = self.bound {
+            if let Some(rate) = bound.rate.filter(|_| self.claim.is_some()) {
+                text[len..len + Rate::LEN].copy_from_slice(&rate.text());
+                len += Rate::LEN;
+            }
             // Only a claim has a class, and so a use for the headroom.
             let width = if self.claim.is_some() { Bound::LEN } else { Bound::LIMIT_LEN };
             text[len..len + width].copy_from_slice(&bound.text()[..width]);
@@ -166,9 +171,16 @@ impl PlaceId {
             Some(at) => (&text[..at], Some(Claim::parse(&text[at..])?)),
             None => (text, None),
         };
-        let (n, bound) = match text.iter().position(|c| *c == b'-') {
+        let (n, mut bound) = match text.iter().position(|c| *c == b'-') {
             Some(at) => (&text[..at], Some(Bound::parse(&text[at..], claim.is_some())?)),
             None => (text, None),
+        };
+        let n = match n.iter().position(|c| *c == b'/') {
+            Some(at) => {
+                bound.as_mut().filter(|_| claim.is_some())?.rate = Some(Rate::parse(&n[at..])?);
+                &n[..at]
+            }
+            None => n,
         };
         Some(Numbered { n: Self::parse_n(n)?, bound, claim })
     }

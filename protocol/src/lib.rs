@@ -17,6 +17,7 @@ mod id;
 mod ledger;
 mod lines;
 mod overrides;
+mod rate;
 mod reject;
 pub mod session;
 mod time;
@@ -30,6 +31,7 @@ pub use self::ledger::{
     WORK_MAX,
 };
 pub use self::overrides::{Mode, Override, Pause, PauseCause};
+pub use self::rate::Rate;
 pub use self::reject::RejectReason;
 pub use self::session::Session;
 pub use self::time::Time;

@@ -13,7 +13,9 @@ pub enum RejectReason {
     /// The request asks for more permits than it could ever get: more than the limit, the part of it that its class
     /// may use, or the cap of its tenant.
     CostTooHigh,
-    /// No permit came free within the wait timeout.
+    /// As many permits were granted lately as the rate allows, and this request may not wait.
+    Rate,
+    /// No permit came free within the wait timeout, or the rate allowed no grant.
     QueueTimeout,
     /// The backend may have lost data, and grants nothing for one lease, so that permits in use are counted again first (see
     /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
@@ -35,7 +37,7 @@ pub enum RejectReason {
 impl RejectReason {
     /// Whether this says that no permit was free or came free.
     pub(crate) const fn is_of_limit(self) -> bool {
-        matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout)
+        matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout | Self::Rate)
     }
 
     /// Returns the reason in snake case, such as `queue_full`, as problem documents and metrics have it.
@@ -46,6 +48,7 @@ impl RejectReason {
             Self::QueueFull => "queue_full",
             Self::TenantLimit => "tenant_limit",
             Self::CostTooHigh => "cost_too_high",
+            Self::Rate => "rate",
             Self::QueueTimeout => "queue_timeout",
             Self::Quarantine => "quarantine",
             Self::Paused => "paused",

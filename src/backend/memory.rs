@@ -324,9 +324,11 @@ fn has_places(ledger: &Mutex<Ledger>, now: u64) -> bool {
     lock(ledger).places().any(|(_, lease_end, _)| lease_end > now / 1000)
 }
 
-/// Returns whether no process uses a ledger, and no lease in it still runs.
+/// Returns whether no process uses a ledger, no lease in it still runs, and no grant in it counts for a rate.
 fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
-    Arc::strong_count(ledger) == 1 && !has_places(ledger, now)
+    Arc::strong_count(ledger) == 1
+        && !has_places(ledger, now)
+        && lock(ledger).counts_starts_until().is_none_or(|end| end <= now)
 }
 
 fn list(ledger: &Ledger, now: u64, most: u32) -> Listing {

@@ -135,7 +135,8 @@ fn code(refusal: &Refusal) -> u16 {
             RefusalReason::Limit
             | RefusalReason::TenantLimit
             | RefusalReason::QueueFull
-            | RefusalReason::QueueTimeout,
+            | RefusalReason::QueueTimeout
+            | RefusalReason::Rate,
             _,
         ) => RESOURCE_EXHAUSTED,
     }
@@ -157,6 +158,7 @@ fn message(refusal: &Refusal) -> &'static str {
             "queue_timeout: none of the permits that the tenant may have came free in time"
         }
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
+        RefusalReason::Rate => "rate: too many requests have started lately",
         RefusalReason::MissingKey => "missing_key: the request has no key",
         RefusalReason::MissingTenant => "missing_tenant: the request has no tenant",
         RefusalReason::LimitUnknown if refusal.tenant.is_some() => {

@@ -95,6 +95,7 @@ impl Refusal {
             }
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
+            RefusalReason::Rate => "Too many requests have started lately",
             _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
             _ => "Too many requests are in flight",
         }
@@ -125,6 +126,9 @@ impl Refusal {
                 format!("no permit of {policy} came free {waited}")
             }
             RefusalReason::CostTooHigh => self.to_string(),
+            RefusalReason::Rate => {
+                format!("as many requests of {policy} have started lately as its rate allows")
+            }
             RefusalReason::MissingKey | RefusalReason::MissingTenant => {
                 format!("the request has no {} header", self.missing_header.as_ref()?)
             }
@@ -148,25 +152,44 @@ impl Refusal {
         self.rejected.as_ref()?.each
     }
 
-    /// The policy that was violated: the layer's, or the cap of each tenant.
+    /// The policy that was violated: the layer's limit or rate, or the cap of each tenant.
     fn violated(&self) -> String {
         let policy = &self.policy;
-        if self.is_tenant_full() { format!("{policy}/each") } else { policy.to_string() }
+        match self.reason {
+            _ if self.is_tenant_full() => format!("{policy}/each"),
+            RefusalReason::Rate => format!("{policy}/rate"),
+            _ => policy.to_string(),
+        }
     }
 
     /// The headers of draft-ietf-httpapi-ratelimit-headers-11: each policy, and what is left where it is known.
     fn rate_limit_fields(&self, rejected: &Rejected) -> [(HeaderName, String); 2] {
         let (policy, limit) = (&self.policy, rejected.limit);
         let unit = "qu=\"concurrent-requests\"";
-        let mut policies = format!("\"{policy}\";q={limit};{unit}");
+        let mut policies = Vec::new();
+        if limit < u32::MAX {
+            policies.push(format!("\"{policy}\";q={limit};{unit}"));
+        }
         let mut left = format!("\"{policy}\";r=0");
+        if let Some(rate) = rejected.rate {
+            // The window is in whole seconds there.
+            let window = Some(rate.window()).filter(|window| window.subsec_nanos() == 0);
+            let window =
+                window.map_or_else(String::new, |window| format!(";w={}", window.as_secs()));
+            policies.push(format!("\"{policy}/rate\";q={}{window}", rate.starts()));
+        }
+        if self.reason == RefusalReason::Rate {
+            let next = rejected.ends_in.map(|left| left.as_secs_f64().ceil());
+            let next = next.map_or_else(String::new, |left| format!(";t={left}"));
+            left = format!("\"{policy}/rate\";r=0{next}");
+        }
         if let Some(each) = rejected.each {
-            policies += &format!(", \"{policy}/each\";q={each};{unit}");
+            policies.push(format!("\"{policy}/each\";q={each};{unit}"));
         }
         if rejected.is_tenant_full {
             // What is left of the limit would show what other tenants use.
             left = format!("\"{policy}/each\";r=0");
         }
-        [(RATE_LIMIT_POLICY, policies), (RATE_LIMIT, left)]
+        [(RATE_LIMIT_POLICY, policies.join(", ")), (RATE_LIMIT, left)]
     }
 }

@@ -71,6 +71,9 @@ pub enum RefusalReason {
     /// The request asks for more permits than it could ever have: see
     /// [`RejectReason::CostTooHigh`]. The status is always 400.
     CostTooHigh,
+    /// As many requests have started lately as the [rate](super::ConcurrencyLimitBuilder::rate) allows, and the layer
+    /// lets no request wait. [`retry_after`](field@Refusal::retry_after) is when the next can.
+    Rate,
     /// The queue is full.
     QueueFull,
     /// No permit came free within the wait timeout, or there was none for a request whose
@@ -154,6 +157,7 @@ impl RefusalReason {
             Self::Limit => RejectReason::Limit.as_str(),
             Self::TenantLimit => RejectReason::TenantLimit.as_str(),
             Self::CostTooHigh => RejectReason::CostTooHigh.as_str(),
+            Self::Rate => RejectReason::Rate.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
             Self::Quarantine => RejectReason::Quarantine.as_str(),
@@ -174,6 +178,7 @@ impl RefusalReason {
         match reason {
             RejectReason::TenantLimit => Self::TenantLimit,
             RejectReason::CostTooHigh => Self::CostTooHigh,
+            RejectReason::Rate => Self::Rate,
             RejectReason::QueueFull => Self::QueueFull,
             RejectReason::QueueTimeout => Self::QueueTimeout,
             RejectReason::Quarantine => Self::Quarantine,
@@ -209,7 +214,10 @@ impl RefusalReason {
     /// ```
     #[must_use]
     pub const fn is_full(self) -> bool {
-        matches!(self, Self::Limit | Self::TenantLimit | Self::QueueFull | Self::QueueTimeout)
+        matches!(
+            self,
+            Self::Limit | Self::TenantLimit | Self::Rate | Self::QueueFull | Self::QueueTimeout
+        )
     }
 }
 

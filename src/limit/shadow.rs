@@ -93,9 +93,10 @@ impl Shadow {
     /// Counts and logs a refusal that is not enforced.
     pub(super) fn instead_of(&self, refusal: Refusal) -> WouldRefuse {
         let count = match refusal.reason {
-            RefusalReason::Limit | RefusalReason::QueueFull | RefusalReason::QueueTimeout => {
-                &self.full
-            }
+            RefusalReason::Limit
+            | RefusalReason::Rate
+            | RefusalReason::QueueFull
+            | RefusalReason::QueueTimeout => &self.full,
             RefusalReason::TenantLimit => &self.tenant_limit,
             RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,

@@ -19,6 +19,7 @@ pub(crate) enum Outcome {
     Quarantine,
     Paused,
     UpstreamPause,
+    Rate,
     Draining,
     Revoked,
     MissingKey,
@@ -46,6 +47,7 @@ impl Outcome {
             Self::Quarantine => RejectReason::Quarantine.as_str(),
             Self::Paused => RejectReason::Paused.as_str(),
             Self::UpstreamPause => RejectReason::UpstreamPause.as_str(),
+            Self::Rate => RejectReason::Rate.as_str(),
             Self::Draining => RejectReason::Draining.as_str(),
             Self::Revoked => RejectReason::Revoked.as_str(),
             Self::MissingKey => "missing_key",
@@ -66,6 +68,7 @@ impl Outcome {
                 RejectReason::Quarantine => Self::Quarantine,
                 RejectReason::Paused => Self::Paused,
                 RejectReason::UpstreamPause => Self::UpstreamPause,
+                RejectReason::Rate => Self::Rate,
                 RejectReason::Draining => Self::Draining,
                 RejectReason::Revoked => Self::Revoked,
                 // `Limit`, the only other one.

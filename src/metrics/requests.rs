@@ -43,7 +43,7 @@ struct Series {
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 21] = [
+const OUTCOMES: [Outcome; 22] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -58,6 +58,7 @@ const OUTCOMES: [Outcome; 21] = [
     Outcome::Quarantine,
     Outcome::Paused,
     Outcome::UpstreamPause,
+    Outcome::Rate,
     Outcome::Draining,
     Outcome::Revoked,
     Outcome::MissingKey,

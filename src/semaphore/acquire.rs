@@ -21,6 +21,7 @@ use crate::node::sessions::Remembered;
 use crate::policy::{ANSWER_TIMEOUT, Limit, Policy};
 use crate::protocol::Claim;
 use crate::protocol::session::Progress;
+use crate::rate::Rate;
 
 /// The future of [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
@@ -48,6 +49,7 @@ pub struct Acquire {
     is_out_of_time: bool,
     limit: u32,
     claim: Option<Claim>,
+    rate: Option<Rate>,
     has_tenant: bool,
     attempt: Attempt,
     // Created only when there is something to wait for.
@@ -85,7 +87,7 @@ impl Acquire {
         let began = Instant::now();
         let attempt = Attempt::new(meter, name, policy);
         let (mut limit, mut claim) = (0, None);
-        let stage = match policy.limit {
+        let stage = match policy.counted_limit() {
             _ if semaphore.node().is_closed() => Stage::failed(AcquireError::Closed),
             Limit::Unlimited => Stage::Answered(Some(Ok(Permit::uncounted(name.as_str())))),
             Limit::Permits(0) => {
@@ -118,6 +120,7 @@ impl Acquire {
             is_out_of_time,
             limit,
             claim,
+            rate: policy.rate,
             has_tenant: ask.is_some_and(|ask| ask.tenant().is_some()),
             attempt,
             alarm: None,
@@ -205,6 +208,7 @@ impl Acquire {
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,
+                    rate: self.rate,
                     has_tenant: self.has_tenant,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })
@@ -242,7 +246,7 @@ impl Acquire {
 
 /// Returns whether this is why a request is refused that may not wait.
 const fn may_not_wait(reason: RejectReason) -> bool {
-    matches!(reason, RejectReason::Limit | RejectReason::TenantLimit)
+    matches!(reason, RejectReason::Limit | RejectReason::TenantLimit | RejectReason::Rate)
 }
 
 impl Stage {

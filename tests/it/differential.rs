@@ -16,10 +16,11 @@ mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use tower_semaphore::protocol::{Claim, Tenant, WORK_MAX};
+use tower_semaphore::protocol::{Claim, Rate, Tenant, WORK_MAX};
 
 use self::model::{Expected, Model};
 use self::wire::{Item, Lua, QUEUED, Wire};
@@ -37,6 +38,8 @@ struct History {
     counted: bool,
     limit: u32,
     headroom: u32,
+    /// An id where there is none to choose from.
+    fallback: Asks,
     steps: Vec<Step>,
 }
 
@@ -86,6 +89,7 @@ struct Asks {
     /// Limit and headroom.
     bound: Option<(u32, u32)>,
     claim: Option<Claim>,
+    rate: Option<Rate>,
 }
 
 /// The proof of a place that is to be counted again.
@@ -134,6 +138,8 @@ fn limit() -> impl Strategy<Value = u32> {
 enum Of {
     Plain,
     Tenants,
+    /// All places have claims, and most have a rate.
+    Rates,
 }
 
 /// The claims of places: few tenants, so that they meet; few terms, so that levels do.
@@ -159,7 +165,22 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
             let claim = Claim::new(Tenant::of_hash(tenant)).with_weight(weight).with_cost(cost);
             Some(claim.with_class(class).with_each(each))
         });
-    prop_oneof![6 => claim, 1 => Just(None)].boxed()
+    if of == Of::Rates { claim.boxed() } else { prop_oneof![6 => claim, 1 => Just(None)].boxed() }
+}
+
+/// Few rates, so that windows are full, and of few lengths, so that they overlap.
+fn rate(of: Of) -> BoxedStrategy<Option<Rate>> {
+    if of != Of::Rates {
+        return Just(None).boxed();
+    }
+    let window = prop_oneof![
+        2 => (1..4_000u64).prop_map(Duration::from_millis),
+        2 => Just(Duration::from_secs(1)),
+        1 => (1_000..100_000_000u64).prop_map(Duration::from_micros),
+    ];
+    let rate = (prop_oneof![6 => 1..6u32, 1 => 6..70u32], window)
+        .prop_map(|(starts, window)| Rate::new(starts, window));
+    prop_oneof![5 => rate, 1 => Just(None)].boxed()
 }
 
 fn asks(of: Of) -> impl Strategy<Value = Asks> {
@@ -168,7 +189,11 @@ fn asks(of: Of) -> impl Strategy<Value = Asks> {
         6 => (1..6u32, 0..=2u32).prop_map(Some),
         1 => (any::<u32>(), any::<u32>()).prop_map(Some),
     ];
-    (bound, claim(of)).prop_map(|(bound, claim)| Asks { bound, claim })
+    (bound, claim(of), rate(of)).prop_map(move |(bound, claim, rate)| {
+        // A place with a rate has a bound in any case.
+        let bound = bound.or(rate.map(|_| (3, 0)));
+        Asks { bound, claim, rate }
+    })
 }
 
 fn pick(of: Of) -> impl Strategy<Value = Pick> {
@@ -218,7 +243,13 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
         )
     };
     let proofs = prop::collection::vec((pick(of), proof()), batch.clone());
-    let ids = prop::collection::vec(asks(of), batch);
+    let ids = (prop::collection::vec(asks(of), batch), rate(of)).prop_map(|(mut ids, rate)| {
+        for asks in &mut ids {
+            asks.rate = rate;
+            asks.bound = asks.bound.or(rate.map(|_| (3, 0)));
+        }
+        ids
+    });
     let node = 0..NODES;
     let step = prop_oneof![
         30 => (node.clone(), leaving(), prop::bool::weighted(0.15), ids, terms()).prop_map(
@@ -242,7 +273,9 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     ];
     match of {
         Of::Plain => step.boxed(),
-        Of::Tenants => prop_oneof![40 => step, 1 => (0..=3u32).prop_map(Step::Headroom)].boxed(),
+        Of::Tenants | Of::Rates => {
+            prop_oneof![40 => step, 1 => (0..=3u32).prop_map(Step::Headroom)].boxed()
+        }
     }
 }
 
@@ -251,17 +284,20 @@ fn history(
     batch: RangeInclusive<usize>,
     steps: RangeInclusive<usize>,
 ) -> impl Strategy<Value = History> {
-    let headroom = if of == Of::Tenants { 2u32 } else { 0 };
+    let headroom = if of == Of::Plain { 0 } else { 2u32 };
+    let claim = (of == Of::Rates).then(|| Claim::new(Tenant::of_hash(0)));
+    let fallback = Asks { claim, ..Asks::default() };
     (
         prop::bool::weighted(0.8),
         limit(),
         0..=headroom,
         prop::collection::vec(step(of, batch), steps),
     )
-        .prop_map(|(counted, limit, headroom, steps)| History {
+        .prop_map(move |(counted, limit, headroom, steps)| History {
             counted,
             limit,
             headroom,
+            fallback,
             steps,
         })
 }
@@ -347,6 +383,29 @@ fn they_do_so_with_hundreds_of_places_of_tenants_too() {
         .unwrap_or_else(|difference| panic!("{difference}"));
 }
 
+#[test]
+fn they_observe_rates_as_the_ledger_does() {
+    let cases = histories();
+    let [operations, _] = run(&Lua::as_it_is(), cases, 4000, &history(Of::Rates, 1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(operations >= 50 * cases as usize, "only {operations} operations were compared");
+}
+
+#[test]
+fn with_rates_they_stop_at_the_same_bound_on_work() {
+    let lua = Lua::new(SMALL_WORK, |_, text| text.to_owned());
+    let [operations, early] = run(&lua, histories(), 4000, &history(Of::Rates, 1..=4, 50..=90))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+    assert!(early > operations / 1000, "only {early} of {operations} reached the bound");
+}
+
+#[test]
+fn they_do_so_with_hundreds_of_places_with_rates_too() {
+    let cases = histories().div_ceil(50);
+    run(&Lua::as_it_is(), cases, 200, &history(Of::Rates, 1..=512, 10..=20))
+        .unwrap_or_else(|difference| panic!("{difference}"));
+}
+
 fn acquire(node: usize, lease_ms: u64) -> Step {
     let terms = Terms { lease_ms, max_queue: Some(20_000), max_waiting: 40_000, recalls: false };
     Step::Acquire {
@@ -364,7 +423,7 @@ fn told(limit: u32, steps: Vec<Step>) -> Vec<Expected> {
     let lua = Lua::as_it_is();
     let mut wire = Wire::open(&server);
     wire.load(&lua);
-    let history = History { counted: true, limit, headroom: 0, steps };
+    let history = History { counted: true, limit, headroom: 0, fallback: Asks::default(), steps };
     wire.check(&lua, &history).unwrap_or_else(|difference| panic!("{difference}"));
     Model::new(&lua, &history).run(&history).expected
 }
@@ -436,7 +495,7 @@ fn those_whose_leases_end_last_are_recalled_and_no_more_places_are_looked_at() {
         recalls,
     };
     let acquire = |node, claim, count: usize, terms| {
-        let ids = vec![Asks { bound: None, claim }; count];
+        let ids = vec![Asks { claim, ..Asks::default() }; count];
         Step::Acquire { node, leaving: Vec::new(), poll_only: false, ids, terms }
     };
     let tenant = Some(Claim::new(Tenant::of_hash(7)));

@@ -76,6 +76,7 @@ mod outage;
 mod outage_policies;
 mod pauses;
 mod properties;
+mod rates;
 mod records;
 #[cfg(feature = "redis")]
 mod redis_errors;

@@ -29,12 +29,14 @@ impl Ledger {
         for id in leaving {
             self.take(id);
         }
+        self.expire_starts(caller.now);
         self.settle(caller.now);
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
         if self.all_fit(caller, ids) {
             for id in ids {
                 self.put(*id, reply.lease_end, None);
+                self.start(*id, caller.now);
                 reply.statuses.push(PlaceStatus::Held);
             }
             self.settle(caller.now);
@@ -50,11 +52,18 @@ impl Ledger {
                 SmallVec::new()
             };
             let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
+            let mut rejected = None;
             for id in ids {
                 let status = match self.places.get(id) {
                     Some(place) => place.status(),
                     None => self.newcomer(caller, *id, max_queue, &mut last),
                 };
+                if status == PlaceStatus::Held && !self.places.contains_key(id) {
+                    self.start(*id, caller.now);
+                }
+                if status == PlaceStatus::NoStart && rejected.is_none() {
+                    rejected = Some(self.opens_in(*id, caller.now));
+                }
                 match status {
                     PlaceStatus::Held => self.put(*id, reply.lease_end, None),
                     PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
@@ -68,6 +77,11 @@ impl Ledger {
                     post(node, &[]);
                 }
             }
+            reply = self.close(caller, caller.limit.into(), reply);
+            if let Some(opens_in) = rejected.filter(|_| self.waiting() == 0) {
+                reply.opens_in = opens_in;
+            }
+            return reply;
         }
         self.close(caller, caller.limit.into(), reply)
     }
@@ -96,12 +110,12 @@ impl Ledger {
                 (PlaceStatus::NoPermit, self.queue.len() as u64, caller.now.max(*last + 1))
             }
             (Some(claim), None) => {
-                (Self::refused(caller, claim, 0), 0, next_in_line(caller.now, None))
+                (self.refused(caller, id, claim, 0), 0, next_in_line(caller.now, None))
             }
             (Some(claim), Some(fair)) => {
                 let (tenant, lines) = (claim.tenant(), &fair.lines);
                 let ticket = next_in_line(caller.now, lines.last_ticket(tenant));
-                let refused = Self::refused(caller, claim, lines.units_of(tenant));
+                let refused = self.refused(caller, id, claim, lines.units_of(tenant));
                 (refused, lines.waiting_of(tenant), ticket)
             }
         };
@@ -131,13 +145,17 @@ impl Ledger {
     }
 
     /// Why a place with a claim that may not wait is refused.
-    fn refused(caller: Caller, claim: Claim, units: u64) -> PlaceStatus {
+    fn refused(&self, caller: Caller, id: PlaceId, claim: Claim, units: u64) -> PlaceStatus {
         let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
+        let rate = id.bound.and_then(|bound| bound.rate);
         // If there are no permits, it waits for an operator.
-        let never = (room > 0 && cost > room) || claim.exceeds_each();
+        let never = (room > 0 && cost > room)
+            || claim.exceeds_each()
+            || rate.is_some_and(|rate| claim.cost() > rate.starts());
         match () {
             () if never => PlaceStatus::NeverFits,
             () if !fits_each(units, claim) => PlaceStatus::TenantFull,
+            () if self.in_use() + cost <= room && !self.may_start(id) => PlaceStatus::NoStart,
             () => PlaceStatus::NoPermit,
         }
     }

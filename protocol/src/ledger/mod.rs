@@ -21,12 +21,18 @@
 //! has in use says which line is next: see [`Lines`]. Places without a claim are one line more,
 //! with its tickets as they are. Without claims, none of this exists.
 //!
+//! # Rates
+//!
+//! A place whose id carries a [`Rate`](super::Rate) is granted only if the window has room for it, too. The time of its grant is
+//! kept for the length of the window, whatever becomes of the place.
+//!
 //! [`MemoryBackend`]: https://docs.rs/tower-semaphore/latest/tower_semaphore/backend/struct.MemoryBackend.html
 
 mod acquire;
 mod fair;
 mod promote;
 mod reply;
+mod starts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
@@ -34,6 +40,7 @@ use std::hash::{Hash, Hasher};
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, ticket_of};
 pub use self::reply::{Grant, Hint, PlaceStatus, Reply, Usage};
+use self::starts::Starts;
 use super::bound::Bound;
 use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
@@ -74,7 +81,7 @@ pub struct Caller {
 
 impl Caller {
     const fn bound(self) -> Bound {
-        Bound { limit: self.limit, headroom: self.headroom }
+        Bound { limit: self.limit, headroom: self.headroom, rate: None }
     }
 
     /// How many permits may be in use once a newcomer of this class is granted.
@@ -105,6 +112,8 @@ pub struct Ledger {
     /// The places by lease end, those with a claim behind the others. Kept only from the first place that
     /// waits until the last is gone: a semaphore that is never full does not pay for it.
     by_end: Option<BTreeSet<(bool, u64, PlaceId)>>,
+    /// The grants of places with a rate; `None`: there were none lately.
+    starts: Option<Box<Starts>>,
     /// No lease ends before this, ms: until then there is nothing to sweep.
     quiet_until: u64,
     work_max: usize,
@@ -138,15 +147,28 @@ impl Ledger {
             queue: BTreeSet::new(),
             lines: None,
             by_end: None,
+            starts: None,
             quiet_until: 0,
             work_max: work_max.max(1),
         }
     }
 
-    /// Whether no place is left: then there is no key.
+    /// Whether no place is left, and no grant that counts for a rate: then there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.places.is_empty() && self.starts.as_ref().is_none_or(|starts| starts.is_empty())
+    }
+
+    /// The grants that count for a rate: process, number of the place, when each leaves its window (µs), and how many it
+    /// counts as.
+    pub fn starts(&self) -> impl Iterator<Item = (NodeId, u64, u64, u32)> + '_ {
+        self.starts.iter().flat_map(|starts| starts.iter())
+    }
+
+    /// When the last grant that counts for a rate leaves its window, in µs; `None`: there is none.
+    #[must_use]
+    pub fn counts_starts_until(&self) -> Option<u64> {
+        self.starts.as_ref()?.last_end()
     }
 
     /// How many permits are in use, including those of dead places that are not swept yet.
@@ -194,6 +216,7 @@ impl Ledger {
         for id in ids {
             self.take(id);
         }
+        self.expire_starts(caller.now);
         if self.queue.is_empty() && self.lines.is_none() {
             return Reply::default();
         }
@@ -209,7 +232,8 @@ impl Ledger {
         let budget = self.sweep(caller.now);
         let most = self.most(caller, true);
         let granted = self.promote(caller, most, budget, post);
-        Reply { granted, more: self.stopped_early(caller, most), ..Reply::default() }
+        let more = self.stopped_early(caller, most);
+        Reply { granted, more, opens_in: self.head_opens_in(caller, most), ..Reply::default() }
     }
 
     /// Removes a place, waiting or held, for an operator; or only looks. Returns when its lease ends, or
@@ -234,6 +258,7 @@ impl Ledger {
     ) -> Reply {
         let mut reply =
             Reply { lease_end: (caller.now / 1000).saturating_add(lease_ms), ..Reply::default() };
+        self.expire_starts(caller.now);
         // The sweep comes first, so a late renewal does not revive a place.
         let budget = self.sweep(caller.now);
         for id in ids {
@@ -265,6 +290,7 @@ impl Ledger {
     ) -> Reply {
         let now_ms = caller.now / 1000;
         let mut reply = Reply { lease_end: now_ms.saturating_add(lease_ms), ..Reply::default() };
+        self.expire_starts(caller.now);
         let budget = self.sweep(caller.now);
         // Like the script, this reads all of them before it writes any.
         let known: Vec<_> = proofs.iter().map(|(id, _)| self.places.get(id).copied()).collect();
@@ -302,7 +328,9 @@ impl Ledger {
         reply.usage = Some(usage);
         if usage.waiting > 0 {
             reply.more = self.stopped_early(caller, most);
-            reply.earliest = if reply.more { 0 } else { self.earliest() };
+            reply.opens_in = self.head_opens_in(caller, most);
+            let is_asked_sooner = reply.more || reply.opens_in > 0;
+            reply.earliest = if is_asked_sooner { 0 } else { self.earliest() };
         }
         reply
     }
@@ -404,11 +432,11 @@ impl Default for Ledger {
     }
 }
 
-// Two ledgers are equal if their places are: everything else is derived from them.
+// Two ledgers are equal if their places and starts are: everything else is derived from them.
 
 impl PartialEq for Ledger {
     fn eq(&self, other: &Self) -> bool {
-        self.places == other.places
+        self.places == other.places && self.starts == other.starts
     }
 }
 
@@ -419,5 +447,6 @@ impl Hash for Ledger {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_unstable_by_key(|(id, _)| **id);
         places.hash(state);
+        self.starts.hash(state);
     }
 }

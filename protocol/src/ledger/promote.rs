@@ -6,6 +6,7 @@ use super::{Caller, Grant, HINT_WORK, Ledger, Post};
 use crate::claim::{Claim, Tenant};
 use crate::id::{NodeId, PlaceId};
 use crate::lines::{fits_each, turn};
+use crate::rate::Rate;
 
 /// Whose turn it is.
 enum Next {
@@ -51,15 +52,18 @@ impl Ledger {
             }
             *before += u64::from(claim.cost());
         }
-        // The strictest of their classes counts for all of them.
+        // The strictest of their classes counts for all of them, and the strictest of their rates.
         let is_first = |id: &PlaceId| id.claim.is_none_or(|claim| claim.class() == 0);
+        let rates = || ids.iter().filter_map(|id| Some((id.bound?.rate?, id.cost())));
+        let starts = rates().map(|(_, cost)| u64::from(cost)).sum();
         in_use <= caller.room(u8::from(!ids.iter().all(is_first)))
+            && rates().all(|(rate, _)| self.has_starts(rate, starts))
     }
 
     /// Whether a newcomer whose line is empty would be served before all waiting places, and can be.
     pub(super) fn is_next(&self, caller: Caller, id: PlaceId) -> bool {
         let (cost, class) = id.claim.map_or((1, 0), |claim| (claim.cost(), claim.class()));
-        if self.in_use() + u64::from(cost) > caller.room(class) {
+        if self.in_use() + u64::from(cost) > caller.room(class) || !self.may_start(id) {
             return false;
         }
         let Some((turn_of_first, first)) = self.next() else { return true };
@@ -160,6 +164,7 @@ impl Ledger {
                 } else if !id.poll_only {
                     if absent.contains(&id.node) {
                         self.take(&id);
+                        self.undo_start(&id);
                         self.settle(caller.now);
                         continue;
                     }
@@ -178,6 +183,7 @@ impl Ledger {
                     absent.push(node);
                     for grant in grants {
                         self.take(&grant.id);
+                        self.undo_start(&grant.id);
                     }
                 }
             }
@@ -210,11 +216,12 @@ impl Ledger {
                 }
                 Next::Of(tenant, id, claim) => {
                     let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
-                    if room == 0 || (cost <= room && in_use + cost > room) {
+                    let never = cost > room || !Self::can_start(id);
+                    if room == 0 || !never && (in_use + cost > room || !self.may_start(id)) {
                         return None;
                     }
                     let fair = self.lines.as_mut()?;
-                    if cost > room {
+                    if never {
                         *budget -= 1;
                         fair.lines.stop(tenant);
                         continue;
@@ -224,6 +231,7 @@ impl Ledger {
                     fair.lines.leave(tenant, ticket, id);
                     fair.lines.hold(tenant, claim.cost());
                     fair.settle(tenant, caller.now);
+                    self.start(id, caller.now);
                     return Some(id);
                 }
             }
@@ -242,8 +250,71 @@ impl Ledger {
             Some((_, Next::InOrder(_, id))) => in_use < caller.room_of(id),
             Some((_, Next::Of(_, id, claim))) => {
                 let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
-                room > 0 && (cost > room || in_use + cost <= room)
+                let never = cost > room || !Self::can_start(id);
+                room > 0 && (never || in_use + cost <= room && self.may_start(id))
             }
+        }
+    }
+
+    /// Whether the place's rate, if it has one, allows so many grants in a window.
+    fn can_start(id: PlaceId) -> bool {
+        id.bound.and_then(|bound| bound.rate).is_none_or(|rate| id.cost() <= rate.starts())
+    }
+
+    /// Whether the place's rate, if it has one, allows its grant now.
+    pub(super) fn may_start(&self, id: PlaceId) -> bool {
+        let rate = id.bound.and_then(|bound| bound.rate);
+        rate.is_none_or(|rate| self.has_starts(rate, id.cost().into()))
+    }
+
+    fn has_starts(&self, rate: Rate, cost: u64) -> bool {
+        match &self.starts {
+            Some(starts) => starts.has_room(rate, cost),
+            None => cost <= u64::from(rate.starts()),
+        }
+    }
+
+    /// Notes that the place is granted, if it has a rate.
+    pub(super) fn start(&mut self, id: PlaceId, now: u64) {
+        if let Some(rate) = id.bound.and_then(|bound| bound.rate) {
+            self.starts.get_or_insert_default().push(id, rate, now);
+        }
+    }
+
+    /// Takes back that the place was granted: its process is gone.
+    fn undo_start(&mut self, id: &PlaceId) {
+        self.starts.iter_mut().for_each(|starts| starts.remove(id));
+    }
+
+    /// Forgets the grants that do not count any more.
+    #[inline]
+    pub(super) fn expire_starts(&mut self, now: u64) {
+        if let Some(starts) = &mut self.starts {
+            starts.expire(now);
+            if starts.is_empty() {
+                self.starts = None;
+            }
+        }
+    }
+
+    /// In how many ms the place's rate allows its grant.
+    pub(super) fn opens_in(&self, id: PlaceId, now: u64) -> u64 {
+        let rate = id.bound.and_then(|bound| bound.rate);
+        let starts = self.starts.as_ref();
+        rate.zip(starts).map_or(1, |(rate, starts)| starts.opens_in(rate, id.cost().into(), now))
+    }
+
+    /// The same for the next in turn, if only its rate keeps it back; else 0.
+    pub(super) fn head_opens_in(&self, caller: Caller, most: u64) -> u64 {
+        let in_use = self.in_use();
+        match self.next() {
+            Some((_, Next::Of(_, id, claim))) if in_use < most && self.starts.is_some() => {
+                let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
+                let is_kept_back = Self::can_start(id) && !self.may_start(id);
+                let is_kept_back = is_kept_back && in_use + cost <= room;
+                if is_kept_back { self.opens_in(id, caller.now) } else { 0 }
+            }
+            _ => 0,
         }
     }
 }

@@ -111,6 +111,7 @@ impl Limits {
         let Some(claim) = place.options.claim else { return false };
         let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
         let room = limit.saturating_sub(place.headroom());
-        (room > 0 && claim.cost() > room) || claim.exceeds_each()
+        let is_over_rate = place.options.rate.is_some_and(|rate| claim.cost() > rate.starts());
+        (room > 0 && claim.cost() > room) || claim.exceeds_each() || is_over_rate
     }
 }

@@ -136,7 +136,7 @@ pub enum Progress {
         /// Whether the tenant's own cap is the reason, as far as is known here: the ledger said so, or the permits of this
         /// process alone reach it.
         is_tenant_full: bool,
-        /// How much longer the quarantine or the pause lasts that is the reason.
+        /// How much longer the quarantine or the pause lasts that is the reason, or until the rate allows the next grant.
         ends_in: Option<Duration>,
     },
     /// The backend was unavailable.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::bound::Bound;
 use crate::claim::Claim;
+use crate::rate::Rate;
 
 /// What happens to requests while the backend is unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,12 +36,15 @@ pub struct AcquireOptions {
     pub on_unavailable: OnUnavailable,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
-    /// Its claim, where tenants share the semaphore.
+    /// How many permits may be granted within a time.
+    pub rate: Option<Rate>,
+    /// Its claim, where tenants share the semaphore. With a rate it has one in any case: see
+    /// [`Claim::without_tenant`].
     pub claim: Option<Claim>,
     /// How long its permit stays taken if the request is broken off, in ms.
     pub linger_ms: u32,
     /// For how long, in ms, its permit may go to other requests of this process after a reply said that no other
-    /// process waits; 0: each permit is given back.
+    /// process waits; 0, or with a rate: each permit is given back.
     pub reuse_ms: u32,
 }
 
@@ -49,13 +53,30 @@ impl AcquireOptions {
     pub(super) fn bound(&self, limit: u32) -> Option<Bound> {
         // Without a claim it is of class 0.
         let headroom = if self.claim.is_some() { self.headroom } else { 0 };
-        self.max_queue.map(|_| Bound { limit, headroom })
+        let is_bound = self.max_queue.is_some() || self.rate.is_some();
+        is_bound.then_some(Bound { limit, headroom, rate: self.rate })
     }
 
     /// Whether one acquire can carry places of both: a call has one lease, one limit of the queue, and so on.
     pub(super) fn may_share_a_call(&self, other: &Self) -> bool {
         let common = |options: &Self| Self { claim: None, linger_ms: 0, reuse_ms: 0, ..*options };
         common(self) == common(other)
+    }
+
+    /// The options that the session goes by.
+    pub(super) fn fitted_to_rate(mut self) -> Self {
+        if self.rate.is_none() {
+            return self;
+        }
+        // The next request would start without a call.
+        self.reuse_ms = 0;
+        if self.claim.is_none() {
+            // The scripts that observe a rate know only places with a claim.
+            self.claim = Some(Claim::without_tenant());
+            // All lines are this one, and a line may have half of the room that is left.
+            self.max_waiting = self.max_queue.unwrap_or(0).saturating_mul(2);
+        }
+        self
     }
 
     pub(super) fn lease_ms(&self) -> u64 {

@@ -126,6 +126,8 @@ impl Session {
         if !place.is_joining() && !place.is_waiting() {
             return;
         }
+        self.outage.iter_mut().for_each(|queue| queue.expire_starts(now));
+        let Some(place) = self.places.get(index) else { return };
         let (policy, may_wait) = (place.options.on_unavailable, place.options.max_queue.is_some());
         if self.has_share(place) {
             self.admit(index, now);
@@ -156,6 +158,7 @@ impl Session {
             place.acked = now;
         }
         self.reuse.handle_admission();
+        self.start_locally(index, now);
         self.set(index, State::Admitted { announced: Sent::No });
         self.events.push(Event::Admitted(index));
         if !self.is_outage() {

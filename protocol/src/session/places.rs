@@ -263,6 +263,7 @@ mod tests {
         max_waiting: 0,
         on_unavailable: OnUnavailable::Refuse,
         headroom: 0,
+        rate: None,
         claim: None,
         linger_ms: 0,
         reuse_ms: 0,

@@ -1,4 +1,5 @@
-//! The probe: one call for all places that wait, when a permit may be free for the first of them.
+//! The probe: one call for all places that wait, when a permit may be free for the first of them, or its rate allows its
+//! grant.
 
 use std::time::Duration;
 
@@ -12,6 +13,11 @@ use crate::time::Time;
 const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 /// Leases that end at short intervals are probed together: no more often than this.
 const GAP: Duration = Duration::from_millis(100);
+/// Grants that a rate allows at short intervals are probed for together: no more often than this.
+const OPENING_GAP: Duration = Duration::from_millis(10);
+/// A process without a waiting place probes for an opening as far off as this, because it may be the only one that knows
+/// of it: places that wait elsewhere are renewed each second, and the reply tells their processes.
+const OPENING_OF_OTHERS: Duration = Duration::from_secs(1);
 
 /// When a probe is due. It renews one place that waits: every call sweeps and promotes, and its reply says when the next
 /// lease ends.
@@ -21,6 +27,10 @@ pub(super) struct Probe {
     /// Just after the earliest lease end of the semaphore.
     at: Option<Time>,
     last_at: Option<Time>,
+    /// When the rate allows the next grant.
+    opens_at: Option<Time>,
+    /// Places wait for that, as far as is known.
+    others_wait: bool,
     /// The server stopped promoting at its bound: it is to be called again at once, with any call.
     has_more: bool,
 }
@@ -71,9 +81,27 @@ impl Probe {
         self.has_more = false;
     }
 
-    /// Notes when the next lease ends. Returns when to probe, if a reply says so.
-    pub(super) fn handle_reply(&mut self, op: &Op, reply: &Reply, now: Time) -> Option<Time> {
+    /// When the rate allows the next grant, by the last reply that said so.
+    pub(super) const fn opens_at(&self) -> Option<Time> {
+        self.opens_at
+    }
+
+    /// Notes when the next lease ends, or when the rate allows the next grant. Returns when to probe, if a reply says so.
+    pub(super) fn handle_reply(
+        &mut self,
+        op: &Op,
+        reply: &Reply,
+        has_waiting: bool,
+        now: Time,
+    ) -> Option<Time> {
         self.has_more |= reply.more;
+        if reply.opens_in > 0 {
+            let at = now + Duration::from_millis(reply.opens_in);
+            let at = self.last_at.map_or(at, |last_at| at.max(last_at + OPENING_GAP));
+            self.opens_at = Some(at);
+            self.others_wait = reply.usage.is_none_or(|usage| usage.waiting > 0);
+            return self.is_opening_awaited(has_waiting, at, now).then_some(at);
+        }
         if reply.earliest == 0 {
             return None;
         }
@@ -81,11 +109,33 @@ impl Probe {
         let left = Duration::from_millis(reply.earliest.saturating_sub(server_now));
         let at = now + left + AFTER_LEASE_END;
         self.at = Some(self.last_at.map_or(at, |last_at| at.max(last_at + GAP)));
-        self.at
+        self.at.filter(|_| has_waiting)
+    }
+
+    fn is_opening_awaited(&self, has_waiting: bool, at: Time, now: Time) -> bool {
+        has_waiting || self.others_wait && at.since(now) <= OPENING_OF_OTHERS
     }
 
     /// Returns when to call this again.
     pub(super) fn handle_timeout(&mut self, has_waiting: bool, now: Time) -> Option<Time> {
+        let opening = self.handle_opening(has_waiting, now);
+        opening.into_iter().chain(self.handle_lease_end(has_waiting, now)).min()
+    }
+
+    fn handle_opening(&mut self, has_waiting: bool, now: Time) -> Option<Time> {
+        let at = self.opens_at?;
+        let is_awaited = self.is_opening_awaited(has_waiting, at, now);
+        if now < at {
+            return is_awaited.then_some(at);
+        }
+        self.opens_at = None;
+        self.want(has_waiting);
+        // Without a waiting place of its own to renew, a call without places does the same.
+        self.has_more |= is_awaited && !has_waiting;
+        None
+    }
+
+    fn handle_lease_end(&mut self, has_waiting: bool, now: Time) -> Option<Time> {
         let at = self.at?;
         if has_waiting && now < at {
             return Some(at);
@@ -98,6 +148,7 @@ impl Probe {
     /// For explorers: rounds when it is due, and forgets what is too old to matter.
     pub(super) fn coarsen(&mut self, round: impl Fn(Time) -> Time, now: Time) {
         self.at = self.at.map(&round);
-        self.last_at = self.last_at.filter(|at| now < *at + GAP).map(round);
+        self.last_at = self.last_at.filter(|at| now < *at + GAP).map(&round);
+        self.opens_at = self.opens_at.map(round);
     }
 }

@@ -66,9 +66,7 @@ impl Session {
             self.process_grant(grant.id, grant.lease_end, now);
         }
         self.end_refusals(op, now);
-        if let Some(at) = self.probe.handle_reply(op, reply, now)
-            && self.counts.has_waiting()
-        {
+        if let Some(at) = self.probe.handle_reply(op, reply, self.counts.has_waiting(), now) {
             self.want(at);
         }
         self.end_resync();
@@ -224,6 +222,10 @@ impl Session {
             PlaceStatus::QueueFull => {
                 let index = self.exchange_with_last(index);
                 let reason = self.blame(index, RejectReason::QueueFull, seen, timing.sent);
+                self.refuse(index, reason, seen);
+            }
+            PlaceStatus::NoStart => {
+                let reason = self.blame(index, RejectReason::Rate, seen, timing.sent);
                 self.refuse(index, reason, seen);
             }
             PlaceStatus::TenantFull => self.refuse(index, RejectReason::TenantLimit, seen),

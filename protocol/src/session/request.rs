@@ -34,6 +34,7 @@ impl Session {
         if self.places.len() >= PLACES_MAX {
             return None;
         }
+        let options = options.fitted_to_rate();
         self.limits.handle_request(limit, options.headroom);
         if let Some(index) = self.reuse.take(limit, &options, now, &mut self.places, &self.limits) {
             return Some(index);
@@ -100,7 +101,11 @@ impl Session {
                 let is_blamed = limit != Some(0) && !is_tenant_full && reason.is_of_limit();
                 let paused = self.limits.paused_until().filter(|_| is_blamed);
                 let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
-                let end = self.quarantined_until().filter(|_| reason == RejectReason::Quarantine);
+                let end = match reason {
+                    RejectReason::Quarantine => self.quarantined_until(),
+                    RejectReason::Rate => self.probe.opens_at(),
+                    _ => None,
+                };
                 let ends_in = paused.or(end).map(|end| end.since(now));
                 Progress::Refused { reason, usage, limit, is_tenant_full, ends_in }
             }

@@ -39,6 +39,8 @@ impl Session {
             self.probe.want(self.counts.has_waiting());
         }
         self.end_pause(now);
+        // The rate of the process's own share may allow a grant.
+        self.admit_local(now);
         if let Some(at) = self.probe.handle_timeout(self.counts.has_waiting(), now) {
             self.want(at);
         }

@@ -140,12 +140,16 @@ fn decode(
         }
         (Op::Reassert { proofs, .. }, Value::Array(items)) => reply(items, proofs.len()),
         (Op::Release { .. }, Value::Array(items)) => {
-            // Grants are pairs: an odd item marks `more`.
-            let (items, more) = match &**items {
-                [items @ .., Value::Int(1)] if items.len().is_multiple_of(2) => (items, true),
-                items => (items, false),
+            // Grants are pairs: an odd item says when to call again.
+            let (items, more, opens_in) = match &**items {
+                [items @ .., Value::Int(again)] if items.len().is_multiple_of(2) => match *again {
+                    1 => (items, true, 0),
+                    ms if ms < 0 => (items, false, ms.unsigned_abs()),
+                    _ => return Err(unexpected(value)),
+                },
+                items => (items, false, 0),
             };
-            grants(items).map(|granted| Reply { granted, more, ..Reply::default() })
+            grants(items).map(|granted| Reply { granted, more, opens_in, ..Reply::default() })
         }
         (Op::Audit { most }, Value::Array(items)) => listing(items, *most).map(|listing| {
             let own = listing.places.iter().map(|(id, ..)| *id).filter(|id| id.node == *node);

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::{Cmd, Pipeline, Script};
 
 /// The pieces that several scripts share, and the marks at which they are inserted.
-const PIECES: [(&str, &str); 14] = [
+const PIECES: [(&str, &str); 15] = [
     ("--@clock", include_str!("../../../lua/clock.lua")),
     ("--@queued", include_str!("../../../lua/queued.lua")),
     ("--@sweep", include_str!("../../../lua/sweep.lua")),
@@ -14,6 +14,7 @@ const PIECES: [(&str, &str); 14] = [
     ("--@recall", include_str!("../../../lua/recall.lua")),
     ("--@answer", include_str!("../../../lua/answer.lua")),
     ("--@fair/settle", include_str!("../../../lua/fair/settle.lua")),
+    ("--@fair/rate", include_str!("../../../lua/fair/rate.lua")),
     ("--@fair/leave", include_str!("../../../lua/fair/leave.lua")),
     ("--@fair/sweep", include_str!("../../../lua/fair/sweep.lua")),
     ("--@fair/survey", include_str!("../../../lua/fair/survey.lua")),

@@ -20,7 +20,10 @@ const MORE: u64 = 1;
 pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {
     let [lease_end, earliest, in_use, waiting, rest @ ..] = items else { return None };
     let (statuses, granted) = rest.split_at_checked(statuses)?;
-    let earliest = number(earliest)?;
+    let (earliest, opens_in) = match earliest {
+        Value::Int(ms) if *ms < 0 => (0, ms.unsigned_abs()),
+        earliest => (number(earliest)?, 0),
+    };
     let more = earliest == MORE;
     Some(Reply {
         lease_end: number(lease_end)?,
@@ -29,6 +32,7 @@ pub(super) fn reply(items: &[Value], statuses: usize) -> Option<Reply> {
         statuses: statuses.iter().map(status).collect::<Option<_>>()?,
         granted: grants(granted)?,
         more,
+        opens_in,
         ..Reply::default()
     })
 }
@@ -109,6 +113,7 @@ pub(super) fn status(value: &Value) -> Option<PlaceStatus> {
         Value::Int(-2) => Some(PlaceStatus::QueueFull),
         Value::Int(-3) => Some(PlaceStatus::TenantFull),
         Value::Int(-4) => Some(PlaceStatus::NeverFits),
+        Value::Int(-5) => Some(PlaceStatus::NoStart),
         value => number(value).filter(|ticket| *ticket >= TICKET_MIN).map(PlaceStatus::Waiting),
     }
 }

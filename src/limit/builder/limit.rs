@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::request::Parts;
 
@@ -23,6 +24,54 @@ impl ConcurrencyLimitBuilder {
     /// ```
     pub fn limit(mut self, limit: impl Into<Limit>) -> Self {
         self.limit.set("limit", LimitSource::Fixed(limit.into()));
+        self
+    }
+
+    /// Sets how many requests of each key may start within a time, beside the limit of those in flight: see
+    /// [`PolicyBuilder::rate`](crate::PolicyBuilder::rate). A request waits until both allow it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai").limit(10).rate(600, Duration::from_secs(60)).build()
+    /// # }
+    /// ```
+    ///
+    /// Without a limit of those in flight, say so:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Limit, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "mail")
+    ///     .limit(Limit::Unlimited)
+    ///     .rate(100, Duration::from_secs(1))
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn rate(mut self, starts: u32, window: Duration) -> Self {
+        self.policy = self.policy.rate(starts, window);
+        self
+    }
+
+    /// Spreads the [rate](Self::rate) evenly over its window: see
+    /// [`PolicyBuilder::smooth`](crate::PolicyBuilder::smooth).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// // One each 100 ms.
+    /// ConcurrencyLimitLayer::builder(semaphore, "openai")
+    ///     .limit(10)
+    ///     .rate(600, Duration::from_secs(60))
+    ///     .smooth()
+    ///     .build()
+    /// # }
+    /// ```
+    pub fn smooth(mut self) -> Self {
+        self.policy = self.policy.smooth();
         self
     }
 

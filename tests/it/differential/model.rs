@@ -30,6 +30,8 @@ pub(super) struct Expected {
     pub(super) longest: (u64, u64),
     /// Whether the bound on work was reached.
     pub(super) more: bool,
+    /// The time, in seconds.
+    pub(super) now: f64,
 }
 
 /// A history carried out by the ledger: the commands to send, and what must come back.
@@ -57,6 +59,7 @@ pub(super) struct Model<'a> {
     tickets: HashMap<PlaceId, u64>,
     leases: HashMap<PlaceId, u64>,
     longest: u64,
+    fallback: Asks,
 }
 
 pub(super) fn node(i: usize) -> NodeId {
@@ -87,6 +90,7 @@ impl<'a> Model<'a> {
             tickets: HashMap::new(),
             leases: HashMap::new(),
             longest: 0,
+            fallback: history.fallback,
         }
     }
 
@@ -116,7 +120,11 @@ impl<'a> Model<'a> {
             }
             Step::AcquireAgain { node, leaving, picks, terms } => {
                 let leaving = self.pick_any(leaving);
-                let ids = self.pick_once(picks);
+                let mut ids = self.pick_once(picks);
+                // All newcomers of a call have the same rate, or none.
+                let rate = |id: &PlaceId| id.bound.and_then(|bound| bound.rate);
+                let last = ids.last().and_then(rate);
+                ids.retain(|id| rate(id) == last);
                 self.acquire(i, *node, &leaving, &ids, *terms);
             }
             Step::Release { node, picks } => {
@@ -143,12 +151,12 @@ impl<'a> Model<'a> {
             Step::Limit(limit) => self.limit = *limit,
             Step::Headroom(headroom) => self.headroom = *headroom,
             Step::ForAll(for_all) => self.for_all = *for_all,
-            Step::Time(Time::By(us)) => self.now = self.now.saturating_add_signed(*us),
+            Step::Time(Time::By(us)) => self.pass(self.now.saturating_add_signed(*us)),
             Step::Time(Time::LeaseEnd(place, ms)) => {
                 let places = self.present();
                 if let Some((_, lease_end, _)) = places.get(place % places.len().max(1)) {
                     let ms = lease_end.saturating_add_signed(*ms);
-                    self.now = ms * 1000 + self.now % 1000;
+                    self.pass(ms * 1000 + self.now % 1000);
                 }
             }
             Step::Subscribe { node: at, alive } => {
@@ -160,6 +168,13 @@ impl<'a> Model<'a> {
         }
     }
 
+    fn pass(&mut self, now: u64) {
+        // With rates, time does not go back: the scripts keep grants that have left their window for a while, and would
+        // count them again.
+        let is_rated = self.fallback.claim.is_some();
+        self.now = if is_rated { now.max(self.now) } else { now };
+    }
+
     fn wipe(&mut self) {
         self.ledger = Ledger::with_work_max(self.lua.work_max);
         self.send(cmd("DEL").arg(KEY));
@@ -167,11 +182,12 @@ impl<'a> Model<'a> {
     }
 
     fn new_id(&mut self, at: usize, poll_only: bool, asks: Asks) -> PlaceId {
-        let Asks { bound, claim } = asks;
+        let Asks { bound, claim, rate } = asks;
         // Only a claim uses the headroom.
         let bound = bound.map(|(limit, headroom)| Bound {
             limit,
             headroom: if claim.is_some() { headroom } else { 0 },
+            rate: rate.filter(|_| claim.is_some()),
         });
         let id = PlaceId { node: node(at), poll_only, n: self.next, bound, claim };
         self.next += 1;
@@ -191,7 +207,7 @@ impl<'a> Model<'a> {
             Pick::Present(i) | Pick::Known(i) if !self.known.is_empty() => {
                 self.known[i % self.known.len()]
             }
-            Pick::Present(_) | Pick::Known(_) => self.new_id(0, false, Asks::default()),
+            Pick::Present(_) | Pick::Known(_) => self.new_id(0, false, self.fallback),
             Pick::New { node, poll_only, asks } => self.new_id(*node, *poll_only, *asks),
         }
     }
@@ -209,7 +225,7 @@ impl<'a> Model<'a> {
         for pick in picks {
             let mut id = self.pick(pick, &present);
             if !seen.insert(id) {
-                id = self.new_id(0, false, Asks::default());
+                id = self.new_id(0, false, self.fallback);
                 seen.insert(id);
             }
             ids.push(id);
@@ -272,7 +288,11 @@ impl<'a> Model<'a> {
             if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
                 self.lease_ends.insert(*id, reply.lease_end);
                 self.leases.insert(*id, lease_ms);
-                self.longest = self.longest.max(lease_ms);
+                let window = id
+                    .bound
+                    .and_then(|bound| bound.rate)
+                    .map_or(0, |rate| rate.window().as_millis() as u64);
+                self.longest = self.longest.max(lease_ms).max(window);
             }
         }
 
@@ -290,6 +310,10 @@ impl<'a> Model<'a> {
             assert!(!reply.more || reply.earliest == 0, "{reply:?}");
             let earliest = if reply.more { 1 } else { reply.earliest };
             items.extend([reply.lease_end, earliest, usage.in_use, usage.waiting].map(number));
+            if reply.opens_in > 0 {
+                assert!(!reply.more && reply.earliest == 0, "{reply:?}");
+                items[1] = Item::Int(-reply.opens_in.cast_signed());
+            }
         }
         items.extend(reply.statuses.iter().map(|status| match status {
             PlaceStatus::Gone => Item::Int(0),
@@ -298,6 +322,7 @@ impl<'a> Model<'a> {
             PlaceStatus::QueueFull => Item::Int(-2),
             PlaceStatus::TenantFull => Item::Int(-3),
             PlaceStatus::NeverFits => Item::Int(-4),
+            PlaceStatus::NoStart => Item::Int(-5),
             PlaceStatus::Waiting(ticket) => number(*ticket),
         }));
         for grant in &reply.granted {
@@ -307,6 +332,9 @@ impl<'a> Model<'a> {
         }
         if told == Told::Grants && reply.more {
             items.push(Item::Int(1));
+        }
+        if told == Told::Grants && reply.opens_in > 0 {
+            items.push(Item::Int(-reply.opens_in.cast_signed()));
         }
         self.expect(what, command, Item::List(items), messages);
         if let Some(expected) = self.out.expected.last_mut() {
@@ -337,6 +365,7 @@ impl<'a> Model<'a> {
             set,
             longest,
             more,
+            now: self.now as f64 / 1e6,
         });
     }
 
@@ -362,6 +391,15 @@ impl<'a> Model<'a> {
                     set.extend((2..=claim.cost()).map(|i| (format!("{i}{QUEUED}{id}"), share)));
                 }
             }
+        }
+        for (node, n, end, cost) in self.ledger.starts().filter(|(_, _, end, _)| *end > self.now) {
+            longest = longest.max((end - self.now) / 1000);
+            let score = -(end as f64 / 1e6);
+            let id = self.known.iter().find(|id| id.node == node && id.n == n).unwrap();
+            let number = id.to_string();
+            let number = number.split('/').next().unwrap();
+            set.push((format!("r{number}"), score));
+            set.extend((2..=cost).map(|i| (format!("{i}r{number}"), score)));
         }
         set.extend(self.ledger.turns().map(|(tenant, turn)| (format!("t{tenant}"), turn)));
         set.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));

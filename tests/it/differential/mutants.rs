@@ -191,15 +191,15 @@ const FAIR_MUTANTS: [(&str, &str, &str); 69] = [
     ("fair/acquire", "line + in_lines + queue >= max_waiting", "in_lines + queue >= max_waiting"),
     ("fair/acquire", "in_lines = in_lines + 1", "in_lines = in_lines"),
     ("fair/acquire", "        lines[digits], tails[digits] = line + 1, k\n", ""),
-    ("fair/acquire", "          if is_first then next_turn,", "          if false then next_turn,"),
+    ("fair/acquire", "          if is_first then\n", "          if false then\n"),
     ("fair/acquire", "looked = turns[digits] < math.huge\n", "looked = false\n"),
     ("fair/acquire", "elseif is_stopped and not seen[digits] then", "elseif false then"),
     ("fair/acquire", "local looked = is_last\n", "local looked = false\n"),
     ("fair/acquire", "k = math.min(math.max(k, tail + 1), 268435455)", "k = k + 1"),
     (
         "fair/promote",
-        "in_use + next_cost > next_room then break end",
-        "in_use >= next_room then break end",
+        "in_use + next_cost > next_room) then break end",
+        "in_use >= next_room) then break end",
     ),
     (
         "fair/settle",
@@ -219,7 +219,7 @@ const FAIR_MUTANTS: [(&str, &str, &str); 69] = [
     ("fair/settle", "    if not for_all then own_limit =", "    if true then own_limit ="),
     ("fair/settle", "    if not for_all then own_limit =", "    if false then own_limit ="),
     ("fair/settle", "    own_headroom = tonumber(string.sub(member, -23, -17), 36)\n", ""),
-    ("fair/acquire", "own_turn, 0, 1, room_of(head[1])", "own_turn, 0, 1, limit"),
+    ("fair/acquire", "head[1], 0, 1, room_of(head[1])", "head[1], 0, 1, limit"),
     ("fair/promote", "if not is_absent then units = units + next_cost end", ""),
     (
         "fair/promote",
@@ -238,11 +238,15 @@ const FAIR_MUTANTS: [(&str, &str, &str); 69] = [
     ("fair/renew", "and redis.call('ZCOUNT', key, '0', '(10000000000000') <= limit then", "then"),
     ("fair/acquire", "      --@recall\n", ""),
     ("fair/acquire", "is_first = ARGV[10] == '1' and", "is_first ="),
-    ("fair/acquire", "and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0", "and queue == 0"),
     (
         "fair/acquire",
-        "and queue + redis.call('ZCOUNT', key, '-inf', '(0') == 0",
-        "and redis.call('ZCOUNT', key, '-inf', '(0') == 0",
+        "and queue + redis.call('ZCOUNT', key, '-33554432', '(0') == 0",
+        "and queue == 0",
+    ),
+    (
+        "fair/acquire",
+        "and queue + redis.call('ZCOUNT', key, '-33554432', '(0') == 0",
+        "and redis.call('ZCOUNT', key, '-33554432', '(0') == 0",
     ),
     (
         "fair/acquire",
@@ -260,7 +264,35 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
     ("fair/sweep", "    budget = budget - #dead\n", ""),
     ("fair/sweep", "          budget = budget - tonumber(string.sub(id, -2), 36)\n", ""),
     ("fair/sweep", "        if budget > 0 then", "        if true then"),
-    ("fair/release", "own[#own + 1] = 1 end", "own[#own + 1] = nil end"),
+    ("fair/release", "    own[#own + 1] = 1\n", ""),
+];
+
+/// The same for places with rates.
+const RATE_MUTANTS: [(&str, &str, &str); 24] = [
+    ("fair/rate", "  if score < -now / 1e6 then return -score end\n", ""),
+    ("fair/rate", "  if rank < 0 then return math.huge end\n", ""),
+    ("fair/rate", "-(now + window) / 1e6", "-now / 1e6 - 1"),
+    ("fair/rate", ", 36) - cost", ", 36) - 1"),
+    ("fair/rate", "key, -now / 1e6, '(-33554432'", "key, '-inf', '(-33554432'"),
+    ("fair/rate", "PTTL', key) < window / 1000 + 1 then", "PTTL', key) < 0 then"),
+    ("fair/rate", "members[i] = i .. 'r' .. number end", "break end"),
+    ("fair/promote", "not never and (opens or in_use", "not never and (in_use"),
+    ("fair/promote", "next_cost > next_room or opens == math.huge\n", "next_cost > next_room\n"),
+    ("fair/promote", "        start(id)\n", ""),
+    ("fair/promote", "    undo(lost)\n", ""),
+    ("fair/acquire", "        start(id)\n", ""),
+    ("fair/acquire", "        for i = first, last do start(ARGV[i]) end\n", ""),
+    ("fair/acquire", " or opens == math.huge then", " then"),
+    ("fair/acquire", "elseif opens and in_use + cost <= room then", "elseif opens then"),
+    ("fair/acquire", "if refused == -1 or refused == -5 then", "if refused == -1 then"),
+    ("fair/acquire", "rejected_until = rejected_until or opens", "rejected_until = nil"),
+    ("fair/acquire", " and not (is_rated and opening_of(id, all - units)) then", " then"),
+    ("fair/acquire", ", -(now + window) / 1e6, 'r' .. number)", ")"),
+    ("fair/acquire", "or 0) >= -33554432 then", "or 0) >= -1e99 then"),
+    ("fair/acquire", " or ttl < window / 1000 + 1 then", " then"),
+    ("fair/answer", "'-33554432', '(0'", "'-inf', '(0'"),
+    ("fair/answer", "      earliest = -math.ceil", "      earliest = 0 * math.ceil"),
+    ("fair/release", "    own[#own + 1] = -math.ceil", "    own[#own + 1] = 0 * math.ceil"),
 ];
 
 /// Scripts that need more than one replacement.
@@ -285,6 +317,11 @@ fn a_script_that_shares_otherwise_is_found_out() {
     let bound = FAIR_BOUND_MUTANTS.map(|mutant| (SMALL_WORK, mutant));
     let all = FAIR_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter().chain(bound);
     find_out(Of::Tenants, all);
+}
+
+#[test]
+fn a_script_that_observes_a_rate_otherwise_is_found_out() {
+    find_out(Of::Rates, RATE_MUTANTS.map(|mutant| (WORK_MAX, mutant)).into_iter());
 }
 
 #[test]

@@ -45,6 +45,8 @@ impl Terms {
             max_waiting,
             on_unavailable,
             headroom,
+            // A permit with a rate is not passed on.
+            rate: _,
             claim,
             linger_ms,
             reuse_ms,

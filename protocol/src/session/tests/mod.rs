@@ -7,6 +7,7 @@ mod local_shares;
 mod lost_data;
 mod operators;
 mod outages;
+mod rates;
 mod refused_calls;
 mod reload;
 mod renewals;
@@ -40,6 +41,7 @@ const OPTIONS: AcquireOptions = AcquireOptions {
     max_waiting: 100,
     on_unavailable: OnUnavailable::Refuse,
     headroom: 0,
+    rate: None,
     claim: None,
     linger_ms: 0,
     reuse_ms: 0,

@@ -5,7 +5,7 @@ use crate::bound::Bound;
 
 /// A place of another process, which knows this limit: it holds, or waits.
 fn other(rig: &mut Rig, n: u64, limit: u32, claim: Option<Claim>) -> PlaceId {
-    let bound = Some(Bound { limit, headroom: 0 });
+    let bound = Some(Bound { limit, headroom: 0, rate: None });
     let id = PlaceId { node: OTHER, poll_only: false, n, bound, claim };
     let caller = Caller { max_waiting: 1000, ..rig.ask(OTHER, limit) };
     rig.ledger.acquire(caller, 3_600_000, Some(1000), &[], &[id], &mut |_, _| true);
@@ -41,7 +41,7 @@ fn requests_that_wait_are_judged_by_a_new_limit_and_keep_their_turn() {
     rig.settle();
     assert_ne!(rig.id(first), before);
     assert_eq!((rig.progress(first), rig.progress(second)), (Progress::Held, Progress::Waiting));
-    assert_eq!(tickets(&rig), [(old[1].0, Some(Bound { limit: 2, headroom: 0 }))]);
+    assert_eq!(tickets(&rig), [(old[1].0, Some(Bound { limit: 2, headroom: 0, rate: None }))]);
     assert_eq!(rig.places().len(), 3, "no old place is left");
     // The same once more changes nothing.
     reload(&mut rig, 2);
@@ -199,7 +199,7 @@ fn a_request_whose_call_is_on_its_way_adopts_the_limit_with_its_answer() {
     rig.limit = 1;
     let own = rig.request();
     rig.settle();
-    assert_eq!(rig.id(own).bound, Some(Bound { limit: 1, headroom: 0 }));
+    assert_eq!(rig.id(own).bound, Some(Bound { limit: 1, headroom: 0, rate: None }));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn no_old_place_is_left_where_the_call_of_a_reload_fails() {
             rig.live(1100);
         }
         assert_eq!(rig.progress(waiting), Progress::Waiting);
-        let bound = Bound { limit: again.unwrap_or(2), headroom: 0 };
+        let bound = Bound { limit: again.unwrap_or(2), headroom: 0, rate: None };
         assert_eq!(rig.id(waiting).bound, Some(bound));
         assert_eq!(rig.ledger.places().count(), 4, "carried out: {is_carried_out}, {again:?}");
     }

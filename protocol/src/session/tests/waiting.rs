@@ -325,16 +325,20 @@ fn the_id_of_a_place_says_what_it_is_judged_by_if_it_may_wait() {
     let mut rig = Rig::new(3);
     let waits = rig.request_with(AcquireOptions { headroom: 2, ..OPTIONS });
     let bound = |rig: &Rig, index| rig.id(index).bound;
-    assert_eq!(bound(&rig, waits), Some(Bound { limit: 3, headroom: 0 }), "no class, no headroom");
+    assert_eq!(
+        bound(&rig, waits),
+        Some(Bound { limit: 3, headroom: 0, rate: None }),
+        "no class, no headroom"
+    );
     let claim = Some(Claim::new(Tenant::of_hash(1)));
     let fair = rig.request_with(AcquireOptions { headroom: 2, claim, ..OPTIONS });
-    assert_eq!(bound(&rig, fair), Some(Bound { limit: 3, headroom: 2 }));
+    assert_eq!(bound(&rig, fair), Some(Bound { limit: 3, headroom: 2, rate: None }));
     let never = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
     assert_eq!(bound(&rig, never), None);
     // An operator's limit counts for all, and leaves ids as they are.
     let now = rig.now();
     rig.session.handle_override(Override::parse("1 open").expect("an override"), now);
-    assert_eq!(bound(&rig, waits), Some(Bound { limit: 3, headroom: 0 }));
+    assert_eq!(bound(&rig, waits), Some(Bound { limit: 3, headroom: 0, rate: None }));
     let call = rig.call().expect("a call");
     assert_eq!((call.limit, call.for_all), (1, true));
 }
@@ -348,7 +352,7 @@ fn a_permit_freed_under_a_lower_limit_goes_to_the_head_at_once() {
         assert_eq!(rig.progress(*index), Progress::Held);
     }
     let caller = Caller { limit: 10, ..rig.ask(OTHER, 10) };
-    let bound = Some(Bound { limit: 10, headroom: 0 });
+    let bound = Some(Bound { limit: 10, headroom: 0, rate: None });
     let ids = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|n| PlaceId {
         node: OTHER,
         poll_only: false,

@@ -1,0 +1,164 @@
+//! Requests that start by time: each grant counts for a window, whatever becomes of it.
+
+use super::*;
+use crate::bound::Bound;
+use crate::rate::Rate;
+
+/// This many starts in this many ms.
+fn rated(starts: u32, window_ms: u64) -> AcquireOptions {
+    AcquireOptions { rate: Rate::new(starts, ms(window_ms)), ..OPTIONS }
+}
+
+fn waiting(rig: &mut Rig, places: &[usize]) -> usize {
+    places.iter().filter(|index| rig.progress(**index) == Progress::Waiting).count()
+}
+
+#[test]
+fn who_waits_for_the_window_has_its_permit_when_it_opens() {
+    let mut rig = Rig::new(100);
+    let all: Vec<_> = (0..6).map(|_| rig.request_with(rated(2, 1000))).collect();
+    rig.settle();
+    assert_eq!(waiting(&mut rig, &all), 4);
+    rig.live(990);
+    assert_eq!(waiting(&mut rig, &all), 4, "no start leaves its window early");
+    rig.live(20);
+    assert_eq!(waiting(&mut rig, &all), 2);
+    assert!(all[..4].iter().all(|index| rig.progress(*index) == Progress::Held), "in order");
+    rig.live(980);
+    assert_eq!(waiting(&mut rig, &all), 2);
+    rig.live(30);
+    assert_eq!(waiting(&mut rig, &all), 0);
+}
+
+#[test]
+fn a_request_that_ends_early_gives_no_start_back() {
+    let mut rig = Rig::new(1);
+    for _ in 0..2 {
+        let index = rig.request_with(rated(2, 1000));
+        rig.settle();
+        assert_eq!(rig.progress(index), Progress::Held);
+        rig.leave(index);
+        rig.settle();
+    }
+    let third = rig.request_with(rated(2, 1000));
+    rig.live(900);
+    assert_eq!(rig.progress(third), Progress::Waiting);
+    rig.live(200);
+    assert_eq!(rig.progress(third), Progress::Held);
+}
+
+#[test]
+fn a_request_that_may_not_wait_is_told_when_the_next_can_start() {
+    let mut rig = Rig::new(100);
+    rig.request_with(rated(1, 1000));
+    rig.settle();
+    rig.live(300);
+    let index = rig.request_with(AcquireOptions { max_queue: None, ..rated(1, 1000) });
+    rig.settle();
+    let Progress::Refused { reason, ends_in, .. } = rig.progress(index) else { panic!() };
+    assert_eq!((reason, ends_in), (RejectReason::Rate, Some(ms(700))));
+    // It is not blamed where no permit is free.
+    let mut rig = Rig::new(1);
+    rig.request_with(rated(1, 1000));
+    let index = rig.request_with(AcquireOptions { max_queue: None, ..rated(1, 1000) });
+    rig.settle();
+    assert!(is_refused(rig.progress(index), RejectReason::Limit));
+}
+
+#[test]
+fn a_request_that_costs_more_than_the_rate_is_refused() {
+    let mut rig = Rig::new(100);
+    let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(3));
+    let index = rig.request_with(AcquireOptions { claim, ..rated(2, 1000) });
+    assert!(is_refused(rig.progress(index), RejectReason::CostTooHigh));
+    let [one, two] = [1, 2].map(|cost| {
+        let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(cost));
+        rig.request_with(AcquireOptions { claim, ..rated(2, 1000) })
+    });
+    rig.live(900);
+    assert_eq!([one, two].map(|i| rig.progress(i)), [Progress::Held, Progress::Waiting]);
+    rig.live(200);
+    assert_eq!(rig.progress(two), Progress::Held);
+}
+
+/// A place of another process, with this rate. Returns its status.
+fn other(rig: &mut Rig, n: u64, starts: u32, window_ms: u64) -> PlaceStatus {
+    let bound = Bound { limit: rig.limit, headroom: 0, rate: Rate::new(starts, ms(window_ms)) };
+    let claim = Some(Claim::without_tenant());
+    let id = PlaceId { node: OTHER, poll_only: false, n, bound: Some(bound), claim };
+    let caller = Caller { max_waiting: 100, ..rig.ask(OTHER, rig.limit) };
+    let reply = rig.ledger.acquire(caller, 3_600_000, Some(8), &[], &[id], &mut |_, _| true);
+    reply.statuses[0]
+}
+
+#[test]
+fn the_process_that_gives_a_permit_back_asks_again_when_the_window_opens() {
+    let mut rig = Rig::new(1);
+    let own = rig.request_with(rated(1, 600));
+    rig.settle();
+    assert!(matches!(other(&mut rig, 1, 1, 600), PlaceStatus::Waiting(_)));
+    rig.live(100);
+    rig.leave(own);
+    rig.live(480);
+    let waits = |rig: &Rig| rig.ledger.places().any(|(.., ticket)| ticket.is_some());
+    assert!(waits(&rig), "the permit is free, and the window is not open");
+    rig.live(30);
+    assert!(!waits(&rig), "nobody else knows that it opened");
+    assert!(!rig.session.is_busy());
+}
+
+#[test]
+fn without_a_waiting_place_of_its_own_it_asks_for_a_near_opening_only() {
+    let mut rig = Rig::new(1);
+    let own = rig.request_with(rated(1, 60_000));
+    rig.settle();
+    other(&mut rig, 1, 1, 60_000);
+    rig.leave(own);
+    rig.settle();
+    rig.pass(4900);
+    assert!(rig.settle().is_empty(), "the other process is told with its renewals");
+    rig.pass(200);
+    assert!(rig.is_over());
+}
+
+#[test]
+fn windows_that_open_at_short_intervals_are_asked_for_together() {
+    let mut rig = Rig::new(1000);
+    for _ in 0..200 {
+        rig.request_with(rated(1, 1));
+    }
+    let mut calls = 0;
+    for _ in 0..50 {
+        rig.pass(1);
+        calls += rig.settle().len();
+    }
+    assert!(calls <= 8, "{calls} calls in 50 ms");
+}
+
+#[test]
+fn a_share_of_the_limit_has_the_same_part_of_the_rate() {
+    let mut rig = outage(4);
+    let options = AcquireOptions { on_unavailable: OnUnavailable::Local(2), ..rated(8, 1000) };
+    let mut admitted = 0;
+    for _ in 0..8 {
+        let index = rig.request_with(options);
+        admitted += u32::from(rig.progress(index) == Progress::Admitted);
+        rig.leave(index);
+    }
+    assert_eq!(admitted, 4, "half of the limit, and half of the rate");
+    let waits = rig.request_with(options);
+    rig.pass(990);
+    assert_eq!(rig.progress(waits), Progress::Waiting);
+    rig.pass(20);
+    assert_eq!(rig.progress(waits), Progress::Admitted);
+}
+
+#[test]
+fn the_queue_of_requests_without_a_tenant_is_as_long_as_it_says() {
+    let mut rig = Rig::new(100);
+    let options = AcquireOptions { max_queue: Some(3), max_waiting: 4, ..rated(1, 1000) };
+    let all: Vec<_> = (0..5).map(|_| rig.request_with(options)).collect();
+    rig.settle();
+    assert_eq!(waiting(&mut rig, &all), 3);
+    assert!(is_refused(rig.progress(all[4]), RejectReason::QueueFull));
+}

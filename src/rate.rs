@@ -1,0 +1,158 @@
+//! How many requests may start within a time.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::ConfigError;
+use crate::protocol;
+
+/// How many requests may start within a time: see [`PolicyBuilder::rate`](crate::PolicyBuilder::rate).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    starts: u32,
+    window: Duration,
+    is_smooth: bool,
+}
+
+/// The shortest window over which a smooth rate is spread: closer steps would cost a call each.
+const STEP: Duration = Duration::from_millis(10);
+
+impl Rate {
+    pub(crate) const fn new(starts: u32, window: Duration) -> Self {
+        Self { starts, window, is_smooth: false }
+    }
+
+    pub(crate) const fn smooth(mut self) -> Self {
+        self.is_smooth = true;
+        self
+    }
+
+    /// Returns how many requests may start in a window.
+    #[must_use]
+    pub const fn starts(self) -> u32 {
+        self.starts
+    }
+
+    /// Returns the length of the window.
+    #[must_use]
+    pub const fn window(self) -> Duration {
+        self.window
+    }
+
+    /// Returns whether it is [spread](crate::PolicyBuilder::smooth) over its window.
+    #[must_use]
+    pub const fn is_smooth(self) -> bool {
+        self.is_smooth
+    }
+
+    pub(crate) fn validate(self) -> Result<(), ConfigError> {
+        let Self { starts, window, .. } = self;
+        let (shortest, longest) = (protocol::Rate::WINDOW_MIN, protocol::Rate::WINDOW_MAX);
+        if !(shortest..=longest).contains(&window) {
+            return Err(ConfigError::new(format!(
+                "window of the rate is {window:?}; expected {shortest:?} to {longest:?}"
+            )));
+        }
+        if starts == 0 {
+            return Err(ConfigError::new(
+                "rate is 0, which rejects every request; expected 1 or more, or no rate",
+            ));
+        }
+        let most = protocol::Rate::STARTS_MAX;
+        if self.of_cost(1).is_none() {
+            let advice = if self.is_smooth { "" } else { "; or a smooth one" };
+            return Err(ConfigError::new(format!(
+                "rate is {starts} in {window:?}; expected at most {most} in {}{advice}",
+                if self.is_smooth { "10 ms" } else { "a window" }
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the rate by which the backend judges a request of this cost; `None` if it is out of range.
+    ///
+    /// A smooth rate is that of a part of its window: k starts in a time w, so that no window has more than k·⌈window ÷
+    /// w⌉.
+    pub(crate) fn of_cost(self, cost: u32) -> Option<protocol::Rate> {
+        let Self { starts, window, .. } = self;
+        if !self.is_smooth {
+            return protocol::Rate::new(starts, window);
+        }
+        let (window, step) = (window.as_nanos(), STEP.as_nanos());
+        let at_once = u32::try_from((u128::from(starts) * step).div_ceil(window)).ok()?;
+        let at_once = at_once.clamp(1, starts.max(1)).max(cost);
+        let part = match starts / at_once {
+            // A cost above the rate takes several windows.
+            0 => (window * u128::from(at_once)).div_ceil(u128::from(starts.max(1))),
+            parts => window.div_ceil(u128::from(parts)),
+        };
+        let part = Duration::from_micros(u64::try_from(part.div_ceil(1000)).ok()?);
+        protocol::Rate::new(at_once, part.min(protocol::Rate::WINDOW_MAX))
+    }
+}
+
+/// Such as `600/60s`.
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:?}", self.starts, self.window)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Rate;
+    use crate::protocol;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn parts(rate: Rate, cost: u32) -> (u32, Duration) {
+        let of_cost = rate.of_cost(cost).unwrap();
+        (of_cost.starts(), of_cost.window())
+    }
+
+    #[test]
+    fn a_smooth_rate_is_that_of_a_part_of_its_window() {
+        assert_eq!(parts(Rate::new(600, MINUTE), 3), (600, MINUTE));
+        let smooth = Rate::new(600, MINUTE).smooth();
+        assert_eq!(parts(smooth, 1), (1, Duration::from_millis(100)));
+        assert_eq!(parts(smooth, 3), (3, Duration::from_millis(300)));
+        assert_eq!(parts(Rate::new(60_000, MINUTE).smooth(), 1), (10, Duration::from_millis(10)));
+        assert_eq!(parts(Rate::new(2, MINUTE).smooth(), 3), (3, Duration::from_secs(90)));
+    }
+
+    #[test]
+    fn no_window_has_more_starts_than_a_smooth_rate_says() {
+        for (starts, window) in [(7, 1), (100, 1), (6_999, 60), (61_234, 60), (399_000, 1)] {
+            let window = Duration::from_secs(window);
+            let (at_once, part) = parts(Rate::new(starts, window).smooth(), 1);
+            let most = u128::from(at_once) * window.as_micros().div_ceil(part.as_micros());
+            assert!(most <= u128::from(starts), "{starts}: {at_once} in {part:?}");
+            assert!(most * 100 >= u128::from(starts) * 98, "{starts}: {most} of them are used");
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_said() {
+        let error = |rate: Rate| rate.validate().unwrap_err().to_string();
+        assert_eq!(
+            error(Rate::new(0, MINUTE)),
+            "rate is 0, which rejects every request; expected 1 or more, or no rate"
+        );
+        assert_eq!(
+            error(Rate::new(4_001, MINUTE)),
+            "rate is 4001 in 60s; expected at most 4000 in a window; or a smooth one"
+        );
+        assert_eq!(
+            error(Rate::new(u32::MAX, MINUTE).smooth()),
+            "rate is 4294967295 in 60s; expected at most 4000 in 10 ms"
+        );
+        assert_eq!(
+            error(Rate::new(1, Duration::ZERO)),
+            "window of the rate is 0ns; expected 1ms to 86400s"
+        );
+        assert!(Rate::new(4_001, MINUTE).smooth().validate().is_ok());
+        assert_eq!(protocol::Rate::STARTS_MAX, 4_000);
+    }
+}

@@ -1,0 +1,223 @@
+//! Requests that start by time, beside the limit of those in flight.
+//!
+//! Each test in `on_both!` runs on both backends, with the semaphores of several processes.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use http::header::RETRY_AFTER;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tower::{ServiceBuilder, ServiceExt};
+use tower_semaphore::limit::{Refusal, RefusalReason};
+use tower_semaphore::{
+    AcquireError, Ask, ConcurrencyLimitLayer, Limit, Policy, PolicyBuilder, RejectReason, Semaphore,
+};
+
+use crate::support::on_both;
+use crate::support::semaphore::{rejection, waiting};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+on_both! {
+    no_window_has_more_starts_than_the_rate
+    who_waits_for_the_window_is_served_in_order_when_it_opens
+    a_rejection_says_when_the_next_can_start
+    without_a_limit_only_the_rate_counts
+    a_smooth_rate_is_spread_over_its_window
+    tenants_share_the_starts
+    a_cost_counts_as_many_starts
+}
+
+fn patient(limit: impl Into<Limit>) -> PolicyBuilder {
+    Policy::builder(limit).wait_timeout(Duration::from_secs(20))
+}
+
+async fn no_window_has_more_starts_than_the_rate(node: &dyn Fn() -> Semaphore) {
+    let (starts, window) = (20, Duration::from_millis(200));
+    let policy = patient(15).rate(starts, window).build().unwrap();
+    let began = Instant::now();
+    let end = began + 10 * window;
+    let mut processes: Vec<JoinSet<Vec<(Instant, Instant)>>> = Vec::new();
+    for _ in 0..3 {
+        let (semaphore, mut tasks) = (node(), JoinSet::new());
+        for _ in 0..16 {
+            let (semaphore, policy) = (semaphore.clone(), policy.clone());
+            tasks.spawn(async move {
+                let mut grants = Vec::new();
+                while Instant::now() < end {
+                    let sent = Instant::now();
+                    let permit = semaphore.acquire("x", &policy).await.unwrap();
+                    grants.push((sent, Instant::now()));
+                    drop(permit);
+                }
+                grants
+            });
+        }
+        processes.push(tasks);
+    }
+    // What it held and where it waited ends with its leases; what it started counts.
+    drop(processes.pop());
+    let mut grants = Vec::new();
+    for mut tasks in processes {
+        while let Some(of_task) = tasks.join_next().await {
+            grants.extend(of_task.unwrap());
+        }
+    }
+    // A grant was made between the two moments. Those that were certainly made in one window are counted.
+    for (from, _) in &grants {
+        let to = *from + window;
+        let certain = grants.iter().filter(|(sent, came)| sent >= from && *came < to).count();
+        assert!(certain <= starts as usize, "{certain} in one window");
+    }
+    let (took, most) = (began.elapsed().as_secs_f64(), f64::from(starts));
+    let possible = most * (took / window.as_secs_f64()).ceil();
+    let count = grants.len();
+    assert!(count as f64 <= possible, "{count} in {took} s");
+    assert!(count as f64 >= possible * 0.7, "only {count} of {possible} in {took} s");
+}
+
+async fn who_waits_for_the_window_is_served_in_order_when_it_opens(node: &dyn Fn() -> Semaphore) {
+    let nodes = [node(), node()];
+    let policy = patient(100).rate(2, SECOND).build().unwrap();
+    for _ in 0..2 {
+        drop(nodes[0].acquire("x", &policy).await.unwrap());
+    }
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for i in 0..4_u8 {
+        let acquire = nodes[usize::from(i % 2)].acquire("x", &policy);
+        tasks.spawn(async move {
+            let permit = acquire.await.unwrap();
+            (i, Instant::now(), permit)
+        });
+        waiting(&nodes[0], "x", u64::from(i) + 1).await;
+    }
+    let mut order = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        let (i, at, permit) = done.unwrap();
+        order.push((i, at.duration_since(began)));
+        drop(permit);
+    }
+    let mut of_window: Vec<_> = order.iter().map(|(i, _)| *i).collect();
+    // Two of one window can come in either order.
+    of_window[..2].sort_unstable();
+    of_window[2..].sort_unstable();
+    assert_eq!(of_window, [0, 1, 2, 3]);
+    assert!(order[1].1 < SECOND + SECOND / 2, "{order:?}");
+    assert!(order[2].1 > SECOND + SECOND / 2, "{order:?}");
+}
+
+async fn a_rejection_says_when_the_next_can_start(node: &dyn Fn() -> Semaphore) {
+    let (own, other) = (node(), node());
+    let policy = Policy::builder(5).rate(1, 30 * SECOND).build().unwrap();
+    drop(own.try_acquire("x", &policy).await.unwrap());
+    let rejected = rejection(other.try_acquire("x", &policy).await);
+    assert_eq!(rejected.reason, RejectReason::Rate);
+    assert_eq!(rejected.rate, policy.rate());
+    let left = rejected.ends_in.unwrap();
+    assert!(left > 25 * SECOND && left <= 30 * SECOND, "{left:?}");
+    let text = AcquireError::Rejected(rejected).to_string();
+    let said = "as many requests have started lately as the rate allows, 1/30s; the next can in ";
+    assert!(text.starts_with(said), "{text}");
+    // Another name has a window of its own.
+    drop(other.try_acquire("y", &policy).await.unwrap());
+}
+
+async fn without_a_limit_only_the_rate_counts(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let policy = Policy::builder(Limit::Unlimited).rate(3, 30 * SECOND).build().unwrap();
+    let mut permits = Vec::new();
+    for _ in 0..3 {
+        permits.push(semaphore.try_acquire("x", &policy).await.unwrap());
+    }
+    let rejected = rejection(semaphore.try_acquire("x", &policy).await);
+    assert_eq!((rejected.reason, rejected.limit), (RejectReason::Rate, u32::MAX));
+    drop(permits);
+    assert_eq!(rejection(semaphore.try_acquire("x", &policy).await).reason, RejectReason::Rate);
+}
+
+async fn a_smooth_rate_is_spread_over_its_window(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let policy = patient(5).rate(10, SECOND).smooth().build().unwrap();
+    let began = Instant::now();
+    for _ in 0..4 {
+        drop(semaphore.acquire("x", &policy).await.unwrap());
+    }
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(295) && took < SECOND, "{took:?}");
+}
+
+async fn tenants_share_the_starts(node: &dyn Fn() -> Semaphore) {
+    let (own, other) = (node(), node());
+    let policy = patient(50).rate(1, Duration::from_millis(300)).build().unwrap();
+    let mut busy = JoinSet::new();
+    for i in 0..5 {
+        busy.spawn(own.acquire(Ask::of("x").by("busy"), &policy));
+        waiting(&other, "x", i).await;
+    }
+    let began = Instant::now();
+    let late = other.acquire(Ask::of("x").by("late"), &policy);
+    drop(timeout(2 * SECOND, late).await.unwrap().unwrap());
+    // Its turn is at most the next but one, and not behind all four.
+    assert!(began.elapsed() < Duration::from_millis(1000), "{:?}", began.elapsed());
+}
+
+async fn a_cost_counts_as_many_starts(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let policy = Policy::builder(50).rate(3, 30 * SECOND).build().unwrap();
+    let two = Ask::of("x").by("a").cost(2);
+    drop(semaphore.try_acquire(two.clone(), &policy).await.unwrap());
+    assert_eq!(rejection(semaphore.try_acquire(two, &policy).await).reason, RejectReason::Rate);
+    drop(semaphore.try_acquire(Ask::of("x").by("b"), &policy).await.unwrap());
+    let four = Ask::of("x").by("a").cost(4);
+    let rejected = rejection(semaphore.try_acquire(four, &policy).await);
+    assert_eq!(rejected.reason, RejectReason::CostTooHigh);
+    let text = AcquireError::Rejected(rejected).to_string();
+    assert!(text.ends_with("within the limit of 50 and the rate of 3/30s"), "{text}");
+}
+
+#[tokio::test]
+async fn a_layer_tells_both_of_its_policies() {
+    let semaphore = Semaphore::in_memory();
+    let layer = ConcurrencyLimitLayer::builder(&semaphore, "api")
+        .limit(10)
+        .rate(1, 60 * SECOND)
+        .wait_timeout(Duration::ZERO)
+        .build()
+        .unwrap();
+    let inner = tower::service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    });
+    let service = ServiceBuilder::new().layer(layer).service(inner);
+    let answered = service.clone().oneshot(Request::new(())).await.unwrap();
+    assert_eq!(answered.status(), StatusCode::OK);
+    let refused = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let header = |name: &str| refused.headers()[name].to_str().unwrap().to_owned();
+    let both = "\"api\";q=10;qu=\"concurrent-requests\", \"api/rate\";q=1;w=60";
+    assert_eq!(header("ratelimit-policy"), both);
+    assert_eq!(header("ratelimit"), "\"api/rate\";r=0;t=60");
+    let after: u64 = header(RETRY_AFTER.as_str()).parse().unwrap();
+    assert!((60..=61).contains(&after), "{after}");
+    let reason = refused.extensions().get::<Refusal>().unwrap().reason;
+    assert_eq!((reason, reason.as_str()), (RefusalReason::Rate, "rate"));
+    let body = refused.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["violated-policies"][0], "api/rate");
+    assert_eq!(problem["title"], "Too many requests have started lately");
+}
+
+#[test]
+fn a_rate_that_cannot_be_meant_is_an_error() {
+    let error = |policy: PolicyBuilder| policy.build().unwrap_err().to_string();
+    let reused = error(Policy::builder(5).rate(600, 60 * SECOND).reuse(true));
+    assert!(reused.starts_with("reuse is set beside a rate of 600/60s"), "{reused}");
+    let smooth = error(Policy::builder(5).smooth());
+    assert_eq!(smooth, "smooth is set without a rate to spread; set rate, too");
+    let many = error(Policy::builder(5).rate(4001, SECOND));
+    assert!(many.ends_with("expected at most 4000 in a window; or a smooth one"), "{many}");
+    assert!(Policy::builder(5).rate(4001, SECOND).smooth().build().is_ok());
+}
