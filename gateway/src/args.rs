@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tower_semaphore::limit::{
     ConcurrencyLimitBuilder, HeaderKey, HoldUntil, MissingKey, OnLost, PathKey, PeerIpKey,
 };
-use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy, feedback};
+use tower_semaphore::{Ask, Limit, Name, OnUnavailable, Policy, PolicyBuilder, feedback};
 
 use super::headers::is_lookalike;
 use super::site::Site;
@@ -74,6 +74,15 @@ pub(crate) struct Rule {
     #[arg(long, value_name = "KEY=N", value_parser = limit_for)]
     #[serde(deserialize_with = "file::limit_for")]
     limit_for: Vec<(Name, Limit)>,
+
+    /// How many requests of one key may start within a time, such as 600/60s, beside --limit
+    #[arg(long, value_name = "N/TIME", value_parser = rate)]
+    #[serde(deserialize_with = "file::rate")]
+    rate: Option<Starts>,
+
+    /// Spread --rate evenly over its time, for an upstream that looks at shorter times
+    #[arg(long)]
+    smooth: bool,
 
     /// The tenant of a request: path, peer-ip or header:NAME. A freed permit goes to the tenant with the
     /// fewest in use
@@ -199,6 +208,10 @@ pub(crate) struct Rule {
     pub(crate) name: String,
 }
 
+/// How many requests may start within a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Starts(u32, Duration);
+
 /// Statuses of responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Statuses(Vec<StatusCode>);
@@ -320,6 +333,7 @@ impl Rule {
         once("limit-for", &self.limit_for)?;
         hosts("limit-for", Some(&self.key), &self.limit_for)?;
         self.check_spellings(&[])?;
+        self.check_rate()?;
         self.check_tenants()?;
         let local = self.on_unavailable == Unavailable::Local;
         if local != self.local_limit.is_some() {
@@ -347,6 +361,21 @@ impl Rule {
         }
     }
 
+    fn check_rate(&self) -> Result<(), (&'static str, String)> {
+        if self.smooth && self.rate.is_none() {
+            return Err(("smooth", "there is no rate to spread; set rate, too".to_owned()));
+        }
+        let policy = self.with_rate(Policy::builder(1).reuse(self.reuse)).build();
+        policy.map(drop).map_err(|error| ("rate", error.to_string()))
+    }
+
+    fn with_rate(&self, mut policy: PolicyBuilder) -> PolicyBuilder {
+        if let Some(Starts(starts, window)) = self.rate {
+            policy = policy.rate(starts, window);
+        }
+        if self.smooth { policy.smooth() } else { policy }
+    }
+
     fn check_tenants(&self) -> Result<(), (&'static str, String)> {
         let err = |field, what: &str| Err((field, what.to_owned()));
         if self.fair_by.is_none() {
@@ -361,7 +390,7 @@ impl Rule {
             if let Some((field, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
                 return err(field, "there are no tenants; set fair-by, too");
             }
-        } else if self.limit == Some(Limit::Unlimited) {
+        } else if self.limit == Some(Limit::Unlimited) && self.rate.is_none() {
             return err("fair-by", "without a limit no request waits; set a limit of permits");
         }
         if self.each == Some(Limit::Permits(0)) {
@@ -409,7 +438,8 @@ impl Rule {
         let permits =
             if let Limit::Permits(permits) = self.limit_of(key) { permits } else { u32::MAX };
         // A limit of 0 has no room for a headroom.
-        let policy = Policy::builder(permits).headroom(self.headroom).build();
+        let of_limit = || self.with_rate(Policy::builder(permits));
+        let policy = of_limit().headroom(self.headroom).build().or_else(|_| of_limit().build());
         (Name::new(&self.name).join(key), policy.unwrap_or_else(|_| Policy::new(permits)))
     }
 
@@ -479,6 +509,12 @@ impl Rule {
         };
         if !matches!(self.key, Key::Global) {
             builder = builder.on_missing_key(self.missing_key.into());
+        }
+        if let Some(Starts(starts, window)) = self.rate {
+            builder = builder.rate(starts, window);
+        }
+        if self.smooth {
+            builder = builder.smooth();
         }
         if let Some(Statuses(statuses)) = &self.pause_on {
             builder = builder.on_response(feedback::retry_after_on(statuses.iter().copied()));
@@ -640,6 +676,12 @@ pub(crate) fn pause_on(text: &str) -> Result<Statuses, &'static str> {
     });
     let statuses = statuses.collect::<Option<_>>();
     statuses.map(Statuses).ok_or("expected statuses from 400 to 599, such as 429,503")
+}
+
+pub(crate) fn rate(text: &str) -> Result<Starts, &'static str> {
+    const ALLOWED: &str = "expected a number of requests and a time, such as 600/60s";
+    let (starts, window) = text.split_once('/').ok_or(ALLOWED)?;
+    Ok(Starts(starts.parse().map_err(|_| ALLOWED)?, duration(window).map_err(|_| ALLOWED)?))
 }
 
 pub(crate) fn weight(text: &str) -> Result<u32, String> {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use toml::de::{DeTable, DeValue};
 use tower_semaphore::{ConfigError, Limit, Name};
 
-use super::args::{self, Key, Rule, Statuses};
+use super::args::{self, Key, Rule, Starts, Statuses};
 use super::peer::TrustedProxies;
 use super::site::{self, Bound, HostSent, Loss, Site};
 use super::upstream::Upstream;
@@ -359,6 +359,10 @@ pub(crate) fn tenant<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Key>, D::
 
 pub(crate) fn cost<'de, D: Deserializer<'de>>(d: D) -> Result<Option<HeaderName>, D::Error> {
     parsed(d, args::cost).map(Some)
+}
+
+pub(crate) fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Starts>, D::Error> {
+    parsed(d, args::rate).map(Some)
 }
 
 pub(crate) fn pause_on<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Statuses>, D::Error> {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use smallvec::SmallVec;
 
 use super::bound::Bound;
-use super::claim::{Claim, read_base36};
+use super::claim::{Claim, Tenant, read_base36};
 use super::rate::Rate;
 
 /// The id of one process's `Semaphore`: 64 random bits.
@@ -96,6 +96,12 @@ impl PlaceId {
     /// The first id in order.
     pub const FIRST: Self =
         Self { node: NodeId(0), poll_only: false, n: 0, bound: None, claim: None };
+
+    /// Its tenant, if it has one.
+    #[must_use]
+    pub fn tenant(&self) -> Option<Tenant> {
+        self.claim.map(Claim::tenant).filter(|tenant| *tenant != Tenant::UNNAMED)
+    }
 
     /// The number of permits that it takes.
     #[must_use]

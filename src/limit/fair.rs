@@ -61,6 +61,7 @@ impl Fair {
         &self,
         headroom: u32,
         limit: Option<Limit>,
+        has_rate: bool,
         has_tenant_labels: bool,
     ) -> Result<(), ConfigError> {
         if self.tenant.is_none() {
@@ -77,10 +78,10 @@ impl Fair {
                 )));
             }
         }
-        if self.is_set() && limit == Some(Limit::Unlimited) {
+        if self.is_set() && limit == Some(Limit::Unlimited) && !has_rate {
             let name = if self.tenant.is_some() { "fair_by" } else { "cost_by" };
             return Err(ConfigError::new(format!(
-                "{name} is set on an unlimited layer, which counts nothing; set a limit of permits"
+                "{name} is set on an unlimited layer, which counts nothing; set a limit of permits, or a rate"
             )));
         }
         if self.plan.is_some() {

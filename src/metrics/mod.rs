@@ -39,6 +39,7 @@
 //! | `limit` | was rejected: no permit was free, and it may not wait |
 //! | `tenant_limit` | was rejected: its tenant had reached its limit |
 //! | `cost_too_high` | was rejected: it asked for more permits than it can ever get |
+//! | `rate` | was rejected: see [`RejectReason::Rate`](crate::RejectReason::Rate) |
 //! | `queue_full` | was rejected: the queue was full |
 //! | `queue_timeout` | was rejected: its wait timeout passed |
 //! | `quarantine` | was rejected: Redis might have lost data, and granted nothing for a lease |

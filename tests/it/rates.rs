@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tower::{ServiceBuilder, ServiceExt};
+use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{Refusal, RefusalReason};
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, Limit, Policy, PolicyBuilder, RejectReason, Semaphore,
@@ -220,4 +221,26 @@ fn a_rate_that_cannot_be_meant_is_an_error() {
     let many = error(Policy::builder(5).rate(4001, SECOND));
     assert!(many.ends_with("expected at most 4000 in a window; or a smooth one"), "{many}");
     assert!(Policy::builder(5).rate(4001, SECOND).smooth().build().is_ok());
+}
+
+#[tokio::test]
+async fn a_loss_of_data_empties_the_window() {
+    let backend = MemoryBackend::new();
+    let semaphore = Semaphore::new(backend.clone());
+    let policy = Policy::builder(5).rate(1, 60 * SECOND).build().unwrap();
+    drop(semaphore.try_acquire("x", &policy).await.unwrap());
+    assert_eq!(rejection(semaphore.try_acquire("x", &policy).await).reason, RejectReason::Rate);
+    backend.forget_all();
+    drop(semaphore.try_acquire("x", &policy).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_outlives_the_semaphore_that_filled_it() {
+    let backend = MemoryBackend::new();
+    let policy = Policy::builder(5).rate(1, 60 * SECOND).build().unwrap();
+    drop(Semaphore::new(backend.clone()).try_acquire("x", &policy).await.unwrap());
+    let other = Semaphore::new(backend.clone());
+    assert_eq!(rejection(other.try_acquire("x", &policy).await).reason, RejectReason::Rate);
+    tokio::time::advance(60 * SECOND).await;
+    drop(other.try_acquire("x", &policy).await.unwrap());
 }

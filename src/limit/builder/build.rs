@@ -48,8 +48,8 @@ impl ConcurrencyLimitBuilder {
             LimitSource::Fixed(limit) => Some(limit),
             _ => None,
         };
-        self.complete_fair(fixed)?;
         let policy = self.policy.clone().limit(fixed.unwrap_or(Limit::Unlimited)).build()?;
+        self.complete_fair(fixed, policy.rate.is_some())?;
         let meter = self.meter(&policy)?;
         if self.shadow {
             self.config.on_lost = OnLost::Continue;
@@ -108,10 +108,10 @@ impl ConcurrencyLimitBuilder {
     }
 
     /// Completes how tenants share a key, whose limit may be `fixed`, and checks that.
-    fn complete_fair(&mut self, fixed: Option<Limit>) -> Result<(), ConfigError> {
+    fn complete_fair(&mut self, fixed: Option<Limit>, has_rate: bool) -> Result<(), ConfigError> {
         let fair = &mut self.config.fair;
         fair.each = self.each.take()?;
-        fair.validate(self.headroom, fixed, self.tenant_labels.is_some())?;
+        fair.validate(self.headroom, fixed, has_rate, self.tenant_labels.is_some())?;
         match (&mut fair.tenant, self.missing_tenant) {
             (Some(tenant), missing) => tenant.required.missing = missing,
             (None, Some(_)) => {

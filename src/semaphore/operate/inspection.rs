@@ -231,7 +231,7 @@ impl Seen<'_> {
         self.processes
             .entry(place.node)
             .or_insert_with(|| ProcessUse::other(place.node, process.clone(), answer));
-        if let Some(claim) = place.claim {
+        if let Some(claim) = place.claim.filter(|_| place.tenant().is_some()) {
             let seen = self.tenants.entry(claim.tenant()).or_insert_with(|| TenantUse::of(claim));
             (seen.weight, seen.each) = (claim.weight(), claim.each());
         }
@@ -248,7 +248,7 @@ impl Seen<'_> {
         process: Option<String>,
         lease_left: Duration,
     ) {
-        let (tenant, cost) = (place.claim.map(Claim::tenant), place.cost());
+        let (tenant, cost) = (place.tenant(), place.cost());
         let is_own = place.node == self.own.id();
         if let Some(user) = self.processes.get_mut(&place.node) {
             user.in_use += u64::from(cost);
@@ -278,10 +278,10 @@ impl Seen<'_> {
         lease_left: Duration,
         ticket: u64,
     ) {
-        let tenant = place.claim.map(Claim::tenant);
+        let tenant = place.tenant();
         let is_own = place.node == self.own.id();
         let as_reported = || self.answers.get(&place.node)?.waiting.get(&place.n).copied();
-        let waited = if tenant.is_none() {
+        let waited = if place.claim.is_none() {
             Some(Duration::from_micros(self.backend_us.saturating_sub(ticket)))
         } else if is_own {
             self.here(|session, now| session.waiting_for(place, now)).or_else(as_reported)
