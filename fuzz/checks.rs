@@ -86,7 +86,7 @@ pub(crate) fn place_ids(data: &[u8]) {
             limit: (number(17) >> 32) as u32,
             headroom: if claim.is_some() { (number(9) >> 32) as u32 } else { 0 },
             rate: claim.and_then(|_| {
-                Rate::new(number(9) as u32 % 4100, Duration::from_micros(number(17)))
+                Rate::new((number(9) >> 52) as u32, Duration::from_micros(number(17)))
             }),
         });
         let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, bound, claim };

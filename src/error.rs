@@ -176,16 +176,22 @@ pub struct Rejected {
     /// [`TenantLimit`](RejectReason::TenantLimit); for a request that waited in vain, if its tenant reaches the cap
     /// in this process alone.
     pub is_tenant_full: bool,
-    /// How many requests may start within a time, if the policy says so.
-    pub rate: Option<Rate>,
     /// How soon the reason ends, if that is known: the rest of a [quarantine](RejectReason::Quarantine) or a
     /// [pause](RejectReason::UpstreamPause), or when the [rate](RejectReason::Rate) allows the next start.
     pub ends_in: Option<Duration>,
+    /// Boxed, because results carry it.
+    pub(crate) rate: Option<Box<Rate>>,
     /// Whether the request has a tenant, whose line is a queue of its own.
     pub(crate) has_tenant: bool,
 }
 
 impl Rejected {
+    /// Returns how many requests may start within a time, if the policy says so.
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        self.rate.as_deref().copied()
+    }
+
     /// A request that asks for one permit, has no tenant, and did not wait.
     pub(crate) const fn new(name: Arc<str>, reason: RejectReason, limit: u32) -> Self {
         Self {
@@ -252,7 +258,7 @@ impl fmt::Display for Said<'_> {
             RejectReason::CostTooHigh => self.write_cost(f),
             RejectReason::Rate => {
                 write!(f, "as many requests{of} have started lately as the rate allows")?;
-                self.rejected.rate.map_or(Ok(()), |rate| write!(f, ", {rate}"))?;
+                self.rejected.rate().map_or(Ok(()), |rate| write!(f, ", {rate}"))?;
                 ends_in.map_or(Ok(()), |left| write!(f, "; the next can in {}", Seconds(left)))
             }
             RejectReason::QueueFull => self.write_queue(f),
@@ -294,7 +300,7 @@ impl Said<'_> {
         if limit < u32::MAX {
             write!(f, ", within the limit of {limit}")?;
         }
-        if let Some(rate) = self.rejected.rate.filter(|rate| cost > rate.starts()) {
+        if let Some(rate) = self.rejected.rate().filter(|rate| cost > rate.starts()) {
             write!(f, " and the rate of {rate}")?;
         }
         each.map_or(Ok(()), |each| write!(f, " and its tenant's cap of {each}"))

@@ -26,6 +26,7 @@ mod peers;
 mod plots;
 mod proxy;
 mod queued;
+mod rate;
 mod redis;
 mod reference;
 mod requests;
@@ -95,7 +96,7 @@ impl Context {
 
 type Case = fn(&mut Context);
 
-const CASES: [(&str, Case); 20] = [
+const CASES: [(&str, Case); 21] = [
     ("counts", counts::run),
     ("layer", layer::run),
     ("threads", threads::run),
@@ -112,6 +113,7 @@ const CASES: [(&str, Case); 20] = [
     ("scale", scale::run),
     ("watchdog", watchdog::run),
     ("queued", queued::run),
+    ("rate", rate::run),
     ("fair", fair::run),
     ("fair-cost", fair_cost::run),
     ("fair-cost-redis", fair_cost::run_on_redis),

@@ -171,7 +171,7 @@ impl Refusal {
             policies.push(format!("\"{policy}\";q={limit};{unit}"));
         }
         let mut left = format!("\"{policy}\";r=0");
-        if let Some(rate) = rejected.rate {
+        if let Some(rate) = rejected.rate() {
             // The window is in whole seconds there.
             let window = Some(rate.window()).filter(|window| window.subsec_nanos() == 0);
             let window =

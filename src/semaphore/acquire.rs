@@ -208,7 +208,7 @@ impl Acquire {
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,
-                    rate: self.rate,
+                    rate: self.rate.map(Box::new),
                     has_tenant: self.has_tenant,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })

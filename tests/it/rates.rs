@@ -117,7 +117,7 @@ async fn a_rejection_says_when_the_next_can_start(node: &dyn Fn() -> Semaphore) 
     drop(own.try_acquire("x", &policy).await.unwrap());
     let rejected = rejection(other.try_acquire("x", &policy).await);
     assert_eq!(rejected.reason, RejectReason::Rate);
-    assert_eq!(rejected.rate, policy.rate());
+    assert_eq!(rejected.rate(), policy.rate());
     let left = rejected.ends_in.unwrap();
     assert!(left > 25 * SECOND && left <= 30 * SECOND, "{left:?}");
     let text = AcquireError::Rejected(rejected).to_string();

@@ -249,6 +249,7 @@ impl Config {
             on_unavailable: self.policies[process],
             max_waiting: 100,
             headroom: 0,
+            rate: None,
             claim: ask.and_then(Ask::claim),
         }
     }

@@ -51,39 +51,39 @@ impl Ledger {
             } else {
                 SmallVec::new()
             };
-            let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
-            let mut rejected = None;
-            for id in ids {
-                let status = match self.places.get(id) {
-                    Some(place) => place.status(),
-                    None => self.newcomer(caller, *id, max_queue, &mut last),
-                };
-                if status == PlaceStatus::Held && !self.places.contains_key(id) {
-                    self.start(*id, caller.now);
-                }
-                if status == PlaceStatus::NoStart && rejected.is_none() {
-                    rejected = Some(self.opens_in(*id, caller.now));
-                }
-                match status {
-                    PlaceStatus::Held => self.put(*id, reply.lease_end, None),
-                    PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
-                    _ => {}
-                }
-                self.settle(caller.now);
-                reply.statuses.push(status);
-            }
+            self.join(caller, max_queue, ids, &mut reply);
             if self.waiting() > 0 {
                 for node in others {
                     post(node, &[]);
                 }
             }
-            reply = self.close(caller, caller.limit.into(), reply);
-            if let Some(opens_in) = rejected.filter(|_| self.waiting() == 0) {
-                reply.opens_in = opens_in;
-            }
-            return reply;
         }
         self.close(caller, caller.limit.into(), reply)
+    }
+
+    /// Takes the newcomers one by one.
+    fn join(&mut self, caller: Caller, max_queue: Option<u32>, ids: &[PlaceId], reply: &mut Reply) {
+        let mut last = self.queue.last().map_or(0, |(ticket, _)| *ticket);
+        for id in ids {
+            let known = self.places.get(id).map(|place| place.status());
+            let status = known.unwrap_or_else(|| self.newcomer(caller, *id, max_queue, &mut last));
+            match status {
+                PlaceStatus::Held => {
+                    self.put(*id, reply.lease_end, None);
+                    if known.is_none() {
+                        self.start(*id, caller.now);
+                    }
+                }
+                PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
+                // Told if no place waits: see `close`.
+                PlaceStatus::NoStart if reply.opens_in == 0 => {
+                    reply.opens_in = self.opens_in(*id, caller.now);
+                }
+                _ => {}
+            }
+            self.settle(caller.now);
+            reply.statuses.push(status);
+        }
     }
 
     /// The other nodes among the examined places, the latest used first.
