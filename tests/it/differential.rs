@@ -191,7 +191,7 @@ fn asks(of: Of) -> impl Strategy<Value = Asks> {
     ];
     (bound, claim(of), rate(of)).prop_map(move |(bound, claim, rate)| {
         // A place with a rate has a bound in any case.
-        let bound = bound.or(rate.map(|_| (3, 0)));
+        let bound = bound.or_else(|| rate.map(|_| (3, 0)));
         Asks { bound, claim, rate }
     })
 }
@@ -246,7 +246,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
     let ids = (prop::collection::vec(asks(of), batch), rate(of)).prop_map(|(mut ids, rate)| {
         for asks in &mut ids {
             asks.rate = rate;
-            asks.bound = asks.bound.or(rate.map(|_| (3, 0)));
+            asks.bound = asks.bound.or_else(|| rate.map(|_| (3, 0)));
         }
         ids
     });

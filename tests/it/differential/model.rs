@@ -288,10 +288,9 @@ impl<'a> Model<'a> {
             if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
                 self.lease_ends.insert(*id, reply.lease_end);
                 self.leases.insert(*id, lease_ms);
-                let window = id
-                    .bound
-                    .and_then(|bound| bound.rate)
-                    .map_or(0, |rate| rate.window().as_millis() as u64);
+                let rate = id.bound.and_then(|bound| bound.rate);
+                let window = rate.map_or(0, |rate| rate.window().as_millis());
+                let window = u64::try_from(window).unwrap();
                 self.longest = self.longest.max(lease_ms).max(window);
             }
         }
