@@ -102,11 +102,14 @@ impl Session {
                 let paused = self.limits.paused_until().filter(|_| is_blamed);
                 let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
                 let end = match reason {
-                    RejectReason::Quarantine => self.quarantined_until(),
+                    // Nothing is granted before both are over.
+                    RejectReason::UpstreamPause | RejectReason::Quarantine => {
+                        self.quarantined_until().max(paused)
+                    }
                     RejectReason::Rate => self.probe.opens_at(),
                     _ => None,
                 };
-                let ends_in = paused.or(end).map(|end| end.since(now));
+                let ends_in = end.map(|end| end.since(now));
                 Progress::Refused { reason, usage, limit, is_tenant_full, ends_in }
             }
             State::Failed => Progress::Failed,

@@ -211,6 +211,27 @@ fn a_refusal_in_a_pause_says_when_it_ends_unless_an_operator_paused() {
 }
 
 #[test]
+fn a_refusal_in_a_pause_and_a_quarantine_says_when_both_have_ended() {
+    for (pause_ms, ends_ms) in [(700, 5000), (9000, 9000)] {
+        let mut rig = Rig::new(1);
+        let quarantine = Quarantine { is_on: true, at_least: ms(5000), lost_at: Some(rig.now()) };
+        let connected = Connected { quarantine, ..Connected::default() };
+        rig.session = Session::new(NODE, 1, connected, false);
+        let now = rig.now();
+        rig.session.handle_pause(Some(now + ms(pause_ms)), now);
+        let options = AcquireOptions { max_queue: None, lease: ms(1000), ..OPTIONS };
+        let index = rig.request_with(options);
+        rig.settle();
+        let Progress::Refused { reason: RejectReason::UpstreamPause, ends_in, .. } =
+            rig.progress(index)
+        else {
+            panic!("{:?}", rig.progress(index));
+        };
+        assert_eq!(ends_in, Some(ms(ends_ms)));
+    }
+}
+
+#[test]
 fn a_pause_ends_when_it_is_said_to() {
     let mut rig = Rig::new(1);
     let now = rig.now();
