@@ -1,16 +1,22 @@
--- overrides: read all overrides, pauses and revocations, unless the caller knows them. Reads only.
+-- overrides: read all overrides, revocations and pauses, unless the caller knows them. Reads only.
 --
--- KEYS[1]   <prefix>:{!overrides}  hash  see override.lua
--- ARGV[1]   known       the version that the caller knows; 0 for none
+-- KEYS[1]   <prefix>:{!overrides}         hash  see override.lua
+-- KEYS[2]   <prefix>:{!overrides}:pauses  hash  see pause.lua. While their slot migrates, each is read alone, as KEYS[1]
+-- ARGV[1]   known       the sum of the versions that the caller knows; 0 for none; `-`: read in any case
 --
--- Returns   1 if that is the current version; else the time, in ms, and a list of field, value ... of the whole hash,
---           which may be empty
+-- Returns   1 if that is the current sum; else the time, in ms, and for each hash a list of field, value ..., which
+--           may be empty
 -- Errors    none of its own
--- Cost      1 command if nothing has changed, else 3; O(names + places)
+-- Cost      2 commands if nothing has changed, else 4 or 5; O(names + places + pauses)
 -- Retry     safe
 
-local key = KEYS[1]
+local key, pauses = KEYS[1], KEYS[2]
 local known = ARGV[1]
-if (redis.call('HGET', key, '@') or '0') == known then return 1 end
+local version = redis.call('HGET', key, '@') or '0'
+local of_pauses = pauses and redis.call('HGET', pauses, '@') or '0'
+-- A version that cannot be read is none that a caller knows.
+local sum = (tonumber(version) or -1) + (tonumber(of_pauses) or -1)
+if string.format('%.0f', sum) == known then return 1 end
 --@clock
-return { now_ms, redis.call('HGETALL', key) }
+local all = redis.call('HGETALL', key)
+return { now_ms, all, of_pauses == '0' and {} or redis.call('HGETALL', pauses) }

@@ -96,14 +96,18 @@ impl Pause {
         Self { until, by, cause }
     }
 
-    /// Reads the text in Redis: the end, who, why. Of what another program wrote, the end counts in any case.
+    /// Reads the text in Redis: the end, the version of the last resume, who, why. Returns the pause, which is none if its
+    /// end is 0, and that version. Of what another program wrote, the numbers count in any case.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<(Self, u64)> {
         let mut words = text.split(' ');
-        let (until, by, cause) = (words.next()?, words.next()?, words.next()?);
+        let (until, resumed) = (words.next()?, words.next()?);
+        let (by, cause) = (words.next()?, words.next()?);
         let is_pause = words.next().is_none() && !by.is_empty() && !cause.is_empty();
-        // As `lua/override.lua` reads it.
-        let digits = (1..=16).contains(&until.len()) && until.bytes().all(|c| c.is_ascii_digit());
+        // As `lua/pause.lua` reads them.
+        let is_number =
+            |text: &str| (1..=16).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_digit());
+        let are_numbers = is_number(until) && is_number(resumed);
         // Operators see the name.
         let plain = |c: u8| c.is_ascii_alphanumeric() || b"._:-".contains(&c);
         let is_plain = by.len() <= Self::BY_MAX && by.bytes().all(plain);
@@ -111,8 +115,9 @@ impl Pause {
             "operator" => PauseCause::Operator,
             status => status.parse().map_or(PauseCause::Upstream, PauseCause::Status),
         };
-        let until = until.parse().ok().filter(|_| is_pause && digits)?;
-        Some(Self { until, by: if is_plain { by } else { "-" }.into(), cause })
+        let until = until.parse().ok().filter(|_| is_pause && are_numbers)?;
+        let by = if is_plain { by } else { "-" }.into();
+        Some((Self { until, by, cause }, resumed.parse().ok()?))
     }
 }
 
@@ -135,16 +140,28 @@ mod tests {
     fn a_pause_that_the_script_writes_is_read() {
         for cause in [PauseCause::Operator, PauseCause::Upstream, PauseCause::Status(429)] {
             let pause = Pause::new(1_700_000_000_000, "host-1:17".into(), cause);
-            let text = format!("1700000000000 host-1:17 {cause}");
-            assert_eq!(Pause::parse(&text), Some(pause));
+            let text = format!("1700000000000 7 host-1:17 {cause}");
+            assert_eq!(Pause::parse(&text), Some((pause, 7)));
         }
-        for other in ["", "5", "5 x", "5 x ", "x x 429", "5  429", "+5 x 429", "5 x 429 x"] {
+        for other in [
+            "",
+            "5",
+            "5 0",
+            "5 0 x",
+            "5 0 x ",
+            "x 0 x 429",
+            "5 x x 429",
+            "5  x 429",
+            "5 0  429",
+            "+5 0 x 429",
+            "5 0 x 429 x",
+        ] {
             assert_eq!(Pause::parse(other), None, "{other}");
         }
-        assert_eq!(Pause::parse("12345678901234567 x 429"), None, "not a time");
-        for other in ["5 <b> ?".to_owned(), format!("5 {} -1", "x".repeat(97))] {
+        assert_eq!(Pause::parse("12345678901234567 0 x 429"), None, "not a time");
+        for other in ["5 0 <b> ?".to_owned(), format!("5 0 {} -1", "x".repeat(97))] {
             let pause = Pause::new(5, "-".into(), PauseCause::Upstream);
-            assert_eq!(Pause::parse(&other), Some(pause), "{other}");
+            assert_eq!(Pause::parse(&other), Some((pause, 0)), "{other}");
         }
     }
 

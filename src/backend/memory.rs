@@ -291,9 +291,10 @@ impl Queries for MemoryBackend {
         let mut overrides = lock(&self.shared.overrides);
         let (before, is_told) = (overrides.version, change.is_told());
         if !overrides.change(name, change, now / 1000) {
-            let most = Overrides::MOST;
+            let (most, pauses) = (Overrides::MOST, Overrides::PAUSES_MOST);
             let error = BackendError::call(format!(
-                "{name}: {most} names have something set in place of their policy, as many as may"
+                "{name}: {most} names have something set in place of their policy, or {pauses} are paused until a \
+                 time, as many as may"
             ));
             return ready(Err(QueryError::Failed(error))).boxed();
         }

@@ -8,14 +8,18 @@ use crate::protocol::{Mode, Override, Pause, PauseCause, PlaceId};
 /// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Increases with every change; 0 if nothing is set.
+    /// Another one after every change; 0 if nothing is set.
     pub version: u64,
+    /// Increases with every change of a pause. A part of [`version`](Self::version).
+    pub pauses_version: u64,
     /// When they were read, in ms since 1970 by the backend's clock.
     pub now: u64,
     /// The overrides by name.
     pub names: HashMap<Arc<str>, Override>,
     /// The pauses until a time, by name. Their ends may have passed.
     pub pauses: HashMap<Arc<str>, Pause>,
+    /// The [`pauses_version`](Self::pauses_version) at which an operator last ended a pause of a name.
+    pub resumed: HashMap<Arc<str>, u64>,
     /// Revoked places, which must not be counted again, with the names of their semaphores, and when each record can be
     /// dropped, in ms by the backend's clock.
     pub revoked: HashMap<(PlaceId, Arc<str>), u64>,
@@ -26,8 +30,10 @@ pub struct Overrides {
 pub enum Change {
     /// See [`Override::limit`].
     Limit(Option<u32>),
-    /// See [`Override::mode`]. [`Mode::Open`] also ends a pause until a time.
+    /// See [`Override::mode`].
     Mode(Mode),
+    /// The pause until a time ends, and so does every one that a process asked for before it knew of this.
+    Resume,
     /// Grants are paused until a time. An end that is not later than the known one changes nothing.
     Pause {
         /// How long from now on, in ms.
@@ -35,6 +41,9 @@ pub enum Change {
         /// How much later it ends, in ms, if this is a change: requests that are answered together ask for almost the
         /// same end, and the first of them changes it for all.
         slack_ms: u64,
+        /// The [`pauses_version`](Overrides::pauses_version) that the process knew when it asked for the pause. If the
+        /// name was resumed since, nothing is changed.
+        seen: u64,
         /// See [`Pause::by`].
         by: Arc<str>,
         /// See [`Pause::cause`].
@@ -60,12 +69,12 @@ impl Change {
 }
 
 impl Overrides {
-    /// The largest number of records, counting names, pauses and revoked places.
+    /// The largest number of records, counting names and revoked places.
     pub const MOST: usize = 1000;
 
-    /// How long a pause is remembered after its end, in ms: a process that reads it late goes by the end, and not by the
-    /// missing record.
-    pub const PAUSE_KEPT_MS: u64 = 1000;
+    /// The largest number of pauses by operators, of pauses by others, and of names of which a resume is remembered. Each
+    /// has room of its own, so that no upstream can fill that of operators.
+    pub const PAUSES_MOST: usize = 500;
 
     /// Returns the override of a name.
     #[must_use]
@@ -76,35 +85,29 @@ impl Overrides {
     /// Forgets everything that is set.
     pub(super) fn clear(&mut self) {
         // A process takes a version that it knows for unchanged, so no version may be used twice.
-        *self = Self { version: self.version + 1, ..Self::default() };
+        let version = self.version + 1;
+        *self = Self { version, pauses_version: version, ..Self::default() };
     }
 
-    /// Applies a change, as `lua/override.lua` does. Returns `false` if there are [`MOST`](Self::MOST) records already.
-    /// A change that changes nothing keeps the version.
+    /// Applies a change, as `lua/override.lua` and `lua/pause.lua` do. Returns `false` if there are as many records as may
+    /// already. A change that changes nothing keeps the version.
     pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
         self.revoked.retain(|_, end| *end > now_ms);
-        self.pauses.retain(|_, pause| pause.until.saturating_add(Self::PAUSE_KEPT_MS) > now_ms);
-        let room = self.names.len() + self.pauses.len() + self.revoked.len() < Self::MOST;
+        let room = self.names.len() + self.revoked.len() < Self::MOST;
         let mut new = self.of(name);
         match change {
             Change::Limit(limit) => new.limit = limit,
-            Change::Mode(mode) => {
-                new.mode = mode;
-                if mode == Mode::Open {
-                    self.pauses.remove(name);
-                }
+            Change::Mode(mode) => new.mode = mode,
+            Change::Resume => {
+                self.resume(name, now_ms);
+                return true;
             }
-            Change::Pause { pause_ms, slack_ms, by, cause } => {
+            Change::Pause { pause_ms, slack_ms, seen, by, cause } => {
                 let until = now_ms.saturating_add(pause_ms);
-                let known = self.pauses.get(name).map(|pause| pause.until);
-                if known.is_some_and(|known| until <= known) {
-                    return true;
-                }
-                if !room && known.is_none() {
-                    return false;
-                }
                 let pause = Pause::new(until.saturating_add(slack_ms), by, cause);
-                self.pauses.insert(Arc::clone(name), pause);
+                return self.resumed.get(name).is_some_and(|resumed| *resumed > seen)
+                    || self.pauses.get(name).is_some_and(|known| until <= known.until)
+                    || self.pause(name, pause, now_ms);
             }
             Change::Revoked { id, keep_ms, .. } => {
                 let place = (id, Arc::clone(name));
@@ -124,7 +127,41 @@ impl Overrides {
         } else {
             return false;
         }
-        self.version += 1;
+        self.advance(now_ms);
+        true
+    }
+
+    /// Sets a version that was not used before, even if data was lost.
+    fn advance(&mut self, now_ms: u64) {
+        self.version = now_ms.saturating_mul(1000).max(self.version + 1);
+    }
+
+    fn resume(&mut self, name: &Arc<str>, now_ms: u64) {
+        self.advance(now_ms);
+        self.pauses_version = self.version;
+        self.pauses.remove(name);
+        self.resumed.insert(Arc::clone(name), self.version);
+        if self.resumed.len() > Self::PAUSES_MOST
+            && let Some(oldest) = self.resumed.iter().min_by_key(|(_, at)| **at)
+        {
+            let oldest = Arc::clone(oldest.0);
+            self.resumed.remove(&oldest);
+        }
+    }
+
+    /// Records a pause. Returns `false` if there are too many of its kind.
+    fn pause(&mut self, name: &Arc<str>, pause: Pause, now_ms: u64) -> bool {
+        self.pauses.retain(|_, pause| pause.until > now_ms);
+        let is_operators = |pause: &Pause| pause.cause == PauseCause::Operator;
+        let is_same = |other: &&Pause| is_operators(other) == is_operators(&pause);
+        if !self.pauses.contains_key(name)
+            && self.pauses.values().filter(is_same).count() >= Self::PAUSES_MOST
+        {
+            return false;
+        }
+        self.pauses.insert(Arc::clone(name), pause);
+        self.advance(now_ms);
+        self.pauses_version = self.version;
         true
     }
 }

@@ -170,7 +170,7 @@ pub trait Queries: Send + Sync + 'static {
     /// Lists the names of semaphores in use, about `most` of them, from the position `from` on; 0 is the start.
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names>;
 
-    /// Reads what operators set in place of policies; `None` if nothing changed since the version `known`.
+    /// Reads what is set in place of policies, and paused; `None` if nothing changed since the version `known`.
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>>;
 
     /// Changes what is set for a name in place of its policy, and notifies every process. The key is that of

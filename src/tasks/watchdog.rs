@@ -61,10 +61,13 @@ pub(crate) async fn handle_due(node: &Node) -> Option<Time> {
             };
             let mut state = shared.lock();
             state.on_timer(timer);
+            let before = state.session.paused_until();
             if state.session.poll_timeout().is_some_and(|timeout| timeout <= now) {
                 state.session.handle_timeout(now);
             }
+            let after = state.session.paused_until();
             node.finish(&shared, state, now, None);
+            node.log_pause(shared.name(), before, after);
         }
         tokio::task::yield_now().await;
     }

@@ -60,7 +60,7 @@ impl Fleet for TestRedis {
     }
 
     fn is_empty(&self) -> bool {
-        self.keys() == 0
+        self.is_clear()
     }
 
     fn wipe(&self) {

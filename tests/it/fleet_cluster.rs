@@ -19,7 +19,7 @@ impl Fleet for TestCluster {
     }
 
     fn is_empty(&self) -> bool {
-        self.nodes.iter().take(MASTERS).all(|node| node.keys() == 0)
+        self.nodes.iter().take(MASTERS).all(|node| node.is_clear())
     }
 
     fn wipe(&self) {

@@ -143,6 +143,32 @@ async fn what_another_shard_lost_meanwhile_is_counted_again() {
     assert!(!held.is_lost());
 }
 
+/// Its source has what operators set, its target the pauses, and neither serves both keys in one call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_paused_is_known_while_its_slot_moves() {
+    let cluster = TestCluster::start();
+    let names = names(&cluster);
+    let (operator, other) = (cluster.semaphore(), cluster.semaphore_of_least_rights());
+    operator.set_limit(&*names[0], 2).await.unwrap();
+    drop(other.acquire(&*names[1], &policy(1)).await.unwrap());
+    let (from, slot) = (cluster.home(KEPT), cluster.slot(KEPT));
+    cluster.begin_to_move(slot, from, (from + 1) % MASTERS);
+    operator.pause_for(&*names[1], Duration::from_secs(30)).await.unwrap();
+    let late = cluster.semaphore();
+    for node in [&operator, &other, &late] {
+        eventually("it is known", async || {
+            node.inspect(&*names[1]).await.is_ok_and(|seen| seen.paused.is_some())
+        })
+        .await;
+        assert_eq!(node.limit_of(&*names[0]).await.unwrap().limit, Some(2));
+    }
+    operator.resume(&*names[1]).await.unwrap();
+    eventually("it is resumed", async || {
+        other.inspect(&*names[1]).await.is_ok_and(|seen| seen.paused.is_none())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_set_moves_along_with_its_slot() {
     let cluster = TestCluster::start();

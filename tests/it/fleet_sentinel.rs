@@ -16,7 +16,7 @@ impl Fleet for TestSentinel {
     }
 
     fn is_empty(&self) -> bool {
-        self.servers[0].keys() == 0
+        self.servers[0].is_clear()
     }
 
     fn wipe(&self) {

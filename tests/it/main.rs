@@ -74,6 +74,7 @@ mod operate;
 mod outage;
 #[cfg(feature = "redis")]
 mod outage_policies;
+mod pause_records;
 mod pauses;
 mod properties;
 mod rates;

@@ -713,14 +713,16 @@ async fn nothing_is_kept_where_nothing_is_set() {
         operator.set_limit("x", 3).await.unwrap();
         operator.pause("x").await.unwrap();
         operator.set_limit("y", 3).await.unwrap();
-        assert_eq!(server.keys(), 1);
+        assert_eq!(server.command::<u64>(&["EXISTS", "semaphore:{!overrides}"]), 1);
         operator.resume("x").await.unwrap();
         assert_eq!(operator.limit_of("x").await.unwrap().limit, Some(3), "it was kept");
         operator.clear_limit("y").await.unwrap();
         operator.clear_limit("never set").await.unwrap();
         operator.clear_limit("x").await.unwrap();
-        assert_eq!(server.keys(), 0);
+        assert!(server.is_clear());
     }
+    let left: u64 = server.command(&["PTTL", "semaphore:{!overrides}:pauses"]);
+    assert!((3_600_000..=3_660_000).contains(&left), "that it was resumed, for an hour: {left}");
 }
 
 #[cfg(feature = "redis")]

@@ -148,7 +148,21 @@ impl Queries for RedisConnection {
     }
 
     fn overrides(&self, key: &Arc<str>, known: u64) -> Query<Option<Overrides>> {
-        self.query(queries::overrides(key, known))
+        let together = self.query(queries::overrides(key, known));
+        if self.member.is_none() {
+            return together;
+        }
+        let [set, pauses] = queries::overrides_apart(key).map(|query| self.query(query));
+        async move {
+            match together.await {
+                // Perhaps a node has one of the two keys, and the other one is where their slot migrates to.
+                Err(QueryError::Moved) => {
+                    Ok(Some(queries::put_together(set.await?, pauses.await?)))
+                }
+                answer => answer,
+            }
+        }
+        .boxed()
     }
 
     fn set_override(&self, key: &Arc<str>, name: &Arc<str>, change: Change) -> Query<()> {

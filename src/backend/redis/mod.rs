@@ -70,7 +70,7 @@ use crate::protocol::NodeId;
 /// A user with an ACL needs, with the default prefix, `~semaphore:* &semaphore:*` and
 /// `+evalsha +eval +script|load +subscribe +publish +time +zadd +zrem +zcard +zcount +zmscore +zrange
 /// +zrevrange +zrangebyscore +pttl +pexpire +hello`. To apply overrides it needs `+hget +hgetall`, to set
-/// them `+hset +hdel +persist`; to list semaphores `+scan`; and to detect restarts and an eviction policy that loses
+/// them `+hset +hdel +hlen +persist`; to list semaphores `+scan`; and to detect restarts and an eviction policy that loses
 /// semaphores `+info`.
 ///
 /// In a cluster it also needs `+cluster|slots +asking`, and all of these on each node, replicas included. The user of a

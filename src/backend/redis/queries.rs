@@ -64,15 +64,25 @@ pub(super) fn list(pattern: &Arc<str>, from: u64, most: u32) -> QueryCommand<Nam
     )
 }
 
+/// Returns the key of the pauses, in the slot of the overrides.
+fn pauses(overrides: &str) -> String {
+    format!("{overrides}:pauses")
+}
+
 pub(super) fn overrides(key: &Arc<str>, known: u64) -> QueryCommand<Option<Overrides>> {
-    let key = Arc::clone(key);
+    let (key, pauses) = (Arc::clone(key), pauses(key));
     QueryCommand::new(
-        move |by| scripts::call(&scripts::OVERRIDES, by, &key, 1, 20).arg(known).take(),
+        move |by| {
+            scripts::call_with(&scripts::OVERRIDES, by, [&key, &pauses], 1, 20).arg(known).take()
+        },
         |value| match value {
             Value::Int(1) => Some(None),
             Value::Array(reply) => match &**reply {
-                [now, Value::Array(items)] => {
-                    Some(Some(Overrides { now: number(now)?, ..read_overrides(items) }))
+                [now, Value::Array(set), Value::Array(pauses)] => {
+                    let mut read = Overrides { now: number(now)?, ..Overrides::default() };
+                    read_overrides(&mut read, set);
+                    read_pauses(&mut read, pauses);
+                    Some(Some(read))
                 }
                 _ => None,
             },
@@ -81,31 +91,63 @@ pub(super) fn overrides(key: &Arc<str>, known: u64) -> QueryCommand<Option<Overr
     )
 }
 
+/// Reads the overrides alone, and the pauses alone: while their slot migrates, no node may have both.
+pub(super) fn overrides_apart(key: &Arc<str>) -> [QueryCommand<Overrides>; 2] {
+    let alone = |key: Arc<str>, fields: fn(&mut Overrides, &[Value])| {
+        let command = move |by| scripts::call(&scripts::OVERRIDES, by, &key, 1, 1).arg("-").take();
+        QueryCommand::new(command, move |value| {
+            let Value::Array(reply) = value else { return None };
+            let [now, Value::Array(items), _] = &**reply else { return None };
+            let mut read = Overrides { now: number(now)?, ..Overrides::default() };
+            fields(&mut read, items);
+            Some(read)
+        })
+    };
+    [alone(Arc::clone(key), read_overrides), alone(pauses(key).into(), read_pauses)]
+}
+
+/// Puts together what was read apart. The time is that of the pauses, whose ends are compared with it.
+pub(super) fn put_together(set: Overrides, pauses: Overrides) -> Overrides {
+    let version = set.version.saturating_add(pauses.pauses_version);
+    Overrides { version, names: set.names, revoked: set.revoked, ..pauses }
+}
+
 pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> QueryCommand<()> {
-    let (key, name) = (Arc::clone(key), Arc::clone(name));
+    let (key, name, pauses) = (Arc::clone(key), Arc::clone(name), pauses(key));
     QueryCommand::new(
-        move |by| {
-            let mut command = scripts::call(&scripts::OVERRIDE, by, &key, 9, 200 + name.len());
-            command.arg(&*name);
-            match &change {
-                Change::Limit(None) => command.arg(&["-", "=", "", "0"]),
-                Change::Limit(Some(limit)) => command.arg(limit).arg(&["=", "", "0"]),
-                Change::Mode(mode) => command.arg(&["=", mode.as_str(), "", "0"]),
-                Change::Pause { pause_ms, .. } => command.arg(&["=", "=", "-"]).arg(pause_ms),
-                Change::Revoked { id, keep_ms, .. } => {
-                    command.arg(&["=", "="]).arg(id.text().as_bytes()).arg(keep_ms)
-                }
-            };
-            command.arg(Overrides::MOST).arg(u8::from(change.is_told()));
-            match &change {
-                Change::Pause { slack_ms, by, cause, .. } => {
-                    command.arg(slack_ms).arg(format!("{by} {cause}")).take()
-                }
-                _ => command.arg(&["0", ""]).take(),
+        move |by| match &change {
+            Change::Resume => pause(by, &pauses, &name, [0; 3], ""),
+            Change::Pause { pause_ms, slack_ms, seen, by: process, cause } => {
+                let why = format!("{process} {cause}");
+                pause(by, &pauses, &name, [*pause_ms, *slack_ms, *seen], &why)
             }
+            _ => override_of(by, &key, &name, &change),
         },
         done,
     )
+}
+
+/// Calls `lua/pause.lua`. `times`: how long to pause, the slack, and the version that is known.
+fn pause(by: By, key: &str, name: &str, times: [u64; 3], why: &str) -> Cmd {
+    let mut command = scripts::call(&scripts::PAUSE, by, key, 6, 200 + name.len());
+    command.arg(name).arg(&times).arg(why).arg(Overrides::PAUSES_MOST).take()
+}
+
+/// Calls `lua/override.lua`.
+fn override_of(by: By, key: &str, name: &str, change: &Change) -> Cmd {
+    let mut command = scripts::call(&scripts::OVERRIDE, by, key, 7, 100 + name.len());
+    command.arg(name);
+    match change {
+        Change::Limit(Some(limit)) => command.arg(limit).arg(&["=", "", "0"]),
+        Change::Mode(mode) => command.arg(&["=", mode.as_str(), "", "0"]),
+        Change::Revoked { id, keep_ms, .. } => {
+            command.arg(&["=", "="]).arg(id.text().as_bytes()).arg(keep_ms)
+        }
+        Change::Limit(None) | Change::Resume | Change::Pause { .. } => {
+            command.arg(&["-", "=", "", "0"])
+        }
+    };
+    command.arg(Overrides::MOST).arg(u8::from(change.is_told())).take()
 }
 
 pub(super) fn revoke(key: &Arc<str>, id: PlaceId, take: bool) -> QueryCommand<Option<u64>> {
@@ -152,21 +194,39 @@ fn names(pattern: &str, items: &[Value]) -> Option<Names> {
 
 /// Decodes the hash of the overrides. Skips fields that this version cannot read, which a later one may have written.
 /// If that is the version field, the next query reads everything again.
-fn read_overrides(items: &[Value]) -> Overrides {
-    let mut read = Overrides::default();
-    for (field, value) in pairs(items) {
-        let (Some(field), Some(value)) = (text(field), text(value)) else { continue };
+fn read_overrides(read: &mut Overrides, items: &[Value]) {
+    for (field, value) in texts(items) {
         if field == "@" {
             read.version = value.parse().unwrap_or_default();
-        } else if let Some(name) = field.strip_prefix("@- ") {
-            read.pauses.extend(Pause::parse(value).map(|pause| (name.into(), pause)));
         } else if let Some(place) = field.strip_prefix('@') {
             read.revoked.extend(revoked(place, value));
         } else if let Some(set) = Override::parse(value) {
             read.names.insert(field.into(), set);
         }
     }
-    read
+}
+
+/// Decodes the hash of the pauses, like that of the overrides, and adds up the versions.
+fn read_pauses(read: &mut Overrides, items: &[Value]) {
+    for (field, value) in texts(items) {
+        if field == "@" {
+            read.pauses_version = value.parse().unwrap_or_default();
+            read.version = read.version.saturating_add(read.pauses_version);
+        } else if let Some((pause, resumed)) = Pause::parse(value) {
+            let name: Arc<str> = field.into();
+            if resumed > 0 {
+                read.resumed.insert(Arc::clone(&name), resumed);
+            }
+            if pause.until > 0 {
+                read.pauses.insert(name, pause);
+            }
+        }
+    }
+}
+
+/// The fields and values that are text.
+fn texts(items: &[Value]) -> impl Iterator<Item = (&str, &str)> {
+    pairs(items).filter_map(|(field, value)| Some((text(field)?, text(value)?)))
 }
 
 /// Parses `<id> <name>`, and the end of the record.
@@ -193,7 +253,10 @@ mod tests {
     /// Decodes a hash with these fields.
     fn read(fields: &[(&[u8], &[u8])]) -> Overrides {
         let texts = fields.iter().flat_map(|(field, value)| [field, value]);
-        read_overrides(&texts.map(|text| Value::BulkString(text.to_vec())).collect::<Vec<_>>())
+        let items: Vec<_> = texts.map(|text| Value::BulkString(text.to_vec())).collect();
+        let mut read = Overrides::default();
+        read_overrides(&mut read, &items);
+        read
     }
 
     #[test]
@@ -229,8 +292,9 @@ mod tests {
                 assert_eq!(read(&fields), all, "{field:?} at {at}");
             }
         }
-        let other = [Value::Nil, Value::Int(1)];
-        assert_eq!(read_overrides(&other), Overrides::default());
+        let (other, mut none) = ([Value::Nil, Value::Int(1)], Overrides::default());
+        read_overrides(&mut none, &other);
+        assert_eq!(none, Overrides::default());
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub(super) static REASSERT: LazyLock<Lua> = lua!("reassert.lua");
 pub(super) static INSPECT: LazyLock<Lua> = lua!("inspect.lua");
 pub(super) static OVERRIDES: LazyLock<Lua> = lua!("overrides.lua");
 pub(super) static OVERRIDE: LazyLock<Lua> = lua!("override.lua");
+pub(super) static PAUSE: LazyLock<Lua> = lua!("pause.lua");
 pub(super) static REVOKE: LazyLock<Lua> = lua!("revoke.lua");
 
 // For places with claims, and for all calls on sets that have such places.
@@ -62,7 +63,7 @@ pub(super) static FAIR_RENEW: LazyLock<Lua> = lua!("fair/renew.lua");
 pub(super) static FAIR_REASSERT: LazyLock<Lua> = lua!("fair/reassert.lua");
 pub(super) static FAIR_REVOKE: LazyLock<Lua> = lua!("fair/revoke.lua");
 
-static ALL: [&LazyLock<Lua>; 13] = [
+static ALL: [&LazyLock<Lua>; 14] = [
     &ACQUIRE,
     &RELEASE,
     &RENEW,
@@ -70,6 +71,7 @@ static ALL: [&LazyLock<Lua>; 13] = [
     &INSPECT,
     &OVERRIDES,
     &OVERRIDE,
+    &PAUSE,
     &REVOKE,
     &FAIR_ACQUIRE,
     &FAIR_RELEASE,
@@ -99,12 +101,24 @@ pub(super) enum By {
 
 /// Begins a call of a script, with capacity for this number of arguments and bytes.
 pub(super) fn call(script: &Lua, by: By, key: &str, arguments: usize, bytes: usize) -> Cmd {
+    call_with(script, by, [key], arguments, bytes)
+}
+
+/// Begins a call of a script with these keys, which are in one slot.
+pub(super) fn call_with<const KEYS: usize>(
+    script: &Lua,
+    by: By,
+    keys: [&str; KEYS],
+    arguments: usize,
+    bytes: usize,
+) -> Cmd {
     let (command, script) = match by {
         By::Hash => ("EVALSHA", &script.hash),
         By::Text => ("EVAL", &script.text),
     };
-    let size = command.len() + script.len() + key.len() + bytes;
-    let mut call = Cmd::with_capacity(4 + arguments, size);
-    call.arg(command).arg(script).arg(1).arg(key);
+    let of_keys: usize = keys.iter().map(|key| key.len()).sum();
+    let size = command.len() + script.len() + of_keys + bytes;
+    let mut call = Cmd::with_capacity(3 + KEYS + arguments, size);
+    call.arg(command).arg(script).arg(KEYS).arg(&keys);
     call
 }

@@ -1,27 +1,27 @@
 //! The overrides, as this process knows them.
 //!
-//! One server keeps them. A process reads them when a connection to that server opens, when a message announces a
+//! One server keeps them, and the pauses until a time. A process reads them when a connection to that server opens, when a message announces a
 //! change, and, in case a message is lost, each second in which it uses any semaphore.
 
 pub(crate) mod pauses;
+mod recording;
 pub(crate) mod refresh;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use self::pauses::Ask;
+use self::pauses::{Pauses, Reading};
 use crate::backend::Overrides;
 use crate::error::BackendError;
 use crate::name::Name;
 use crate::node::server::servers::{REDIRECT_LOOP, REDIRECT_PAUSE};
 use crate::node::shared_session::SharedSession;
 use crate::protocol::session::Session;
-use crate::protocol::{Override, Pause, PlaceId, Time};
+use crate::protocol::{Override, PlaceId, Time};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::tenants::{TenantOverride, limit_field, tenant_of_field, weight_field};
@@ -33,20 +33,15 @@ pub(crate) struct OverrideCache {
     state: Mutex<Known>,
     /// Whether any tenant has an override. Usually none has, and a tenant's request then needs no lock.
     has_tenants: AtomicBool,
-    /// Whether a pause may have to be recorded.
-    has_asks: AtomicBool,
+    /// Whether a record of a pause is to be sent.
+    has_unsent: AtomicBool,
     answered: Notify,
 }
 
 #[derive(Default)]
 struct Known {
     overrides: Overrides,
-    /// When they were read.
-    read_at: Time,
-    /// The pauses that this process asks for and has not read back yet, by name.
-    asks: HashMap<Arc<str>, Ask>,
-    /// The names of those that are to be sent.
-    unsent: VecDeque<Arc<str>>,
+    pauses: Pauses,
     /// A question is to be asked.
     wanted: bool,
     /// A question is unanswered. The next one waits for it.
@@ -74,12 +69,10 @@ pub(crate) type Check = (Arc<SharedSession>, u64);
 /// The changes in an answer.
 #[derive(Default)]
 pub(crate) struct News {
-    /// The names whose overrides changed.
+    /// The names whose overrides or pauses changed.
     pub(crate) names: BTreeSet<Arc<str>>,
     /// The places that were revoked, and the names of their semaphores.
     pub(crate) revoked: Vec<(PlaceId, Arc<str>)>,
-    /// The pauses that begin, or end later than was known, and how long they last.
-    pub(crate) pauses: Vec<(Arc<str>, Pause, Duration)>,
 }
 
 impl OverrideCache {
@@ -88,7 +81,7 @@ impl OverrideCache {
             key,
             state: Mutex::default(),
             has_tenants: AtomicBool::new(false),
-            has_asks: AtomicBool::new(false),
+            has_unsent: AtomicBool::new(false),
             answered: Notify::new(),
         }
     }
@@ -106,7 +99,7 @@ impl OverrideCache {
     pub(crate) fn apply(&self, name: &str, session: &mut Session, now: Time) {
         let (set, paused_until) = {
             let state = lock(&self.state);
-            (state.overrides.of(name), state.paused_until(name))
+            (state.overrides.of(name), state.pauses.end_of(name))
         };
         session.handle_override(set, now);
         session.handle_pause(paused_until, now);
@@ -249,23 +242,13 @@ impl OverrideCache {
         match answer {
             Ok(None) => state.failed = false,
             Ok(Some(new)) => {
-                state.read_at = now;
                 let has_tenants = new.names.keys().any(|name| name.contains('@'));
                 self.has_tenants.store(has_tenants, Ordering::Release);
                 let old = std::mem::replace(&mut state.overrides, new);
-                let new = &state.overrides;
+                let Known { overrides: new, pauses, .. } = &mut *state;
                 let names = old.names.keys().chain(new.names.keys());
                 news.names.extend(names.filter(|name| old.of(name) != new.of(name)).cloned());
-                let names = old.pauses.keys().chain(new.pauses.keys());
-                let is_new = |name: &&Arc<str>| old.pauses.get(*name) != new.pauses.get(*name);
-                news.names.extend(names.filter(is_new).cloned());
-                let longer = new.pauses.iter().filter(|(name, pause)| {
-                    old.pauses.get(*name).is_none_or(|known| known.until < pause.until)
-                });
-                let left = longer.map(|(name, pause)| {
-                    (Arc::clone(name), pause.clone(), state.end_of(pause).since(now))
-                });
-                news.pauses.extend(left.filter(|(.., left)| !left.is_zero()));
+                pauses.take_in(&Reading { old: &old, new, question, now }, &mut news.names);
                 let revoked =
                     new.revoked.iter().filter(|(place, end)| old.revoked.get(place) != Some(end));
                 news.revoked.extend(revoked.map(|(place, _)| place.clone()));
@@ -276,16 +259,18 @@ impl OverrideCache {
                 failed = Some(error).filter(|_| !std::mem::replace(&mut state.failed, true))
             }
         }
-        let is_known = state.error.is_none();
-        let over = state
-            .asks
-            .extract_if(|_, ask| ask.is_over(now) || is_known && ask.is_read_by(question));
-        news.names.extend(over.map(|(name, _)| name));
+        state.pauses.forget_ended(now);
+        self.note_unsent(&state.pauses);
         drop(state);
         if let Some(error) = failed {
             tracing::warn!(target: "tower_semaphore", %error, "the overrides cannot be read; only policies apply");
         }
         news
+    }
+
+    /// Call it under the lock of the state, after each change of the pauses.
+    fn note_unsent(&self, pauses: &Pauses) {
+        self.has_unsent.store(pauses.has_unsent(), Ordering::Release);
     }
 
     /// Notes that the sessions have applied the answer to this question, and wakes its callers.

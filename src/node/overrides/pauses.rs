@@ -1,184 +1,341 @@
-//! Pauses until a time: their ends by this process's clock, and those that this process asks for.
+//! Pauses until a time, as this process knows them.
 //!
-//! A pause that a response of the upstream asks for applies here at once. The driver of the server that keeps the
-//! overrides records it there, which notifies the other processes. From the first reading after that on, what was read
-//! counts: so a pause that an operator ended meanwhile ends here, too.
+//! A response of the upstream pauses its own process at once. The server that keeps the overrides has a record of each
+//! pause, which the other processes read (`lua/pause.lua`).
+//!
+//! ```text
+//!   a response ── ask ──► unsent ── next ──► sent ── recorded ──► written ◄── read ── another process, an operator
+//!                          ▲  ▲                │                     │
+//!                          │  └── no answer, ──┘                     │
+//!                          │      refused                            │
+//!                          └── a reading does not find the record ───┘
+//! ```
+//!
+//! A pause is known until its end by this process's clock, or until a reading says that its name was resumed since. A
+//! record that is missing ends nothing: the server lost it, or has no room for it. Whoever knows the pause sends its
+//! record again, and the first of them restores it for all.
+//!
+//! *What a resume ends.* Each pause remembers the version of the server's pauses that this process had read when the pause
+//! was asked for, or last read. A resume is a record with a version, too, and ends the pauses with lower ones: here when
+//! they are read, and at the server when they are sent. No clock is compared, so neither a repeat nor a process that was
+//! cut off brings a pause back.
+//!
+//! *What is bounded.* One record of a process is in flight; after one that was refused, or not answered, none is sent for
+//! [`RETRY`]. A process knows at most [`KNOWN_MAX`] pauses, and forgets them when they end, whether the server answers or
+//! not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-
-use super::{Known, OverrideCache};
-use crate::backend::{Change, Connection, QueryError};
-use crate::node::Node;
+use crate::backend::{Change, Overrides};
 use crate::node::peers::process;
+use crate::node::server::servers::REDIRECT_LOOP;
 use crate::protocol::{Pause, PauseCause, Time};
-use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 
 /// How much longer a pause lasts than was asked for: the requests that are answered next ask for almost the same end,
 /// and are to change nothing.
 const SLACK: Duration = Duration::from_millis(250);
-/// How often the record of a pause is sent to another server, as slots move.
-const REDIRECTS_MAX: u8 = 5;
+/// How long to send no record after one that was refused, or not answered.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+/// A lost record is not worth a call if less is left of the pause. The end here is later than that in the record, by the
+/// time that the answer took, so a record that just ended is no lost one.
+const WORTH_RESTORING: Duration = Duration::from_secs(1);
+/// The most pauses that a process knows.
+const KNOWN_MAX: usize = 1 << 16;
+/// The longest pauses. A record that says more is from before the server's clock stepped back.
+const LONGEST_OF_UPSTREAM: Duration = Duration::from_secs(3600);
+pub(crate) const LONGEST_OF_OPERATOR: Duration = Duration::from_secs(24 * 3600);
 
-/// A pause that this process asks for.
-#[derive(Debug)]
-pub(super) struct Ask {
-    /// When it ends, without the slack.
-    until: Time,
-    cause: PauseCause,
-    state: AskState,
-    redirects: u8,
+/// The pauses that this process knows.
+#[derive(Default)]
+pub(super) struct Pauses {
+    known: HashMap<Arc<str>, KnownPause>,
+    /// The names of those that are to be sent, and the last one of these that was. The next one follows it, so each has
+    /// its turn.
+    unsent: BTreeSet<Arc<str>>,
+    last: Arc<str>,
+    /// The number of records that were sent, and whether the last one is unanswered.
+    sent: u64,
+    is_sending: bool,
+    /// No record is sent before this.
+    not_before: Option<Time>,
+    /// When a server last answered that another one keeps the overrides.
+    moved_at: Option<Time>,
+    /// When those that are over were last searched.
+    searched_at: Option<Time>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum AskState {
+#[derive(Debug)]
+struct KnownPause {
+    /// When it ends here.
+    ends: Time,
+    /// The end that the record must have at least.
+    asked: Time,
+    by: Arc<str>,
+    cause: PauseCause,
+    /// The version of the pauses that was known when this process asked for it, or last read it.
+    seen: u64,
+    record: Record,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Record {
     Unsent,
     Sent,
-    /// It was answered, and the question of this number finds it among the overrides, unless it was ended.
-    Answered(u64),
+    /// The answers to the question of this number and to later ones have it, unless it was lost.
+    Written(u64),
 }
 
-impl Ask {
-    fn ends(&self) -> Time {
-        self.until + SLACK
-    }
-
-    pub(super) fn is_over(&self, now: Time) -> bool {
-        self.ends() <= now
-    }
-
-    /// Returns whether the answer to this question replaces it.
-    pub(super) fn is_read_by(&self, question: u64) -> bool {
-        matches!(self.state, AskState::Answered(by) if by <= question)
-    }
+/// The record of a pause that is sent.
+#[derive(Debug)]
+pub(super) struct Sending {
+    pub(super) name: Arc<str>,
+    pub(super) change: Change,
+    number: u64,
+    asked: Time,
 }
 
-impl Known {
-    /// Returns when a pause that was read ends by this process's clock. It never ends early, because the answer came
-    /// later than the server's time in it.
-    pub(super) fn end_of(&self, pause: &Pause) -> Time {
-        match pause.until.checked_sub(self.overrides.now) {
-            Some(left_ms) => self.read_at + Duration::from_millis(left_ms),
-            None => {
-                let since = Duration::from_millis(self.overrides.now - pause.until);
-                self.read_at.checked_sub(since).unwrap_or(Time::ZERO)
-            }
-        }
-    }
-
-    /// Returns when the known pause of a name ends, or when it ended a moment ago.
-    pub(super) fn paused_until(&self, name: &str) -> Option<Time> {
-        let read = self.overrides.pauses.get(name).map(|pause| self.end_of(pause));
-        read.max(self.asks.get(name).map(Ask::ends))
-    }
+/// What came of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is written, or a record that ends as late; or the name was resumed since.
+    Recorded,
+    /// The connection broke. The next one repeats it.
+    Unanswered,
+    /// The server refused it, or did not answer in time.
+    Refused,
+    /// Another server keeps the overrides.
+    Moved,
 }
 
-impl OverrideCache {
-    /// Returns the known pause of a name, and how much longer it lasts.
-    pub(crate) fn pause_of(&self, name: &str, now: Time) -> Option<(Pause, Duration)> {
-        let state = lock(&self.state);
-        let pause = state.overrides.pauses.get(name)?;
-        let left = state.end_of(pause).since(now);
-        (!left.is_zero()).then(|| (pause.clone(), left))
+impl Pauses {
+    /// Returns when the pause of a name ends.
+    pub(super) fn end_of(&self, name: &str) -> Option<Time> {
+        self.known.get(name).map(|pause| pause.ends)
     }
 
-    /// Returns the number of names whose known pause lasts.
-    pub(crate) fn paused(&self, now: Time) -> usize {
-        let state = lock(&self.state);
-        let read = state.overrides.pauses.iter();
-        let read = read.filter(|(_, pause)| now < state.end_of(pause));
-        let asked = state.asks.iter().filter(|(_, ask)| !ask.is_over(now));
-        let names: BTreeSet<_> =
-            read.map(|(name, _)| name).chain(asked.map(|(name, _)| name)).collect();
-        names.len()
+    /// Returns who asked for the pause of a name, why, and how much longer it lasts.
+    pub(super) fn of(&self, name: &str, now: Time) -> Option<(Arc<str>, PauseCause, Duration)> {
+        let pause = self.known.get(name).filter(|pause| now < pause.ends)?;
+        Some((Arc::clone(&pause.by), pause.cause, pause.ends.since(now)))
     }
 
-    /// Notes that a pause until then is to be recorded. Returns whether it ends later than any that is known.
-    fn ask(&self, name: &Arc<str>, until: Time, cause: PauseCause) -> bool {
-        let mut state = lock(&self.state);
-        if state.paused_until(name) >= Some(until) {
+    /// Returns the number of names that are paused.
+    pub(super) fn len(&self, now: Time) -> usize {
+        self.known.values().filter(|pause| now < pause.ends).count()
+    }
+
+    /// Notes that a response asks for a pause until then; `seen`: the version of the pauses that is known. Returns
+    /// whether it ends later than any that is known.
+    pub(super) fn ask(
+        &mut self,
+        name: &Arc<str>,
+        until: Time,
+        cause: PauseCause,
+        seen: u64,
+        now: Time,
+    ) -> bool {
+        let known = self.known.get(name);
+        if known.is_some_and(|known| known.ends >= until) {
             return false;
         }
-        let ask = Ask { until, cause, state: AskState::Unsent, redirects: 0 };
-        let old = state.asks.insert(Arc::clone(name), ask);
-        if old.is_none_or(|old| old.state != AskState::Unsent) {
-            state.unsent.push_back(Arc::clone(name));
+        if known.is_none() && self.known.len() >= KNOWN_MAX {
+            // Not for each of them: a search takes long, and most of them last for longer.
+            if self.searched_at.is_none_or(|at| at + RETRY <= now) {
+                self.forget_ended(now);
+            }
+            if self.known.len() >= KNOWN_MAX {
+                return false;
+            }
         }
-        self.has_asks.store(true, Ordering::Release);
+        self.unsent.insert(Arc::clone(name));
+        let (ends, by, record) = (until + SLACK, own_process(), Record::Unsent);
+        let pause = KnownPause { ends, asked: until, by, cause, seen, record };
+        self.known.insert(Arc::clone(name), pause);
         true
     }
 
-    /// Returns whether a pause may have to be recorded.
-    pub(crate) fn has_asks(&self) -> bool {
-        self.has_asks.load(Ordering::Acquire)
+    /// Forgets the pauses that are over.
+    pub(super) fn forget_ended(&mut self, now: Time) {
+        self.searched_at = Some(now);
+        let Self { known, unsent, .. } = self;
+        known.retain(|name, pause| {
+            let goes_on = now < pause.ends;
+            if !goes_on {
+                unsent.remove(name);
+            }
+            goes_on
+        });
     }
 
-    /// Returns the next pause to record, with its name and its end.
-    fn next_ask(&self, now: Time) -> Option<(Arc<str>, Time, Change)> {
-        let mut state = lock(&self.state);
-        while let Some(name) = state.unsent.pop_front() {
-            let Some(ask) = state.asks.get_mut(&name) else { continue };
-            if ask.is_over(now) {
-                state.asks.remove(&name);
-            } else if ask.state == AskState::Unsent {
-                ask.state = AskState::Sent;
-                let change = pause(ask.until.since(now), SLACK, ask.cause);
-                return Some((name, ask.until, change));
-            }
+    /// Whether a record is to be sent, now or later.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Returns the next record to send.
+    pub(super) fn next(&mut self, now: Time) -> Option<Sending> {
+        if self.is_sending || self.not_before.is_some_and(|at| now < at) {
+            return None;
         }
-        self.has_asks.store(false, Ordering::Release);
+        while let Some(name) = self.take_unsent() {
+            let Some(pause) = self.known.get_mut(&name) else { continue };
+            if pause.asked <= now {
+                // Only the slack is left.
+                pause.record = Record::Written(u64::MAX);
+                continue;
+            }
+            pause.record = Record::Sent;
+            (self.is_sending, self.sent) = (true, self.sent + 1);
+            let change = Change::Pause {
+                pause_ms: ms_up(pause.asked.since(now)),
+                slack_ms: ms_up(pause.ends.since(pause.asked)),
+                seen: pause.seen,
+                by: Arc::clone(&pause.by),
+                cause: pause.cause,
+            };
+            return Some(Sending { name, change, number: self.sent, asked: pause.asked });
+        }
         None
     }
 
-    /// Notes what came of recording a pause.
-    fn on_ask_answered(&self, name: &Arc<str>, until: Time, answer: &Result<(), QueryError>) {
-        let mut state = lock(&self.state);
-        let next = state.asked + 1;
-        let Some(ask) = state.asks.get_mut(name).filter(|ask| ask.until == until) else { return };
-        match answer {
-            Err(QueryError::Moved) if ask.redirects < REDIRECTS_MAX => {
-                (ask.state, ask.redirects) = (AskState::Unsent, ask.redirects + 1);
-                state.unsent.push_back(Arc::clone(name));
-                self.has_asks.store(true, Ordering::Release);
+    fn take_unsent(&mut self) -> Option<Arc<str>> {
+        let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
+        let name = self.unsent.range::<str, _>(after).next().or_else(|| self.unsent.first())?;
+        let name = Arc::clone(name);
+        self.unsent.remove(&name);
+        self.last = Arc::clone(&name);
+        Some(name)
+    }
+
+    /// Notes what came of a record, once; `question`: the number of the next question.
+    pub(super) fn on_outcome(&mut self, of: &Sending, outcome: Outcome, question: u64, now: Time) {
+        if !self.is_sending || self.sent != of.number {
+            return;
+        }
+        self.is_sending = false;
+        let moved_before = self.moved_at;
+        match outcome {
+            Outcome::Recorded | Outcome::Unanswered => {}
+            Outcome::Refused => self.not_before = Some(now + RETRY),
+            Outcome::Moved => {
+                // Two servers can redirect to each other.
+                let is_loop = moved_before.is_some_and(|at| now < at + REDIRECT_LOOP);
+                self.not_before = is_loop.then(|| now + RETRY);
+                self.moved_at = Some(now);
             }
-            // The next connection repeats it.
-            Err(QueryError::Failed(error)) if error.is_connection() => {}
-            _ => {
-                ask.state = AskState::Answered(next);
-                state.wanted = true;
-            }
+        }
+        let pause = self.known.get_mut(&of.name);
+        let is_this = |one: &&mut KnownPause| one.record == Record::Sent && one.asked == of.asked;
+        let Some(pause) = pause.filter(is_this) else { return };
+        if outcome == Outcome::Recorded {
+            pause.record = Record::Written(question);
+        } else {
+            pause.record = Record::Unsent;
+            self.unsent.insert(Arc::clone(&of.name));
         }
     }
 
-    /// Has pauses recorded again whose records were not answered before the connection broke.
-    pub(crate) fn on_asks_unanswered(&self) {
-        let mut state = lock(&self.state);
-        let Known { asks, unsent, .. } = &mut *state;
-        for (name, ask) in asks.iter_mut().filter(|(_, ask)| ask.state == AskState::Sent) {
-            ask.state = AskState::Unsent;
-            unsent.push_back(Arc::clone(name));
-            self.has_asks.store(true, Ordering::Release);
+    /// Takes in a reading that differs from the one before, and adds the names whose pauses changed.
+    pub(super) fn take_in(&mut self, reading: &Reading<'_>, changed: &mut BTreeSet<Arc<str>>) {
+        let Self { known, unsent, .. } = self;
+        let (old, new) = (reading.old, reading.new);
+        for (name, resumed) in &new.resumed {
+            if known.get(name).is_some_and(|pause| pause.seen < *resumed) {
+                known.remove(name);
+                unsent.remove(name);
+                changed.insert(Arc::clone(name));
+            }
         }
-    }
-
-    /// Has the next reading alone count for a name: an operator ends its pause.
-    pub(crate) fn forget_ask(&self, name: &str) {
-        let mut state = lock(&self.state);
-        let next = state.asked + 1;
-        if let Some(ask) = state.asks.get_mut(name) {
-            ask.state = AskState::Answered(next);
+        for (name, record) in &new.pauses {
+            let is_same = old.pauses.get(name) == Some(record);
+            let before = known.get(name).map(|pause| pause.ends);
+            match known.get_mut(name).map(|pause| pause.find(record, is_same, reading)) {
+                Some(true) => {
+                    unsent.remove(name);
+                }
+                // One that was read before is over here.
+                None if !is_same && reading.now < reading.end_of(record) => {
+                    known.insert(Arc::clone(name), KnownPause::read(record, reading));
+                }
+                _ => {}
+            }
+            if known.get(name).map(|pause| pause.ends) != before {
+                changed.insert(Arc::clone(name));
+            }
+        }
+        for (name, pause) in known {
+            // After a loss of data, versions may begin below those before it.
+            pause.seen = pause.seen.min(new.pauses_version);
+            if pause.is_lost(reading) {
+                pause.record = Record::Unsent;
+                unsent.insert(Arc::clone(name));
+            }
         }
     }
 }
 
-/// Returns the change that records a pause.
-pub(crate) fn pause(pause: Duration, slack: Duration, cause: PauseCause) -> Change {
-    let by = if process().is_empty() { "-".into() } else { Arc::clone(process()) };
-    Change::Pause { pause_ms: ms_up(pause), slack_ms: ms_up(slack), by, cause }
+impl KnownPause {
+    fn read(record: &Pause, reading: &Reading<'_>) -> Self {
+        let (ends, by) = (reading.end_of(record), Arc::clone(&record.by));
+        let (seen, found) = (reading.new.pauses_version, Record::Written(reading.question + 1));
+        Self { ends, asked: ends, by, cause: record.cause, seen, record: found }
+    }
+
+    /// Takes over its record in a reading, unless that ends too early. `is_same`: the one before had it, too.
+    fn find(&mut self, record: &Pause, is_same: bool, reading: &Reading<'_>) -> bool {
+        let is_written = matches!(self.record, Record::Written(_));
+        // What was written is found again, within what the times of two answers may differ.
+        let slack = if is_written { SLACK } else { Duration::ZERO };
+        let found = Self::read(record, reading);
+        if is_written && is_same {
+            (self.seen, self.record) = (found.seen, found.record);
+        } else if found.ends + slack >= self.asked {
+            *self = found;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Whether a reading should have its record, and did not.
+    fn is_lost(&self, reading: &Reading<'_>) -> bool {
+        matches!(self.record, Record::Written(from) if from <= reading.question)
+            && self.asked.since(reading.now) > WORTH_RESTORING
+    }
+}
+
+/// The answer to a question, beside the one before it.
+pub(super) struct Reading<'a> {
+    pub(super) old: &'a Overrides,
+    pub(super) new: &'a Overrides,
+    pub(super) question: u64,
+    pub(super) now: Time,
+}
+
+impl Reading<'_> {
+    /// Returns when a pause ends by this process's clock. It never ends early, because the answer came later than the
+    /// server's time in it.
+    fn end_of(&self, pause: &Pause) -> Time {
+        let left = Duration::from_millis(pause.until.saturating_sub(self.new.now));
+        let longest = match pause.cause {
+            PauseCause::Operator => LONGEST_OF_OPERATOR,
+            _ => LONGEST_OF_UPSTREAM + SLACK,
+        };
+        self.now + left.min(longest)
+    }
+}
+
+/// Returns the change that records an operator's pause. No earlier resume ends it.
+pub(crate) fn pause_by_operator(pause: Duration) -> Change {
+    let (pause_ms, by, cause) = (ms_up(pause), own_process(), PauseCause::Operator);
+    Change::Pause { pause_ms, slack_ms: 0, seen: u64::MAX, by, cause }
+}
+
+fn own_process() -> Arc<str> {
+    if process().is_empty() { "-".into() } else { Arc::clone(process()) }
 }
 
 /// Whole ms: a pause never ends early.
@@ -186,48 +343,5 @@ fn ms_up(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-impl Node {
-    /// Pauses the grants of a name for this long, here at once, and in the whole fleet. Does nothing if a pause that
-    /// ends as late is known.
-    pub(crate) fn pause(&self, name: &Arc<str>, duration: Duration, cause: PauseCause) {
-        let until = self.now() + duration;
-        if let Some(embedded) = self.embedded() {
-            if lock(&self.overrides.state).paused_until(name) < Some(until) {
-                let change = pause(duration, SLACK, cause);
-                let key = self.overrides.key();
-                let _ = embedded.set_override(key, name, change).now_or_never();
-                self.counts.meter.on_pause(cause);
-                self.learn_now();
-            }
-        } else if self.overrides.ask(name, until, cause) {
-            self.counts.meter.on_pause(cause);
-            if let Some(shared) = self.sessions.get(name) {
-                self.apply_overrides(&shared, self.now());
-            }
-            self.ask_keeper();
-        }
-    }
-
-    /// Returns the next record of a pause, sent over a connection to the server that keeps the overrides.
-    pub(crate) fn record_pause(
-        &self,
-        connection: &Arc<dyn Connection>,
-    ) -> Option<impl Future<Output = Result<(), QueryError>> + Send + 'static + use<>> {
-        let (name, until, change) = self.overrides.next_ask(self.now())?;
-        let recording = connection.set_override(self.overrides.key(), &name, change);
-        let node = self.this.clone();
-        Some(async move {
-            let answer = recording.await;
-            if let Some(node) = node.upgrade() {
-                node.overrides.on_ask_answered(&name, until, &answer);
-                if let Err(QueryError::Failed(error)) = &answer
-                    && !error.is_connection()
-                {
-                    node.counts.log_refused_call(&name, error);
-                }
-                node.ask_keeper();
-            }
-            answer
-        })
-    }
-}
+#[cfg(all(test, not(shuttle)))]
+mod tests;

@@ -136,9 +136,10 @@ impl Node {
             let query = embedded.overrides(self.overrides.key(), self.overrides.version());
             let Some(Ok(answer)) = query.now_or_never() else { return };
             if !self.take_in(question, checking, Ok(answer)) {
-                return;
+                break;
             }
         }
+        self.record_now();
     }
 
     /// Applies an answer to the sessions, then wakes its callers. Returns whether anything changed.
@@ -155,19 +156,6 @@ impl Node {
                 self.apply_overrides(&shared, now);
             }
         }
-        for (name, pause, left) in &news.pauses {
-            // Nobody here needs to know of other names.
-            if self.sessions.get(name).is_some() {
-                tracing::info!(
-                    target: "tower_semaphore",
-                    semaphore = &**name,
-                    for_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
-                    by = &*pause.by,
-                    cause = %pause.cause,
-                    "grants are paused until a time"
-                );
-            }
-        }
         for (id, name) in &news.revoked {
             if let Some(shared) = self.sessions.get(name) {
                 self.act(&shared, now, |session, time| session.handle_revoked(*id, time));
@@ -180,8 +168,13 @@ impl Node {
 
     /// Applies what is known to the session of a name.
     pub(super) fn apply_overrides(&self, shared: &Arc<SharedSession>, now: Time) {
-        // Read under the lock: another thread may have learned something newer.
-        self.act(shared, now, |session, now| self.overrides.apply(shared.name(), session, now));
+        let (before, after) = self.act(shared, now, |session, now| {
+            let before = session.paused_until();
+            // Read under the lock: another thread may have learned something newer.
+            self.overrides.apply(shared.name(), session, now);
+            (before, session.paused_until())
+        });
+        self.log_pause(shared.name(), before, after);
     }
 
     /// Ends the revocation checks of all sessions without an answer, so that an outage of the server that keeps the

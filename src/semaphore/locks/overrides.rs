@@ -12,7 +12,7 @@ use super::backend::TestBackend;
 use super::{NAME, either, explore, policy, process};
 use crate::backend::Overrides;
 use crate::node::overrides::OverrideCache;
-use crate::protocol::Override;
+use crate::protocol::{Override, Time};
 use crate::semaphore::Semaphore;
 use crate::semaphore::place_handle::{PlaceHandle, PlaceOf};
 use crate::tasks::driver;
@@ -65,7 +65,7 @@ impl Keeper {
         let version = self.set.load(Ordering::SeqCst);
         assert!(version >= needed);
         let new = Overrides { version, ..Overrides::default() };
-        self.cache.take_in(question, Ok(Some(new)));
+        self.cache.take_in(question, Ok(Some(new)), Time::ZERO);
         self.cache.set_applied(question);
     }
 

@@ -191,10 +191,10 @@ impl Inspection {
             holders,
             waiters: queue.into_iter().map(|(.., waiter)| waiter).collect(),
             set: own.overrides.of(name),
-            paused: own.overrides.pause_of(name, own.now()).map(|(pause, left)| Paused {
+            paused: own.overrides.pause_of(name, own.now()).map(|(by, cause, left)| Paused {
                 left,
-                by: pause.by.to_string(),
-                cause: pause.cause,
+                by: by.to_string(),
+                cause,
             }),
             is_cut,
             tenants,

@@ -10,7 +10,7 @@ use crate::error::BackendError;
 #[cfg(doc)]
 use crate::error::RejectReason;
 use crate::name::Name;
-use crate::node::overrides::pauses::pause;
+use crate::node::overrides::pauses::{LONGEST_OF_OPERATOR as PAUSE_MAX, pause_by_operator};
 #[cfg(doc)]
 use crate::policy::Limit;
 use crate::policy::Policy;
@@ -22,9 +22,6 @@ use crate::semaphore::Semaphore;
 /// How often a drain checks whether a semaphore is empty.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
-
 /// How long a revocation is remembered if the lease is unknown, in ms: the longest lease, and a minute for a renewal
 /// that is made while the revocation is under way.
 const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
@@ -32,7 +29,7 @@ const LONGEST_MS: u64 = (Policy::MAX_LEASE.as_secs() + 60) * 1000;
 /// # Operations
 ///
 /// An override of a name replaces its policy in the whole fleet. The backend keeps it until it is cleared; at most 1000
-/// names can have one. Every process is notified at once, and also reads the overrides each second in which it uses any
+/// names can have one. Operators can pause 500 further names [until a time](Self::pause_for). Every process is notified at once, and also reads the overrides each second in which it uses any
 /// semaphore. This process has applied the override when the call returns.
 ///
 /// A policy with a limit of 0 or [`Limit::Unlimited`] is answered without the backend, so no override affects it.
@@ -168,7 +165,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If `duration` is not from 1 ms to 24 h, or as [`set_limit`](Self::set_limit).
+    /// If `duration` is not from 1 ms to 24 h, the backend cannot be asked, or operators pause 500 names until a time already.
     ///
     /// # Cancel safety
     ///
@@ -201,7 +198,7 @@ impl Semaphore {
             let text = format!("pause is {duration:?}; expected 1ms to {PAUSE_MAX:?}");
             return Err(BackendError::call(text));
         }
-        self.change(name, pause(duration, Duration::ZERO, PauseCause::Operator)).await?;
+        self.change(name, pause_by_operator(duration)).await?;
         self.node().counts.meter.on_pause(PauseCause::Operator);
         Ok(())
     }
@@ -209,6 +206,10 @@ impl Semaphore {
     /// Grants permits of `name` again after a [`pause`](Self::pause), a [`pause_for`](Self::pause_for) or a
     /// [`drain`](Self::drain), up to the limit of the policy or the one that is [set](Self::set_limit). See
     /// [`pause`](Self::pause) for an example.
+    ///
+    /// It also ends every pause of an upstream that a process asked for before it learned of this, even if the process
+    /// is cut off from the backend meanwhile. The backend remembers that for an hour, the longest
+    /// [`max_pause`](crate::PolicyBuilder::max_pause), of at least the last 450 names.
     ///
     /// # Errors
     ///
@@ -220,7 +221,7 @@ impl Semaphore {
     ///
     pub async fn resume(&self, name: impl Into<Name>) -> Result<(), BackendError> {
         let name = name.into();
-        self.running_node()?.overrides.forget_ask(name.as_str());
+        self.set(name.as_str(), Change::Resume).await?;
         self.change(name, Change::Mode(Mode::Open)).await
     }
 

@@ -298,12 +298,11 @@ impl<'a> Exchange<'a> {
             self.messages.push(Box::pin(timeout(self.patience, question)));
             subtasks.wake(MESSAGES);
         }
-        while self.node.overrides.has_asks()
-            && self.messages.len() < MESSAGES_IN_FLIGHT_MAX
+        if self.node.overrides.has_unsent()
             && self.node.keeps_overrides(self.server)
             && let Some(recording) = self.node.record_pause(self.connection)
         {
-            self.messages.push(Box::pin(timeout(self.patience, recording)));
+            self.messages.push(Box::pin(recording));
             subtasks.wake(MESSAGES);
         }
         let due = self
@@ -420,7 +419,6 @@ impl<'a> Exchange<'a> {
         if let Some(refresh) = self.refresh {
             refresh.abandon(node);
         }
-        node.overrides.on_asks_unanswered();
     }
 }
 

@@ -196,6 +196,7 @@ async fn on_unreachable(node: &Node, server: &Arc<Server>, error: &BackendError)
     }
     if node.keeps_overrides(server) {
         node.settle_checks();
+        node.overrides.forget_ended_pauses(node.now());
     }
 }
 

@@ -100,6 +100,12 @@ impl TestRedis {
         self.command(&["DBSIZE"])
     }
 
+    /// Returns whether nothing is stored, apart from what was resumed in the last hour.
+    pub(crate) fn is_clear(&self) -> bool {
+        let keys: Vec<String> = self.command(&["KEYS", "*"]);
+        keys.iter().all(|key| key == "semaphore:{!overrides}:pauses")
+    }
+
     /// Returns how far its writes have come, in bytes; for a replica, how many of them it has.
     pub(crate) fn replicated(&self) -> u64 {
         let info: String = self.command(&["INFO", "replication"]);

@@ -1,0 +1,181 @@
+//! How records of pauses are sent to the server that keeps the overrides.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+use super::OverrideCache;
+use super::pauses::{Outcome, Sending};
+use crate::backend::{Connection, QueryError};
+use crate::node::Node;
+use crate::protocol::{PauseCause, Time};
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+
+impl OverrideCache {
+    /// Returns who asked for the pause of a name, why, and how much longer it lasts.
+    pub(crate) fn pause_of(
+        &self,
+        name: &str,
+        now: Time,
+    ) -> Option<(Arc<str>, PauseCause, Duration)> {
+        lock(&self.state).pauses.of(name, now)
+    }
+
+    /// Returns the number of names that are paused.
+    pub(crate) fn paused(&self, now: Time) -> usize {
+        lock(&self.state).pauses.len(now)
+    }
+
+    /// Forgets the pauses that are over.
+    pub(crate) fn forget_ended_pauses(&self, now: Time) {
+        lock(&self.state).pauses.forget_ended(now);
+    }
+
+    /// Returns whether a record of a pause is to be sent, now or later.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.has_unsent.load(Ordering::Acquire)
+    }
+
+    fn ask(&self, name: &Arc<str>, duration: Duration, cause: PauseCause, now: Time) -> bool {
+        let mut state = lock(&self.state);
+        let seen = state.overrides.pauses_version;
+        let is_new = state.pauses.ask(name, now + duration, cause, seen, now);
+        self.note_unsent(&state.pauses);
+        is_new
+    }
+
+    fn next_record(&self, now: Time) -> Option<Sending> {
+        let mut state = lock(&self.state);
+        let next = state.pauses.next(now);
+        self.note_unsent(&state.pauses);
+        next
+    }
+
+    fn on_outcome(&self, of: &Sending, outcome: Outcome, now: Time) {
+        let mut state = lock(&self.state);
+        let question = state.asked + 1;
+        state.pauses.on_outcome(of, outcome, question, now);
+        self.note_unsent(&state.pauses);
+    }
+}
+
+/// A record on its way. Dropped without an answer, it is sent again.
+struct Recording {
+    node: Weak<Node>,
+    record: Sending,
+}
+
+impl Recording {
+    fn end(&self, outcome: Outcome) {
+        if let Some(node) = self.node.upgrade() {
+            node.overrides.on_outcome(&self.record, outcome, node.now());
+            node.ask_keeper();
+        }
+    }
+
+    fn log(&self, error: &QueryError) {
+        if let QueryError::Failed(error) = error
+            && !error.is_connection()
+            && let Some(node) = self.node.upgrade()
+        {
+            node.counts.log_refused_call(&self.record.name, error);
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Some(node) = self.node.upgrade() {
+            node.overrides.on_outcome(&self.record, Outcome::Unanswered, node.now());
+        }
+    }
+}
+
+fn outcome_of(answer: &Result<Result<(), QueryError>, Elapsed>) -> Outcome {
+    match answer {
+        Ok(Ok(())) => Outcome::Recorded,
+        Ok(Err(QueryError::Moved)) => Outcome::Moved,
+        Ok(Err(QueryError::Failed(error))) if error.is_connection() => Outcome::Unanswered,
+        Ok(Err(QueryError::Failed(_))) | Err(_) => Outcome::Refused,
+    }
+}
+
+impl Node {
+    /// Pauses the grants of a name for this long, here at once, and in the whole fleet. Does nothing if a pause that
+    /// ends as late is known.
+    pub(crate) fn pause(&self, name: &Arc<str>, duration: Duration, cause: PauseCause) {
+        if !self.overrides.ask(name, duration, cause, self.now()) {
+            return;
+        }
+        self.counts.meter.on_pause(cause);
+        if let Some(shared) = self.sessions.get(name) {
+            self.apply_overrides(&shared, self.now());
+        }
+        if self.embedded().is_some() {
+            self.record_now();
+            self.learn_now();
+        } else {
+            self.ask_keeper();
+        }
+    }
+
+    /// Records what is unsent with the embedded backend.
+    pub(super) fn record_now(&self) {
+        let Some(embedded) = self.embedded() else { return };
+        while let Some(record) = self.overrides.next_record(self.now()) {
+            let change = record.change.clone();
+            let answer = embedded.set_override(self.overrides.key(), &record.name, change);
+            let outcome =
+                answer.now_or_never().map_or(Outcome::Refused, |answer| outcome_of(&Ok(answer)));
+            self.overrides.on_outcome(&record, outcome, self.now());
+        }
+    }
+
+    /// Returns the next record of a pause, sent over a connection to the server that keeps the overrides, with the answer
+    /// within the response timeout.
+    pub(crate) fn record_pause(
+        &self,
+        connection: &Arc<dyn Connection>,
+    ) -> Option<
+        impl Future<Output = Result<Result<(), QueryError>, Elapsed>> + Send + 'static + use<>,
+    > {
+        let record = self.overrides.next_record(self.now())?;
+        let change = record.change.clone();
+        let answer = connection.set_override(self.overrides.key(), &record.name, change);
+        let answer = timeout(self.backend().response_timeout(), answer);
+        let recording = Recording { node: self.this.clone(), record };
+        Some(async move {
+            let answer = answer.await;
+            if let Ok(Err(error)) = &answer {
+                recording.log(error);
+            }
+            recording.end(outcome_of(&answer));
+            answer
+        })
+    }
+
+    /// Logs that a pause of a name began, ended, or ends later, as a session was told.
+    pub(crate) fn log_pause(&self, name: &str, before: Option<Time>, after: Option<Time>) {
+        let now = self.now();
+        match (before, after) {
+            (None, Some(_)) => {
+                let Some((by, cause, left)) = self.overrides.pause_of(name, now) else { return };
+                let for_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(target: "tower_semaphore", semaphore = name, for_ms, by = &*by, %cause, "grants are paused until a time");
+            }
+            (Some(_), None) => {
+                tracing::info!(target: "tower_semaphore", semaphore = name, "grants are no longer paused until a time");
+            }
+            (Some(earlier), Some(until)) if earlier < until => {
+                let left = until.since(now);
+                let for_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+                tracing::debug!(target: "tower_semaphore", semaphore = name, for_ms, "a pause ends later");
+            }
+            _ => {}
+        }
+    }
+}
