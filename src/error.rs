@@ -181,8 +181,19 @@ pub struct Rejected {
     pub ends_in: Option<Duration>,
     /// Boxed, because results carry it.
     pub(crate) rate: Option<Box<Rate>>,
+    /// What is known of the queue; `None` if nothing is.
+    pub(crate) queue: Option<Box<QueueSeen>>,
     /// Whether the request has a tenant, whose line is a queue of its own.
     pub(crate) has_tenant: bool,
+}
+
+/// What a rejection tells of the queue. Boxed, because results carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueSeen {
+    pub(crate) ahead: Option<u32>,
+    pub(crate) expected_wait: Option<Duration>,
+    /// How long the request could have waited.
+    pub(crate) wait_timeout: Duration,
 }
 
 impl Rejected {
@@ -190,6 +201,60 @@ impl Rejected {
     #[must_use]
     pub fn rate(&self) -> Option<Rate> {
         self.rate.as_deref().copied()
+    }
+
+    /// Returns how many requests were ahead of this one when it joined the queue, or was rejected instead.
+    ///
+    /// `None` for a request with a [tenant](crate::Ask::by), which waits in a line of its own, or in a semaphore with a
+    /// [rate](crate::PolicyBuilder::rate), which has such lines, too; where permits are
+    /// [reused](crate::PolicyBuilder::reuse); in an outage, and for a request that the backend was asked for twice
+    /// because of one; and for a reason other than too many requests.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_semaphore::{AcquireError, Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), AcquireError> {
+    /// # let semaphore = Semaphore::in_memory();
+    /// let policy = Policy::new(1);
+    /// let _held = semaphore.acquire("openai", &policy).await?;
+    /// let error = semaphore.try_acquire("openai", &policy).await.unwrap_err();
+    /// if let AcquireError::Rejected(rejected) = error {
+    ///     assert_eq!(rejected.ahead(), Some(0), "one is in use, and nobody waits");
+    ///     assert_eq!(rejected.expected_wait(), None, "nobody has waited yet");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn ahead(&self) -> Option<u32> {
+        self.queue.as_ref()?.ahead
+    }
+
+    /// Returns how long a request that came at the moment of the rejection would wait for its permit.
+    ///
+    /// An estimate, from how fast the queue moved lately: from the last 16 permits, at least five, of requests of this
+    /// process that had waited, within 30 s. With a [tenant](crate::Ask::by), from those of the tenant, and from how many
+    /// requests of the tenant wait in this process.
+    ///
+    /// `None` where [`ahead`](Self::ahead) is, except for a tenant; and if this process has not seen that many since
+    /// something changed how fast permits come free: another limit, a pause, an outage, a loss of data, a new connection.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Rejected;
+    ///
+    /// /// Whether to try another region.
+    /// fn takes_long(rejected: &Rejected) -> bool {
+    ///     rejected.expected_wait().is_some_and(|wait| wait > Duration::from_secs(10))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn expected_wait(&self) -> Option<Duration> {
+        self.queue.as_ref()?.expected_wait
     }
 
     /// A request that asks for one permit, has no tenant, and did not wait.
@@ -206,6 +271,7 @@ impl Rejected {
             is_tenant_full: false,
             rate: None,
             ends_in: None,
+            queue: None,
             has_tenant: false,
         }
     }
@@ -271,6 +337,11 @@ impl fmt::Display for Said<'_> {
                     None => write!(f, "none of {limit} permits{of}")?,
                 }
                 write!(f, " came free {}", Within(waited))
+            }
+            RejectReason::Hopeless => {
+                write!(f, "none of {limit} permits{of} will come free in time")?;
+                let wait = self.rejected.expected_wait();
+                wait.map_or(Ok(()), |wait| write!(f, "; the wait would be {}", Seconds(wait)))
             }
             RejectReason::Quarantine => {
                 self.name.map_or(Ok(()), |name| write!(f, "{name}: "))?;

@@ -17,6 +17,9 @@ pub enum RejectReason {
     Rate,
     /// No permit came free within the wait timeout, or the rate allowed no grant.
     QueueTimeout,
+    /// The request would wait in vain: by how fast the queue moves, for more than twice as long as it may. Only for
+    /// requests that ask for this answer.
+    Hopeless,
     /// The backend may have lost data, and grants nothing for one lease, so that permits in use are counted again first (see
     /// `AfterLoss::Quarantine`); and this request may not wait, or waited in vain, or found the queue full. A request
     /// that would have been rejected without the quarantine, as far as that is known, has one of the other reasons.
@@ -40,6 +43,11 @@ impl RejectReason {
         matches!(self, Self::Limit | Self::QueueFull | Self::QueueTimeout | Self::Rate)
     }
 
+    /// Whether this says that there are more requests than permits.
+    pub(crate) const fn is_full(self) -> bool {
+        self.is_of_limit() || matches!(self, Self::TenantLimit | Self::Hopeless)
+    }
+
     /// Returns the reason in snake case, such as `queue_full`, as problem documents and metrics have it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -50,6 +58,7 @@ impl RejectReason {
             Self::CostTooHigh => "cost_too_high",
             Self::Rate => "rate",
             Self::QueueTimeout => "queue_timeout",
+            Self::Hopeless => "hopeless",
             Self::Quarantine => "quarantine",
             Self::Paused => "paused",
             Self::UpstreamPause => "upstream_pause",

@@ -136,7 +136,8 @@ fn code(refusal: &Refusal) -> u16 {
             | RefusalReason::TenantLimit
             | RefusalReason::QueueFull
             | RefusalReason::QueueTimeout
-            | RefusalReason::Rate,
+            | RefusalReason::Rate
+            | RefusalReason::Hopeless,
             _,
         ) => RESOURCE_EXHAUSTED,
     }
@@ -159,6 +160,7 @@ fn message(refusal: &Refusal) -> &'static str {
         }
         RefusalReason::QueueTimeout => "queue_timeout: no permit came free in time",
         RefusalReason::Rate => "rate: too many requests have started lately",
+        RefusalReason::Hopeless => "hopeless: no permit will come free in time",
         RefusalReason::MissingKey => "missing_key: the request has no key",
         RefusalReason::MissingTenant => "missing_tenant: the request has no tenant",
         RefusalReason::LimitUnknown if refusal.tenant.is_some() => {

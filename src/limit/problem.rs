@@ -51,6 +51,14 @@ impl Refusal {
         if let Some(detail) = self.detail() {
             problem["detail"] = json!(detail);
         }
+        if let Some(rejected) = &self.rejected {
+            if let Some(ahead) = rejected.ahead() {
+                problem["ahead"] = json!(ahead);
+            }
+            if let Some(wait) = rejected.expected_wait() {
+                problem["expected-wait"] = json!(wait.as_millis().div_ceil(100) as f64 / 10.0);
+            }
+        }
         if self.reason.is_full() {
             problem["violated-policies"] = json!([self.violated()]);
         }
@@ -124,6 +132,9 @@ impl Refusal {
             ),
             RefusalReason::QueueTimeout => {
                 format!("no permit of {policy} came free {waited}")
+            }
+            RefusalReason::Hopeless => {
+                format!("no permit of {policy} will come free in time")
             }
             RefusalReason::CostTooHigh => self.to_string(),
             RefusalReason::Rate => {

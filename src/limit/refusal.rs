@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode};
 
+use super::builder::RETRY_AFTER_MAX;
 use crate::error::{AcquireError, BackendError, RejectReason, Rejected};
 use crate::name::Name;
 
@@ -44,8 +45,9 @@ pub struct Refusal {
     /// not answer: the request has no key, its limit is unknown, the backend is unavailable, the semaphore was shut down,
     /// or the permit was lost.
     pub rejected: Option<Rejected>,
-    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine; without jitter,
-    /// the end of a [pause](RefusalReason::UpstreamPause). `None` where the request itself is at fault: it has no key or
+    /// When to try again: whole seconds with jitter, at least one, and not before the end of a quarantine, or before a
+    /// request can expect its permit in time, where [that is known](Rejected::expected_wait); without jitter, the end
+    /// of a [pause](RefusalReason::UpstreamPause). `None` where the request itself is at fault: it has no key or
     /// no tenant, or its cost is too high.
     pub retry_after: Option<Duration>,
     /// The error of the backend, or of the source of the limit, if that is why.
@@ -79,6 +81,8 @@ pub enum RefusalReason {
     /// No permit came free within the wait timeout, or there was none for a request whose
     /// [budget](super::WaitBudget) left it no time to wait.
     QueueTimeout,
+    /// The request would wait in vain: see [`refuse_hopeless`](super::ConcurrencyLimitBuilder::refuse_hopeless).
+    Hopeless,
     /// The backend may have lost data, and grants nothing for one lease: see
     /// [`RejectReason::Quarantine`]. The status is always 503.
     Quarantine,
@@ -160,6 +164,7 @@ impl RefusalReason {
             Self::Rate => RejectReason::Rate.as_str(),
             Self::QueueFull => RejectReason::QueueFull.as_str(),
             Self::QueueTimeout => RejectReason::QueueTimeout.as_str(),
+            Self::Hopeless => RejectReason::Hopeless.as_str(),
             Self::Quarantine => RejectReason::Quarantine.as_str(),
             Self::Paused => RejectReason::Paused.as_str(),
             Self::UpstreamPause => RejectReason::UpstreamPause.as_str(),
@@ -181,6 +186,7 @@ impl RefusalReason {
             RejectReason::Rate => Self::Rate,
             RejectReason::QueueFull => Self::QueueFull,
             RejectReason::QueueTimeout => Self::QueueTimeout,
+            RejectReason::Hopeless => Self::Hopeless,
             RejectReason::Quarantine => Self::Quarantine,
             RejectReason::Paused => Self::Paused,
             RejectReason::UpstreamPause => Self::UpstreamPause,
@@ -216,7 +222,12 @@ impl RefusalReason {
     pub const fn is_full(self) -> bool {
         matches!(
             self,
-            Self::Limit | Self::TenantLimit | Self::Rate | Self::QueueFull | Self::QueueTimeout
+            Self::Limit
+                | Self::TenantLimit
+                | Self::Rate
+                | Self::QueueFull
+                | Self::QueueTimeout
+                | Self::Hopeless
         )
     }
 }
@@ -242,6 +253,13 @@ impl Refusal {
     /// How soon the reason ends, if that is known.
     pub(super) fn ends_in(&self) -> Option<Duration> {
         self.rejected.as_ref()?.ends_in
+    }
+
+    /// How long the queue needs until a request that waits for half of its time, which is the same as the last time, can
+    /// expect its permit; if that is known.
+    fn queue(&self) -> Option<Duration> {
+        let queue = self.rejected.as_ref()?.queue.as_ref()?;
+        Some(queue.expected_wait?.saturating_sub(queue.wait_timeout / 2))
     }
 
     /// Whether the cap of the tenant was the reason, as far as is known.
@@ -302,14 +320,16 @@ impl Refusal {
     }
 
     /// Sets when to try again: between `base` and twice that, so that requests rejected together do not come back
-    /// together. The end of a pause is known exactly, and those who come back then wait in a queue.
+    /// together; later where the queue needs longer. The end of a pause is known exactly, and those who come back then
+    /// wait in a queue.
     pub(super) fn retry_after(mut self, base: Duration) -> Self {
-        let jitter = base.mul_f64(fastrand::f64()).as_secs_f64();
+        let queue = self.queue().unwrap_or_default().min(RETRY_AFTER_MAX);
+        let jitter = base.max(queue / 10).mul_f64(fastrand::f64()).as_secs_f64();
         let seconds = match self.ends_in() {
             Some(left) if self.reason == RefusalReason::UpstreamPause => left.as_secs_f64().ceil(),
             // Not before the reason is over.
             Some(left) => (left.max(base).as_secs_f64() + jitter).ceil(),
-            None => (base.as_secs_f64() + jitter).round(),
+            None => (base.max(queue).as_secs_f64() + jitter).round(),
         };
         self.retry_after = Duration::try_from_secs_f64(seconds.max(1.0)).ok();
         self

@@ -96,7 +96,8 @@ impl Shadow {
             RefusalReason::Limit
             | RefusalReason::Rate
             | RefusalReason::QueueFull
-            | RefusalReason::QueueTimeout => &self.full,
+            | RefusalReason::QueueTimeout
+            | RefusalReason::Hopeless => &self.full,
             RefusalReason::TenantLimit => &self.tenant_limit,
             RefusalReason::CostTooHigh => &self.cost_too_high,
             RefusalReason::MissingKey => &self.missing_key,

@@ -11,6 +11,7 @@
 //! | [`ACTIVE_PERMITS`] | gauge | `policy` | permits that this process holds |
 //! | [`QUEUED_REQUESTS`] | gauge | `policy` | waiting requests of this process |
 //! | [`TIME_IN_QUEUE`] | histogram, s | `policy` | from the request to its permit, or to the wait timeout |
+//! | [`EXPECTED_WAIT`] | histogram, s | `policy` | how long another request would have waited, where a rejected one was [told](crate::Rejected::expected_wait) |
 //! | [`PERMIT_DURATION`] | histogram, s | `policy` | how long permits were held |
 //! | [`WAIT_TIMEOUT`] | gauge, s | `policy` | the configured wait timeout; not for a layer with `wait_timeout_by` |
 //! | [`TENANT_LINES`] | gauge | – | tenants with waiting requests in this process |
@@ -42,6 +43,7 @@
 //! | `rate` | was rejected: see [`RejectReason::Rate`](crate::RejectReason::Rate) |
 //! | `queue_full` | was rejected: the queue was full |
 //! | `queue_timeout` | was rejected: its wait timeout passed |
+//! | `hopeless` | was rejected: it would have waited in vain, see [`refuse_hopeless`](crate::PolicyBuilder::refuse_hopeless) |
 //! | `quarantine` | was rejected: Redis might have lost data, and granted nothing for a lease |
 //! | `paused` | was rejected: an operator had paused the semaphore, or set its limit to 0 |
 //! | `upstream_pause` | was rejected: see [`Permit::feedback`](crate::Permit::feedback) |

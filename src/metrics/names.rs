@@ -9,6 +9,9 @@ pub const QUEUED_REQUESTS: &str = "concurrency_limit.queued_requests";
 /// Histogram, in seconds, from a request to its permit, or to its wait timeout, by `policy`. Does not include requests
 /// that were rejected immediately or that left.
 pub const TIME_IN_QUEUE: &str = "concurrency_limit.request.time_in_queue";
+/// Histogram, in seconds, of how long a request would have waited that came when another one was rejected, by `policy`: see
+/// [`Rejected::expected_wait`](crate::Rejected::expected_wait). Does not include rejections that could not tell.
+pub const EXPECTED_WAIT: &str = "concurrency_limit.request.expected_wait";
 /// Histogram, in seconds, of how long permits were held, by `policy`.
 pub const PERMIT_DURATION: &str = "concurrency_limit.permit.duration";
 /// Gauge, in seconds, of the configured wait timeout, by `policy`.
@@ -47,6 +50,8 @@ pub const TIME_IN_QUEUE_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0,
     60.0, 300.0,
 ];
+/// Buckets for [`EXPECTED_WAIT`], in seconds: it is an estimate, so these are few.
+pub const EXPECTED_WAIT_BUCKETS: &[f64] = &[0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 /// Buckets for [`PERMIT_DURATION`], in seconds: from a fast handler to a stream of hours.
 pub const PERMIT_DURATION_BUCKETS: &[f64] =
     &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0];
@@ -55,8 +60,9 @@ pub const BACKEND_OPERATION_DURATION_BUCKETS: &[f64] =
     &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 
 /// All histograms with their buckets.
-pub const BUCKETS: [(&str, &[f64]); 3] = [
+pub const BUCKETS: [(&str, &[f64]); 4] = [
     (TIME_IN_QUEUE, TIME_IN_QUEUE_BUCKETS),
+    (EXPECTED_WAIT, EXPECTED_WAIT_BUCKETS),
     (PERMIT_DURATION, PERMIT_DURATION_BUCKETS),
     (BACKEND_OPERATION_DURATION, BACKEND_OPERATION_DURATION_BUCKETS),
 ];

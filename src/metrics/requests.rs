@@ -11,8 +11,8 @@ use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, gauge, histogram}
 use tokio::time::Instant;
 
 use super::names::{
-    ACTIVE_PERMITS, PERMIT_DURATION, PERMITS_LOST, QUEUED_REQUESTS, REQUESTS, TIME_IN_QUEUE,
-    WAIT_TIMEOUT,
+    ACTIVE_PERMITS, EXPECTED_WAIT, PERMIT_DURATION, PERMITS_LOST, QUEUED_REQUESTS, REQUESTS,
+    TIME_IN_QUEUE, WAIT_TIMEOUT,
 };
 use super::outcome::Outcome;
 
@@ -38,12 +38,13 @@ struct Series {
     active: Gauge,
     queued: Gauge,
     time_in_queue: Histogram,
+    expected_wait: Histogram,
     duration: Histogram,
     lost: Counter,
 }
 
 /// In the order of the enum.
-const OUTCOMES: [Outcome; 22] = [
+const OUTCOMES: [Outcome; 23] = [
     Outcome::Acquired,
     Outcome::AcquiredAfterWait,
     Outcome::Admitted,
@@ -55,6 +56,7 @@ const OUTCOMES: [Outcome; 22] = [
     Outcome::CostTooHigh,
     Outcome::QueueFull,
     Outcome::QueueTimeout,
+    Outcome::Hopeless,
     Outcome::Quarantine,
     Outcome::Paused,
     Outcome::UpstreamPause,
@@ -109,6 +111,11 @@ impl Meter {
         }
     }
 
+    /// Notes what a rejected request was told of the wait.
+    pub(crate) fn on_expected_wait(&self, wait: Duration) {
+        self.series().expected_wait.record(wait.as_secs_f64());
+    }
+
     /// Counts a result without a wait.
     pub(crate) fn count(&self, outcome: Outcome) {
         self.series().requests[outcome as usize].increment(1);
@@ -153,6 +160,7 @@ impl Series {
             active: gauge!(ACTIVE_PERMITS, labels.clone()),
             queued: gauge!(QUEUED_REQUESTS, labels.clone()),
             time_in_queue: histogram!(TIME_IN_QUEUE, labels.clone()),
+            expected_wait: histogram!(EXPECTED_WAIT, labels.clone()),
             duration: histogram!(PERMIT_DURATION, labels.clone()),
             lost: counter!(PERMITS_LOST, labels),
         }
@@ -168,6 +176,8 @@ fn describe() {
     describe_counter!(PERMITS_LOST, Unit::Count, "Permits whose lease was lost");
     let to_permit = "From a request to its permit, or to its wait timeout";
     describe_histogram!(TIME_IN_QUEUE, Unit::Seconds, to_permit);
+    let told = "Expected wait at the time of a rejection";
+    describe_histogram!(EXPECTED_WAIT, Unit::Seconds, told);
     describe_histogram!(PERMIT_DURATION, Unit::Seconds, "How long permits were held");
     describe_gauge!(WAIT_TIMEOUT, Unit::Seconds, "Configured wait timeout");
 }

@@ -12,6 +12,7 @@ pub(crate) struct Meter;
 impl Meter {
     pub(crate) const fn on_queued(&self) {}
     pub(crate) const fn on_outcome(&self, _: Outcome, _: Duration, _: bool) {}
+    pub(crate) const fn on_expected_wait(&self, _: Duration) {}
     pub(crate) const fn count(&self, _: Outcome) {}
     pub(crate) const fn on_lost(&self) {}
     pub(crate) const fn hold(&self, _: u32, _: Instant) -> Hold {

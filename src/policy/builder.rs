@@ -184,6 +184,38 @@ impl PolicyBuilder {
         self
     }
 
+    /// Sets whether a request is rejected at once, with [`RejectReason::Hopeless`], if it is expected to wait more than
+    /// twice as long as it may: see [`Rejected::expected_wait`]. A request for which nothing is known waits as usual. The
+    /// default is `false`.
+    ///
+    /// Use it only where requests of one name may wait for *different* times, by policy or by the deadlines of their
+    /// callers: a caller with one second then learns immediately that twenty seconds of others are ahead of it. Where all
+    /// wait equally long, those ahead give up before the wait becomes hopeless, and the permit that a request is refused
+    /// goes to another one: nobody is served sooner, and some are refused in a burst that would have been served.
+    ///
+    /// Nothing is sent for it, except that a rejected request leaves the queue. Cannot be combined with
+    /// [`reuse`](Self::reuse).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Policy;
+    ///
+    /// # fn main() -> Result<(), tower_semaphore::ConfigError> {
+    /// let batch = Policy::builder(10).wait_timeout(Duration::from_secs(60)).build()?;
+    /// let interactive =
+    ///     Policy::builder(10).wait_timeout(Duration::from_secs(1)).refuse_hopeless(true).build()?;
+    /// # let _ = (batch, interactive); Ok(()) }
+    /// ```
+    ///
+    /// [`RejectReason::Hopeless`]: crate::RejectReason::Hopeless
+    /// [`Rejected::expected_wait`]: crate::Rejected::expected_wait
+    pub const fn refuse_hopeless(mut self, refuse: bool) -> Self {
+        self.policy.refuse_hopeless = refuse;
+        self
+    }
+
     /// Sets the longest pause that a response of the upstream can ask for: see [`Permit::feedback`]. The default is 60
     /// s; with zero, no response pauses anything. At most [`Policy::MAX_MAX_PAUSE`].
     ///

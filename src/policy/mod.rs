@@ -63,6 +63,7 @@ pub struct Policy {
     pub(crate) linger: Duration,
     pub(crate) max_pause: Duration,
     pub(crate) reuse: bool,
+    pub(crate) refuse_hopeless: bool,
     pub(crate) on_unavailable: OnUnavailable,
     /// The label of its requests in the metrics.
     pub(crate) name: &'static str,
@@ -109,6 +110,7 @@ impl Policy {
             linger: Duration::ZERO,
             max_pause: Self::DEFAULT_MAX_PAUSE,
             reuse: false,
+            refuse_hopeless: false,
             on_unavailable: OnUnavailable::default(),
             name: "default",
         }
@@ -138,6 +140,14 @@ impl Policy {
     /// Returns the longest pause in ms, rounded up.
     pub(crate) fn max_pause_ms(&self) -> u32 {
         u32::try_from(self.max_pause.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
+    }
+
+    /// Returns how long a request waits that is refused if it would wait in vain, in ms, rounded up; 0: none is.
+    pub(crate) fn patience_ms(&self) -> u32 {
+        if !self.refuse_hopeless {
+            return 0;
+        }
+        u32::try_from(self.wait_timeout.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
     }
 
     /// Returns the policy with another limit.
@@ -230,6 +240,12 @@ impl Policy {
         self.reuse
     }
 
+    /// Returns whether a request is rejected at once that would [wait in vain](PolicyBuilder::refuse_hopeless).
+    #[must_use]
+    pub const fn refuse_hopeless(&self) -> bool {
+        self.refuse_hopeless
+    }
+
     /// Returns what happens to a request while the [backend is unavailable](PolicyBuilder::on_unavailable).
     #[must_use]
     pub const fn on_unavailable(&self) -> OnUnavailable {
@@ -251,6 +267,12 @@ impl Policy {
                 "reuse is set with a wait timeout or a max queue of zero, and a request that may not wait is \
                  rejected while another process keeps a permit that nobody uses; expected a longer wait timeout \
                  and queue, or no reuse",
+            ));
+        }
+        if self.refuse_hopeless && self.reuse {
+            return Err(ConfigError::new(
+                "refuse_hopeless is set beside reuse, under which nobody can tell how long a request will wait; \
+                 expected one of the two",
             ));
         }
         match self.limit {

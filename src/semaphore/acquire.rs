@@ -14,7 +14,7 @@ use super::instrument::Attempt;
 use super::permit::Permit;
 use super::place_handle::{PlaceHandle, PlaceOf};
 use crate::ask::Ask;
-use crate::error::{AcquireError, RejectReason, Rejected};
+use crate::error::{AcquireError, QueueSeen, RejectReason, Rejected};
 use crate::metrics::requests::Meter;
 use crate::name::Name;
 use crate::node::sessions::Remembered;
@@ -192,7 +192,15 @@ impl Acquire {
     fn error_of(&mut self, progress: Progress) -> AcquireError {
         let Stage::Asking(place) = &self.stage else { return AcquireError::Closed };
         match progress {
-            Progress::Refused { reason, usage, limit, is_tenant_full, ends_in } => {
+            Progress::Refused {
+                reason,
+                usage,
+                limit,
+                is_tenant_full,
+                ends_in,
+                ahead,
+                expected_wait,
+            } => {
                 if self.is_closed_for(reason, place) {
                     return AcquireError::Closed;
                 }
@@ -209,6 +217,10 @@ impl Acquire {
                     is_tenant_full,
                     ends_in,
                     rate: self.rate.map(Box::new),
+                    queue: (ahead.is_some() || expected_wait.is_some()).then(|| {
+                        let wait_timeout = self.wait_timeout;
+                        Box::new(QueueSeen { ahead, expected_wait, wait_timeout })
+                    }),
                     has_tenant: self.has_tenant,
                     ..Rejected::new(name, reason, self.limit).asked(cost, each)
                 })

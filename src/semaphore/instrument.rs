@@ -92,6 +92,11 @@ impl Attempt {
         let outcome = error.map_or(Outcome::Unlimited, Outcome::of_error);
         // Record the timeout itself: the moment that it took to notice would put the request into the next bucket.
         let waited = if outcome == Outcome::QueueTimeout { wait_timeout } else { waited };
+        if let Some(AcquireError::Rejected(rejected)) = error
+            && let Some(wait) = rejected.expected_wait()
+        {
+            self.meter.on_expected_wait(wait);
+        }
         self.end(outcome, waited);
     }
 

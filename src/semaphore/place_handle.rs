@@ -302,6 +302,7 @@ fn options(policy: &Policy, claim: Option<Claim>) -> AcquireOptions {
         claim,
         linger_ms: policy.linger_ms(),
         reuse_ms: if policy.reuse { REUSE_MS } else { 0 },
+        patience_ms: policy.patience_ms(),
     }
 }
 

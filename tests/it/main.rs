@@ -31,6 +31,7 @@ mod detours;
 mod diagnostics;
 #[cfg(feature = "redis")]
 mod differential;
+mod expected_wait;
 mod fair;
 mod fair_shares;
 #[cfg(feature = "redis")]

@@ -15,16 +15,17 @@ use tower_semaphore::limit::{
 };
 use tower_semaphore::metrics::{
     ACTIVE_PERMITS, BACKEND_CONNECTIONS, BACKEND_CONNECTS, BACKEND_DISCONNECTS,
-    BACKEND_OPERATION_DURATION, BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, BUCKETS, LEASE_RENEWALS,
-    OVERTAKING_GRANTS, PAUSES, PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON, QUEUED_REQUESTS,
-    REQUESTS, TENANT_LINES, TIME_IN_QUEUE, WAIT_TIMEOUT,
+    BACKEND_OPERATION_DURATION, BACKEND_QUARANTINED, BACKEND_UNAVAILABLE, BUCKETS, EXPECTED_WAIT,
+    LEASE_RENEWALS, OVERTAKING_GRANTS, PAUSES, PERMIT_DURATION, PERMITS_LOST, PERMITS_PASSED_ON,
+    QUEUED_REQUESTS, REQUESTS, TENANT_LINES, TIME_IN_QUEUE, WAIT_TIMEOUT,
 };
 use tower_semaphore::{Ask, ConcurrencyLimitLayer, Feedback, Limit, Policy, Semaphore};
 
 use crate::support::eventually;
 use crate::support::recorded::Recorded;
 
-const ALL: [&str; 18] = [
+const ALL: [&str; 19] = [
+    EXPECTED_WAIT,
     REQUESTS,
     ACTIVE_PERMITS,
     QUEUED_REQUESTS,
@@ -77,6 +78,30 @@ async fn a_pause_is_counted_once_with_its_cause() {
     assert_eq!(recorded.get(&requests("jobs", "upstream_pause")), 1.0);
     semaphore.pause_for("x", 2 * long).await.unwrap();
     assert_eq!((count("operator"), count("upstream")), (1.0, 1.0));
+}
+
+#[tokio::test]
+async fn the_wait_that_rejected_requests_would_have_had_is_recorded() {
+    let recorded = Recorded::new();
+    let semaphore = Semaphore::in_memory();
+    let (long, none) = (policy(1, Duration::from_secs(60)), policy(1, Duration::ZERO));
+    let mut held = semaphore.acquire("x", &long).await.unwrap();
+    semaphore.acquire("x", &none).await.unwrap_err();
+    assert_eq!(recorded.get(&of(EXPECTED_WAIT)), 0.0, "nothing is known");
+    for _ in 0..5 {
+        let mut next = task::spawn(semaphore.acquire("x", &long));
+        assert_pending!(next.poll());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        drop(held);
+        held = next.await.unwrap();
+    }
+    semaphore.acquire("x", &none).await.unwrap_err();
+    assert_eq!(recorded.get(&of(EXPECTED_WAIT)), 1.0);
+    let brief = Policy::builder(1).wait_timeout(Duration::from_millis(1)).name("jobs");
+    let brief = brief.refuse_hopeless(true).build().unwrap();
+    semaphore.acquire("x", &brief).await.unwrap_err();
+    assert_eq!(recorded.get(&requests("jobs", "hopeless")), 1.0);
+    assert_eq!(recorded.get(&of(EXPECTED_WAIT)), 2.0);
 }
 
 #[tokio::test]
@@ -408,7 +433,7 @@ fn buckets_rise_and_suit_streams() {
     for (name, buckets) in BUCKETS {
         assert!(buckets.is_sorted_by(|a, b| a < b), "{name}");
     }
-    let [_, (name, held), _] = BUCKETS;
+    let [.., (name, held), _] = BUCKETS;
     assert!(name == PERMIT_DURATION && held.last() >= Some(&3600.0));
 }
 

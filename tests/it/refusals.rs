@@ -112,6 +112,7 @@ async fn a_full_semaphore_is_told_in_every_field() {
             "detail": "all permits of llm-provider are in use",
             "violated-policies": [NAME],
             "reason": "limit",
+            "ahead": 0,
         })
     );
 

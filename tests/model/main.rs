@@ -251,6 +251,7 @@ impl Config {
             headroom: 0,
             rate: None,
             claim: ask.and_then(Ask::claim),
+            patience_ms: 0,
         }
     }
 

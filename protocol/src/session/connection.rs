@@ -27,6 +27,7 @@ impl Session {
             self.want_end_of_quarantine();
         }
         self.outage = None;
+        self.movement.handle_change(now);
         self.end_reuse(now);
         self.take_calls_back();
         self.releases.handle_connected();
@@ -93,6 +94,7 @@ impl Session {
     /// Notes that the backend lost a held place, or may have.
     pub(super) fn handle_data_lost(&mut self, at: Time) {
         self.quarantine.handle_lost(at);
+        self.movement.handle_change(at);
         self.want_end_of_quarantine();
     }
 

@@ -16,6 +16,7 @@ mod counts;
 mod joins;
 mod limits;
 mod local;
+mod movement;
 mod options;
 mod outage;
 mod overrides;
@@ -47,6 +48,7 @@ use self::counts::Counts;
 use self::joins::Joins;
 use self::limits::Limits;
 use self::local::LocalQueue;
+use self::movement::Movement;
 pub use self::options::{AcquireOptions, OnUnavailable};
 use self::place::State;
 pub use self::places::PLACES_MAX;
@@ -80,6 +82,7 @@ pub struct Session {
     /// In an outage: the places that wait for a share of the process's own.
     outage: Option<LocalQueue>,
     quarantine: Quarantine,
+    movement: Movement,
 
     // Calls.
     joins: Joins,
@@ -138,6 +141,11 @@ pub enum Progress {
         is_tenant_full: bool,
         /// How much longer the quarantine or the pause lasts that is the reason, or until the rate allows the next grant.
         ends_in: Option<Duration>,
+        /// How many were ahead of it when it joined the queue, or was refused instead; `None` if that is not known, as
+        /// where tenants have lines of their own.
+        ahead: Option<u32>,
+        /// How long a request that came now would wait, by how fast the queue moves; `None` if that is not known.
+        expected_wait: Option<Duration>,
     },
     /// The backend was unavailable.
     Failed,
@@ -157,6 +165,7 @@ impl Session {
             reuse: Reuse::default(),
             outage: is_outage.then(LocalQueue::new),
             quarantine: connected.quarantine,
+            movement: Movement::default(),
             joins: Joins::default(),
             releases: Releases::default(),
             renewals: Renewals::default(),

@@ -46,6 +46,9 @@ pub struct AcquireOptions {
     /// For how long, in ms, its permit may go to other requests of this process after a reply said that no other
     /// process waits; 0, or with a rate: each permit is given back.
     pub reuse_ms: u32,
+    /// How long, in ms, its request waits, if it is refused at once where it is expected to wait for more than twice as
+    /// long; 0: it is not. Has no effect where permits are passed on.
+    pub patience_ms: u32,
 }
 
 impl AcquireOptions {
@@ -59,7 +62,13 @@ impl AcquireOptions {
 
     /// Whether one acquire can carry places of both: a call has one lease, one limit of the queue, and so on.
     pub(super) fn may_share_a_call(&self, other: &Self) -> bool {
-        let common = |options: &Self| Self { claim: None, linger_ms: 0, reuse_ms: 0, ..*options };
+        let common = |options: &Self| Self {
+            claim: None,
+            linger_ms: 0,
+            reuse_ms: 0,
+            patience_ms: 0,
+            ..*options
+        };
         common(self) == common(other)
     }
 
@@ -86,6 +95,12 @@ impl AcquireOptions {
     /// At most half of the lease, as policies have it.
     pub(super) fn linger(&self) -> Duration {
         Duration::from_millis(u64::from(self.linger_ms)).min(self.lease / 2)
+    }
+
+    /// How long its request waits, if it does not wait in vain.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        let patience = Duration::from_millis(u64::from(self.patience_ms));
+        (!patience.is_zero()).then_some(patience)
     }
 
     pub(super) fn reuse(&self) -> Duration {

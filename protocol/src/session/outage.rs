@@ -16,6 +16,7 @@ impl Session {
     /// policy lets it pass. Callers that wait for an acknowledgement are told that there is none.
     pub fn handle_unreachable(&mut self, now: Time) {
         self.outage.get_or_insert_with(LocalQueue::new);
+        self.movement.handle_change(now);
         self.end_reuse(now);
         self.take_calls_back();
         let mut places: Vec<_> =

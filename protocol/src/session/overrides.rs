@@ -56,6 +56,9 @@ impl Session {
         if after > before {
             self.probe.want(self.counts.has_waiting());
         }
+        if after != before {
+            self.movement.handle_change(now);
+        }
         self.reuse.handle_limit(before, after, now);
     }
 

@@ -1,5 +1,6 @@
 //! The place of one request: its state, its lease and its deadline.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::options::{AcquireOptions, OnUnavailable};
@@ -53,6 +54,9 @@ pub(super) struct Place {
     pub(super) linger: Linger,
     /// Releases the place that keeps its turn until this one stands there.
     pub(super) replaces: Option<Box<Release>>,
+    /// Which turn was its own when it joined the queue, or its line in this process; `None`: that is not known, or a grant
+    /// was counted as a sample.
+    pub(super) turn: Option<NonZeroU32>,
 }
 
 /// Whether a permit outlives its request, because the other side may still be working on it.
@@ -121,6 +125,8 @@ pub(super) enum State {
         reason: RejectReason,
         /// Whether the counts are known. With an `Option` of both, every place would be larger.
         is_counted: bool,
+        /// The turn that a request would have had that came then, as in [`Place::turn`].
+        next: Option<NonZeroU32>,
         in_use: u64,
         waiting: u64,
     },
@@ -137,7 +143,7 @@ pub(super) enum State {
 impl State {
     pub(super) fn refused(reason: RejectReason, usage: Option<Usage>) -> Self {
         let Usage { in_use, waiting } = usage.unwrap_or_default();
-        Self::Refused { reason, is_counted: usage.is_some(), in_use, waiting }
+        Self::Refused { reason, is_counted: usage.is_some(), next: None, in_use, waiting }
     }
 
     /// Whether its request has asked for a permit and has none.

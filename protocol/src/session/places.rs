@@ -95,6 +95,7 @@ impl Places {
             restoring: false,
             linger: Linger::No,
             replaces: None,
+            turn: None,
         };
         if index == self.entries.len() {
             self.entries.push(Some(place));
@@ -267,6 +268,7 @@ mod tests {
         claim: None,
         linger_ms: 0,
         reuse_ms: 0,
+        patience_ms: 0,
     };
 
     fn places(count: usize) -> Places {

@@ -79,6 +79,7 @@ impl Session {
     /// unanswered adopts them once it is answered.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
         let (before, after) = self.limits.handle_policy(limit);
+        self.movement.handle_change(now);
         self.reuse.handle_limit(before, after, now);
         let arrival = self.places.last_arrival();
         self.reload.policy = Some(Policy { limit, headroom, arrival });
@@ -132,7 +133,7 @@ impl Session {
             return self.refuse(index, reason, self.seen);
         }
         if !is_new_to_the_backend {
-            self.reuse.handle_left_queue(n);
+            self.handle_left_queue(n);
             // An operator may have revoked it, and the message may be on its way.
             self.check_revocation(n, now);
         }

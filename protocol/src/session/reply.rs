@@ -45,8 +45,16 @@ impl Session {
         match op {
             Op::Acquire { leaving, ids, .. } => {
                 self.end_releases(leaving);
+                let is_full = reply.usage.is_some()
+                    && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
+                if is_full {
+                    self.note_turns(ids, reply, now);
+                }
                 for (id, status) in ids.iter().zip(&reply.statuses) {
                     self.process_join(*id, *status, reply, timing);
+                }
+                if is_full {
+                    self.refuse_hopeless(ids, reply, now);
                 }
             }
             Op::Renew { ids, .. } => {
@@ -138,7 +146,7 @@ impl Session {
     /// Takes a hint: a place of this process was granted.
     pub fn handle_hint(&mut self, hint: Hint, now: Time) {
         let Hint { n, bound, claim, lease_end } = hint;
-        self.reuse.handle_left_queue(n);
+        self.handle_left_queue(n);
         let id = PlaceId { node: self.places.node(), poll_only: false, n, bound, claim };
         self.process_grant(id, lease_end, now);
     }
@@ -202,6 +210,7 @@ impl Session {
             }
             PlaceStatus::Waiting(ticket) => {
                 self.acknowledge(index, reply.lease_end, timing.sent);
+                self.note_turn_in_line(index);
                 self.set(index, State::Waiting { ticket: Some(ticket) });
                 self.events.push(Event::Progress(index));
                 if hint.is_some_and(|lease_end| lease_end >= reply.lease_end) {
@@ -350,6 +359,10 @@ impl Session {
         {
             queue.leave(index, place);
         }
+        let Some(place) = self.places.get(index) else { return };
+        if place.turn.is_some() {
+            self.note_grant(index, now);
+        }
         let Some(place) = self.places.get_mut(index) else { return };
         place.held_at = now;
         place.granted_at = now;
@@ -362,6 +375,7 @@ impl Session {
     fn end_releases(&mut self, ids: &[PlaceId]) {
         self.releases.handle_done(ids.len());
         for id in ids {
+            self.movement.handle_left(id.n);
             self.answer_release(id.n, true);
         }
     }
@@ -372,7 +386,7 @@ impl Session {
             return;
         }
         let (dropped, at) = self.releases.handle_refused(ids.len(), self.limits.lease(), now);
-        dropped.iter().for_each(|id| self.reuse.handle_left_queue(id.n));
+        dropped.iter().for_each(|id| self.handle_left_queue(id.n));
         at.into_iter().for_each(|at| self.want(at));
         for id in ids {
             self.answer_release(id.n, false);

@@ -88,7 +88,7 @@ impl Session {
                 place.taken = true;
                 Progress::Admitted
             }
-            State::Refused { reason, is_counted, in_use, waiting } => {
+            State::Refused { reason, is_counted, in_use, waiting, .. } => {
                 let usage = is_counted.then_some(Usage { in_use, waiting });
                 let limit = self.limits.of_operator();
                 let by_itself =
@@ -110,7 +110,16 @@ impl Session {
                     _ => None,
                 };
                 let ends_in = end.map(|end| end.since(now));
-                Progress::Refused { reason, usage, limit, is_tenant_full, ends_in }
+                let (ahead, expected_wait) = self.tell(index, reason, now);
+                Progress::Refused {
+                    reason,
+                    usage,
+                    limit,
+                    is_tenant_full,
+                    ends_in,
+                    ahead,
+                    expected_wait,
+                }
             }
             State::Failed => Progress::Failed,
             State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
@@ -174,6 +183,7 @@ impl Session {
         self.counts.remove(index, (place.limit, place.options.claim), place.state);
         if place.is_there() {
             self.releases.push(Release::of(self.places.node(), &place, now));
+            self.movement.handle_leave(&place);
             self.audit.handle_left(now);
         } else if matches!(place.state, State::Joining { .. }) {
             self.joins.forget(place.n, &self.places);
@@ -330,6 +340,7 @@ impl Session {
         let n = place.n;
         if place.is_there() {
             self.releases.push(Release::of(self.places.node(), place, now));
+            self.movement.handle_leave(place);
             self.audit.handle_left(now);
         } else if place.is_joining() {
             self.joins.forget(n, &self.places);
@@ -348,6 +359,7 @@ impl Session {
 
     pub(super) fn refuse(&mut self, index: usize, reason: RejectReason, usage: Option<Usage>) {
         self.set(index, State::refused(reason, usage));
+        self.note_refusal(index);
         self.events.push(Event::Progress(index));
     }
 

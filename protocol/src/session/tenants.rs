@@ -88,6 +88,11 @@ impl Tenants {
         self.lines.contains_key(&tenant) || self.in_flight.contains_key(&tenant)
     }
 
+    /// How many places of a tenant wait.
+    pub(super) fn waiting_of(&self, tenant: Tenant) -> usize {
+        self.lines.get(&tenant).copied().unwrap_or(0)
+    }
+
     /// How many tenants have a place that waits.
     pub(super) fn lines(&self) -> usize {
         self.lines.len()

@@ -35,6 +35,7 @@ impl Session {
         let (is_over, end) = self.quarantine.handle_timeout(self.limits.any_lease(), now);
         end.into_iter().for_each(|at| self.want(at));
         if is_over {
+            self.movement.handle_change(now);
             // No script runs by itself: a call of a process whose places wait starts the grants.
             self.probe.want(self.counts.has_waiting());
         }
@@ -98,8 +99,10 @@ impl Session {
         self.renewals.coarsen(round, now);
         self.audit.coarsen(reuse, now, horizon);
         self.seen = None;
+        self.movement.coarsen();
         let is_renewing = self.renewals.is_any_sent();
         for place in self.places.iter_mut() {
+            place.turn = None;
             if place.is_joining() {
                 place.acked = Time::ZERO;
             }

@@ -225,7 +225,7 @@ impl Session {
     /// Drops the releases of places that are gone by themselves.
     pub(super) fn drop_expired_releases(&mut self, now: Time) {
         for id in self.releases.drop_expired(self.limits.lease(), now) {
-            self.reuse.handle_left_queue(id.n);
+            self.handle_left_queue(id.n);
         }
     }
 }

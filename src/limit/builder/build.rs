@@ -20,7 +20,7 @@ use crate::semaphore::Remembered;
 /// Longest name of a layer, in bytes.
 const NAME_MAX: usize = 40;
 /// Longest pause that clients are told to make, before jitter.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
+pub(in crate::limit) const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// # Building
 impl ConcurrencyLimitBuilder {

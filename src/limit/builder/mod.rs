@@ -10,6 +10,8 @@ mod pause;
 mod refusal;
 mod wait;
 
+pub(super) use self::build::RETRY_AFTER_MAX;
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -32,8 +32,12 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
-    /// Sets the pause in `Retry-After`: whole seconds, at least 1, at random between this and twice this. The default
+    /// Sets the least pause in `Retry-After`: whole seconds, at least 1, at random between this and twice this. The default
     /// is 1 s; at most a day.
+    ///
+    /// The pause is longer where the queue is known to need longer: the
+    /// [expected wait](crate::Rejected::expected_wait) less half of the time that the request may wait, and at random
+    /// up to a tenth more.
     ///
     /// ```
     /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};

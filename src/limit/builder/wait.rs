@@ -87,6 +87,32 @@ impl ConcurrencyLimitBuilder {
         self
     }
 
+    /// Sets whether a request is rejected at once that is expected to wait more than twice as long as it may, with the
+    /// reason [`Hopeless`](crate::limit::RefusalReason::Hopeless). The default is `false`.
+    ///
+    /// For layers whose requests may wait for different times only, by [`client_timeout`](Self::client_timeout),
+    /// [`wait_timeout_by`](Self::wait_timeout_by) or a [`WaitBudget`](crate::limit::WaitBudget). See
+    /// [`PolicyBuilder::refuse_hopeless`].
+    ///
+    /// ```
+    /// # use tower_semaphore::{ConcurrencyLimitLayer, ConfigError, Semaphore};
+    /// use std::time::Duration;
+    /// use tower_semaphore::limit::ClientTimeout;
+    ///
+    /// # fn layer(semaphore: &Semaphore) -> Result<ConcurrencyLimitLayer, ConfigError> {
+    /// ConcurrencyLimitLayer::builder(semaphore, "model")
+    ///     .limit(10)
+    ///     .wait_timeout(Duration::from_secs(60))
+    ///     .client_timeout(ClientTimeout::grpc())
+    ///     .refuse_hopeless(true)
+    ///     .build()
+    /// # }
+    /// ```
+    pub const fn refuse_hopeless(mut self, refuse: bool) -> Self {
+        self.policy = self.policy.refuse_hopeless(refuse);
+        self
+    }
+
     /// Sets how many requests of one key may wait in the whole fleet; with [`fair_by`](Self::fair_by), how many of
     /// each tenant. The default is 10,000. See [`PolicyBuilder::max_queue`].
     ///

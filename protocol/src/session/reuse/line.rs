@@ -50,6 +50,8 @@ impl Terms {
             claim,
             linger_ms,
             reuse_ms,
+            // It has no effect here.
+            patience_ms: _,
         } = *options;
         let on_unavailable = match on_unavailable {
             OnUnavailable::Refuse => (0, 0),

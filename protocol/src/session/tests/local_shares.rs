@@ -108,6 +108,8 @@ fn whoever_leaves_the_queue_for_shares_makes_room_in_it() {
             limit: None,
             is_tenant_full: false,
             ends_in: None,
+            ahead: None,
+            expected_wait: None,
         };
         assert_eq!(rig.progress(full), seen, "{leaves}");
         let rest: Vec<_> = requests

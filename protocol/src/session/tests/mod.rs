@@ -5,6 +5,7 @@ mod ending;
 mod linger;
 mod local_shares;
 mod lost_data;
+mod movement;
 mod operators;
 mod outages;
 mod rates;
@@ -45,6 +46,7 @@ const OPTIONS: AcquireOptions = AcquireOptions {
     claim: None,
     linger_ms: 0,
     reuse_ms: 0,
+    patience_ms: 0,
 };
 
 /// Moments are ms, by the clocks of the process and the server alike.

@@ -55,6 +55,8 @@ fn a_refusal_tells_what_was_full_and_how_full() {
         limit: None,
         is_tenant_full: false,
         ends_in: None,
+        ahead: Some(0),
+        expected_wait: None,
     };
     assert_eq!(rig.progress(none), seen);
     let waits = rig.request_with(AcquireOptions { max_queue: Some(1), ..OPTIONS });
@@ -69,6 +71,8 @@ fn a_refusal_tells_what_was_full_and_how_full() {
         limit: None,
         is_tenant_full: false,
         ends_in: None,
+        ahead: Some(1),
+        expected_wait: None,
     };
     assert_eq!(rig.progress(full), seen);
 }
@@ -213,6 +217,8 @@ fn a_reply_in_short_leaves_what_was_seen() {
         limit: None,
         is_tenant_full: false,
         ends_in: None,
+        ahead: Some(0),
+        expected_wait: None,
     };
     assert_eq!(rig.progress(waits), seen);
 }

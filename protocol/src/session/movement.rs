@@ -1,0 +1,280 @@
+//! How fast the queue moves, by the grants of this process: what a refusal tells, and who waits in vain.
+//!
+//! Each grant of a place that waited is a sample: which turn was its own when it joined, and how long that took. Nothing
+//! is asked and nothing is sent for it. Where the queue cannot be seen as a whole, nothing is told: in an outage, after
+//! anything that changes how fast permits come free, and where permits are passed on.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::place::{Place, Sent};
+use super::{Session, State};
+use crate::claim::{Claim, Tenant};
+use crate::id::PlaceId;
+use crate::ledger::{PlaceStatus, Reply};
+use crate::reject::RejectReason;
+use crate::time::Time;
+
+/// The last grants of a line that count.
+const SAMPLES_MAX: usize = 16;
+/// Fewer say nothing.
+const SAMPLES_MIN: usize = 5;
+/// Older ones say nothing.
+const AGE_MAX: Duration = Duration::from_secs(30);
+/// The lines that have samples; beyond it, the one with the oldest is forgotten.
+const LINES_MAX: usize = 8;
+/// A request waits in vain if it is expected to wait this many times longer than it may. Below it, the scatter of the
+/// estimate would refuse requests that had been served.
+const MARGIN: u32 = 2;
+
+/// What the session knows of the queue. The first place that waits creates it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Movement(Option<Box<Parts>>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Parts {
+    /// The limit in force. Under another one the queue moves at another speed.
+    limit: u32,
+    /// A request that came before this has waited for something else, too.
+    since: Time,
+    lines: Vec<Line>,
+    /// The numbers of the places that left the queue, and that the backend still counts.
+    left: BTreeSet<u64>,
+}
+
+/// The samples of one line: that of a tenant, or the queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Line {
+    tenant: Option<Tenant>,
+    /// The oldest first.
+    samples: VecDeque<Sample>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Sample {
+    turn: u32,
+    waited: Duration,
+    at: Time,
+}
+
+impl Movement {
+    /// What was seen until now says nothing of what comes.
+    pub(super) fn handle_change(&mut self, now: Time) {
+        if let Some(parts) = &mut self.0 {
+            parts.since = now;
+            parts.lines.clear();
+        }
+    }
+
+    /// A place leaves the queue, and the backend does not know yet.
+    #[inline]
+    pub(super) fn handle_leave(&mut self, place: &Place) {
+        if let Some(parts) = self.0.as_mut().filter(|_| place.is_waiting()) {
+            parts.left.insert(place.n);
+        }
+    }
+
+    /// The backend does not count the place with this number any more.
+    #[inline]
+    pub(super) fn handle_left(&mut self, n: u64) {
+        if let Some(parts) = &mut self.0 {
+            parts.left.remove(&n);
+        }
+    }
+
+    /// For explorers, in which no request waits in vain: forgets everything.
+    pub(super) fn coarsen(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How many places left the queue that the backend still counts.
+    fn left(&self) -> u64 {
+        self.0.as_ref().map_or(0, |parts| parts.left.len() as u64)
+    }
+
+    /// Returns what is known under this limit.
+    fn begin(&mut self, limit: u32, now: Time) -> &mut Parts {
+        let parts = self.0.get_or_insert_with(|| Box::new(Parts { limit, ..Parts::default() }));
+        if parts.limit != limit {
+            (parts.limit, parts.since) = (limit, now);
+            parts.lines.clear();
+        }
+        parts
+    }
+}
+
+impl Parts {
+    /// A request that came at `came` has its permit.
+    fn push(&mut self, tenant: Option<Tenant>, came: Time, sample: Sample) {
+        if came < self.since {
+            return;
+        }
+        // The line of the last grant is the last one.
+        let known = self.lines.iter().position(|line| line.tenant == tenant);
+        let known = known.map(|index| self.lines.remove(index));
+        if self.lines.len() == LINES_MAX {
+            self.lines.remove(0);
+        }
+        let mut line = known.unwrap_or_else(|| Line { tenant, samples: VecDeque::new() });
+        if line.samples.len() == SAMPLES_MAX {
+            line.samples.pop_front();
+        }
+        line.samples.push_back(sample);
+        self.lines.push(line);
+    }
+
+    /// How long the request with this turn waits, if that can be told.
+    fn expected_wait(&self, tenant: Option<Tenant>, turn: u32, now: Time) -> Option<Duration> {
+        let line = self.lines.iter().find(|line| line.tenant == tenant)?;
+        let (mut count, mut turns, mut waited) = (0, 0, Duration::ZERO);
+        for sample in line.samples.iter().filter(|sample| now.since(sample.at) <= AGE_MAX) {
+            count += 1;
+            turns += u128::from(sample.turn);
+            waited += sample.waited;
+        }
+        if count < SAMPLES_MIN {
+            return None;
+        }
+        let nanos = (waited.as_nanos() * u128::from(turn)).checked_div(turns)?;
+        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Session {
+    /// Notes the turns of newcomers that find no permit, before the reply changes their states.
+    #[inline(never)]
+    pub(super) fn note_turns(&mut self, ids: &[PlaceId], reply: &Reply, now: Time) {
+        let Some(usage) = reply.usage.filter(|_| !self.reuse.is_on()) else { return };
+        if usage.waiting > 0 {
+            self.movement.begin(self.limits.in_force(), now);
+        }
+        // The newcomers are the last in the queue, in their order.
+        let mut behind = reply.statuses.iter().filter(|status| waits(status)).count() as u64;
+        for (id, status) in ids.iter().zip(&reply.statuses) {
+            let ahead = usage.waiting.saturating_sub(behind + self.movement.left());
+            behind -= u64::from(waits(status));
+            match (self.places.index(id.n), id.claim) {
+                (Some(index), None) => self.set_turn(index, ahead),
+                (Some(_), Some(_)) if waits(status) => {}
+                (Some(index), Some(_)) => self.note_turn_in_line(index),
+                // Its request left before this reply.
+                (None, _) if waits(status) => {
+                    self.movement.0.iter_mut().for_each(|parts| _ = parts.left.insert(id.n));
+                }
+                (None, _) => {}
+            }
+        }
+    }
+
+    /// Notes the turn of a place of a tenant that is about to wait, or refused instead. Replies do not contain the length
+    /// of its line, so the line is that of this process: its places are granted in their order, too.
+    #[inline(never)]
+    pub(super) fn note_turn_in_line(&mut self, index: usize) {
+        let claim = self.places.get(index).and_then(|place| place.options.claim);
+        if let Some(claim) = claim.filter(|_| !self.reuse.is_on()) {
+            self.set_turn(index, self.counts.tenants().waiting_of(claim.tenant()) as u64);
+        }
+    }
+
+    /// A place that was asked for twice may stand anywhere.
+    fn set_turn(&mut self, index: usize, ahead: u64) {
+        if let Some(place) = self.places.get_mut(index)
+            && matches!(place.state, State::Joining { sent: Sent::Once, .. })
+        {
+            place.turn = turn_after(ahead);
+        }
+    }
+
+    /// Refuses the newcomers that would wait in vain.
+    #[inline(never)]
+    pub(super) fn refuse_hopeless(&mut self, ids: &[PlaceId], reply: &Reply, now: Time) {
+        for (id, _) in ids.iter().zip(&reply.statuses).filter(|(_, status)| waits(status)) {
+            let index = self.places.index(id.n).filter(|index| self.waits_in_vain(*index, now));
+            if let Some(index) = index {
+                self.leave_server(index, now);
+                self.refuse(index, RejectReason::Hopeless, reply.usage);
+            }
+        }
+    }
+
+    /// The place with this number has left the backend's queue.
+    pub(super) fn handle_left_queue(&mut self, n: u64) {
+        self.reuse.handle_left_queue(n);
+        self.movement.handle_left(n);
+    }
+
+    /// Whether a request is expected to wait for much longer than it may.
+    fn waits_in_vain(&self, index: usize, now: Time) -> bool {
+        let Some(place) = self.places.get(index).filter(|place| place.is_waiting()) else {
+            return false;
+        };
+        let Some(patience) = place.options.patience() else { return false };
+        let left = patience.saturating_sub(now.since(place.held_at));
+        let expected = self.expected_wait(place, place.turn, now);
+        expected.is_some_and(|expected| expected > left * MARGIN)
+    }
+
+    /// Takes the grant of a place that has waited, as a sample of how fast its line moves.
+    #[inline(never)]
+    pub(super) fn note_grant(&mut self, index: usize, now: Time) {
+        let limit = self.limits.in_force();
+        let is_known = !self.reuse.is_on() && !self.is_outage();
+        let Some(place) = self.places.get_mut(index) else { return };
+        let Some(turn) = place.turn.take().filter(|_| is_known) else { return };
+        let (tenant, came) = (place.options.claim.map(Claim::tenant), place.held_at);
+        let sample = Sample { turn: turn.get(), waited: now.since(came), at: now };
+        self.movement.begin(limit, now).push(tenant, came, sample);
+    }
+
+    /// Notes which turn a request would have that came now, in place of the one that was refused.
+    pub(super) fn note_refusal(&mut self, index: usize) {
+        let left = self.movement.left();
+        let Some(place) = self.places.get_mut(index).filter(|place| place.turn.is_some()) else {
+            return;
+        };
+        let State::Refused { next, waiting, .. } = &mut place.state else { return };
+        let ahead = match place.options.claim {
+            None => waiting.saturating_sub(left),
+            Some(claim) => self.counts.tenants().waiting_of(claim.tenant()) as u64,
+        };
+        *next = turn_after(ahead);
+    }
+
+    /// What a refusal tells of the queue: how many were ahead of the request, unless its tenant has a line of its own;
+    /// and how long a request would wait that came then.
+    pub(super) fn tell(
+        &self,
+        index: usize,
+        reason: RejectReason,
+        now: Time,
+    ) -> (Option<u32>, Option<Duration>) {
+        // While nothing is granted by order of an operator, the queue does not matter.
+        let is_known = reason.is_full() && !self.is_outage() && self.limits.in_force() > 0;
+        let Some(place) = self.places.get(index).filter(|_| is_known) else { return (None, None) };
+        let State::Refused { next, .. } = place.state else { return (None, None) };
+        let ahead = place.turn.filter(|_| place.options.claim.is_none());
+        (ahead.map(|turn| turn.get() - 1), self.expected_wait(place, next, now))
+    }
+
+    /// How long a request like this one waits that has this turn, if that can be told.
+    fn expected_wait(
+        &self,
+        place: &Place,
+        turn: Option<NonZeroU32>,
+        now: Time,
+    ) -> Option<Duration> {
+        let parts = self.movement.0.as_ref()?;
+        let is_known = !self.reuse.is_on() && parts.limit == self.limits.in_force();
+        let turn = turn.filter(|_| is_known)?.get();
+        parts.expected_wait(place.options.claim.map(Claim::tenant), turn, now)
+    }
+}
+
+const fn waits(status: &PlaceStatus) -> bool {
+    matches!(status, PlaceStatus::Waiting(_))
+}
+
+fn turn_after(ahead: u64) -> Option<NonZeroU32> {
+    NonZeroU32::new(u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1))
+}

@@ -1,0 +1,374 @@
+//! How fast the queue moves, what a refusal tells of it, and who waits in vain.
+
+use super::*;
+
+/// How many were ahead of a request that waits no longer, and how long one that comes now would wait, in ms.
+fn told(rig: &mut Rig, index: usize) -> (Option<u32>, Option<u64>) {
+    let now = rig.now();
+    rig.session.handle_wait_timeout(index, now);
+    told_of(rig, index)
+}
+
+fn told_of(rig: &mut Rig, index: usize) -> (Option<u32>, Option<u64>) {
+    let Progress::Refused { ahead, expected_wait, .. } = rig.progress(index) else {
+        panic!("{:?}", rig.progress(index));
+    };
+    let ms = |wait: Duration| u64::try_from(wait.as_millis()).expect("a short time");
+    (ahead, expected_wait.map(ms))
+}
+
+/// One permit, which moves on every `each_ms`: each of `grants` requests waited behind one, and the last holds it.
+fn moving(rig: &mut Rig, options: AcquireOptions, grants: usize, each_ms: u64) -> usize {
+    let mut holds = rig.request_with(options);
+    rig.settle();
+    for _ in 0..grants {
+        let next = rig.request_with(options);
+        rig.settle();
+        rig.live(each_ms);
+        rig.leave(holds);
+        rig.settle();
+        assert_eq!(rig.progress(next), Progress::Held);
+        holds = next;
+    }
+    holds
+}
+
+/// Requests that wait, each of which came 10 ms after the one before.
+fn waiters(rig: &mut Rig, count: usize) -> Vec<usize> {
+    let waits = |rig: &mut Rig| {
+        let index = rig.request();
+        rig.settle();
+        rig.pass(10);
+        index
+    };
+    (0..count).map(|_| waits(rig)).collect()
+}
+
+const fn patient(patience_ms: u32) -> AcquireOptions {
+    AcquireOptions { patience_ms, ..OPTIONS }
+}
+
+fn of_tenant(tenant: u64) -> AcquireOptions {
+    AcquireOptions { claim: Some(Claim::new(Tenant::of_hash(tenant))), ..OPTIONS }
+}
+
+fn is_hopeless(rig: &mut Rig, options: AcquireOptions) -> bool {
+    let index = rig.request_with(options);
+    rig.settle();
+    let progress = rig.progress(index);
+    let is_hopeless = is_refused(progress, RejectReason::Hopeless);
+    assert!(is_hopeless || progress == Progress::Waiting, "{progress:?}");
+    rig.leave(index);
+    rig.settle();
+    is_hopeless
+}
+
+#[test]
+fn a_refusal_tells_how_many_were_ahead() {
+    let mut rig = Rig::new(1);
+    for _ in 0..3 {
+        rig.other();
+    }
+    // In one call, of which the last finds the queue full.
+    let full = AcquireOptions { max_queue: Some(4), ..OPTIONS };
+    let [first, second, third] = [0; 3].map(|_| rig.request_with(full));
+    let none = rig.request_with(AcquireOptions { max_queue: None, ..OPTIONS });
+    rig.settle();
+    assert_eq!(told_of(&mut rig, third), (Some(4), None));
+    assert_eq!(told_of(&mut rig, none), (Some(4), None));
+    assert_eq!(told(&mut rig, first), (Some(2), None));
+    assert_eq!(told(&mut rig, second), (Some(3), None), "as it joined");
+}
+
+#[test]
+fn a_refusal_tells_the_expected_wait_once_five_of_this_process_were_granted() {
+    for (grants, expected) in [(4, None), (5, Some(400))] {
+        let mut rig = Rig::new(1);
+        moving(&mut rig, OPTIONS, grants, 100);
+        let waits = waiters(&mut rig, 4);
+        // Three are left, so a newcomer has the fourth turn.
+        assert_eq!(told(&mut rig, waits[3]), (Some(3), expected), "{grants}");
+    }
+}
+
+#[test]
+fn the_first_one_that_waits_counts_however_long_its_answer_takes() {
+    let mut rig = Rig::new(1);
+    let mut holds = rig.request();
+    rig.settle();
+    for _ in 0..5 {
+        let next = rig.request();
+        let (join, sent) = (rig.call().expect("an acquire"), rig.now());
+        let reply = rig.carry_out(&join);
+        rig.pass(20);
+        rig.reply(&join.op, &reply, sent);
+        rig.pass(80);
+        rig.leave(holds);
+        rig.settle();
+        holds = next;
+    }
+    let asks = waiters(&mut rig, 1)[0];
+    assert_eq!(told(&mut rig, asks), (Some(0), Some(100)));
+    assert!(rig.session.is_held(holds));
+}
+
+#[test]
+fn a_turn_counts_those_ahead_so_a_short_queue_and_a_long_one_tell_the_same() {
+    let mut rig = Rig::new(1);
+    let mut holds = moving(&mut rig, OPTIONS, 0, 0);
+    let waits: Vec<_> = [(); 6].map(|()| rig.request()).into();
+    rig.settle();
+    for next in waits {
+        rig.live(100);
+        rig.leave(holds);
+        rig.settle();
+        holds = next;
+    }
+    let [waits, _] = [(); 2].map(|()| rig.request());
+    rig.settle();
+    assert_eq!(told(&mut rig, waits), (Some(0), Some(200)));
+}
+
+#[test]
+fn the_last_sixteen_grants_within_half_a_minute_count() {
+    let mut rig = Rig::new(1);
+    let slow = moving(&mut rig, OPTIONS, 20, 200);
+    rig.leave(slow);
+    rig.settle();
+    let fast = moving(&mut rig, OPTIONS, 16, 100);
+    let waits = waiters(&mut rig, 1)[0];
+    assert_eq!(told(&mut rig, waits).1, Some(100), "none of the slow ones");
+    rig.settle();
+    rig.live(29_000);
+    let waits = waiters(&mut rig, 1)[0];
+    assert!(told(&mut rig, waits).1.is_some(), "the last ones are not that old");
+    rig.settle();
+    rig.live(1_000);
+    let waits = waiters(&mut rig, 1)[0];
+    assert_eq!(told(&mut rig, waits), (Some(0), None));
+    assert!(rig.session.is_held(fast));
+}
+
+#[test]
+fn own_places_that_left_are_not_ahead() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let waits = waiters(&mut rig, 4);
+    // A newcomer is on its way when they leave, so the reply still counts them.
+    let newcomer = rig.request();
+    let join = rig.call().expect("an acquire");
+    for index in &waits[..3] {
+        rig.leave(*index);
+    }
+    let (reply, now) = (rig.carry_out(&join), rig.now());
+    assert_eq!(reply.usage, Some(Usage { in_use: 1, waiting: 5 }));
+    rig.reply(&join.op, &reply, now);
+    assert_eq!(told(&mut rig, newcomer), (Some(1), Some(200)));
+    // Once their releases are answered, they are not taken off twice.
+    rig.settle();
+    let last = rig.request();
+    rig.settle();
+    assert_eq!(told(&mut rig, last), (Some(1), Some(200)));
+}
+
+#[test]
+fn a_newcomer_that_left_before_its_answer_is_not_ahead() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let [leaves, newcomer] = [(); 2].map(|()| rig.request());
+    let join = rig.call().expect("an acquire");
+    rig.leave(leaves);
+    let (reply, now) = (rig.carry_out(&join), rig.now());
+    rig.reply(&join.op, &reply, now);
+    assert_eq!(told(&mut rig, newcomer), (Some(0), Some(100)));
+}
+
+/// What changes how fast the queue moves.
+type Change = (&'static str, fn(&mut Rig));
+
+const CHANGES: [Change; 7] = [
+    ("an operator's limit", |rig| {
+        let overrides = Override { limit: Some(1), ..Override::default() };
+        let none = Override { limit: Some(2), ..Override::default() };
+        let now = rig.now();
+        rig.session.handle_override(none, now);
+        rig.session.handle_override(overrides, now);
+    }),
+    ("a policy", |rig| {
+        let now = rig.now();
+        rig.session.handle_policy(1, 0, now);
+    }),
+    ("a pause", |rig| {
+        let now = rig.now();
+        rig.session.handle_pause(Some(now + ms(10)), now);
+        rig.live(20);
+    }),
+    ("an outage", |rig| {
+        let now = rig.now();
+        rig.session.handle_unreachable(now);
+        rig.reconnect(same_data());
+    }),
+    ("a connection", |rig| rig.reconnect(same_data())),
+    ("a loss of data", |rig| {
+        let now = rig.now();
+        rig.session.handle_data_lost(now);
+    }),
+    ("another limit of requests", |rig| {
+        rig.limit = 2;
+        let index = rig.request();
+        rig.settle();
+        rig.leave(index);
+        rig.limit = 1;
+        let index = rig.request();
+        rig.settle();
+        rig.leave(index);
+        rig.settle();
+    }),
+];
+
+#[test]
+fn nothing_is_told_after_what_changes_how_fast_the_queue_moves() {
+    for (what, change) in CHANGES {
+        let mut rig = Rig::new(1);
+        let mut holds = moving(&mut rig, OPTIONS, 16, 100);
+        // These wait through the change, and say nothing of what comes after it.
+        let waits: Vec<_> = [(); 6].map(|()| rig.request()).into();
+        rig.settle();
+        rig.pass(1);
+        change(&mut rig);
+        rig.settle();
+        rig.live(10);
+        for next in waits {
+            rig.leave(holds);
+            rig.settle();
+            assert_eq!(rig.progress(next), Progress::Held, "{what}");
+            holds = next;
+        }
+        let asks = rig.request();
+        rig.settle();
+        assert_eq!(told(&mut rig, asks), (Some(0), None), "{what}");
+        rig.settle();
+        rig.leave(holds);
+        rig.settle();
+        moving(&mut rig, OPTIONS, 5, 100);
+        let asks = rig.request();
+        rig.settle();
+        assert_eq!(told(&mut rig, asks), (Some(0), Some(100)), "{what}");
+    }
+}
+
+#[test]
+fn a_request_that_is_asked_for_twice_has_no_turn() {
+    let mut rig = Rig::new(1);
+    rig.other();
+    let asks = rig.request();
+    let join = rig.call().expect("an acquire");
+    rig.carry_out(&join);
+    rig.other();
+    rig.pass(10);
+    rig.reconnect(same_data());
+    rig.settle();
+    assert_eq!(told(&mut rig, asks), (None, None), "the other one came later");
+}
+
+#[test]
+fn in_an_outage_with_a_limit_of_0_and_where_permits_are_passed_on_nothing_is_told() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, with(OnUnavailable::Local(1)), 5, 100);
+    let asks = rig.request_with(with(OnUnavailable::Local(1)));
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    assert_eq!(told(&mut rig, asks), (None, None));
+
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let asks = rig.request();
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_override(Override { limit: Some(0), ..Override::default() }, now);
+    assert_eq!(told(&mut rig, asks), (None, None));
+
+    let mut rig = Rig::new(1);
+    let holds = moving(&mut rig, OPTIONS, 5, 100);
+    let reuse = rig.request_with(AcquireOptions { reuse_ms: 50, ..OPTIONS });
+    let asks = rig.request_with(patient(1));
+    rig.settle();
+    assert_eq!(told(&mut rig, asks), (None, None), "it does not wait in vain, either");
+    rig.leave(reuse);
+    rig.leave(holds);
+}
+
+#[test]
+fn a_tenant_is_told_of_its_own_line() {
+    let [slow, fast] = [1, 2].map(of_tenant);
+    let mut rig = Rig::new(1);
+    let holds = moving(&mut rig, fast, 5, 100);
+    rig.leave(holds);
+    rig.settle();
+    let holds = moving(&mut rig, slow, 5, 300);
+    let waits = [slow, slow, fast, slow].map(|options| rig.request_with(options));
+    rig.settle();
+    assert_eq!(told(&mut rig, waits[3]), (None, Some(900)), "two of its own are ahead");
+    assert_eq!(told(&mut rig, waits[2]), (None, Some(100)));
+    assert!(rig.session.is_held(holds));
+}
+
+#[test]
+fn of_many_lines_those_that_moved_last_are_known() {
+    let mut rig = Rig::new(1);
+    for tenant in 0..9 {
+        let holds = moving(&mut rig, of_tenant(tenant), 5, 20);
+        rig.leave(holds);
+        rig.settle();
+        if tenant == 7 {
+            let holds = moving(&mut rig, of_tenant(0), 1, 20);
+            rig.leave(holds);
+            rig.settle();
+        }
+    }
+    rig.other();
+    let asks = |rig: &mut Rig, tenant| {
+        let index = rig.request_with(of_tenant(tenant));
+        rig.settle();
+        told(rig, index).1.is_some()
+    };
+    let known: Vec<_> = (0..9).filter(|tenant| asks(&mut rig, *tenant)).collect();
+    assert_eq!(known, [0, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[test]
+fn a_request_that_would_wait_more_than_twice_as_long_as_it_may_is_refused() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let waits = waiters(&mut rig, 3);
+    // It has the fourth turn, which takes 400 ms.
+    for (patience_ms, expected) in [(0, false), (199, true), (200, false), (1000, false)] {
+        assert_eq!(is_hopeless(&mut rig, patient(patience_ms)), expected, "{patience_ms}");
+    }
+    assert_eq!(rig.places().len(), 4, "those that were refused have left");
+    assert!(waits.iter().all(|index| rig.progress(*index) == Progress::Waiting));
+}
+
+#[test]
+fn what_is_left_of_its_own_wait_decides() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let asks = rig.request_with(patient(90));
+    let (join, sent) = (rig.call().expect("an acquire"), rig.now());
+    // 50 ms would have been enough, but 39 ms are left.
+    rig.pass(51);
+    let reply = rig.carry_out(&join);
+    rig.reply(&join.op, &reply, sent);
+    assert!(is_refused(rig.progress(asks), RejectReason::Hopeless));
+    assert_eq!(told_of(&mut rig, asks), (Some(0), Some(100)));
+}
+
+#[test]
+fn requests_that_may_wait_for_different_times_share_a_call() {
+    let mut rig = Rig::new(2);
+    for patience_ms in [1, 2] {
+        rig.request_with(patient(patience_ms));
+    }
+    assert_eq!(rig.settle().len(), 1);
+}
