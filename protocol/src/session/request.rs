@@ -88,44 +88,39 @@ impl Session {
                 place.taken = true;
                 Progress::Admitted
             }
-            State::Refused { reason, is_counted, in_use, waiting, .. } => {
-                let usage = is_counted.then_some(Usage { in_use, waiting });
-                let limit = self.limits.of_operator();
-                let by_itself =
-                    matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
-                        && place
-                            .options
-                            .claim
-                            .is_some_and(|c| self.counts.tenants().exceeds_each(c));
-                let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
-                let is_blamed = limit != Some(0) && !is_tenant_full && reason.is_of_limit();
-                let paused = self.limits.paused_until().filter(|_| is_blamed);
-                let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
-                let end = match reason {
-                    // Nothing is granted before both are over.
-                    RejectReason::UpstreamPause | RejectReason::Quarantine => {
-                        self.quarantined_until().max(paused)
-                    }
-                    RejectReason::Rate => self.probe.opens_at(),
-                    _ => None,
-                };
-                let ends_in = end.map(|end| end.since(now));
-                let (ahead, expected_wait) = self.tell(index, reason, now);
-                Progress::Refused {
-                    reason,
-                    usage,
-                    limit,
-                    is_tenant_full,
-                    ends_in,
-                    ahead,
-                    expected_wait,
-                }
-            }
+            State::Refused { .. } => self.refused(index, now),
             State::Failed => Progress::Failed,
             State::Closed | State::Lost | State::Releasing | State::Released { .. } => {
                 Progress::Closed
             }
         }
+    }
+
+    /// What a refused request is told.
+    fn refused(&self, index: usize, now: Time) -> Progress {
+        let Some(place) = self.places.get(index) else { return Progress::Closed };
+        let State::Refused { reason, is_counted, in_use, waiting, .. } = place.state else {
+            return Progress::Closed;
+        };
+        let usage = is_counted.then_some(Usage { in_use, waiting });
+        let limit = self.limits.of_operator();
+        let by_itself = matches!(reason, RejectReason::QueueFull | RejectReason::QueueTimeout)
+            && place.options.claim.is_some_and(|c| self.counts.tenants().exceeds_each(c));
+        let is_tenant_full = reason == RejectReason::TenantLimit || by_itself;
+        let is_blamed = limit != Some(0) && !is_tenant_full && reason.is_of_limit();
+        let paused = self.limits.paused_until().filter(|_| is_blamed);
+        let reason = paused.map_or(reason, |_| RejectReason::UpstreamPause);
+        let end = match reason {
+            // Nothing is granted before both are over.
+            RejectReason::UpstreamPause | RejectReason::Quarantine => {
+                self.quarantined_until().max(paused)
+            }
+            RejectReason::Rate => self.probe.opens_at(),
+            _ => None,
+        };
+        let ends_in = end.map(|end| end.since(now));
+        let (ahead, expected_wait) = self.tell(index, reason, now);
+        Progress::Refused { reason, usage, limit, is_tenant_full, ends_in, ahead, expected_wait }
     }
 
     /// Records that the request at `index` was broken off: its permit lingers once the request leaves, because the

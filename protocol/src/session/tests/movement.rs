@@ -135,6 +135,12 @@ fn the_last_sixteen_grants_within_half_a_minute_count() {
     let slow = moving(&mut rig, OPTIONS, 20, 200);
     rig.leave(slow);
     rig.settle();
+    let fast = moving(&mut rig, OPTIONS, 15, 100);
+    let waits = waiters(&mut rig, 1)[0];
+    assert_eq!(told(&mut rig, waits).1, Some(106), "one of the slow ones");
+    rig.settle();
+    rig.leave(fast);
+    rig.settle();
     let fast = moving(&mut rig, OPTIONS, 16, 100);
     let waits = waiters(&mut rig, 1)[0];
     assert_eq!(told(&mut rig, waits).1, Some(100), "none of the slow ones");
