@@ -219,9 +219,8 @@ impl Session {
     #[inline(never)]
     pub(super) fn note_grant(&mut self, index: usize, now: Time) {
         let limit = self.limits.in_force();
-        let is_known = !self.reuse.is_on() && !self.is_outage();
         let Some(place) = self.places.get_mut(index) else { return };
-        let Some(turn) = place.turn.take().filter(|_| is_known) else { return };
+        let Some(turn) = place.turn.take() else { return };
         let (tenant, came) = (place.options.claim.map(Claim::tenant), place.held_at);
         let sample = Sample { turn: turn.get(), waited: now.since(came), at: now };
         self.movement.begin(limit, now).push(tenant, came, sample);
