@@ -172,7 +172,7 @@ impl Session {
     #[inline(never)]
     pub(super) fn note_turn_in_line(&mut self, index: usize) {
         let claim = self.places.get(index).and_then(|place| place.options.claim);
-        if let Some(claim) = claim.filter(|_| !self.reuse.is_on()) {
+        if let Some(claim) = claim {
             self.set_turn(index, self.counts.tenants().waiting_of(claim.tenant()) as u64);
         }
     }

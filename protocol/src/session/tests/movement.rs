@@ -264,6 +264,16 @@ fn nothing_is_told_after_what_changes_how_fast_the_queue_moves() {
 }
 
 #[test]
+fn samples_say_nothing_of_a_limit_that_a_request_has_just_brought() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let asks = waiters(&mut rig, 1)[0];
+    rig.limit = 2;
+    rig.request();
+    assert_eq!(told(&mut rig, asks), (Some(0), None));
+}
+
+#[test]
 fn a_request_that_is_asked_for_twice_has_no_turn() {
     let mut rig = Rig::new(1);
     rig.other();
@@ -297,10 +307,13 @@ fn in_an_outage_with_a_limit_of_0_and_where_permits_are_passed_on_nothing_is_tol
 
     let mut rig = Rig::new(1);
     let holds = moving(&mut rig, OPTIONS, 5, 100);
+    let before = rig.request();
+    rig.settle();
     let reuse = rig.request_with(AcquireOptions { reuse_ms: 50, ..OPTIONS });
     let asks = rig.request_with(patient(1));
     rig.settle();
     assert_eq!(told(&mut rig, asks), (None, None), "it does not wait in vain, either");
+    assert_eq!(told(&mut rig, before), (Some(0), None));
     rig.leave(reuse);
     rig.leave(holds);
 }
