@@ -178,6 +178,29 @@ fn own_places_that_left_are_not_ahead() {
 }
 
 #[test]
+fn a_permit_that_is_given_back_is_not_taken_off_those_ahead() {
+    let mut rig = Rig::new(1);
+    let holds = moving(&mut rig, OPTIONS, 5, 100);
+    waiters(&mut rig, 2);
+    let newcomer = rig.request();
+    let (join, now) = (rig.call().expect("an acquire"), rig.now());
+    rig.leave(holds);
+    let reply = rig.carry_out(&join);
+    rig.reply(&join.op, &reply, now);
+    assert_eq!(told(&mut rig, newcomer), (Some(2), Some(300)));
+}
+
+#[test]
+fn a_request_that_was_revoked_is_told_nothing_of_the_queue() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let waits = waiters(&mut rig, 1)[0];
+    let (id, now) = (rig.id(waits), rig.now());
+    rig.session.handle_revoked(id, now);
+    assert_eq!(told_of(&mut rig, waits), (None, None));
+}
+
+#[test]
 fn a_newcomer_that_left_before_its_answer_is_not_ahead() {
     let mut rig = Rig::new(1);
     moving(&mut rig, OPTIONS, 5, 100);
