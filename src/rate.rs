@@ -1,6 +1,7 @@
 //! How many requests may start within a time.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::error::ConfigError;
@@ -9,64 +10,61 @@ use crate::protocol;
 /// How many requests may start within a time: see [`PolicyBuilder::rate`](crate::PolicyBuilder::rate).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
-    starts: u32,
-    window: Duration,
-    is_smooth: bool,
+    // A part of every request's future, so it is small.
+    starts: NonZeroU32,
+    /// With the highest bit set, the rate is smooth.
+    window_ms: u32,
 }
+
+const SMOOTH: u32 = 1 << 31;
 
 /// The shortest window over which a smooth rate is spread: closer steps would cost a call each.
 const STEP: Duration = Duration::from_millis(10);
 
 impl Rate {
-    pub(crate) const fn new(starts: u32, window: Duration) -> Self {
-        Self { starts, window, is_smooth: false }
-    }
-
-    pub(crate) const fn smooth(mut self) -> Self {
-        self.is_smooth = true;
-        self
-    }
-
-    /// Returns how many requests may start in a window.
-    #[must_use]
-    pub const fn starts(self) -> u32 {
-        self.starts
-    }
-
-    /// Returns the length of the window.
-    #[must_use]
-    pub const fn window(self) -> Duration {
-        self.window
-    }
-
-    /// Returns whether it is [spread](crate::PolicyBuilder::smooth) over its window.
-    #[must_use]
-    pub const fn is_smooth(self) -> bool {
-        self.is_smooth
-    }
-
-    pub(crate) fn validate(self) -> Result<(), ConfigError> {
-        let Self { starts, window, .. } = self;
+    /// Checks a rate. The window is rounded up to whole ms.
+    pub(crate) fn new(starts: u32, window: Duration, is_smooth: bool) -> Result<Self, ConfigError> {
         let (shortest, longest) = (protocol::Rate::WINDOW_MIN, protocol::Rate::WINDOW_MAX);
         if !(shortest..=longest).contains(&window) {
             return Err(ConfigError::new(format!(
                 "window of the rate is {window:?}; expected {shortest:?} to {longest:?}"
             )));
         }
-        if starts == 0 {
+        let Some(starts) = NonZeroU32::new(starts) else {
             return Err(ConfigError::new(
                 "rate is 0, which rejects every request; expected 1 or more, or no rate",
             ));
-        }
-        let most = protocol::Rate::STARTS_MAX;
-        if self.of_cost(1).is_none() {
-            let advice = if self.is_smooth { "" } else { "; or a smooth one" };
+        };
+        let window_ms = u32::try_from(window.as_micros().div_ceil(1000)).unwrap_or(SMOOTH - 1);
+        let window_ms = if is_smooth { window_ms | SMOOTH } else { window_ms };
+        let rate = Self { starts, window_ms };
+        if rate.of_cost(1).is_none() {
+            let most = protocol::Rate::STARTS_MAX;
+            let (of, advice) =
+                if is_smooth { ("10 ms", "") } else { ("a window", "; or a smooth one") };
             return Err(ConfigError::new(format!(
-                "rate is {starts} in {window:?}; expected at most {most} in {}{advice}",
-                if self.is_smooth { "10 ms" } else { "a window" }
+                "rate is {starts} in {window:?}; expected at most {most} in {of}{advice}"
             )));
         }
-        Ok(())
+        Ok(rate)
+    }
+
+    /// Returns how many requests may start in a window.
+    #[must_use]
+    pub const fn starts(self) -> u32 {
+        self.starts.get()
+    }
+
+    /// Returns the length of the window.
+    #[must_use]
+    pub const fn window(self) -> Duration {
+        Duration::from_millis((self.window_ms & !SMOOTH) as u64)
+    }
+
+    /// Returns whether it is [spread](crate::PolicyBuilder::smooth) over its window.
+    #[must_use]
+    pub const fn is_smooth(self) -> bool {
+        self.window_ms & SMOOTH != 0
     }
 
     /// Returns the rate by which the backend judges a request of this cost; `None` if it is out of range.
@@ -74,16 +72,16 @@ impl Rate {
     /// A smooth rate is that of a part of its window: k starts in a time w, so that no window has more than k·⌈window ÷
     /// w⌉.
     pub(crate) fn of_cost(self, cost: u32) -> Option<protocol::Rate> {
-        let Self { starts, window, .. } = self;
-        if !self.is_smooth {
+        let (starts, window) = (self.starts(), self.window());
+        if !self.is_smooth() {
             return protocol::Rate::new(starts, window);
         }
         let (window, step) = (window.as_nanos(), STEP.as_nanos());
         let at_once = u32::try_from((u128::from(starts) * step).div_ceil(window)).ok()?;
-        let at_once = at_once.clamp(1, starts.max(1)).max(cost);
+        let at_once = at_once.clamp(1, starts).max(cost);
         let part = match starts / at_once {
             // A cost above the rate takes several windows.
-            0 => (window * u128::from(at_once)).div_ceil(u128::from(starts.max(1))),
+            0 => (window * u128::from(at_once)).div_ceil(u128::from(starts)),
             parts => window.div_ceil(u128::from(parts)),
         };
         let part = Duration::from_micros(u64::try_from(part.div_ceil(1000)).ok()?);
@@ -94,7 +92,7 @@ impl Rate {
 /// Such as `600/60s`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:?}", self.starts, self.window)
+        write!(f, "{}/{:?}", self.starts, self.window())
     }
 }
 
@@ -103,9 +101,12 @@ mod tests {
     use std::time::Duration;
 
     use super::Rate;
-    use crate::protocol;
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    fn smooth(starts: u32, window: Duration) -> Rate {
+        Rate::new(starts, window, true).unwrap()
+    }
 
     fn parts(rate: Rate, cost: u32) -> (u32, Duration) {
         let of_cost = rate.of_cost(cost).unwrap();
@@ -114,19 +115,21 @@ mod tests {
 
     #[test]
     fn a_smooth_rate_is_that_of_a_part_of_its_window() {
-        assert_eq!(parts(Rate::new(600, MINUTE), 3), (600, MINUTE));
-        let smooth = Rate::new(600, MINUTE).smooth();
-        assert_eq!(parts(smooth, 1), (1, Duration::from_millis(100)));
-        assert_eq!(parts(smooth, 3), (3, Duration::from_millis(300)));
-        assert_eq!(parts(Rate::new(60_000, MINUTE).smooth(), 1), (10, Duration::from_millis(10)));
-        assert_eq!(parts(Rate::new(2, MINUTE).smooth(), 3), (3, Duration::from_secs(90)));
+        let exact = Rate::new(600, MINUTE, false).unwrap();
+        assert_eq!((parts(exact, 3), exact.is_smooth()), ((600, MINUTE), false));
+        let rate = smooth(600, MINUTE);
+        assert_eq!((rate.starts(), rate.window(), rate.is_smooth()), (600, MINUTE, true));
+        assert_eq!(parts(rate, 1), (1, Duration::from_millis(100)));
+        assert_eq!(parts(rate, 3), (3, Duration::from_millis(300)));
+        assert_eq!(parts(smooth(60_000, MINUTE), 1), (10, Duration::from_millis(10)));
+        assert_eq!(parts(smooth(2, MINUTE), 3), (3, Duration::from_secs(90)));
     }
 
     #[test]
     fn no_window_has_more_starts_than_a_smooth_rate_says() {
         for (starts, window) in [(7, 1), (100, 1), (6_999, 60), (61_234, 60), (399_000, 1)] {
             let window = Duration::from_secs(window);
-            let (at_once, part) = parts(Rate::new(starts, window).smooth(), 1);
+            let (at_once, part) = parts(smooth(starts, window), 1);
             let most = u128::from(at_once) * window.as_micros().div_ceil(part.as_micros());
             assert!(most <= u128::from(starts), "{starts}: {at_once} in {part:?}");
             assert!(most * 100 >= u128::from(starts) * 98, "{starts}: {most} of them are used");
@@ -134,25 +137,33 @@ mod tests {
     }
 
     #[test]
+    fn a_window_is_never_shorter_than_it_says() {
+        let rate = Rate::new(1, Duration::from_micros(1_001), false).unwrap();
+        assert_eq!(rate.window(), Duration::from_millis(2));
+    }
+
+    #[test]
     fn what_is_out_of_range_is_said() {
-        let error = |rate: Rate| rate.validate().unwrap_err().to_string();
+        let error = |starts, window, is_smooth| {
+            Rate::new(starts, window, is_smooth).unwrap_err().to_string()
+        };
         assert_eq!(
-            error(Rate::new(0, MINUTE)),
+            error(0, MINUTE, false),
             "rate is 0, which rejects every request; expected 1 or more, or no rate"
         );
         assert_eq!(
-            error(Rate::new(4_001, MINUTE)),
+            error(4_001, MINUTE, false),
             "rate is 4001 in 60s; expected at most 4000 in a window; or a smooth one"
         );
         assert_eq!(
-            error(Rate::new(u32::MAX, MINUTE).smooth()),
+            error(u32::MAX, MINUTE, true),
             "rate is 4294967295 in 60s; expected at most 4000 in 10 ms"
         );
+        let window = "expected 1ms to 86400s";
+        assert_eq!(error(1, Duration::ZERO, false), format!("window of the rate is 0ns; {window}"));
         assert_eq!(
-            error(Rate::new(1, Duration::ZERO)),
-            "window of the rate is 0ns; expected 1ms to 86400s"
+            error(1, Duration::MAX, true),
+            format!("window of the rate is {:?}; {window}", Duration::MAX)
         );
-        assert!(Rate::new(4_001, MINUTE).smooth().validate().is_ok());
-        assert_eq!(protocol::Rate::STARTS_MAX, 4_000);
     }
 }

@@ -11,7 +11,8 @@ use crate::rate::Rate;
 #[must_use = "`build` returns the policy"]
 pub struct PolicyBuilder {
     pub(super) policy: Policy,
-    /// Set by [`smooth`](PolicyBuilder::smooth), before or after the rate.
+    /// Checked by [`build`](PolicyBuilder::build): starts and window.
+    pub(super) rate: Option<(u32, Duration)>,
     pub(super) is_smooth: bool,
 }
 
@@ -304,7 +305,7 @@ impl PolicyBuilder {
     /// # Ok(()) }
     /// ```
     pub const fn rate(mut self, starts: u32, window: Duration) -> Self {
-        self.policy.rate = Some(Rate::new(starts, window));
+        self.rate = Some((starts, window));
         self
     }
 
@@ -352,13 +353,12 @@ impl PolicyBuilder {
     /// assert_eq!(error.to_string(), "lease is 0ns; expected 500ms to 86400s");
     /// ```
     pub fn build(mut self) -> Result<Policy, ConfigError> {
-        if self.is_smooth {
-            let Some(rate) = self.policy.rate else {
-                return Err(ConfigError::new(
-                    "smooth is set without a rate to spread; set rate, too",
-                ));
-            };
-            self.policy.rate = Some(rate.smooth());
+        if self.is_smooth && self.rate.is_none() {
+            let what = "smooth is set without a rate to spread; set rate, too";
+            return Err(ConfigError::new(what));
+        }
+        if let Some((starts, window)) = self.rate {
+            self.policy.rate = Some(Rate::new(starts, window, self.is_smooth)?);
         }
         self.policy.validate()?;
         Ok(self.policy)

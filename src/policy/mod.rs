@@ -118,7 +118,7 @@ impl Policy {
 
     /// Starts a policy with this limit and the defaults.
     pub fn builder(limit: impl Into<Limit>) -> PolicyBuilder {
-        PolicyBuilder { policy: Self::new(limit), is_smooth: false }
+        PolicyBuilder { policy: Self::new(limit), rate: None, is_smooth: false }
     }
 
     /// Returns the number of permits as it is counted: with a rate, requests are counted in any case.
@@ -315,7 +315,6 @@ impl Policy {
 
     fn validate_rate(&self) -> Result<(), ConfigError> {
         let Some(rate) = self.rate else { return Ok(()) };
-        rate.validate()?;
         if self.reuse {
             return Err(ConfigError::new(format!(
                 "reuse is set beside a rate of {rate}, and a request that takes over a permit would start without \

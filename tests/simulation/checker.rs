@@ -181,6 +181,8 @@ struct Terms {
     headroom: u64,
     /// Whether tenants have caps.
     is_capped: bool,
+    /// Its requests start by time.
+    is_rated: bool,
 }
 
 /// What a server has of a name.
@@ -295,6 +297,7 @@ impl Checker {
                             .max()
                             .unwrap_or(0),
                         is_capped: asks.iter().any(|ask| ask.each > 0),
+                        is_rated: policies(name).any(|policy| policy.rate.is_some()),
                     }
                 })
                 .collect(),
@@ -952,6 +955,7 @@ impl Checker {
             Refusal::Revoked => "refused: revoked",
             Refusal::TenantLimit => "refused: tenant limit",
             Refusal::CostTooHigh => "refused: cost too high",
+            Refusal::Rate => "refused: rate",
             Refusal::Unavailable { .. } => "refused: unavailable",
             Refusal::Closed => "refused: closed",
             Refusal::Status(400) => "refused: 400",
@@ -968,6 +972,9 @@ impl Checker {
         };
         match refusal {
             Refusal::Limit if wait > 0 => self.flag("refusal", at, say(", though it may wait")),
+            Refusal::Rate if wait > 0 || !self.terms[name].is_rated => {
+                self.flag("refusal", at, say(", though it may wait, or has no rate"));
+            }
             Refusal::QueueTimeout if elapsed < wait || wait == 0 => {
                 self.flag("refusal", at, say(", too early"));
             }
@@ -1205,7 +1212,9 @@ impl Checker {
             Some((_, first)) => fits(*first),
             None => all_waiting.iter().all(|(_, id)| fits(*id)),
         };
-        let idle = living_waits && fits && (!self.terms[name].is_capped || units == 0);
+        let terms = &self.terms[name];
+        // No window of the plans is as long as this may last.
+        let idle = living_waits && fits && (!terms.is_capped || units == 0) && !terms.is_rated;
         let since = since(&mut self.idle_since[name], idle, at);
         if since.is_some_and(|from| at > from.max(self.unsettled[name]) + IDLE) {
             let text = format!(

@@ -48,6 +48,16 @@ pub struct Judge {
     least_limit: Option<u32>,
     /// The latest time that the server's clock has shown, in µs. It may have stepped back since.
     latest: u64,
+    /// The grants that count for a rate.
+    starts: Vec<Start>,
+}
+
+/// A grant that counts for a rate, from which moment it may not any more, and until when it may; in µs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Start {
+    id: PlaceId,
+    from: u64,
+    until: u64,
 }
 
 /// The turn of a line. The lowest is next.
@@ -313,10 +323,56 @@ impl Judge {
                 self.settle(&places, now);
             }
         }
+        breach = breach.or_else(|| self.start(done));
         if done.promotes && !done.more && passed.is_empty() && breach.is_none() {
             breach = self.idle(&places, done);
         }
         breach
+    }
+
+    /// Counts the grants of this operation for their rates. What was in flight before, or is shown to be, is none.
+    fn start(&mut self, done: &Done<'_>) -> Option<Breach> {
+        self.starts.retain(|start| start.until > done.now);
+        let held: HashSet<PlaceId> = done
+            .before
+            .iter()
+            .filter(|(.., ticket)| ticket.is_none())
+            .map(|(id, ..)| *id)
+            .collect();
+        let coming: HashMap<PlaceId, bool> = done
+            .coming
+            .iter()
+            .map(|(id, proof)| (*id, proof.is_some_and(|at| at < TICKET_MIN)))
+            .collect();
+        let mut breach = None;
+        for (id, ..) in done.after.iter().filter(|(.., ticket)| ticket.is_none()) {
+            let Some(rate) = id.bound.and_then(|bound| bound.rate) else { continue };
+            let end = done.now + u64::try_from(rate.window().as_micros()).unwrap_or(u64::MAX);
+            if held.contains(id) {
+                // A call that is repeated may move the start.
+                let again = self.starts.iter_mut().filter(|start| start.id == *id);
+                again.filter(|_| coming.contains_key(id)).for_each(|start| start.until = end);
+                continue;
+            }
+            if coming.get(id) == Some(&true) {
+                continue;
+            }
+            let count = self.started(|start| start.from > done.now) + u64::from(id.cost());
+            if count > u64::from(rate.starts()) {
+                let text = format!("{id} started as the {count}th within {rate:?}");
+                breach = breach.or(Some(("rate in the server", text)));
+            }
+            self.starts.push(Start { id: *id, from: end, until: end });
+        }
+        breach
+    }
+
+    fn started(&self, counts: impl Fn(&Start) -> bool) -> u64 {
+        self.starts
+            .iter()
+            .filter(|start| counts(start))
+            .map(|start| u64::from(start.id.cost()))
+            .sum()
     }
 
     /// Grants the places that were granted, one by one in the order of their turns. Returns those that had no turn.
@@ -391,7 +447,13 @@ impl Judge {
         let firsts: Vec<_> = places.waiting.keys().filter_map(in_turn).collect();
         let may_come = |(turn, head): &(Turn, Option<(u64, PlaceId)>)| {
             let is_free = places.all < u64::from(done.limit);
-            !turn.aside && is_free && head.is_some_and(|(_, id)| done.fits(places, id))
+            let may_start = |id: PlaceId| {
+                let rate = id.bound.and_then(|bound| bound.rate);
+                let count = self.started(|_| true) + u64::from(id.cost());
+                rate.is_none_or(|rate| count <= u64::from(rate.starts()))
+            };
+            let fits = |id| done.fits(places, id) && may_start(id);
+            !turn.aside && is_free && head.is_some_and(|(_, id)| fits(id))
         };
         let (_, head) = firsts.first().filter(|_| firsts.iter().all(may_come))?;
         let (_, id) = (*head)?;

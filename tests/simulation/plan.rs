@@ -368,6 +368,8 @@ pub struct PolicyPlan {
     pub linger: u64,
     /// Whether permits are passed on to the process's next request, if that may wait.
     pub reuse: bool,
+    /// How many requests may start within a time, in ms.
+    pub rate: Option<(u32, u64)>,
 }
 
 /// How a permit is released.
@@ -711,6 +713,7 @@ impl Plan {
         plan.add_bounds(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 103])));
         plan.add_lingers(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 83])));
         plan.add_reuse(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 97])));
+        plan.add_rates(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 109])));
         plan
     }
 
@@ -757,6 +760,22 @@ impl Plan {
         for request in &mut self.requests {
             if rng.percent(broken_off) {
                 request.back = GiveBack::BreakOff;
+            }
+        }
+    }
+
+    /// Has the requests of some names start by time, with room for the most that one costs.
+    fn add_rates(&mut self, rng: &mut Rng) {
+        if matches!(self.scenario, Scenario::Large | Scenario::Tardy | Scenario::Layer) {
+            return;
+        }
+        for name in 0..self.names {
+            if !rng.percent(20) {
+                continue;
+            }
+            let rate = Some((rng.pick(&[5, 6, 9, 20]), rng.pick(&[50, 200, 700, 1500])));
+            for policy in self.policies.iter_mut().map(|own| &mut own[name]) {
+                (policy.rate, policy.reuse) = (rate, false);
             }
         }
     }
@@ -862,6 +881,7 @@ impl Plan {
                 wait: rng.pick(&[0, 200, 1000, 2500]),
                 linger: 0,
                 reuse: false,
+                rate: None,
             })
             .collect();
         let differ = matches!(scenario, Scenario::Deploy | Scenario::All);

@@ -97,6 +97,8 @@ pub enum Refusal {
     TenantLimit,
     /// It asks for more than it could ever get.
     CostTooHigh,
+    /// As many started lately as the rate allows.
+    Rate,
     /// The layer's response to a rejected request.
     Status(u16),
 }
@@ -448,7 +450,13 @@ fn linger_of(plan: &PolicyPlan, planted: Option<Planted>) -> Duration {
 }
 
 fn policy_of(plan: &PolicyPlan, wait: u64, planted: Option<Planted>) -> Policy {
-    Policy::builder(plan.limit)
+    let builder = match plan.rate {
+        Some((starts, window)) => {
+            Policy::builder(plan.limit).rate(starts, Duration::from_millis(window))
+        }
+        None => Policy::builder(plan.limit),
+    };
+    builder
         .headroom(plan.headroom)
         .wait_timeout(Duration::from_millis(wait))
         .lease(Duration::from_millis(plan.lease))
@@ -478,6 +486,10 @@ fn layer(
         .max_queue(plan.max_queue)
         .linger(linger_of(plan, planted))
         .reuse(plan.reuse && plan.wait > 0);
+    let builder = match plan.rate {
+        Some((starts, window)) => builder.rate(starts, Duration::from_millis(window)),
+        None => builder,
+    };
     let builder = if is_fair {
         builder
             .fair_by(|parts: &Parts| Some(format!("t{}", asked(parts).tenant)))
@@ -615,6 +627,7 @@ impl Client {
                 RejectReason::Revoked => Refusal::Revoked,
                 RejectReason::TenantLimit => Refusal::TenantLimit,
                 RejectReason::CostTooHigh => Refusal::CostTooHigh,
+                RejectReason::Rate => Refusal::Rate,
                 _ => Refusal::Status(0),
             },
             AcquireError::Unavailable(_) => Refusal::Unavailable {

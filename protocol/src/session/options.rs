@@ -72,11 +72,15 @@ impl AcquireOptions {
         common(self) == common(other)
     }
 
-    /// The options that the session goes by.
-    pub(super) fn fitted_to_rate(mut self) -> Self {
-        if self.rate.is_none() {
-            return self;
+    /// Changes what does not go with a rate.
+    #[inline]
+    pub(super) fn fit_to_rate(&mut self) {
+        if self.rate.is_some() {
+            self.fit_to_some_rate();
         }
+    }
+
+    fn fit_to_some_rate(&mut self) {
         // The next request would start without a call.
         self.reuse_ms = 0;
         if self.claim.is_none() {
@@ -85,7 +89,6 @@ impl AcquireOptions {
             // All lines are this one, and a line may have half of the room that is left.
             self.max_waiting = self.max_queue.unwrap_or(0).saturating_mul(2);
         }
-        self
     }
 
     pub(super) fn lease_ms(&self) -> u64 {

@@ -28,13 +28,13 @@ impl Session {
     pub fn handle_request(
         &mut self,
         limit: u32,
-        options: AcquireOptions,
+        mut options: AcquireOptions,
         now: Time,
     ) -> Option<usize> {
         if self.places.len() >= PLACES_MAX {
             return None;
         }
-        let options = options.fitted_to_rate();
+        options.fit_to_rate();
         self.limits.handle_request(limit, options.headroom);
         if let Some(index) = self.reuse.take(limit, &options, now, &mut self.places, &self.limits) {
             return Some(index);
