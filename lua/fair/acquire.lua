@@ -40,9 +40,9 @@
 --           earliest < 0: only its rate keeps back the next in turn; if no place waits, the first newcomer of status
 --           -5; for so many ms
 -- Errors    none of its own
--- Cost      5 commands while permits are free, 1 more if any leave, 1 more for each tenant with a cap, 1 more if any
---           joins a tenant's line, for any number of ids; O((ids + 500) * log n): see promote.lua; and what
---           recall.lua costs when a queue begins
+-- Cost      5 commands while permits are free, 6 if none is in use, 1 more with a rate, 1 more if any leave, 1 more for
+--           each tenant with a cap, 1 more if any joins a tenant's line, for any number of ids;
+--           O((ids + 500) * log n): see promote.lua; and what recall.lua costs when a queue begins
 -- Retry     safe: an id that is present keeps its place, and its lease is renewed; one that has left is ignored
 
 local key = KEYS[1]

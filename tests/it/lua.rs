@@ -11,7 +11,7 @@ use tower_semaphore::{AcquireError, Policy, Semaphore};
 use crate::support::eventually;
 use crate::support::redis::TestRedis;
 
-const PIECES: [(&str, &str); 14] = [
+const PIECES: [(&str, &str); 15] = [
     ("clock", include_str!("../../lua/clock.lua")),
     ("queued", include_str!("../../lua/queued.lua")),
     ("sweep", include_str!("../../lua/sweep.lua")),
@@ -20,6 +20,7 @@ const PIECES: [(&str, &str); 14] = [
     ("recall", include_str!("../../lua/recall.lua")),
     ("answer", include_str!("../../lua/answer.lua")),
     ("fair/settle", include_str!("../../lua/fair/settle.lua")),
+    ("fair/rate", include_str!("../../lua/fair/rate.lua")),
     ("fair/leave", include_str!("../../lua/fair/leave.lua")),
     ("fair/sweep", include_str!("../../lua/fair/sweep.lua")),
     ("fair/survey", include_str!("../../lua/fair/survey.lua")),
@@ -151,6 +152,10 @@ fn no_number_becomes_text_inaccurately() {
         "fair/settle: local f, member = tonumber(digits, 36), 't' .. digits",
         "fair/settle: members[count + 1], members[count + 2] = id, queued .. id",
         "fair/settle: members[count] = i .. queued .. id",
+        "fair/rate: local writes = { score, 'r' .. number }",
+        "fair/rate: writes[2 * i - 1], writes[2 * i] = score, i .. 'r' .. number",
+        "fair/rate: local members = { 'r' .. number }",
+        "fair/rate: for i = 2, tonumber(string.sub(id, -2), 36) do members[i] = i .. 'r' .. number end",
         "fair/leave: members[#tenants] = 't' .. digits",
         "fair/promote: writes[#writes + 1] = i .. head",
         "fair/promote: local channel = string.match(key, '^(.-):{') .. ':@' .. to",
@@ -171,6 +176,7 @@ fn no_number_becomes_text_inaccurately() {
         "fair/acquire: members[count + 1], members[count + 2] = id, queued .. id",
         "fair/acquire: members[count] = share .. queued .. id",
         "fair/acquire: redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id)",
+        "fair/acquire: redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -(now + window) / 1e6, 'r' .. number)",
         "fair/acquire: turns[#turns + 1] = 't' .. digits",
         "fair/acquire: writes[count + 1], writes[count + 2], writes[count + 3], writes[count + 4] = fair_score, id, share, queued .. id",
         "fair/acquire: writes[count + 1], writes[count + 2] = share, j .. queued .. id",
@@ -467,8 +473,8 @@ fn calls_of_tenants_cost_what_the_headers_say() {
         commands(&server, "fair/acquire", &arguments)
     };
     assert_eq!(cost("fair/acquire"), 5);
-    assert_eq!(acquire(&[], &[&one]), 5, "the first");
-    assert_eq!(acquire(&[&one], &[&two]), 6, "one for one");
+    assert_eq!(acquire(&[], &[&one]), 6, "the first sets the expiry");
+    assert_eq!(acquire(&[&one], &[&two]), 7, "one for one, and none beside them");
     assert_eq!(acquire(&[], &[&one, &three, &four]), 6, "one tenant of two has a cap");
     let renew = ["10", "0", "0", "5000", "1", node, &one, &two];
     assert_eq!(commands(&server, "fair/renew", &renew), cost("fair/renew"));
