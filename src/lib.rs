@@ -12,7 +12,7 @@
 //! quota (an LLM provider, a payment gateway), or where no tenant may take more than its share. A limiter in each
 //! process multiplies the cap by the number of replicas; a counter in Redis leaks at every crash; a lock service
 //! polls. It limits requests in flight (max concurrency, a bulkhead against noisy neighbours, with a queue or with
-//! load shedding), not requests per second: for these, put a rate limiter outside.
+//! load shedding) and, with [`rate`](PolicyBuilder::rate), how many of them start within a time.
 //!
 //! # Example
 //!

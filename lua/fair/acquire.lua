@@ -9,8 +9,7 @@
 --   q<id>                         score: -f + k * 2^-28: it waits in line f; k: the time in ms, modulo 2^27, or one
 --                                 more than that of the last in the line; for q see queued.lua
 --   q<id>, 2q<id> ... <cost>q<id>  score: f: it holds, one member for each permit
---   r<n>, 2r<n> ... <cost>r<n>    score: -(the end of its window, seconds): it was granted; n: its id up to its rate; see
---                                 rate.lua
+--   r<n>, 2r<n> ... <cost>r<n>    score: -(seconds): it was granted then; n: its id up to its rate; see rate.lua
 --   t<f, 5 digits>                score: the turn of line f, from 2^52 on; +inf: the line is stopped; see settle.lua
 -- Places without a claim have the members of acquire.lua. So the ranges of scores are, from the lowest: grants, lines, permits
 -- by tenant, lease ends without and with a claim, tickets from 1e14 on, turns from 2^52 on. The permits that f has in
@@ -90,7 +89,7 @@ if is_quiet and first == last and string.sub(id, -3) == '001' and string.byte(id
     local rank, window = tonumber(string.sub(id, at + 1, at + 3), 36) - 1, tonumber(string.sub(id, at + 4, at + 11), 36)
     if tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] or 0) >= -33554432 then
       local number = string.sub(id, 1, at - 1)
-      redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -(now + window) / 1e6, 'r' .. number)
+      redis.call('ZADD', key, lease_end + 1e13, id, f, queued .. id, -now / 1e6, 'r' .. number)
       local ttl = redis.call('PTTL', key)
       if ttl < lease_ms + 1000 or ttl < window / 1000 + 1 then
         redis.call('PEXPIRE', key, math.max(3 * lease_ms, math.ceil(window / 1000)) + 1000)

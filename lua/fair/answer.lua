@@ -6,19 +6,19 @@
 -- number in place of the earliest lease end: call again then.
 --
 -- Needs     key, now, most, lease_end, in_use, queue, statuses, own; next_turn, next_head, next_cost and next_room;
---           opening_of; rejected_until: from when on a rejected newcomer's rate allows it, in seconds, or nil;
+--           opening_of; rejected_until: from when on a rejected newcomer's rate allows it, in us, or nil;
 --           earliest, or nil if it has to be looked up
 
 local waiting = redis.call('ZCOUNT', key, '-33554432', '(0') + queue
 if waiting == 0 then
-  earliest = rejected_until and -math.ceil((math.floor(rejected_until * 1e6 + 0.5) - now) / 1000) or 0
+  earliest = rejected_until and -math.ceil((rejected_until - now) / 1000) or 0
 else
   if in_use < most and next_turn and next_room > 0 then
     local opens, fits = opening_of(next_head, next_cost), in_use + next_cost <= next_room
     if next_cost > next_room or opens == math.huge or fits and not opens then
       earliest = 1
     elseif fits then
-      earliest = -math.ceil((math.floor(opens * 1e6 + 0.5) - now) / 1000)
+      earliest = -math.ceil((opens - now) / 1000)
     end
   end
   if not earliest then

@@ -76,6 +76,8 @@ for i, id in ipairs(ids) do
       writes[#writes + 1] = queued .. id
     elseif proof > now_ms then
       status = 1
+      -- It started in an outage, and counts from now on.
+      if proof == 99999999999999 then start(id) end
       writes[#writes + 1] = f
       writes[#writes + 1] = queued .. id
       for j = 2, tonumber(string.sub(id, -2), 36) do

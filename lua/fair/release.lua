@@ -66,7 +66,7 @@ if in_use < most and next_turn and next_room > 0 then
   if next_cost > next_room or opens == math.huge or fits and not opens then
     own[#own + 1] = 1
   elseif fits then
-    own[#own + 1] = -math.ceil((math.floor(opens * 1e6 + 0.5) - now) / 1000)
+    own[#own + 1] = -math.ceil((opens - now) / 1000)
   end
 end
 return own

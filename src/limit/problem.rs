@@ -104,6 +104,7 @@ impl Refusal {
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
             RefusalReason::Rate => "Too many requests have started lately",
+            _ if self.is_of_rate() => "Too many requests have started lately",
             _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
             _ => "Too many requests are in flight",
         }
@@ -127,6 +128,9 @@ impl Refusal {
                 format!("the tenant's queue for {policy} is full")
             }
             RefusalReason::QueueFull => format!("the queue of {policy} is full"),
+            RefusalReason::QueueTimeout if self.is_of_rate() => {
+                format!("the rate of {policy} allowed no start {waited}")
+            }
             RefusalReason::QueueTimeout if self.is_tenant_full() => format!(
                 "none of the permits of {policy} that the tenant may have came free {waited}"
             ),
@@ -168,7 +172,7 @@ impl Refusal {
         let policy = &self.policy;
         match self.reason {
             _ if self.is_tenant_full() => format!("{policy}/each"),
-            RefusalReason::Rate => format!("{policy}/rate"),
+            _ if self.is_of_rate() => format!("{policy}/rate"),
             _ => policy.to_string(),
         }
     }
@@ -189,7 +193,7 @@ impl Refusal {
                 window.map_or_else(String::new, |window| format!(";w={}", window.as_secs()));
             policies.push(format!("\"{policy}/rate\";q={}{window}", rate.starts()));
         }
-        if self.reason == RefusalReason::Rate {
+        if self.is_of_rate() {
             let next = rejected.ends_in.map(|left| left.as_secs_f64().ceil());
             let next = next.map_or_else(String::new, |left| format!(";t={left}"));
             left = format!("\"{policy}/rate\";r=0{next}");

@@ -250,6 +250,15 @@ impl Refusal {
         self.rejected.as_ref().map(|rejected| rejected.waited).or(self.waited_for_lost)
     }
 
+    /// Whether the rate kept the request back, as far as is known.
+    pub(super) fn is_of_rate(&self) -> bool {
+        let has_opening =
+            |rejected: &Rejected| rejected.rate.is_some() && rejected.ends_in.is_some();
+        let in_vain = matches!(self.reason, RefusalReason::QueueTimeout | RefusalReason::QueueFull);
+        self.reason == RefusalReason::Rate
+            || in_vain && self.rejected.as_ref().is_some_and(has_opening)
+    }
+
     /// How soon the reason ends, if that is known.
     pub(super) fn ends_in(&self) -> Option<Duration> {
         self.rejected.as_ref()?.ends_in

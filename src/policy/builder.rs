@@ -288,9 +288,14 @@ impl PolicyBuilder {
     /// Up to 4,000 in a window of 1 ms to a day. The backend keeps the time of each, about 120 bytes in Redis;
     /// [`smooth`](Self::smooth) allows for more. With [`Limit::Unlimited`] only the rate counts.
     ///
-    /// All users of a name should use the same rate: each request is judged by its own, and one without a rate is not
-    /// counted. A loss of data empties the window, so up to twice as many can start until a window has passed. In an
-    /// outage, a [local share](OnUnavailable::Local) of the limit has the same part of the rate.
+    /// All users of a name should use the same rate: each request is judged by its own, one without a rate is not
+    /// counted, and a start may be forgotten once it has left the shorter window. A loss of data empties the window, so up
+    /// to twice as many can start until a window has passed. In an outage, a [local share](OnUnavailable::Local) of the
+    /// limit has the same part of the rate; without a limit, as many starts as it has permits. What ended in the outage
+    /// does not count after it.
+    ///
+    /// [Tenants](crate::Ask::by) are compared by the permits that they have in use, not by what they started: one whose
+    /// requests are short starts more of them.
     ///
     /// # Examples
     ///

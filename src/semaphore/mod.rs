@@ -315,6 +315,8 @@ impl Semaphore {
     /// meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). If a reload under load must not
     /// reject any request, set it to twice the number of requests that may wait.
     ///
+    /// Requests that wait keep the [rate](crate::PolicyBuilder::rate) with which they came.
+    ///
     /// # Examples
     ///
     /// ```

@@ -155,7 +155,9 @@ impl Ledger {
         match () {
             () if never => PlaceStatus::NeverFits,
             () if !fits_each(units, claim) => PlaceStatus::TenantFull,
-            () if self.in_use() + cost <= room && !self.may_start(id) => PlaceStatus::NoStart,
+            () if self.in_use() + cost <= room && !self.may_start(id, caller.now) => {
+                PlaceStatus::NoStart
+            }
             () => PlaceStatus::NoPermit,
         }
     }

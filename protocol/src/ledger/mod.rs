@@ -50,6 +50,9 @@ use foldhash::fast::RandomState;
 /// 10¹².
 pub const TICKET_MIN: u64 = 100_000_000_000_000;
 
+/// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
+pub(crate) const NEVER_ENDS: u64 = TICKET_MIN - 1;
+
 /// The bound on the work of one operation. A swept place and a granted head of the queue cost as much as their permits;
 /// a place that is passed over costs 1, and a hint to another node [`HINT_WORK`] more. The places that the operation
 /// names are not counted.
@@ -159,9 +162,9 @@ impl Ledger {
         self.places.is_empty() && self.starts.as_ref().is_none_or(|starts| starts.is_empty())
     }
 
-    /// The grants that count for a rate: process, number of the place, when each leaves its window (µs), and how many it
-    /// counts as.
-    pub fn starts(&self) -> impl Iterator<Item = (NodeId, u64, u64, u32)> + '_ {
+    /// The grants that count for a rate, once for each permit: process, number of the place, when it was, and when it
+    /// leaves its window (µs).
+    pub fn starts(&self) -> impl Iterator<Item = (NodeId, u64, u64, u64)> + '_ {
         self.starts.iter().flat_map(|starts| starts.iter())
     }
 
@@ -302,7 +305,13 @@ impl Ledger {
                 None => PlaceStatus::Gone,
             };
             match status {
-                PlaceStatus::Held => self.put(*id, reply.lease_end, None),
+                PlaceStatus::Held => {
+                    self.put(*id, reply.lease_end, None);
+                    // It started in an outage, and counts from now on.
+                    if place.is_none() && *proof == NEVER_ENDS {
+                        self.start(*id, caller.now);
+                    }
+                }
                 PlaceStatus::Waiting(ticket) => self.put(*id, reply.lease_end, Some(ticket)),
                 _ => {}
             }

@@ -55,15 +55,15 @@ impl Ledger {
         // The strictest of their classes counts for all of them, and the strictest of their rates.
         let is_first = |id: &PlaceId| id.claim.is_none_or(|claim| claim.class() == 0);
         let rates = || ids.iter().filter_map(|id| Some((id.bound?.rate?, id.cost())));
-        let starts = rates().map(|(_, cost)| u64::from(cost)).sum();
+        let starts = rates().map(|(_, cost)| cost).sum();
         in_use <= caller.room(u8::from(!ids.iter().all(is_first)))
-            && rates().all(|(rate, _)| self.has_starts(rate, starts))
+            && rates().all(|(rate, _)| self.has_starts(rate, starts, caller.now))
     }
 
     /// Whether a newcomer whose line is empty would be served before all waiting places, and can be.
     pub(super) fn is_next(&self, caller: Caller, id: PlaceId) -> bool {
         let (cost, class) = id.claim.map_or((1, 0), |claim| (claim.cost(), claim.class()));
-        if self.in_use() + u64::from(cost) > caller.room(class) || !self.may_start(id) {
+        if self.in_use() + u64::from(cost) > caller.room(class) || !self.may_start(id, caller.now) {
             return false;
         }
         let Some((turn_of_first, first)) = self.next() else { return true };
@@ -217,7 +217,9 @@ impl Ledger {
                 Next::Of(tenant, id, claim) => {
                     let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
                     let never = cost > room || !Self::can_start(id);
-                    if room == 0 || !never && (in_use + cost > room || !self.may_start(id)) {
+                    if room == 0
+                        || !never && (in_use + cost > room || !self.may_start(id, caller.now))
+                    {
                         return None;
                     }
                     let fair = self.lines.as_mut()?;
@@ -251,7 +253,7 @@ impl Ledger {
             Some((_, Next::Of(_, id, claim))) => {
                 let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
                 let never = cost > room || !Self::can_start(id);
-                room > 0 && (never || in_use + cost <= room && self.may_start(id))
+                room > 0 && (never || in_use + cost <= room && self.may_start(id, caller.now))
             }
         }
     }
@@ -262,16 +264,14 @@ impl Ledger {
     }
 
     /// Whether the place's rate, if it has one, allows its grant now.
-    pub(super) fn may_start(&self, id: PlaceId) -> bool {
+    pub(super) fn may_start(&self, id: PlaceId, now: u64) -> bool {
         let rate = id.bound.and_then(|bound| bound.rate);
-        rate.is_none_or(|rate| self.has_starts(rate, id.cost().into()))
+        rate.is_none_or(|rate| self.has_starts(rate, id.cost(), now))
     }
 
-    fn has_starts(&self, rate: Rate, cost: u64) -> bool {
-        match &self.starts {
-            Some(starts) => starts.has_room(rate, cost),
-            None => cost <= u64::from(rate.starts()),
-        }
+    fn has_starts(&self, rate: Rate, cost: u32, now: u64) -> bool {
+        let opening = self.starts.as_ref().and_then(|starts| starts.opening_of(rate, cost, now));
+        cost <= rate.starts() && opening.is_none()
     }
 
     /// Notes that the place is granted, if it has a rate.
@@ -297,11 +297,13 @@ impl Ledger {
         }
     }
 
-    /// In how many ms the place's rate allows its grant.
+    /// In how many ms, rounded up and at least 1, the place's rate allows its grant.
     pub(super) fn opens_in(&self, id: PlaceId, now: u64) -> u64 {
         let rate = id.bound.and_then(|bound| bound.rate);
-        let starts = self.starts.as_ref();
-        rate.zip(starts).map_or(1, |(rate, starts)| starts.opens_in(rate, id.cost().into(), now))
+        let opening = rate
+            .zip(self.starts.as_ref())
+            .and_then(|(rate, starts)| starts.opening_of(rate, id.cost(), now));
+        opening.map_or(1, |opening| opening.saturating_sub(now).div_ceil(1000).max(1))
     }
 
     /// The same for the next in turn, if only its rate keeps it back; else 0.
@@ -310,7 +312,7 @@ impl Ledger {
         match self.next() {
             Some((_, Next::Of(_, id, claim))) if in_use < most && self.starts.is_some() => {
                 let (cost, room) = (u64::from(claim.cost()), caller.room_of(id));
-                let is_kept_back = Self::can_start(id) && !self.may_start(id);
+                let is_kept_back = Self::can_start(id) && !self.may_start(id, caller.now);
                 let is_kept_back = is_kept_back && in_use + cost <= room;
                 if is_kept_back { self.opens_in(id, caller.now) } else { 0 }
             }

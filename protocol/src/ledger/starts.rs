@@ -1,6 +1,6 @@
 //! When permits with a rate were granted.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
@@ -8,81 +8,94 @@ use foldhash::fast::RandomState;
 use crate::id::{NodeId, PlaceId};
 use crate::rate::Rate;
 
-/// The grants of the last window, each with the time (µs) at which it leaves the window. Nothing else takes one out:
-/// neither a release nor the end of a lease.
+/// How far a start may lie in the future. Beyond that, the clock has stepped back since: the start is forgotten, because
+/// it would keep others back until the clock shows its time again.
+const AHEAD: u64 = 1_000_000;
+
+/// The grants of the last window. Nothing but time takes one out: neither a release nor the end of a lease.
+///
+/// Each is judged by the window of the place that asks, so one with a short window does not wait for the starts of a
+/// long one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Starts {
-    by_end: BTreeSet<(u64, NodeId, u64)>,
-    /// The end of each place's start, and how many it counts as.
-    by_place: HashMap<(NodeId, u64), (u64, u32), RandomState>,
-    /// In the window.
-    count: u64,
+    /// In the order of their times, one for each permit.
+    by_time: VecDeque<Start>,
+    by_place: HashMap<(NodeId, u64), u64, RandomState>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Start {
+    /// When, µs.
+    at: u64,
+    /// When it leaves its own window.
+    end: u64,
+    node: NodeId,
+    n: u64,
 }
 
 impl Hash for Starts {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // What is kept by place is the same.
-        self.by_end.hash(state);
-        self.count.hash(state);
+        self.by_time.hash(state);
     }
 }
 
 impl Starts {
     pub(super) fn is_empty(&self) -> bool {
-        self.by_end.is_empty()
+        self.by_time.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, u64, u64, u32)> + '_ {
-        self.by_place.iter().map(|((node, n), (end, cost))| (*node, *n, *end, *cost))
+    /// Each permit's start: process, number of the place, when, and when it leaves its window (µs).
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, u64, u64, u64)> + '_ {
+        self.by_time.iter().map(|start| (start.node, start.n, start.at, start.end))
     }
 
-    /// When the last one leaves the window.
+    /// When the last one leaves its window.
     pub(super) fn last_end(&self) -> Option<u64> {
-        self.by_end.last().map(|(end, ..)| *end)
+        self.by_time.iter().map(|start| start.end).max()
     }
 
-    /// Forgets what has left the window.
+    /// Forgets what has left its window.
     pub(super) fn expire(&mut self, now: u64) {
-        while let Some(first) = self.by_end.first().copied().filter(|(end, ..)| *end <= now) {
-            self.by_end.remove(&first);
-            let (_, node, n) = first;
-            if let Some((_, cost)) = self.by_place.remove(&(node, n)) {
-                self.count -= u64::from(cost);
-            }
+        while let Some(first) = self.by_time.front().copied().filter(|first| first.end <= now) {
+            self.by_time.pop_front();
+            self.by_place.remove(&(first.node, first.n));
+        }
+        while let Some(last) = self.by_time.back().copied().filter(|last| last.at > now + AHEAD) {
+            self.by_time.pop_back();
+            self.by_place.remove(&(last.node, last.n));
         }
     }
 
-    /// Whether the rate allows so many more grants.
-    pub(super) fn has_room(&self, rate: Rate, cost: u64) -> bool {
-        self.count + cost <= u64::from(rate.starts())
+    /// From when on the rate allows so many more grants, µs; `None`: now.
+    pub(super) fn opening_of(&self, rate: Rate, cost: u32, now: u64) -> Option<u64> {
+        // The latest start that must have left the window.
+        let from_last = (rate.starts().saturating_sub(cost)) as usize;
+        let at = self.by_time.len().checked_sub(1 + from_last)?;
+        let opening = self.by_time.get(at)?.at.saturating_add(rate.window_us());
+        (opening > now).then_some(opening)
     }
 
     /// Notes that the place was granted. A call that is repeated moves its start.
     pub(super) fn push(&mut self, id: PlaceId, rate: Rate, now: u64) {
         self.remove(&id);
         let end = now.saturating_add(rate.window_us());
-        self.by_place.insert((id.node, id.n), (end, id.cost()));
-        self.by_end.insert((end, id.node, id.n));
-        self.count += u64::from(id.cost());
+        let start = Start { at: now, end, node: id.node, n: id.n };
+        let place = self.by_time.partition_point(|start| start.at <= now);
+        for _ in 0..id.cost() {
+            self.by_time.insert(place, start);
+        }
+        self.by_place.insert((id.node, id.n), now);
     }
 
     pub(super) fn remove(&mut self, id: &PlaceId) {
-        if let Some((end, cost)) = self.by_place.remove(&(id.node, id.n)) {
-            self.by_end.remove(&(end, id.node, id.n));
-            self.count -= u64::from(cost);
-        }
-    }
-
-    /// In how many ms, rounded up and at least 1, the rate allows so many more grants.
-    pub(super) fn opens_in(&self, rate: Rate, cost: u64, now: u64) -> u64 {
-        let mut over = (self.count + cost).saturating_sub(u64::from(rate.starts()));
-        for (end, node, n) in &self.by_end {
-            let (_, costs) = self.by_place.get(&(*node, *n)).copied().unwrap_or_default();
-            if over <= u64::from(costs) {
-                return end.saturating_sub(now).div_ceil(1000).max(1);
+        let Some(at) = self.by_place.remove(&(id.node, id.n)) else { return };
+        let first = self.by_time.partition_point(|start| start.at < at);
+        let last = self.by_time.partition_point(|start| start.at <= at);
+        for i in (first..last).rev() {
+            if self.by_time.get(i).is_some_and(|start| (start.node, start.n) == (id.node, id.n)) {
+                self.by_time.remove(i);
             }
-            over -= u64::from(costs);
         }
-        1
     }
 }

@@ -1,7 +1,5 @@
 //! The process's own share of a semaphore, which it grants in an outage.
 
-use std::collections::VecDeque;
-
 use smallvec::SmallVec;
 
 use super::Session;
@@ -20,21 +18,13 @@ use crate::time::Time;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LocalQueue {
     lines: Lines<usize>,
-    /// The grants that count for a rate: when each leaves the window, and how many it counts as.
-    starts: VecDeque<(Time, u32)>,
-    started: u64,
     /// Tenants to settle.
     touched: SmallVec<[Tenant; 2]>,
 }
 
 impl LocalQueue {
     pub(super) const fn new() -> Self {
-        Self {
-            lines: Lines::new(),
-            starts: VecDeque::new(),
-            started: 0,
-            touched: SmallVec::new_const(),
-        }
+        Self { lines: Lines::new(), touched: SmallVec::new_const() }
     }
 
     /// A queue in which nobody waits yet, and the permits in flight count.
@@ -88,14 +78,6 @@ impl LocalQueue {
         self.touched.push(tenant);
     }
 
-    /// Forgets the grants that do not count for a rate any more.
-    pub(super) fn expire_starts(&mut self, now: Time) {
-        while let Some((_, cost)) = self.starts.front().filter(|(end, _)| now >= *end) {
-            self.started -= u64::from(*cost);
-            self.starts.pop_front();
-        }
-    }
-
     fn settle(&mut self, places: &Places, now: Time) {
         let now = u64::try_from(now.elapsed_since_epoch().as_micros()).unwrap_or(u64::MAX);
         let claim_of = |index| places.get(index).map_or_else(Claim::nobodys, Place::claim);
@@ -124,9 +106,9 @@ impl LocalQueue {
 impl Session {
     /// While the process's own share has free permits, grants them to the places that wait for one, by their turns.
     pub(super) fn admit_local(&mut self, now: Time) {
+        self.expire_local_starts(now);
         while let Some(queue) = &mut self.outage {
             queue.settle(&self.places, now);
-            queue.expire_starts(now);
             let Some(index) = queue.next() else { return };
             let Some(place) = self.places.get(index) else { return };
             if self.exceeds_share(place) {
@@ -135,8 +117,7 @@ impl Session {
                 // It leaves the queue.
                 self.admit(index, now);
             } else {
-                let opening = self.outage.as_ref().and_then(|queue| queue.starts.front().copied());
-                opening.into_iter().for_each(|(at, _)| self.want(at));
+                self.next_local_start().into_iter().for_each(|at| self.want(at));
                 return;
             }
         }
@@ -148,31 +129,10 @@ impl Session {
         let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
         let is_capped = is_local
             && place.options.claim.is_some_and(|claim| self.counts.tenants().exceeds_each(claim));
-        let is_over_rate = is_local && self.exceeds_rate_of_share(place);
+        let is_over_rate = self.exceeds_rate_of_share(place);
         !is_capped
             && !is_over_rate
             && self.counts.in_flight().saturating_add(u64::from(place.cost())) <= share
-    }
-
-    /// Notes that a place is admitted by policy.
-    pub(super) fn start_locally(&mut self, index: usize, now: Time) {
-        let Some((place, queue)) = self.places.get(index).zip(self.outage.as_mut()) else { return };
-        if let Some(rate) = place.options.rate {
-            queue.starts.push_back((now + rate.window(), place.cost()));
-            queue.started += u64::from(place.cost());
-        }
-    }
-
-    /// Whether the share's part of the rate is used up: as much of the rate as the share is of the limit, and at least
-    /// one grant in a window; without a limit, as many grants as the share has permits.
-    fn exceeds_rate_of_share(&self, place: &Place) -> bool {
-        let (Some(rate), Some(queue)) = (place.options.rate, &self.outage) else { return false };
-        let share = self.share_of(place.options.on_unavailable);
-        let (starts, limit) = (u64::from(rate.starts()), u64::from(place.limit));
-        let part = if place.limit == u32::MAX { share } else { starts * share / limit.max(1) };
-        let in_window = queue.started;
-        // A cost above the part passes in a window of its own.
-        in_window > 0 && in_window + u64::from(place.cost()) > part.clamp(1, starts)
     }
 
     /// Whether it asks for more than the share of its process. If there is no share, it waits for an operator.
@@ -182,7 +142,7 @@ impl Session {
     }
 
     /// How many permits the policy allows in flight.
-    fn share_of(&self, on_unavailable: OnUnavailable) -> u64 {
+    pub(super) fn share_of(&self, on_unavailable: OnUnavailable) -> u64 {
         let set = self.limits.for_all();
         match on_unavailable {
             OnUnavailable::Refuse => 0,

@@ -16,6 +16,7 @@ mod counts;
 mod joins;
 mod limits;
 mod local;
+mod local_rate;
 mod movement;
 mod options;
 mod outage;
@@ -48,6 +49,7 @@ use self::counts::Counts;
 use self::joins::Joins;
 use self::limits::Limits;
 use self::local::LocalQueue;
+use self::local_rate::LocalStarts;
 use self::movement::Movement;
 pub use self::options::{AcquireOptions, OnUnavailable};
 use self::place::State;
@@ -81,6 +83,8 @@ pub struct Session {
     reuse: Reuse,
     /// In an outage: the places that wait for a share of the process's own.
     outage: Option<LocalQueue>,
+    /// What that share has started lately.
+    local_starts: Option<Box<LocalStarts>>,
     quarantine: Quarantine,
     movement: Movement,
 
@@ -164,6 +168,7 @@ impl Session {
             limits: Limits::default(),
             reuse: Reuse::default(),
             outage: is_outage.then(LocalQueue::new),
+            local_starts: None,
             quarantine: connected.quarantine,
             movement: Movement::default(),
             joins: Joins::default(),

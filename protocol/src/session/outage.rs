@@ -127,7 +127,7 @@ impl Session {
         if !place.is_joining() && !place.is_waiting() {
             return;
         }
-        self.outage.iter_mut().for_each(|queue| queue.expire_starts(now));
+        self.expire_local_starts(now);
         let Some(place) = self.places.get(index) else { return };
         let (policy, may_wait) = (place.options.on_unavailable, place.options.max_queue.is_some());
         if self.has_share(place) {

@@ -99,7 +99,13 @@ impl Probe {
             let at = now + Duration::from_millis(reply.opens_in);
             let at = self.last_at.map_or(at, |last_at| at.max(last_at + OPENING_GAP));
             self.opens_at = Some(at);
-            self.others_wait = reply.usage.is_none_or(|usage| usage.waiting > 0);
+            // Once for what it gave back: the reply to a call for others tells nobody anything new.
+            let gives_back = match op {
+                Op::Release { ids } => !ids.is_empty(),
+                Op::Acquire { leaving, .. } => !leaving.is_empty(),
+                _ => false,
+            };
+            self.others_wait = gives_back && reply.usage.is_none_or(|usage| usage.waiting > 0);
             return self.is_opening_awaited(has_waiting, at, now).then_some(at);
         }
         if reply.earliest == 0 {
@@ -131,7 +137,10 @@ impl Probe {
         self.opens_at = None;
         self.want(has_waiting);
         // Without a waiting place of its own to renew, a call without places does the same.
-        self.has_more |= is_awaited && !has_waiting;
+        if is_awaited && !has_waiting {
+            self.has_more = true;
+            self.last_at = Some(now);
+        }
         None
     }
 

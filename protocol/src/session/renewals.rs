@@ -11,11 +11,8 @@ use super::places::Places;
 use super::releases::{earlier, refusal_pause};
 use crate::call::Op;
 use crate::id::{Ids, PlaceId};
-use crate::ledger::TICKET_MIN;
+use crate::ledger::NEVER_ENDS;
 use crate::time::Time;
-
-/// The proof of a place that no backend ever knew: it is in flight, so it is to be counted.
-const NEVER_ENDS: u64 = TICKET_MIN - 1;
 
 /// The renewals of a session. Places are identified by their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

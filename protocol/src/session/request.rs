@@ -116,6 +116,10 @@ impl Session {
                 self.quarantined_until().max(paused)
             }
             RejectReason::Rate => self.probe.opens_at(),
+            // A permit was free for the next in turn, and only the rate kept it back.
+            RejectReason::QueueTimeout | RejectReason::QueueFull if !is_tenant_full => {
+                self.probe.opens_at().filter(|_| place.options.rate.is_some())
+            }
             _ => None,
         };
         let ends_in = end.map(|end| end.since(now));

@@ -25,7 +25,9 @@ impl Node {
     /// Returns the override of a semaphore's limit or, without one, the limit of its policy in this process.
     pub(super) fn limit_in_force(&self, name: &str) -> Option<u32> {
         let set = self.overrides.of(name).in_place();
-        set.or_else(|| self.read_session(name, Session::policy_limit).flatten())
+        let limit = set.or_else(|| self.read_session(name, Session::policy_limit).flatten());
+        // Where only a rate counts.
+        limit.filter(|limit| *limit < u32::MAX)
     }
 
     /// Returns the holders and waiters of a semaphore.

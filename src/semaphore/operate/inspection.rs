@@ -343,7 +343,10 @@ impl ProcessUse {
             in_use: 0,
             kept: Some(own.read_session(name, Session::kept).unwrap_or_default() as u64),
             waiting: 0,
-            limit: own.read_session(name, Session::policy_limit).flatten(),
+            limit: own
+                .read_session(name, Session::policy_limit)
+                .flatten()
+                .filter(|of| *of < u32::MAX),
             refused: Some(refused),
             lost: Some(lost),
         }
@@ -357,7 +360,7 @@ impl ProcessUse {
             in_use: 0,
             kept: answer.map(|answer| answer.kept),
             waiting: 0,
-            limit: answer.and_then(|answer| answer.limit),
+            limit: answer.and_then(|answer| answer.limit).filter(|of| *of < u32::MAX),
             refused: answer.and_then(|answer| answer.tally).map(|tally| tally.refused),
             lost: answer.and_then(|answer| answer.tally).map(|tally| tally.lost),
         }

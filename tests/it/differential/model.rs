@@ -9,7 +9,7 @@ use tower_semaphore::protocol::{
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
-use super::{Asks, History, KEY, NODES, Pick, Proof, Step, Terms, Time};
+use super::{Asks, History, KEY, NODES, Pick, Proof, Step, Terms, Time, WINDOW_US};
 
 /// An expected message: channel, text.
 pub(super) type Message = (String, String);
@@ -30,8 +30,8 @@ pub(super) struct Expected {
     pub(super) longest: (u64, u64),
     /// Whether the bound on work was reached.
     pub(super) more: bool,
-    /// The time, in seconds.
-    pub(super) now: f64,
+    /// When the window began that ends now, in seconds.
+    pub(super) window: f64,
 }
 
 /// A history carried out by the ledger: the commands to send, and what must come back.
@@ -243,6 +243,7 @@ impl<'a> Model<'a> {
                 self.tickets.get(&id).copied().unwrap_or(other)
             }
             Proof::Near(ms) => near(*ms),
+            Proof::Never => TICKET_MIN - 1,
         }
     }
 
@@ -364,7 +365,7 @@ impl<'a> Model<'a> {
             set,
             longest,
             more,
-            now: self.now as f64 / 1e6,
+            window: (self.now - WINDOW_US) as f64 / 1e6,
         });
     }
 
@@ -391,14 +392,15 @@ impl<'a> Model<'a> {
                 }
             }
         }
-        for (node, n, end, cost) in self.ledger.starts().filter(|(_, _, end, _)| *end > self.now) {
+        let starts: HashSet<_> = self.ledger.starts().filter(|(.., end)| *end > self.now).collect();
+        for (node, n, at, end) in starts {
             longest = longest.max((end - self.now) / 1000);
-            let score = -(end as f64 / 1e6);
+            let score = -(at as f64 / 1e6);
             let id = self.known.iter().find(|id| id.node == node && id.n == n).unwrap();
             let number = id.to_string();
             let number = number.split('/').next().unwrap();
             set.push((format!("r{number}"), score));
-            set.extend((2..=cost).map(|i| (format!("{i}r{number}"), score)));
+            set.extend((2..=id.cost()).map(|i| (format!("{i}r{number}"), score)));
         }
         set.extend(self.ledger.turns().map(|(tenant, turn)| (format!("t{tenant}"), turn)));
         set.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));

@@ -268,12 +268,12 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
 ];
 
 /// The same for places with rates.
-const RATE_MUTANTS: [(&str, &str, &str); 24] = [
-    ("fair/rate", "  if score < -now / 1e6 then return -score end\n", ""),
+const RATE_MUTANTS: [(&str, &str, &str); 25] = [
+    ("fair/rate", "  if opening > now then\n", "  if false then\n"),
     ("fair/rate", "  if rank < 0 then return math.huge end\n", ""),
-    ("fair/rate", "-(now + window) / 1e6", "-now / 1e6 - 1"),
+    ("fair/rate", "+ 0.5) + window", "+ 0.5)"),
     ("fair/rate", ", 36) - cost", ", 36) - 1"),
-    ("fair/rate", "key, -now / 1e6, '(-33554432'", "key, '-inf', '(-33554432'"),
+    ("fair/rate", "key, (window - now) / 1e6, '(-33554432'", "key, '-inf', '(-33554432'"),
     ("fair/rate", "PTTL', key) < window / 1000 + 1 then", "PTTL', key) < 0 then"),
     ("fair/rate", "members[i] = i .. 'r' .. number end", "break end"),
     ("fair/promote", "not never and (opens or in_use", "not never and (in_use"),
@@ -287,7 +287,8 @@ const RATE_MUTANTS: [(&str, &str, &str); 24] = [
     ("fair/acquire", "if refused == -1 or refused == -5 then", "if refused == -1 then"),
     ("fair/acquire", "rejected_until = rejected_until or opens", "rejected_until = nil"),
     ("fair/acquire", " and not (is_rated and opening_of(id, all - units)) then", " then"),
-    ("fair/acquire", ", -(now + window) / 1e6, 'r' .. number)", ")"),
+    ("fair/acquire", ", -now / 1e6, 'r' .. number)", ")"),
+    ("fair/reassert", "      if proof == 99999999999999 then start(id) end\n", ""),
     ("fair/acquire", "or 0) >= -33554432 then", "or 0) >= -1e99 then"),
     ("fair/acquire", " or ttl < window / 1000 + 1 then", " then"),
     ("fair/answer", "'-33554432', '(0'", "'-inf', '(0'"),

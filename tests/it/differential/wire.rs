@@ -258,7 +258,7 @@ impl Expected {
         same("messages", &*self.messages, messages)?;
         let mut actual = members(set);
         // Grants that have left their window stay until there is a reason to look at them.
-        actual.retain(|(_, score)| !(-self.now..FIRST_LINE).contains(score));
+        actual.retain(|(_, score)| !(-self.window..FIRST_LINE).contains(score));
         let is_left = actual.len() < members(set).len();
         same("set", &self.set, &actual)?;
         let Item::Int(ttl) = *ttl else { return Err(format!("PTTL: {ttl:?}")) };

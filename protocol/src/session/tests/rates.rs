@@ -122,6 +122,118 @@ fn without_a_waiting_place_of_its_own_it_asks_for_a_near_opening_only() {
 }
 
 #[test]
+fn a_process_without_a_waiting_place_asks_for_others_once() {
+    let mut rig = Rig::new(1);
+    let own = rig.request_with(rated(1, 100));
+    rig.settle();
+    for n in 1..=8 {
+        other(&mut rig, n, 1, 100);
+    }
+    rig.leave(own);
+    let mut calls = 0;
+    for _ in 0..800 {
+        rig.pass(1);
+        calls += rig.settle().len();
+    }
+    assert!(calls <= 2, "{calls} calls for places of others");
+}
+
+#[test]
+fn a_short_window_does_not_wait_for_the_starts_of_a_long_one() {
+    let mut rig = Rig::new(100);
+    for _ in 0..5 {
+        rig.request_with(rated(5, 60_000));
+    }
+    rig.live(1500);
+    let short = rig.request_with(rated(1, 1000));
+    rig.settle();
+    assert_eq!(rig.progress(short), Progress::Held);
+    let long = rig.request_with(rated(5, 60_000));
+    rig.live(1000);
+    assert_eq!(rig.progress(long), Progress::Waiting);
+}
+
+#[test]
+fn a_request_that_waits_in_vain_for_the_window_is_told_when_it_opens() {
+    let mut rig = Rig::new(100);
+    rig.request_with(rated(1, 60_000));
+    rig.settle();
+    let waits = rig.request_with(rated(1, 60_000));
+    rig.live(1000);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(waits, now);
+    let Progress::Refused { reason, ends_in, .. } = rig.progress(waits) else { panic!() };
+    assert_eq!(reason, RejectReason::QueueTimeout);
+    assert!(ends_in.is_some_and(|left| left > ms(58_000) && left <= ms(59_001)), "{ends_in:?}");
+    // Where no permit is free either, nothing is known of the time.
+    let mut rig = Rig::new(1);
+    rig.request_with(rated(9, 60_000));
+    let waits = rig.request_with(rated(9, 60_000));
+    rig.live(1000);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(waits, now);
+    assert!(matches!(rig.progress(waits), Progress::Refused { ends_in: None, .. }));
+}
+
+#[test]
+fn a_share_that_is_less_than_a_start_has_one_in_a_longer_time() {
+    // Of 10 starts a second, a twentieth: one in two seconds.
+    let mut rig = outage(20);
+    let options = AcquireOptions { on_unavailable: OnUnavailable::Local(1), ..rated(1, 100) };
+    let mut admitted = 0;
+    for _ in 0..100 {
+        let index = rig.request_with(AcquireOptions { max_queue: None, ..options });
+        admitted += u32::from(rig.progress(index) == Progress::Admitted);
+        rig.leave(index);
+        rig.pass(100);
+    }
+    assert_eq!(admitted, 5, "in ten seconds");
+}
+
+#[test]
+fn the_starts_of_a_share_count_over_several_outages_and_for_calls_that_fail() {
+    let mut rig = Rig::new(20);
+    let options = AcquireOptions {
+        on_unavailable: OnUnavailable::Local(1),
+        max_queue: None,
+        ..rated(40, 60_000)
+    };
+    let mut admitted = 0;
+    for round in 0..10 {
+        let now = rig.now();
+        if round % 2 == 0 {
+            rig.session.handle_unreachable(now);
+        } else {
+            rig.session.handle_connected(same_data(), now);
+        }
+        let index = rig.request_with(options);
+        if round % 2 == 1 {
+            let call = rig.call().expect("an acquire");
+            rig.session.handle_call_refused(&call.op, now);
+        }
+        admitted += u32::from(rig.progress(index) == Progress::Admitted);
+        rig.leave(index);
+        rig.calls();
+        rig.pass(100);
+    }
+    assert_eq!(admitted, 2, "a twentieth of the rate");
+}
+
+#[test]
+fn what_a_share_started_counts_once_the_backend_is_back() {
+    let mut rig = outage(4);
+    let options = AcquireOptions { on_unavailable: OnUnavailable::Local(4), ..rated(4, 60_000) };
+    let admitted: Vec<_> = (0..4).map(|_| rig.request_with(options)).collect();
+    assert!(admitted.iter().all(|index| rig.progress(*index) == Progress::Admitted));
+    rig.reconnect(Connected::default());
+    rig.live(2000);
+    admitted.into_iter().for_each(|index| rig.leave(index));
+    let next = rig.request_with(options);
+    rig.live(1000);
+    assert_eq!(rig.progress(next), Progress::Waiting);
+}
+
+#[test]
 fn windows_that_open_at_short_intervals_are_asked_for_together() {
     let mut rig = Rig::new(1000);
     for _ in 0..200 {
