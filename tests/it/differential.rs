@@ -172,7 +172,7 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
 
 /// The window of all rates, in µs: what has left one window is forgotten by the scripts when they look at it, and by the
 /// ledger at once.
-const WINDOW_US: u64 = 1_000_003;
+const WINDOW_US: u64 = 20_000_003;
 
 /// Low rates, so that windows are full.
 fn rate(of: Of) -> BoxedStrategy<Option<Rate>> {

@@ -339,11 +339,7 @@ impl Judge {
             .filter(|(.., ticket)| ticket.is_none())
             .map(|(id, ..)| *id)
             .collect();
-        let coming: HashMap<PlaceId, bool> = done
-            .coming
-            .iter()
-            .map(|(id, proof)| (*id, proof.is_some_and(|at| at < TICKET_MIN)))
-            .collect();
+        let coming: HashMap<PlaceId, Option<u64>> = done.coming.iter().copied().collect();
         let mut breach = None;
         for (id, ..) in done.after.iter().filter(|(.., ticket)| ticket.is_none()) {
             let Some(rate) = id.bound.and_then(|bound| bound.rate) else { continue };
@@ -354,11 +350,14 @@ impl Judge {
                 again.filter(|_| coming.contains_key(id)).for_each(|start| start.until = end);
                 continue;
             }
-            if coming.get(id) == Some(&true) {
+            // A place that no backend knew, as it passed by policy, counts from now on; whatever the rate says.
+            let proof = coming.get(id).copied().flatten().filter(|proof| *proof < TICKET_MIN);
+            let passed = proof == Some(TICKET_MIN - 1);
+            if proof.is_some() && !passed {
                 continue;
             }
             let count = self.started(|start| start.from > done.now) + u64::from(id.cost());
-            if count > u64::from(rate.starts()) {
+            if count > u64::from(rate.starts()) && !passed {
                 let text = format!("{id} started as the {count}th within {rate:?}");
                 breach = breach.or(Some(("rate in the server", text)));
             }
