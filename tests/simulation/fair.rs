@@ -56,6 +56,7 @@ pub struct Judge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Start {
     id: PlaceId,
+    at: u64,
     from: u64,
     until: u64,
 }
@@ -332,7 +333,8 @@ impl Judge {
 
     /// Counts the grants of this operation for their rates. What was in flight before, or is shown to be, is none.
     fn start(&mut self, done: &Done<'_>) -> Option<Breach> {
-        self.starts.retain(|start| start.until > done.now);
+        // One that lies far in the future shows that the clock has stepped back: it is forgotten.
+        self.starts.retain(|start| start.until > done.now && start.at <= done.now + 1_000_000);
         let held: HashSet<PlaceId> = done
             .before
             .iter()
@@ -356,12 +358,14 @@ impl Judge {
             if proof.is_some() && !passed {
                 continue;
             }
+            // An acquire that is carried out again, late, moves the start: nobody uses that permit.
+            self.starts.retain(|start| start.id != *id);
             let count = self.started(|start| start.from > done.now) + u64::from(id.cost());
             if count > u64::from(rate.starts()) && !passed {
                 let text = format!("{id} started as the {count}th within {rate:?}");
                 breach = breach.or(Some(("rate in the server", text)));
             }
-            self.starts.push(Start { id: *id, from: end, until: end });
+            self.starts.push(Start { id: *id, at: done.now, from: end, until: end });
         }
         breach
     }
