@@ -1,5 +1,6 @@
 //! The events of a run as data: made from a seed, and made smaller when the run fails.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::chance::Rng;
@@ -516,8 +517,10 @@ pub enum Planted {
     /// A process misses some answers.
     LosesAnswers,
     // From here on: a server whose ledger is [`Naive`](crate::naive::Naive).
-    /// No fault: the test's own ledger, with all its rules.
+    /// No fault: the test's own ledger, with all its rules. It has none for rates, so the plan's do not count.
     Naive,
+    /// The plan's rates count.
+    IgnoresRates,
     /// A turn is never changed.
     SettlesNothing,
     /// A turn begins again whenever its line changes.
@@ -553,7 +556,7 @@ impl Planted {
     /// process of their own.
     ///
     /// Each comes with the rule that it breaks.
-    pub const ALL: [(Self, &str); 44] = [
+    pub const ALL: [(Self, &str); 45] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -598,6 +601,7 @@ impl Planted {
         (Self::FirstComeAmongTenants, "turn"),
         (Self::ForgetsShares, "idle in the server"),
         (Self::WaitsForStopped, "idle in the server"),
+        (Self::IgnoresRates, "rate in the server"),
     ];
 
     /// Returns whether the server's ledger is the test's own.
@@ -762,6 +766,18 @@ impl Plan {
                 request.back = GiveBack::BreakOff;
             }
         }
+    }
+
+    /// The plan without rates, if the server's ledger has none, and that is not what is to be found.
+    #[must_use]
+    pub fn for_its_ledger(&self) -> Cow<'_, Self> {
+        let knows_rates = |bug: Planted| bug == Planted::IgnoresRates || !bug.is_of_tenants();
+        if self.planted.is_none_or(knows_rates) {
+            return Cow::Borrowed(self);
+        }
+        let mut plan = self.clone();
+        plan.policies.iter_mut().flatten().for_each(|policy| policy.rate = None);
+        Cow::Owned(plan)
     }
 
     /// Has the requests of some names start by time, with room for the most that one costs.

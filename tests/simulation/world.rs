@@ -55,7 +55,8 @@ pub type Pulse<'a> = &'a dyn Fn();
 /// Carries out a plan.
 #[must_use]
 pub fn run(plan: &Plan, traced: bool, pulse: Pulse<'_>) -> Outcome {
-    let mut world = World::new(plan, traced);
+    let plan = plan.for_its_ledger();
+    let mut world = World::new(&plan, traced);
     world.run(pulse);
     let World { mut checker, hash, trace, .. } = world;
     checker.violations.sort_by_key(|violation| violation.at);
