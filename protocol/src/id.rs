@@ -103,6 +103,12 @@ impl PlaceId {
         self.claim.map(Claim::tenant).filter(|tenant| *tenant != Tenant::UNNAMED)
     }
 
+    /// The rate that its grant observes, if it has one.
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        self.bound?.rate
+    }
+
     /// The number of permits that it takes.
     #[must_use]
     pub fn cost(&self) -> u32 {

@@ -103,7 +103,6 @@ impl Refusal {
             }
             RefusalReason::QueueFull => "Too many requests are waiting",
             _ if !self.reason.is_full() => self.status.canonical_reason().unwrap_or("Refused"),
-            RefusalReason::Rate => "Too many requests have started lately",
             _ if self.is_of_rate() => "Too many requests have started lately",
             _ if self.is_tenant_full() => "Too many requests of the tenant are in flight",
             _ => "Too many requests are in flight",

@@ -42,7 +42,7 @@ fn long(limit: u32) -> Policy {
 
 type Waiting = JoinHandle<Result<Permit, AcquireError>>;
 
-/// Has one permit go through requests of this process, each of which holds it for so long. Returns the last.
+/// Passes one permit through requests of this process, each of which holds it for this long. Returns the last.
 async fn moving(node: &Semaphore, each: Duration) -> Permit {
     let mut held = node.acquire("x", &long(1)).await.unwrap();
     for _ in 0..5 {

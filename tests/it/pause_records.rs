@@ -305,7 +305,7 @@ mod in_redis {
         is_paused(&other, "x").await;
         lose(&mut server);
         eventually("it is recorded again", async || {
-            // Whoever uses a semaphore notices.
+            // A process that uses a semaphore notices.
             let _ = other.try_acquire("y", &policy()).await;
             server.try_command::<u64>(&["HEXISTS", PAUSES, "x"]).is_ok_and(|there| there == 1)
         })

@@ -344,7 +344,7 @@ impl Judge {
         let coming: HashMap<PlaceId, Option<u64>> = done.coming.iter().copied().collect();
         let mut breach = None;
         for (id, ..) in done.after.iter().filter(|(.., ticket)| ticket.is_none()) {
-            let Some(rate) = id.bound.and_then(|bound| bound.rate) else { continue };
+            let Some(rate) = id.rate() else { continue };
             let end = done.now + u64::try_from(rate.window().as_micros()).unwrap_or(u64::MAX);
             if held.contains(id) {
                 // A call that is repeated may move the start.
@@ -451,9 +451,8 @@ impl Judge {
         let may_come = |(turn, head): &(Turn, Option<(u64, PlaceId)>)| {
             let is_free = places.all < u64::from(done.limit);
             let may_start = |id: PlaceId| {
-                let rate = id.bound.and_then(|bound| bound.rate);
                 let count = self.started(|_| true) + u64::from(id.cost());
-                rate.is_none_or(|rate| count <= u64::from(rate.starts()))
+                id.rate().is_none_or(|rate| count <= u64::from(rate.starts()))
             };
             let fits = |id| done.fits(places, id) && may_start(id);
             !turn.aside && is_free && head.is_some_and(|(_, id)| fits(id))

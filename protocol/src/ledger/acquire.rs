@@ -147,11 +147,8 @@ impl Ledger {
     /// Why a place with a claim that may not wait is refused.
     fn refused(&self, caller: Caller, id: PlaceId, claim: Claim, units: u64) -> PlaceStatus {
         let (cost, room) = (u64::from(claim.cost()), caller.room(claim.class()));
-        let rate = id.bound.and_then(|bound| bound.rate);
         // If there are no permits, it waits for an operator.
-        let never = (room > 0 && cost > room)
-            || claim.exceeds_each()
-            || rate.is_some_and(|rate| claim.cost() > rate.starts());
+        let never = (room > 0 && cost > room) || claim.exceeds_each() || !Self::can_start(id);
         match () {
             () if never => PlaceStatus::NeverFits,
             () if !fits_each(units, claim) => PlaceStatus::TenantFull,

@@ -54,7 +54,7 @@ impl Ledger {
         }
         // The strictest of their classes counts for all of them, and the strictest of their rates.
         let is_first = |id: &PlaceId| id.claim.is_none_or(|claim| claim.class() == 0);
-        let rates = || ids.iter().filter_map(|id| Some((id.bound?.rate?, id.cost())));
+        let rates = || ids.iter().filter_map(|id| Some((id.rate()?, id.cost())));
         let starts = rates().map(|(_, cost)| cost).sum();
         in_use <= caller.room(u8::from(!ids.iter().all(is_first)))
             && rates().all(|(rate, _)| self.has_starts(rate, starts, caller.now))
@@ -259,14 +259,13 @@ impl Ledger {
     }
 
     /// Whether the place's rate, if it has one, allows so many grants in a window.
-    fn can_start(id: PlaceId) -> bool {
-        id.bound.and_then(|bound| bound.rate).is_none_or(|rate| id.cost() <= rate.starts())
+    pub(super) fn can_start(id: PlaceId) -> bool {
+        id.rate().is_none_or(|rate| id.cost() <= rate.starts())
     }
 
     /// Whether the place's rate, if it has one, allows its grant now.
     pub(super) fn may_start(&self, id: PlaceId, now: u64) -> bool {
-        let rate = id.bound.and_then(|bound| bound.rate);
-        rate.is_none_or(|rate| self.has_starts(rate, id.cost(), now))
+        id.rate().is_none_or(|rate| self.has_starts(rate, id.cost(), now))
     }
 
     fn has_starts(&self, rate: Rate, cost: u32, now: u64) -> bool {
@@ -276,7 +275,7 @@ impl Ledger {
 
     /// Notes that the place is granted, if it has a rate.
     pub(super) fn start(&mut self, id: PlaceId, now: u64) {
-        if let Some(rate) = id.bound.and_then(|bound| bound.rate) {
+        if let Some(rate) = id.rate() {
             self.starts.get_or_insert_default().push(id, rate, now);
         }
     }
@@ -299,8 +298,8 @@ impl Ledger {
 
     /// In how many ms, rounded up and at least 1, the place's rate allows its grant.
     pub(super) fn opens_in(&self, id: PlaceId, now: u64) -> u64 {
-        let rate = id.bound.and_then(|bound| bound.rate);
-        let opening = rate
+        let opening = id
+            .rate()
             .zip(self.starts.as_ref())
             .and_then(|(rate, starts)| starts.opening_of(rate, id.cost(), now));
         opening.map_or(1, |opening| opening.saturating_sub(now).div_ceil(1000).max(1))

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A pause is known until its end by this process's clock, or until a reading says that its name was resumed since. A
-//! record that is missing ends nothing: the server lost it, or has no room for it. Whoever knows the pause sends its
-//! record again, and the first of them restores it for all.
+//! record that is missing ends nothing: the server lost it, or has no room for it. Each process that knows the pause
+//! sends its record again, and the first of them restores it for all.
 //!
 //! *What a resume ends.* Each pause remembers the version of the server's pauses that this process had read when the pause
 //! was asked for, or last read. A resume is a record with a version, too, and ends the pauses with lower ones: here when

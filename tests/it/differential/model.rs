@@ -122,9 +122,8 @@ impl<'a> Model<'a> {
                 let leaving = self.pick_any(leaving);
                 let mut ids = self.pick_once(picks);
                 // All newcomers of a call have the same rate, or none.
-                let rate = |id: &PlaceId| id.bound.and_then(|bound| bound.rate);
-                let last = ids.last().and_then(rate);
-                ids.retain(|id| rate(id) == last);
+                let last = ids.last().and_then(PlaceId::rate);
+                ids.retain(|id| id.rate() == last);
                 self.acquire(i, *node, &leaving, &ids, *terms);
             }
             Step::Release { node, picks } => {
@@ -289,8 +288,7 @@ impl<'a> Model<'a> {
             if matches!(status, PlaceStatus::Waiting(_) | PlaceStatus::Held) {
                 self.lease_ends.insert(*id, reply.lease_end);
                 self.leases.insert(*id, lease_ms);
-                let rate = id.bound.and_then(|bound| bound.rate);
-                let window = rate.map_or(0, |rate| rate.window().as_millis());
+                let window = id.rate().map_or(0, |rate| rate.window().as_millis());
                 let window = u64::try_from(window).unwrap();
                 self.longest = self.longest.max(lease_ms).max(window);
             }
