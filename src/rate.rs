@@ -4,7 +4,6 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::error::ConfigError;
 use crate::protocol;
 
 /// How many requests may start within a time: see [`PolicyBuilder::rate`](crate::PolicyBuilder::rate).
@@ -22,31 +21,10 @@ const SMOOTH: u32 = 1 << 31;
 const STEP: Duration = Duration::from_millis(10);
 
 impl Rate {
-    /// Checks a rate. The window is rounded up to whole ms.
-    pub(crate) fn new(starts: u32, window: Duration, is_smooth: bool) -> Result<Self, ConfigError> {
-        let (shortest, longest) = (protocol::Rate::WINDOW_MIN, protocol::Rate::WINDOW_MAX);
-        if !(shortest..=longest).contains(&window) {
-            return Err(ConfigError::new(format!(
-                "window of the rate is {window:?}; expected {shortest:?} to {longest:?}"
-            )));
-        }
-        let Some(starts) = NonZeroU32::new(starts) else {
-            return Err(ConfigError::new(
-                "rate is 0, which rejects every request; expected 1 or more, or no rate",
-            ));
-        };
+    /// The rate of this many starts in a window of at most a day, which is rounded up to whole ms.
+    pub(crate) fn new(starts: NonZeroU32, window: Duration, is_smooth: bool) -> Self {
         let window_ms = u32::try_from(window.as_micros().div_ceil(1000)).unwrap_or(SMOOTH - 1);
-        let window_ms = if is_smooth { window_ms | SMOOTH } else { window_ms };
-        let rate = Self { starts, window_ms };
-        if rate.of_cost(1).is_none() {
-            let most = protocol::Rate::STARTS_MAX;
-            let (of, advice) =
-                if is_smooth { ("10 ms", "") } else { ("a window", "; or a smooth one") };
-            return Err(ConfigError::new(format!(
-                "rate is {starts} in {window:?}; expected at most {most} in {of}{advice}"
-            )));
-        }
-        Ok(rate)
+        Self { starts, window_ms: if is_smooth { window_ms | SMOOTH } else { window_ms } }
     }
 
     /// Returns how many requests may start in a window.
@@ -98,14 +76,19 @@ impl fmt::Display for Rate {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
     use std::time::Duration;
 
     use super::Rate;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
+    fn rate(starts: u32, window: Duration, is_smooth: bool) -> Rate {
+        Rate::new(NonZeroU32::new(starts).unwrap(), window, is_smooth)
+    }
+
     fn smooth(starts: u32, window: Duration) -> Rate {
-        Rate::new(starts, window, true).unwrap()
+        rate(starts, window, true)
     }
 
     fn parts(rate: Rate, cost: u32) -> (u32, Duration) {
@@ -115,12 +98,12 @@ mod tests {
 
     #[test]
     fn a_smooth_rate_is_that_of_a_part_of_its_window() {
-        let exact = Rate::new(600, MINUTE, false).unwrap();
+        let exact = rate(600, MINUTE, false);
         assert_eq!((parts(exact, 3), exact.is_smooth()), ((600, MINUTE), false));
-        let rate = smooth(600, MINUTE);
-        assert_eq!((rate.starts(), rate.window(), rate.is_smooth()), (600, MINUTE, true));
-        assert_eq!(parts(rate, 1), (1, Duration::from_millis(100)));
-        assert_eq!(parts(rate, 3), (3, Duration::from_millis(300)));
+        let even = smooth(600, MINUTE);
+        assert_eq!((even.starts(), even.window(), even.is_smooth()), (600, MINUTE, true));
+        assert_eq!(parts(even, 1), (1, Duration::from_millis(100)));
+        assert_eq!(parts(even, 3), (3, Duration::from_millis(300)));
         assert_eq!(parts(smooth(60_000, MINUTE), 1), (10, Duration::from_millis(10)));
         assert_eq!(parts(smooth(2, MINUTE), 3), (3, Duration::from_secs(90)));
     }
@@ -138,32 +121,7 @@ mod tests {
 
     #[test]
     fn a_window_is_never_shorter_than_it_says() {
-        let rate = Rate::new(1, Duration::from_micros(1_001), false).unwrap();
+        let rate = rate(1, Duration::from_micros(1_001), false);
         assert_eq!(rate.window(), Duration::from_millis(2));
-    }
-
-    #[test]
-    fn what_is_out_of_range_is_said() {
-        let error = |starts, window, is_smooth| {
-            Rate::new(starts, window, is_smooth).unwrap_err().to_string()
-        };
-        assert_eq!(
-            error(0, MINUTE, false),
-            "rate is 0, which rejects every request; expected 1 or more, or no rate"
-        );
-        assert_eq!(
-            error(4_001, MINUTE, false),
-            "rate is 4001 in 60s; expected at most 4000 in a window; or a smooth one"
-        );
-        assert_eq!(
-            error(u32::MAX, MINUTE, true),
-            "rate is 4294967295 in 60s; expected at most 4000 in 10 ms"
-        );
-        let window = "expected 1ms to 86400s";
-        assert_eq!(error(1, Duration::ZERO, false), format!("window of the rate is 0ns; {window}"));
-        assert_eq!(
-            error(1, Duration::MAX, true),
-            format!("window of the rate is {:?}; {window}", Duration::MAX)
-        );
     }
 }

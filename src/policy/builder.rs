@@ -1,9 +1,11 @@
 //! Sets up a policy.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::{Limit, OnUnavailable, Policy};
 use crate::error::ConfigError;
+use crate::protocol;
 use crate::rate::Rate;
 
 /// Builds a [`Policy`].
@@ -363,9 +365,67 @@ impl PolicyBuilder {
             return Err(ConfigError::new(what));
         }
         if let Some((starts, window)) = self.rate {
-            self.policy.rate = Some(Rate::new(starts, window, self.is_smooth)?);
+            self.policy.rate = Some(checked_rate(starts, window, self.is_smooth)?);
         }
         self.policy.validate()?;
         Ok(self.policy)
+    }
+}
+
+fn checked_rate(starts: u32, window: Duration, is_smooth: bool) -> Result<Rate, ConfigError> {
+    let (shortest, longest) = (protocol::Rate::WINDOW_MIN, protocol::Rate::WINDOW_MAX);
+    if !(shortest..=longest).contains(&window) {
+        return Err(ConfigError::new(format!(
+            "window of the rate is {window:?}; expected {shortest:?} to {longest:?}"
+        )));
+    }
+    let Some(starts) = NonZeroU32::new(starts) else {
+        return Err(ConfigError::new(
+            "rate is 0, which rejects every request; expected 1 or more, or no rate",
+        ));
+    };
+    let rate = Rate::new(starts, window, is_smooth);
+    if rate.of_cost(1).is_none() {
+        let most = protocol::Rate::STARTS_MAX;
+        let (of, advice) =
+            if is_smooth { ("10 ms", "") } else { ("a window", "; or a smooth one") };
+        return Err(ConfigError::new(format!(
+            "rate is {starts} in {window:?}; expected at most {most} in {of}{advice}"
+        )));
+    }
+    Ok(rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::checked_rate;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_is_out_of_range_is_said() {
+        let error = |starts, window, is_smooth| {
+            checked_rate(starts, window, is_smooth).unwrap_err().to_string()
+        };
+        assert_eq!(
+            error(0, MINUTE, false),
+            "rate is 0, which rejects every request; expected 1 or more, or no rate"
+        );
+        assert_eq!(
+            error(4_001, MINUTE, false),
+            "rate is 4001 in 60s; expected at most 4000 in a window; or a smooth one"
+        );
+        assert_eq!(
+            error(u32::MAX, MINUTE, true),
+            "rate is 4294967295 in 60s; expected at most 4000 in 10 ms"
+        );
+        let window = "expected 1ms to 86400s";
+        assert_eq!(error(1, Duration::ZERO, false), format!("window of the rate is 0ns; {window}"));
+        assert_eq!(
+            error(1, Duration::MAX, true),
+            format!("window of the rate is {:?}; {window}", Duration::MAX)
+        );
     }
 }
