@@ -54,7 +54,7 @@ impl Session {
     /// The limit in force has changed. If there are more permits, waiters ask for them.
     fn follow_limit(&mut self, (before, after): (u32, u32), now: Time) {
         if after > before {
-            self.probe.want(self.counts.has_waiting());
+            self.probe.handle_raise(self.counts.has_waiting());
         }
         if after != before {
             self.movement.handle_change(now);

@@ -33,6 +33,8 @@ pub(super) struct Probe {
     others_wait: bool,
     /// The server stopped promoting at its bound: it is to be called again at once, with any call.
     has_more: bool,
+    /// Something was given back by a call that could grant nothing to anybody.
+    withheld: bool,
 }
 
 impl Probe {
@@ -49,6 +51,20 @@ impl Probe {
     /// A permit may be free. `has_waiting`: a place of this process waits.
     pub(super) const fn want(&mut self, has_waiting: bool) {
         self.is_due |= has_waiting;
+    }
+
+    /// A call is sent under a limit of 0 for all.
+    pub(super) fn handle_withheld(&mut self, op: &Op) {
+        self.withheld |= gives_back(op);
+    }
+
+    /// There are more permits than before: a waiting place asks for them. Without one, a call without places does it for
+    /// what was given back meanwhile, because nobody else may know of that: the processes whose places wait may have
+    /// seen the limit rise, and asked, before it was given back.
+    pub(super) const fn handle_raise(&mut self, has_waiting: bool) {
+        self.want(has_waiting);
+        self.has_more |= self.withheld && !has_waiting;
+        self.withheld = false;
     }
 
     /// Ends the wish for a probe. Returns whether there was one.
@@ -100,12 +116,7 @@ impl Probe {
             let at = self.last_at.map_or(at, |last_at| at.max(last_at + OPENING_GAP));
             self.opens_at = Some(at);
             // Once for what it gave back: the reply to a call for others tells nobody anything new.
-            let gives_back = match op {
-                Op::Release { ids } => !ids.is_empty(),
-                Op::Acquire { leaving, .. } => !leaving.is_empty(),
-                _ => false,
-            };
-            self.others_wait = gives_back && reply.usage.is_none_or(|usage| usage.waiting > 0);
+            self.others_wait = gives_back(op) && reply.usage.is_none_or(|usage| usage.waiting > 0);
             return self.is_opening_awaited(has_waiting, at, now).then_some(at);
         }
         if reply.earliest == 0 {
@@ -159,5 +170,14 @@ impl Probe {
         self.at = self.at.map(&round);
         self.last_at = self.last_at.filter(|at| now < *at + GAP).map(&round);
         self.opens_at = self.opens_at.map(round);
+    }
+}
+
+/// Whether it releases places, and so may leave a permit to others.
+fn gives_back(op: &Op) -> bool {
+    match op {
+        Op::Release { ids } => !ids.is_empty(),
+        Op::Acquire { leaving, .. } => !leaving.is_empty(),
+        _ => false,
     }
 }

@@ -37,7 +37,7 @@ impl Session {
         if is_over {
             self.movement.handle_change(now);
             // No script runs by itself: a call of a process whose places wait starts the grants.
-            self.probe.want(self.counts.has_waiting());
+            self.probe.handle_raise(self.counts.has_waiting());
         }
         self.end_pause(now);
         // The rate of the process's own share may allow a grant.

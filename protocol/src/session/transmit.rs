@@ -202,6 +202,9 @@ impl Session {
         }
         if let Some(limit) = self.limit_for_all(now) {
             (call.limit, call.for_all) = (limit, true);
+            if limit == 0 {
+                self.probe.handle_withheld(&call.op);
+            }
         }
         call
     }

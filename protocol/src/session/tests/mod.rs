@@ -298,6 +298,12 @@ impl Rig {
         places
     }
 
+    /// Whether a place waits, by the ledger.
+    fn waits(&self, id: PlaceId) -> bool {
+        let place = self.ledger.places().find(|(other, ..)| *other == id);
+        place.expect("a place").2.is_some()
+    }
+
     fn is_over(&self) -> bool {
         self.session.is_over(self.now())
     }

@@ -304,3 +304,44 @@ fn the_end_of_a_pause_refuses_no_request_for_its_cost() {
     rig.settle();
     assert_eq!(rig.progress(index), Progress::Held);
 }
+
+/// Another process has ended the pause already, and asked before this one gave anything back.
+#[test]
+fn what_was_given_back_in_a_pause_is_asked_for_at_its_end_though_nobody_waits_here() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    let other = rig.other();
+    let now = rig.now();
+    rig.session.handle_pause(Some(now + ms(1000)), now);
+    rig.leave(held);
+    rig.settle();
+    assert!(rig.waits(other));
+    rig.pass(1000);
+    let calls = rig.settle();
+    assert!(matches!(&calls[..], [Op::Release { ids }] if ids.is_empty()), "{calls:?}");
+    assert!(!rig.waits(other));
+    // Once.
+    let now = rig.now();
+    rig.session.handle_pause(Some(now + ms(1000)), now);
+    rig.pass(1000);
+    assert_eq!(rig.settle(), []);
+}
+
+#[test]
+fn what_was_given_back_in_a_quarantine_is_asked_for_at_its_end() {
+    let mut rig = Rig::new(1);
+    let held = rig.request();
+    rig.settle();
+    rig.progress(held);
+    let other = rig.other();
+    let quarantine = Quarantine { is_on: true, at_least: ms(5000), lost_at: Some(rig.now()) };
+    rig.reconnect(Connected { quarantine, ..Connected::default() });
+    rig.settle();
+    rig.leave(held);
+    rig.settle();
+    assert!(rig.waits(other));
+    rig.live(5000);
+    assert!(!rig.waits(other));
+}
