@@ -1,9 +1,13 @@
 //! What tests wait for in a semaphore, and what they expect of it.
 
+use std::time::{Duration, Instant};
+
+use tower_semaphore::operate::Inspection;
 use tower_semaphore::{AcquireError, Permit, Rejected, Semaphore};
 #[cfg(feature = "redis")]
 use tower_semaphore::{ConnectionState, Policy};
 
+#[cfg(feature = "redis")]
 use super::eventually;
 #[cfg(feature = "redis")]
 use super::redis::TestRedis;
@@ -36,17 +40,29 @@ pub(crate) async fn empty(redis: &TestRedis) {
 
 #[cfg(feature = "redis")]
 pub(crate) async fn in_use(semaphore: &Semaphore, name: &str, count: u64) {
-    eventually("so many are in use", async || {
-        semaphore.inspect(name).await.is_ok_and(|seen| seen.in_use == count)
-    })
-    .await;
+    inspected(semaphore, name, &format!("{count} in use"), |seen| seen.in_use == count).await;
 }
 
 pub(crate) async fn waiting(semaphore: &Semaphore, name: &str, count: u64) {
-    eventually("so many wait", async || {
-        semaphore.inspect(name).await.is_ok_and(|seen| seen.waiting == count)
-    })
-    .await;
+    inspected(semaphore, name, &format!("{count} wait"), |seen| seen.waiting == count).await;
+}
+
+/// Waits until a semaphore is seen like this, for at most ten seconds; a failure tells what was seen instead.
+async fn inspected(
+    semaphore: &Semaphore,
+    name: &str,
+    what: &str,
+    holds: impl Fn(&Inspection) -> bool,
+) {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let seen = semaphore.inspect(name).await;
+        if seen.as_ref().is_ok_and(&holds) {
+            return;
+        }
+        assert!(Instant::now() < end, "not in ten seconds: {what}, but {seen:?}");
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
 }
 
 /// The rejection of a request.
