@@ -38,6 +38,7 @@ pub(crate) mod told;
 #[cfg(feature = "redis")]
 pub(crate) mod wire;
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
@@ -72,9 +73,23 @@ where
     F: FnMut() -> Fut,
     Fut: Future<Output = bool>,
 {
+    let look = || {
+        let holds = holds();
+        async { if holds.await { Ok(()) } else { Err("it does not hold") } }
+    };
+    eventually_or(what, look).await;
+}
+
+/// Like [`eventually`]; a failure tells what was seen instead.
+pub(crate) async fn eventually_or<F, Fut, T>(what: &str, mut look: F)
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<(), T>>,
+    T: Debug,
+{
     let end = Instant::now() + Duration::from_secs(10);
-    while !holds().await {
-        assert!(Instant::now() < end, "not in ten seconds: {what}");
+    while let Err(seen) = look().await {
+        assert!(Instant::now() < end, "not in ten seconds: {what}; {seen:?}");
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
 }

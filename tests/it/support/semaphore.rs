@@ -1,7 +1,5 @@
 //! What tests wait for in a semaphore, and what they expect of it.
 
-use std::time::{Duration, Instant};
-
 use tower_semaphore::operate::Inspection;
 use tower_semaphore::{AcquireError, Permit, Rejected, Semaphore};
 #[cfg(feature = "redis")]
@@ -9,6 +7,7 @@ use tower_semaphore::{ConnectionState, Policy};
 
 #[cfg(feature = "redis")]
 use super::eventually;
+use super::eventually_or;
 #[cfg(feature = "redis")]
 use super::redis::TestRedis;
 
@@ -47,22 +46,17 @@ pub(crate) async fn waiting(semaphore: &Semaphore, name: &str, count: u64) {
     inspected(semaphore, name, &format!("{count} wait"), |seen| seen.waiting == count).await;
 }
 
-/// Waits until a semaphore is seen like this, for at most ten seconds; a failure tells what was seen instead.
 async fn inspected(
     semaphore: &Semaphore,
     name: &str,
     what: &str,
     holds: impl Fn(&Inspection) -> bool,
 ) {
-    let end = Instant::now() + Duration::from_secs(10);
-    loop {
+    eventually_or(what, async || {
         let seen = semaphore.inspect(name).await;
-        if seen.as_ref().is_ok_and(&holds) {
-            return;
-        }
-        assert!(Instant::now() < end, "not in ten seconds: {what}, but {seen:?}");
-        tokio::time::sleep(Duration::from_millis(3)).await;
-    }
+        if seen.as_ref().is_ok_and(&holds) { Ok(()) } else { Err(seen) }
+    })
+    .await;
 }
 
 /// The rejection of a request.
