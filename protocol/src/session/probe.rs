@@ -53,18 +53,12 @@ impl Probe {
         self.is_due |= has_waiting;
     }
 
-    /// A call is sent under a limit of 0 for all.
-    pub(super) fn handle_withheld(&mut self, op: &Op) {
-        self.withheld |= gives_back(op);
-    }
-
     /// There are more permits than before: a waiting place asks for them. Without one, a call without places does it for
     /// what was given back meanwhile, because nobody else may know of that: the processes whose places wait may have
     /// seen the limit rise, and asked, before it was given back.
     pub(super) const fn handle_raise(&mut self, has_waiting: bool) {
         self.want(has_waiting);
         self.has_more |= self.withheld && !has_waiting;
-        self.withheld = false;
     }
 
     /// Ends the wish for a probe. Returns whether there was one.
@@ -92,9 +86,11 @@ impl Probe {
         place.map(|(_, place)| place.n)
     }
 
-    /// A call that promotes is sent. If it stops at its bound again, its reply says so.
-    pub(super) const fn handle_call(&mut self) {
+    /// A call that promotes is sent. If it stops at its bound again, its reply says so. `can_grant`: its limit for all is
+    /// not 0.
+    pub(super) fn handle_call(&mut self, op: &Op, can_grant: bool) {
         self.has_more = false;
+        self.withheld = !can_grant && (self.withheld || gives_back(op));
     }
 
     /// When the rate allows the next grant, by the last reply that said so.

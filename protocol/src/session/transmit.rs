@@ -191,9 +191,6 @@ impl Session {
     /// Fills in by which limits the call is judged.
     #[inline]
     fn fill_in(&mut self, mut call: Call, now: Time) -> Call {
-        if !matches!(call.op, Op::Audit { .. }) {
-            self.probe.handle_call();
-        }
         if !matches!(call.op, Op::Acquire { .. }) {
             let ids = if let Op::Release { ids } = &call.op { &ids[..] } else { &[] };
             call.limit = self.limit_to_promote(ids);
@@ -202,9 +199,9 @@ impl Session {
         }
         if let Some(limit) = self.limit_for_all(now) {
             (call.limit, call.for_all) = (limit, true);
-            if limit == 0 {
-                self.probe.handle_withheld(&call.op);
-            }
+        }
+        if !matches!(call.op, Op::Audit { .. }) {
+            self.probe.handle_call(&call.op, !call.for_all || call.limit > 0);
         }
         call
     }

@@ -345,3 +345,23 @@ fn what_was_given_back_in_a_quarantine_is_asked_for_at_its_end() {
     rig.live(5000);
     assert!(!rig.waits(other));
 }
+
+#[test]
+fn what_was_given_back_is_asked_for_once_both_a_pause_and_a_quarantine_have_ended() {
+    for pause_ms in [4000, 6000] {
+        let mut rig = Rig::new(1);
+        let held = rig.request();
+        rig.settle();
+        rig.progress(held);
+        let other = rig.other();
+        let quarantine = Quarantine { is_on: true, at_least: ms(5000), lost_at: Some(rig.now()) };
+        rig.reconnect(Connected { quarantine, ..Connected::default() });
+        rig.settle();
+        let now = rig.now();
+        rig.session.handle_pause(Some(now + ms(pause_ms)), now);
+        rig.leave(held);
+        rig.settle();
+        rig.live(pause_ms.max(5000));
+        assert!(!rig.waits(other), "paused for {pause_ms} ms");
+    }
+}
