@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_semaphore::limit::{MissingKey, Refusal};
-use tower_semaphore::protocol::{Bound, Claim, NodeId, Numbered, PlaceId, Rate, Tenant};
+use tower_semaphore::protocol::{Bound, BoundRate, Claim, NodeId, Numbered, PlaceId, Tenant};
 use tower_semaphore::{ConcurrencyLimitLayer, Limit, Name, Policy, Semaphore};
 
 /// Two names: parts are separated by `|`, the two by `\n`.
@@ -86,7 +86,7 @@ pub(crate) fn place_ids(data: &[u8]) {
             limit: (number(17) >> 32) as u32,
             headroom: if claim.is_some() { (number(9) >> 32) as u32 } else { 0 },
             rate: claim.and_then(|_| {
-                Rate::new((number(9) >> 52) as u32, Duration::from_micros(number(17)))
+                BoundRate::new((number(9) >> 52) as u32, Duration::from_micros(number(17)))
             }),
         });
         let id = PlaceId { node, poll_only: bytes[16] & 1 == 1, n, bound, claim };

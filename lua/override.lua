@@ -5,6 +5,8 @@
 --                                                 mode: open, paused or draining
 --                                        name`@`tenant, name`@`tenant`@weight` -> the same; limit: the cap of that
 --                                                 tenant, or its weight
+--                                        name`@@rate` -> "<starts>/<ms> open": the rate. A name of its own here, and
+--                                                 for ARGV[1]
 --                                        `@`id name -> "<end>": this place of that semaphore was revoked, and must
 --                                                 not be counted again; end: when the record can be dropped, in ms by
 --                                                 TIME
@@ -12,7 +14,7 @@
 --                                        or has a space in it. A field that cannot be read is kept, and counted; a
 --                                        version that cannot be read is replaced.
 -- ARGV[1]   name        encoded
--- ARGV[2]   limit       integer >= 0, permits; `-`: the policy's own; `=`: unchanged
+-- ARGV[2]   limit       integer >= 0, permits; or a rate; `-`: the policy's own; `=`: unchanged
 -- ARGV[3]   mode        open, paused or draining; `=`: unchanged
 -- ARGV[4]   id          the place of this name that is revoked; empty: none
 -- ARGV[5]   keep_ms     integer >= 0, how long to keep the record of that; 0: remove it

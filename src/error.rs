@@ -8,8 +8,8 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::policy::OnUnavailable;
 #[doc(inline)]
+use crate::protocol::Rate;
 pub use crate::protocol::RejectReason;
-use crate::rate::Rate;
 use crate::semaphore::Permit;
 
 /// A setting that cannot be used. The message names the setting, its value and what is allowed.

@@ -203,7 +203,6 @@ pub mod metrics;
 mod name;
 mod node;
 mod policy;
-mod rate;
 mod semaphore;
 pub mod service;
 mod sharded;
@@ -217,7 +216,8 @@ pub use self::feedback::Feedback;
 pub use self::limit::{ConcurrencyLimit, ConcurrencyLimitLayer};
 pub use self::name::Name;
 pub use self::policy::{Limit, OnUnavailable, Policy, PolicyBuilder};
-pub use self::rate::Rate;
+#[doc(inline)]
+pub use self::protocol::Rate;
 pub use self::semaphore::{Acquire, Permit, Semaphore};
 pub use self::semaphore::{ConnectionState, Health};
 pub use self::service::PermitLayer;

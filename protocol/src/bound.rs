@@ -1,7 +1,7 @@
 //! The limit that a place is judged by.
 
+use super::bound_rate::BoundRate;
 use super::claim::{read_base36, write_base36};
-use super::rate::Rate;
 
 /// The limit, the headroom and the rate of the policy that a place was requested with.
 ///
@@ -14,7 +14,7 @@ pub struct Bound {
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
     /// How many permits may be granted within a time. Only places with a claim have one.
-    pub rate: Option<Rate>,
+    pub rate: Option<BoundRate>,
 }
 
 impl Bound {

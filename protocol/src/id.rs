@@ -8,8 +8,8 @@ use std::str::FromStr;
 use smallvec::SmallVec;
 
 use super::bound::Bound;
+use super::bound_rate::BoundRate;
 use super::claim::{Claim, Tenant, read_base36};
-use super::rate::Rate;
 
 /// The id of one process's `Semaphore`: 64 random bits.
 ///
@@ -53,7 +53,7 @@ pub type Ids = SmallVec<[PlaceId; 1]>;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const NODE_LEN: usize = 11;
-const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + Rate::LEN + Bound::LEN + Claim::LEN;
+const ID_LEN: usize = 1 + NODE_LEN + 1 + 11 + BoundRate::LEN + Bound::LEN + Claim::LEN;
 
 impl NodeId {
     /// Creates a node id from a number, which should be random.
@@ -105,7 +105,7 @@ impl PlaceId {
 
     /// The rate that its grant observes, if it has one.
     #[must_use]
-    pub fn rate(&self) -> Option<Rate> {
+    pub fn rate(&self) -> Option<BoundRate> {
         self.bound?.rate
     }
 
@@ -147,8 +147,8 @@ impl PlaceId {
         len += 11 - at;
         if let Some(bound) = self.bound {
             if let Some(rate) = bound.rate.filter(|_| self.claim.is_some()) {
-                text[len..len + Rate::LEN].copy_from_slice(&rate.text());
-                len += Rate::LEN;
+                text[len..len + BoundRate::LEN].copy_from_slice(&rate.text());
+                len += BoundRate::LEN;
             }
             // Only a claim has a class, and so a use for the headroom.
             let width = if self.claim.is_some() { Bound::LEN } else { Bound::LIMIT_LEN };
@@ -189,7 +189,8 @@ impl PlaceId {
         };
         let n = match n.iter().position(|c| *c == b'/') {
             Some(at) => {
-                bound.as_mut().filter(|_| claim.is_some())?.rate = Some(Rate::parse(&n[at..])?);
+                bound.as_mut().filter(|_| claim.is_some())?.rate =
+                    Some(BoundRate::parse(&n[at..])?);
                 &n[..at]
             }
             None => n,

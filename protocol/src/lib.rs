@@ -11,6 +11,7 @@
 //! release.
 
 mod bound;
+mod bound_rate;
 mod call;
 mod claim;
 mod id;
@@ -23,6 +24,7 @@ pub mod session;
 mod time;
 
 pub use self::bound::Bound;
+pub use self::bound_rate::BoundRate;
 pub use self::call::{Call, Op};
 pub use self::claim::{Claim, Tenant};
 pub use self::id::{IdText, Ids, NodeId, Numbered, ParsePlaceIdError, PlaceId};

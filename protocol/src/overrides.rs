@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::rate::Rate;
+
 /// What an operator set for a semaphore in place of its policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -11,6 +13,8 @@ pub struct Override {
     pub limit: Option<u32>,
     /// Whether permits are granted at all.
     pub mode: Mode,
+    /// The rate in place of that of policies that have one; `None`: each has its own.
+    pub rate: Option<Rate>,
 }
 
 /// Whether permits of a name are granted.
@@ -38,7 +42,8 @@ impl Override {
 }
 
 impl Override {
-    /// Reads the text in Redis: the limit or `-`, a blank, the mode. Hidden, because the library exports this type.
+    /// Reads the text in Redis: the limit or `-`, a blank, the mode. The rate is kept apart from it. Hidden, because the
+    /// library exports this type.
     #[doc(hidden)]
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -46,7 +51,7 @@ impl Override {
         let limit = if limit == "-" { None } else { Some(limit.parse().ok()?) };
         let modes = [Mode::Open, Mode::Paused, Mode::Draining];
         let mode = modes.into_iter().find(|known| known.as_str() == mode)?;
-        Some(Self { limit, mode })
+        Some(Self { limit, mode, rate: None })
     }
 }
 
@@ -171,7 +176,11 @@ mod tests {
             for limit in [None, Some(0), Some(7), Some(u32::MAX)] {
                 let text = limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
                 let text = format!("{text} {}", mode.as_str());
-                assert_eq!(Override::parse(&text), Some(Override { limit, mode }), "{text}");
+                assert_eq!(
+                    Override::parse(&text),
+                    Some(Override { limit, mode, rate: None }),
+                    "{text}"
+                );
             }
         }
         for other in ["", "7", "7 ", "-1 open", "x open", "7 shut", "7 open "] {

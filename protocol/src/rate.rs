@@ -1,116 +1,160 @@
-//! How many permits may be granted within a time.
+//! How many requests may start within a time, as a policy or an operator says it.
 
 use std::fmt;
-use std::num::NonZeroU64;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::claim::{read_base36, write_base36};
+use crate::bound_rate::BoundRate;
 
-/// At most this many grants in any window of this length, by the backend's clock.
-///
-/// A rate is a part of a place's [`Bound`](super::Bound), so whichever process grants the place observes it. A grant of a
-/// place with a cost counts as that many.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Rate(NonZeroU64);
+/// How many requests may start within a time: the rate of a policy, or the one that an operator set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    // A part of every request's future, so it is small.
+    starts: NonZeroU32,
+    /// With the highest bit set, the rate is smooth.
+    window_ms: u32,
+}
 
-const WINDOW_BITS: u32 = 37;
+const SMOOTH: u32 = 1 << 31;
+
+/// The shortest window over which a smooth rate is spread: closer steps would cost a call each.
+const STEP: Duration = Duration::from_millis(10);
 
 impl Rate {
-    /// The most grants in a window. The backend keeps the time of each.
-    pub const STARTS_MAX: u32 = 4000;
-    /// The shortest window.
-    pub const WINDOW_MIN: Duration = Duration::from_millis(1);
-    /// The longest window.
-    pub const WINDOW_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-    /// Bytes of its text.
-    pub(crate) const LEN: usize = 12;
-
-    /// The rate of this many grants in a window of this length, of which whole µs count; `None`: there are none, or one
-    /// of the two is out of range.
+    /// The rate of this many starts in a window of at most a day, which is rounded up to whole ms. Hidden, because the
+    /// library exports this type.
+    #[doc(hidden)]
     #[must_use]
-    pub fn new(starts: u32, window: Duration) -> Option<Self> {
-        let in_range = (1..=Self::STARTS_MAX).contains(&starts)
-            && (Self::WINDOW_MIN..=Self::WINDOW_MAX).contains(&window);
-        let window_us = u64::try_from(window.as_micros()).ok()?;
-        NonZeroU64::new(u64::from(starts) << WINDOW_BITS | window_us).filter(|_| in_range).map(Self)
+    pub fn new(starts: NonZeroU32, window: Duration, is_smooth: bool) -> Self {
+        let window_ms = u32::try_from(window.as_micros().div_ceil(1000)).unwrap_or(SMOOTH - 1);
+        Self { starts, window_ms: if is_smooth { window_ms | SMOOTH } else { window_ms } }
     }
 
-    /// The most grants in a window.
+    /// Returns how many requests may start in a window.
     #[must_use]
     pub const fn starts(self) -> u32 {
-        (self.0.get() >> WINDOW_BITS) as u32
+        self.starts.get()
     }
 
-    /// The length of the window.
+    /// Returns the length of the window.
     #[must_use]
     pub const fn window(self) -> Duration {
-        Duration::from_micros(self.window_us())
+        Duration::from_millis((self.window_ms & !SMOOTH) as u64)
     }
 
-    pub(crate) const fn window_us(self) -> u64 {
-        self.0.get() & ((1 << WINDOW_BITS) - 1)
+    /// Returns whether it is spread over its window.
+    #[must_use]
+    pub const fn is_smooth(self) -> bool {
+        self.window_ms & SMOOTH != 0
     }
 
-    /// A slash, then to the base 36 the grants (3 digits) and the window in µs (8). It follows the number of a place.
-    pub(crate) fn text(self) -> [u8; Self::LEN] {
-        let mut text = [b'/'; Self::LEN];
-        write_base36(&mut text[1..4], u64::from(self.starts()));
-        write_base36(&mut text[4..], self.window_us());
-        text
-    }
-
-    /// Reads what [`text`](Self::text) writes.
-    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        let text: &[u8; Self::LEN] = text.try_into().ok()?;
-        let starts = u32::try_from(read_base36(&text[1..4])?).ok()?;
-        let rate = Self::new(starts, Duration::from_micros(read_base36(&text[4..])?))?;
-        (rate.text() == *text).then_some(rate)
+    /// Returns the rate by which the backend judges a request of this cost; `None` if it is out of range.
+    ///
+    /// A smooth rate is that of a part of its window: k starts in a time w, so that no window has more than k·⌈window ÷
+    /// w⌉.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of_cost(self, cost: u32) -> Option<BoundRate> {
+        let (starts, window) = (self.starts(), self.window());
+        if !self.is_smooth() {
+            return BoundRate::new(starts, window);
+        }
+        let (window, step) = (window.as_nanos(), STEP.as_nanos());
+        let at_once = u32::try_from((u128::from(starts) * step).div_ceil(window)).ok()?;
+        let at_once = at_once.clamp(1, starts).max(cost);
+        let part = match starts / at_once {
+            // A cost above the rate takes several windows.
+            0 => (window * u128::from(at_once)).div_ceil(u128::from(starts)),
+            parts => window.div_ceil(u128::from(parts)),
+        };
+        let part = Duration::from_micros(u64::try_from(part.div_ceil(1000)).ok()?);
+        BoundRate::new(at_once, part.min(BoundRate::WINDOW_MAX))
     }
 }
 
-impl fmt::Debug for Rate {
+impl Rate {
+    /// This rate, which an operator set, for requests whose policy has another one: spread if that is, or if there are
+    /// more starts than the backend keeps.
+    pub(crate) fn in_place_of(self, policy: Self) -> Self {
+        let is_smooth = policy.is_smooth() || self.starts() > BoundRate::STARTS_MAX;
+        Self { window_ms: if is_smooth { self.window_ms | SMOOTH } else { self.window_ms }, ..self }
+    }
+
+    /// The text in Redis: the starts, a slash, the window in ms.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn text(self) -> String {
+        format!("{}/{}", self.starts, self.window_ms & !SMOOTH)
+    }
+
+    /// Reads what [`text`](Self::text) writes, if requests can be judged by it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (starts, window_ms) = text.split_once('/')?;
+        let window_ms: u32 = window_ms.parse().ok()?;
+        let window = Duration::from_millis(window_ms.into());
+        let is_window = (BoundRate::WINDOW_MIN..=BoundRate::WINDOW_MAX).contains(&window);
+        let rate = Self { starts: starts.parse().ok()?, window_ms };
+        (is_window && rate.in_place_of(rate).of_cost(1).is_some()).then_some(rate)
+    }
+}
+
+/// Such as `600/60s`.
+impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:?}", self.starts(), self.window())
+        write!(f, "{}/{:?}", self.starts, self.window())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
     use std::time::Duration;
 
     use super::Rate;
 
-    #[test]
-    fn a_rate_is_read_back_as_it_was_written() {
-        for (starts, window) in [
-            (1, Rate::WINDOW_MIN),
-            (600, Duration::from_secs(60)),
-            (Rate::STARTS_MAX, Rate::WINDOW_MAX),
-        ] {
-            let rate = Rate::new(starts, window).unwrap();
-            assert_eq!((rate.starts(), rate.window()), (starts, window));
-            assert_eq!(Rate::parse(&rate.text()), Some(rate));
-        }
-        assert_eq!(Rate::new(600, Duration::from_secs(60)).unwrap().text(), *b"/0go000zq0ao");
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn rate(starts: u32, window: Duration, is_smooth: bool) -> Rate {
+        Rate::new(NonZeroU32::new(starts).unwrap(), window, is_smooth)
+    }
+
+    fn smooth(starts: u32, window: Duration) -> Rate {
+        rate(starts, window, true)
+    }
+
+    fn parts(rate: Rate, cost: u32) -> (u32, Duration) {
+        let of_cost = rate.of_cost(cost).unwrap();
+        (of_cost.starts(), of_cost.window())
     }
 
     #[test]
-    fn nothing_else_is_a_rate() {
-        let second = Duration::from_secs(1);
-        assert_eq!(Rate::new(0, second), None);
-        assert_eq!(Rate::new(Rate::STARTS_MAX + 1, second), None);
-        assert_eq!(Rate::new(1, Rate::WINDOW_MIN - Duration::from_nanos(1)), None);
-        assert_eq!(Rate::new(1, Rate::WINDOW_MAX + Duration::from_nanos(1)), None);
-        for text in [
-            "",
-            "/",
-            "/0go00zq0zk",
-            "/0go00zq0zk00",
-            "/zzz00zq0zk0",
-            "/0GO00zq0zk0",
-            "-0go00zq0zk0",
-        ] {
-            assert_eq!(Rate::parse(text.as_bytes()), None, "{text}");
+    fn a_smooth_rate_is_that_of_a_part_of_its_window() {
+        let exact = rate(600, MINUTE, false);
+        assert_eq!((parts(exact, 3), exact.is_smooth()), ((600, MINUTE), false));
+        let even = smooth(600, MINUTE);
+        assert_eq!((even.starts(), even.window(), even.is_smooth()), (600, MINUTE, true));
+        assert_eq!(parts(even, 1), (1, Duration::from_millis(100)));
+        assert_eq!(parts(even, 3), (3, Duration::from_millis(300)));
+        assert_eq!(parts(smooth(60_000, MINUTE), 1), (10, Duration::from_millis(10)));
+        assert_eq!(parts(smooth(2, MINUTE), 3), (3, Duration::from_secs(90)));
+    }
+
+    #[test]
+    fn no_window_has_more_starts_than_a_smooth_rate_says() {
+        for (starts, window) in [(7, 1), (100, 1), (6_999, 60), (61_234, 60), (399_000, 1)] {
+            let window = Duration::from_secs(window);
+            let (at_once, part) = parts(smooth(starts, window), 1);
+            let most = u128::from(at_once) * window.as_micros().div_ceil(part.as_micros());
+            assert!(most <= u128::from(starts), "{starts}: {at_once} in {part:?}");
+            assert!(most * 100 >= u128::from(starts) * 98, "{starts}: {most} of them are used");
         }
+    }
+
+    #[test]
+    fn a_window_is_never_shorter_than_it_says() {
+        let rate = rate(1, Duration::from_micros(1_001), false);
+        assert_eq!(rate.window(), Duration::from_millis(2));
     }
 }

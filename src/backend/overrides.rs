@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::protocol::{Mode, Override, Pause, PauseCause, PlaceId};
+use crate::protocol::{Mode, Override, Pause, PauseCause, PlaceId, Rate};
 
 /// All overrides, as of one version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,8 +14,10 @@ pub struct Overrides {
     pub pauses_version: u64,
     /// When they were read, in ms since 1970 by the backend's clock.
     pub now: u64,
-    /// The overrides by name.
+    /// The overrides by name, without the rates.
     pub names: HashMap<Arc<str>, Override>,
+    /// The rates by name.
+    pub rates: HashMap<Arc<str>, Rate>,
     /// The pauses until a time, by name. Their ends may have passed.
     pub pauses: HashMap<Arc<str>, Pause>,
     /// The [`pauses_version`](Self::pauses_version) at which an operator last ended a pause of a name.
@@ -32,6 +34,8 @@ pub enum Change {
     Limit(Option<u32>),
     /// See [`Override::mode`].
     Mode(Mode),
+    /// See [`Override::rate`].
+    Rate(Option<Rate>),
     /// The pause until a time ends, and so does every one that a process asked for before it knew of this.
     Resume,
     /// Grants are paused until a time. An end that is not later than the known one changes nothing.
@@ -79,7 +83,9 @@ impl Overrides {
     /// Returns the override of a name.
     #[must_use]
     pub fn of(&self, name: &str) -> Override {
-        self.names.get(name).copied().unwrap_or_default()
+        let mut set = self.names.get(name).copied().unwrap_or_default();
+        set.rate = self.rates.get(name).copied();
+        set
     }
 
     /// Forgets everything that is set.
@@ -93,11 +99,18 @@ impl Overrides {
     /// already. A change that changes nothing keeps the version.
     pub fn change(&mut self, name: &Arc<str>, change: Change, now_ms: u64) -> bool {
         self.revoked.retain(|_, end| *end > now_ms);
-        let room = self.names.len() + self.revoked.len() < Self::MOST;
-        let mut new = self.of(name);
+        let room = self.names.len() + self.rates.len() + self.revoked.len() < Self::MOST;
+        let mut new = self.names.get(name).copied().unwrap_or_default();
         match change {
             Change::Limit(limit) => new.limit = limit,
             Change::Mode(mode) => new.mode = mode,
+            Change::Rate(rate) => {
+                if rate.is_some() && !room && !self.rates.contains_key(name) {
+                    return false;
+                }
+                self.rates.remove(name);
+                self.rates.extend(rate.map(|rate| (Arc::clone(name), rate)));
+            }
             Change::Resume => {
                 self.resume(name, now_ms);
                 return true;

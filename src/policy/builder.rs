@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::{Limit, OnUnavailable, Policy};
 use crate::error::ConfigError;
-use crate::protocol;
-use crate::rate::Rate;
+use crate::protocol::{BoundRate, Rate};
 
 /// Builds a [`Policy`].
 #[derive(Clone, Debug)]
@@ -372,8 +371,17 @@ impl PolicyBuilder {
     }
 }
 
-fn checked_rate(starts: u32, window: Duration, is_smooth: bool) -> Result<Rate, ConfigError> {
-    let (shortest, longest) = (protocol::Rate::WINDOW_MIN, protocol::Rate::WINDOW_MAX);
+/// Returns this rate.
+///
+/// # Errors
+///
+/// If no request can be judged by it.
+pub(crate) fn checked_rate(
+    starts: u32,
+    window: Duration,
+    is_smooth: bool,
+) -> Result<Rate, ConfigError> {
+    let (shortest, longest) = (BoundRate::WINDOW_MIN, BoundRate::WINDOW_MAX);
     if !(shortest..=longest).contains(&window) {
         return Err(ConfigError::new(format!(
             "window of the rate is {window:?}; expected {shortest:?} to {longest:?}"
@@ -386,7 +394,7 @@ fn checked_rate(starts: u32, window: Duration, is_smooth: bool) -> Result<Rate, 
     };
     let rate = Rate::new(starts, window, is_smooth);
     if rate.of_cost(1).is_none() {
-        let most = protocol::Rate::STARTS_MAX;
+        let most = BoundRate::STARTS_MAX;
         let (of, advice) =
             if is_smooth { ("10 ms", "") } else { ("a window", "; or a smooth one") };
         return Err(ConfigError::new(format!(

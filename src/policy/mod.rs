@@ -5,10 +5,11 @@ mod builder;
 use std::time::Duration;
 
 pub use self::builder::PolicyBuilder;
+pub(crate) use self::builder::checked_rate;
 use crate::error::ConfigError;
+use crate::protocol::Rate;
 #[doc(inline)]
 pub use crate::protocol::session::OnUnavailable;
-use crate::rate::Rate;
 
 /// How long a request waits for the backend's first answer, and for an acknowledgement.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -21,7 +21,6 @@ use crate::node::sessions::Remembered;
 use crate::policy::{ANSWER_TIMEOUT, Limit, Policy};
 use crate::protocol::Claim;
 use crate::protocol::session::Progress;
-use crate::rate::Rate;
 
 /// The future of [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
@@ -49,7 +48,6 @@ pub struct Acquire {
     is_out_of_time: bool,
     limit: u32,
     claim: Option<Claim>,
-    rate: Option<Rate>,
     has_tenant: bool,
     attempt: Attempt,
     // Created only when there is something to wait for.
@@ -120,7 +118,6 @@ impl Acquire {
             is_out_of_time,
             limit,
             claim,
-            rate: policy.rate,
             has_tenant: ask.is_some_and(|ask| ask.tenant().is_some()),
             attempt,
             alarm: None,
@@ -196,6 +193,7 @@ impl Acquire {
                 reason,
                 usage,
                 limit,
+                rate,
                 is_tenant_full,
                 ends_in,
                 ahead,
@@ -216,7 +214,7 @@ impl Acquire {
                     waited: self.began.elapsed(),
                     is_tenant_full,
                     ends_in,
-                    rate: self.rate.map(Box::new),
+                    rate: rate.map(Box::new),
                     queue: (ahead.is_some() || expected_wait.is_some()).then(|| {
                         let wait_timeout = self.wait_timeout;
                         Box::new(QueueSeen { ahead, expected_wait, wait_timeout })

@@ -337,7 +337,7 @@ impl Semaphore {
         let Some(shared) = node.sessions.get(name.into().as_str()) else { return };
         let limit = if let Limit::Permits(limit) = policy.limit { limit } else { u32::MAX };
         node.act(&shared, node.now(), |session, now| {
-            session.handle_policy(limit, policy.headroom, now);
+            session.handle_policy(limit, policy.headroom, policy.rate, now);
         });
     }
 

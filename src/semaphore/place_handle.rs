@@ -297,8 +297,7 @@ fn options(policy: &Policy, claim: Option<Claim>) -> AcquireOptions {
         max_waiting: policy.max_waiting(),
         on_unavailable: policy.on_unavailable,
         headroom: policy.headroom,
-        // Validated with the policy; a higher cost only makes a part of it longer.
-        rate: policy.rate.and_then(|rate| rate.of_cost(claim.map_or(1, Claim::cost))),
+        rate: policy.rate,
         claim,
         linger_ms: policy.linger_ms(),
         reuse_ms: if policy.reuse { REUSE_MS } else { 0 },

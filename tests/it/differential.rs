@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use tower_semaphore::protocol::{Claim, Rate, Tenant, WORK_MAX};
+use tower_semaphore::protocol::{BoundRate, Claim, Tenant, WORK_MAX};
 
 use self::model::{Expected, Model};
 use self::wire::{Item, Lua, QUEUED, Wire};
@@ -89,7 +89,7 @@ struct Asks {
     /// Limit and headroom.
     bound: Option<(u32, u32)>,
     claim: Option<Claim>,
-    rate: Option<Rate>,
+    rate: Option<BoundRate>,
 }
 
 /// The proof of a place that is to be counted again.
@@ -175,13 +175,13 @@ fn claim(of: Of) -> BoxedStrategy<Option<Claim>> {
 const WINDOW_US: u64 = 20_000_003;
 
 /// Low rates, so that windows are full.
-fn rate(of: Of) -> BoxedStrategy<Option<Rate>> {
+fn rate(of: Of) -> BoxedStrategy<Option<BoundRate>> {
     if of != Of::Rates {
         return Just(None).boxed();
     }
     let window = Duration::from_micros(WINDOW_US);
-    let rate =
-        prop_oneof![6 => 1..6u32, 1 => 6..70u32].prop_map(move |starts| Rate::new(starts, window));
+    let rate = prop_oneof![6 => 1..6u32, 1 => 6..70u32]
+        .prop_map(move |starts| BoundRate::new(starts, window));
     prop_oneof![5 => rate, 1 => Just(None)].boxed()
 }
 

@@ -694,12 +694,20 @@ async fn no_more_than_a_thousand(operator: &Semaphore) {
     let id = holder(operator, "x").await;
     operator.revoke("x", id).await.unwrap_err();
     assert!(!held.is_lost());
+    // A rate is one more, beside a limit too.
+    let minute = Duration::from_secs(60);
+    let error = operator.set_rate("5", 7, minute).await.unwrap_err();
+    assert!(error.to_string().contains("1000 names"), "{error}");
     // Existing overrides can be changed and cleared.
     operator.set_limit("5", 8).await.unwrap();
     operator.pause("6").await.unwrap();
     operator.clear_limit("7").await.unwrap();
     operator.set_limit("one more", 7).await.unwrap();
     assert_eq!(operator.limit_of("5").await.unwrap().limit, Some(8));
+    operator.clear_limit("one more").await.unwrap();
+    operator.set_rate("5", 7, minute).await.unwrap();
+    operator.set_rate("5", 8, minute).await.unwrap();
+    operator.set_rate("8", 7, minute).await.unwrap_err();
 }
 
 // --- Redis ------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ on_both! {
     a_smooth_rate_is_spread_over_its_window
     tenants_share_the_starts
     a_cost_counts_as_many_starts
+    an_operator_sets_a_rate_in_the_whole_fleet
 }
 
 fn patient(limit: impl Into<Limit>) -> PolicyBuilder {
@@ -178,6 +179,53 @@ async fn a_cost_counts_as_many_starts(node: &dyn Fn() -> Semaphore) {
     assert_eq!(rejected.reason, RejectReason::CostTooHigh);
     let text = AcquireError::Rejected(rejected).to_string();
     assert!(text.ends_with("within the limit of 50 and the rate of 3/30s"), "{text}");
+}
+
+async fn an_operator_sets_a_rate_in_the_whole_fleet(node: &dyn Fn() -> Semaphore) {
+    let (own, other, operator) = (node(), node(), node());
+    let policy = patient(50).rate(1, 30 * SECOND).build().unwrap();
+    let rate_of = |starts| Policy::builder(1).rate(starts, 30 * SECOND).build().unwrap().rate();
+    drop(own.acquire("x", &policy).await.unwrap());
+    let waits = tokio::spawn(other.acquire("x", &policy));
+    waiting(&operator, "x", 1).await;
+    operator.set_rate("x", 2, 30 * SECOND).await.unwrap();
+    drop(timeout(5 * SECOND, waits).await.unwrap().unwrap().unwrap());
+    assert_eq!(operator.limit_of("x").await.unwrap().rate, rate_of(2));
+    let set = operator.overrides().await.unwrap();
+    assert_eq!(
+        set.iter().map(|(name, set)| (name.as_str(), set.rate)).collect::<Vec<_>>(),
+        [("x", rate_of(2))]
+    );
+    let now = Policy::builder(50).rate(1, 30 * SECOND).build().unwrap();
+    assert_eq!(rejection(own.try_acquire("x", &now).await).rate(), rate_of(2));
+    // Beside it, the limit and the mode stay as they are set.
+    operator.set_limit("x", 7).await.unwrap();
+    operator.pause("x").await.unwrap();
+    operator.resume("x").await.unwrap();
+    let set = operator.limit_of("x").await.unwrap();
+    assert_eq!((set.limit, set.rate), (Some(7), rate_of(2)));
+    operator.clear_rate("x").await.unwrap();
+    let set = operator.limit_of("x").await.unwrap();
+    assert_eq!((set.limit, set.rate), (Some(7), None));
+    own.overrides().await.unwrap();
+    assert_eq!(rejection(own.try_acquire("x", &now).await).rate(), rate_of(1));
+}
+
+#[tokio::test]
+async fn a_rate_that_cannot_be_meant_is_not_set() {
+    let semaphore = Semaphore::in_memory();
+    let minute = 60 * SECOND;
+    for (starts, window, said) in [
+        (0, minute, "rate is 0, which rejects every request; expected 1 or more, or no rate"),
+        (1, Duration::ZERO, "window of the rate is 0ns; expected 1ms to 86400s"),
+        (9000, 10 * SECOND / 1000, "rate is 9000 in 10ms; expected at most 4000 in 10 ms"),
+    ] {
+        let error = semaphore.set_rate("x", starts, window).await.unwrap_err().to_string();
+        assert!(error.ends_with(said), "{error}");
+    }
+    semaphore.set_rate("x", 60_000, minute).await.unwrap();
+    let set = semaphore.limit_of("x").await.unwrap().rate.unwrap();
+    assert_eq!((set.starts(), set.window()), (60_000, minute));
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@
 //!
 //! # Rates
 //!
-//! A place whose id carries a [`Rate`](super::Rate) is granted only if the window has room for it, too. The time of its grant is
+//! A place whose id carries a [`BoundRate`](super::BoundRate) is granted only if the window has room for it, too. The time of its grant is
 //! kept for the length of the window, whatever becomes of the place.
 //!
 //! [`MemoryBackend`]: https://docs.rs/tower-semaphore/latest/tower_semaphore/backend/struct.MemoryBackend.html

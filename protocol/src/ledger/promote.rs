@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Caller, Grant, HINT_WORK, Ledger, Post};
+use crate::bound_rate::BoundRate;
 use crate::claim::{Claim, Tenant};
 use crate::id::{NodeId, PlaceId};
 use crate::lines::{fits_each, turn};
-use crate::rate::Rate;
 
 /// Whose turn it is.
 enum Next {
@@ -268,7 +268,7 @@ impl Ledger {
         id.rate().is_none_or(|rate| self.has_starts(rate, id.cost(), now))
     }
 
-    fn has_starts(&self, rate: Rate, cost: u32, now: u64) -> bool {
+    fn has_starts(&self, rate: BoundRate, cost: u32, now: u64) -> bool {
         let opening = self.starts.as_ref().and_then(|starts| starts.opening_of(rate, cost, now));
         cost <= rate.starts() && opening.is_none()
     }

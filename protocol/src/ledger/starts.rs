@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
 
+use crate::bound_rate::BoundRate;
 use crate::id::{NodeId, PlaceId};
-use crate::rate::Rate;
 
 /// How far a start may lie in the future. Beyond that, the clock has stepped back since: the start is forgotten, because
 /// it would keep others back until the clock shows its time again.
@@ -68,7 +68,7 @@ impl Starts {
     }
 
     /// From when on the rate allows so many more grants, µs; `None`: now.
-    pub(super) fn opening_of(&self, rate: Rate, cost: u32, now: u64) -> Option<u64> {
+    pub(super) fn opening_of(&self, rate: BoundRate, cost: u32, now: u64) -> Option<u64> {
         // The latest start that must have left the window.
         let from_last = (rate.starts().saturating_sub(cost)) as usize;
         let at = self.by_time.len().checked_sub(1 + from_last)?;
@@ -77,7 +77,7 @@ impl Starts {
     }
 
     /// Notes that the place was granted. A call that is repeated moves its start.
-    pub(super) fn push(&mut self, id: PlaceId, rate: Rate, now: u64) {
+    pub(super) fn push(&mut self, id: PlaceId, rate: BoundRate, now: u64) {
         self.remove(&id);
         let end = now.saturating_add(rate.window_us());
         let start = Start { at: now, end, node: id.node, n: id.n };

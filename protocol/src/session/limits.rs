@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::place::Place;
 use crate::overrides::{Mode, Override};
+use crate::rate::Rate;
 use crate::time::Time;
 
 /// What the last request brought, and what an operator set in place of it.
@@ -11,6 +12,7 @@ use crate::time::Time;
 pub(super) struct Limits {
     limit: u32,
     headroom: u32,
+    rate: Option<Rate>,
     lease: Duration,
     /// The longest lease since the session had nothing on the server.
     longest_lease: Duration,
@@ -20,9 +22,9 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// A request came with this limit and headroom.
-    pub(super) const fn handle_request(&mut self, limit: u32, headroom: u32) {
-        (self.limit, self.headroom) = (limit, headroom);
+    /// A request came with this limit, headroom and rate.
+    pub(super) const fn handle_request(&mut self, limit: u32, headroom: u32, rate: Option<Rate>) {
+        (self.limit, self.headroom, self.rate) = (limit, headroom, rate);
     }
 
     /// A request asks for a place with this lease. `is_first`: nothing of this session is on the server.
@@ -32,9 +34,9 @@ impl Limits {
     }
 
     /// The policy was reloaded. Returns the limit in force before and after that.
-    pub(super) fn handle_policy(&mut self, limit: u32) -> (u32, u32) {
+    pub(super) fn handle_policy(&mut self, limit: u32, rate: Option<Rate>) -> (u32, u32) {
         let before = self.in_force();
-        self.limit = limit;
+        (self.limit, self.rate) = (limit, rate);
         (before, self.in_force())
     }
 
@@ -100,6 +102,22 @@ impl Limits {
         self.overrides.in_place()
     }
 
+    /// The rate that an operator set in place of that of policies that have one.
+    pub(super) const fn rate_of_operator(&self) -> Option<Rate> {
+        self.overrides.rate
+    }
+
+    /// The rate that counts for requests whose policy has this one.
+    pub(super) fn rate_for(&self, policy: Option<Rate>) -> Option<Rate> {
+        let own = policy?;
+        Some(self.overrides.rate.map_or(own, |set| set.in_place_of(own)))
+    }
+
+    /// The rate that counts for requests like the last one.
+    pub(super) fn rate_in_force(&self) -> Option<Rate> {
+        self.rate_for(self.rate)
+    }
+
     /// Whether an operator drains the semaphore: new requests are refused.
     pub(super) fn is_draining(&self) -> bool {
         self.overrides.mode == Mode::Draining
@@ -111,7 +129,8 @@ impl Limits {
         let Some(claim) = place.options.claim else { return false };
         let limit = self.overrides.limit.filter(|limit| *limit > 0).unwrap_or(place.limit);
         let room = limit.saturating_sub(place.headroom());
-        let is_over_rate = place.options.rate.is_some_and(|rate| claim.cost() > rate.starts());
+        let rate = place.bound.and_then(|bound| bound.rate);
+        let is_over_rate = rate.is_some_and(|rate| claim.cost() > rate.starts());
         (room > 0 && claim.cost() > room) || claim.exceeds_each() || is_over_rate
     }
 }

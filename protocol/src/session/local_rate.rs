@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Session;
 use super::options::OnUnavailable;
 use super::place::Place;
-use crate::rate::Rate;
+use crate::bound_rate::BoundRate;
 use crate::time::Time;
 
 /// The grants of the process's own share that count for a rate. They count on when the backend is back and fails again.
@@ -19,7 +19,7 @@ pub(super) struct LocalStarts {
 
 /// As much of a rate as a share is of the limit.
 struct Part {
-    rate: Rate,
+    rate: BoundRate,
     share: u64,
     limit: u64,
 }
@@ -93,7 +93,7 @@ impl Session {
 
     fn part_of(&self, place: &Place) -> Option<Part> {
         let is_local = matches!(place.options.on_unavailable, OnUnavailable::Local(_));
-        let rate = place.options.rate.filter(|_| is_local)?;
+        let rate = place.bound.filter(|_| is_local)?.rate?;
         let share = self.share_of(place.options.on_unavailable);
         Some(Part { rate, share, limit: place.limit.into() })
     }

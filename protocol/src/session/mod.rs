@@ -68,6 +68,7 @@ use super::claim::Tenant;
 use super::id::NodeId;
 use super::time::Time;
 use crate::ledger::Usage;
+use crate::rate::Rate;
 use crate::reject::RejectReason;
 
 /// How long an unused session is kept, so that a failover finds it: see rule 6.
@@ -140,6 +141,8 @@ pub enum Progress {
         usage: Option<Usage>,
         /// The limit that an operator set, if any.
         limit: Option<u32>,
+        /// The rate in force for it: that of its policy, or the one that an operator set in its place.
+        rate: Option<Rate>,
         /// Whether the tenant's own cap is the reason, as far as is known here: the ledger said so, or the permits of this
         /// process alone reach it.
         is_tenant_full: bool,

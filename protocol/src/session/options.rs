@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::bound::Bound;
+use crate::bound_rate::BoundRate;
 use crate::claim::Claim;
 use crate::rate::Rate;
 
@@ -36,7 +37,7 @@ pub struct AcquireOptions {
     pub on_unavailable: OnUnavailable,
     /// The permits that are reserved for requests of class 0.
     pub headroom: u32,
-    /// How many permits may be granted within a time.
+    /// How many requests may start within a time, by its policy.
     pub rate: Option<Rate>,
     /// Its claim, where tenants share the semaphore. With a rate it has one in any case: see
     /// [`Claim::without_tenant`].
@@ -52,12 +53,27 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// What the id of a place says of the limit that its request knows.
-    pub(super) fn bound(&self, limit: u32) -> Option<Bound> {
+    /// What the id of a place says of the limit that its request knows, and of the rate in force for it.
+    pub(super) fn bound(&self, limit: u32, rate: Option<Rate>) -> Option<Bound> {
         // Without a claim it is of class 0.
         let headroom = if self.claim.is_some() { self.headroom } else { 0 };
-        let is_bound = self.max_queue.is_some() || self.rate.is_some();
-        is_bound.then_some(Bound { limit, headroom, rate: self.rate })
+        let is_bound = self.max_queue.is_some() || rate.is_some();
+        is_bound.then(|| Bound { limit, headroom, rate: self.bound_rate(rate) })
+    }
+
+    /// The rate as this place is judged by it. Rates are in range for each cost, which can make a part of one longer.
+    fn bound_rate(&self, rate: Option<Rate>) -> Option<BoundRate> {
+        let (rate, claim) = rate.zip(self.claim)?;
+        rate.of_cost(claim.cost())
+    }
+
+    /// The same, where the policy has this headroom and this rate. The scripts observe no rate of a place without a
+    /// claim.
+    pub(super) fn reloaded(self, headroom: u32, rate: Option<Rate>) -> Self {
+        let rate = rate.filter(|_| self.claim.is_some());
+        // As in `fit_to_rate`.
+        let reuse_ms = if rate.is_some() { 0 } else { self.reuse_ms };
+        Self { headroom, rate, reuse_ms, ..self }
     }
 
     /// Whether one acquire can carry places of both: a call has one lease, one limit of the queue, and so on.

@@ -6,6 +6,7 @@ use super::place::{Place, Sent};
 use super::{Session, State};
 use crate::id::PlaceId;
 use crate::overrides::Override;
+use crate::rate::Rate;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -13,8 +14,12 @@ impl Session {
     /// Takes new overrides. If there are more permits now, waiters ask for them at once: only their process knows how many
     /// its policy allows.
     pub fn handle_override(&mut self, overrides: Override, now: Time) {
+        let rate = self.limits.rate_of_operator();
         let change = self.limits.handle_override(overrides);
         self.follow_limit(change, now);
+        if overrides.rate != rate {
+            self.handle_rate(now);
+        }
         // A place that can never be served would hold up its line.
         for index in self.indexes() {
             let Some(place) = self.places.get(index) else { continue };
@@ -72,6 +77,12 @@ impl Session {
     #[must_use]
     pub fn limit_in_force(&self) -> u32 {
         self.limits.in_force()
+    }
+
+    /// The rate in force for requests like the last one, if that has one.
+    #[must_use]
+    pub fn rate_in_force(&self) -> Option<Rate> {
+        self.limits.rate_in_force()
     }
 
     /// The limit of the last request, whatever operators set; `None`: no request has come, because a hint made this

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::options::AcquireOptions;
 use super::place::{Linger, Place, Sent, State};
+use crate::bound::Bound;
 use crate::id::{NodeId, PlaceId};
 use crate::time::Time;
 
@@ -74,13 +75,19 @@ impl Places {
 
     /// Adds the place of a new request. Returns its index.
     #[inline]
-    pub(super) fn insert(&mut self, limit: u32, options: AcquireOptions, now: Time) -> usize {
+    pub(super) fn insert(
+        &mut self,
+        limit: u32,
+        bound: Option<Bound>,
+        options: AcquireOptions,
+        now: Time,
+    ) -> usize {
         let index = self.free.pop_first().unwrap_or(self.entries.len());
         let place = Place {
             n: self.number(index),
             poll_only: self.poll_only,
             limit,
-            bound: options.bound(limit),
+            bound,
             options,
             state: State::Joining { sent: Sent::No, hint: None },
             lease_end: 0,
@@ -274,7 +281,7 @@ mod tests {
     fn places(count: usize) -> Places {
         let mut places = Places::new(NodeId::new(1), 7, false);
         for _ in 0..count {
-            places.insert(1, OPTIONS, Time::ZERO);
+            places.insert(1, None, OPTIONS, Time::ZERO);
         }
         places
     }
@@ -288,7 +295,7 @@ mod tests {
             assert!(n < 1 << 56);
         }
         places.remove(1);
-        assert_eq!(places.insert(1, OPTIONS, Time::ZERO), 1);
+        assert_eq!(places.insert(1, None, OPTIONS, Time::ZERO), 1);
         assert_eq!(serial_of(places.get(1).unwrap().n), 10);
     }
 

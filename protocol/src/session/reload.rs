@@ -1,16 +1,18 @@
-//! A reload: requests that wait adopt another policy.
+//! A reload: requests that wait adopt another policy, or another rate of an operator.
 //!
 //! The id of a place says what it is judged by, so a waiting place returns under a new id with its old ticket, like one
 //! that the backend lost. The old place keeps the turn until the new one stands there.
 
 use std::collections::BTreeSet;
 
+use super::limits::Limits;
 use super::options::AcquireOptions;
 use super::place::{Place, Sent, State};
 use super::places::Places;
 use super::releases::Release;
 use super::{IDLE, Session};
 use crate::bound::Bound;
+use crate::rate::Rate;
 use crate::reject::RejectReason;
 use crate::time::Time;
 
@@ -19,6 +21,7 @@ use crate::time::Time;
 struct Policy {
     limit: u32,
     headroom: u32,
+    rate: Option<Rate>,
     arrival: u64,
 }
 
@@ -26,6 +29,8 @@ struct Policy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Reload {
     policy: Option<Policy>,
+    /// An operator set another rate.
+    is_rate_changed: bool,
     /// How many places replace another, which still keeps their turn.
     replacing: usize,
 }
@@ -37,13 +42,20 @@ impl Reload {
     }
 
     /// What the place is to be judged by from now on: its limit, bound and options; `None`: by what it is.
-    fn terms_for(&self, place: &Place) -> Option<(u32, Option<Bound>, AcquireOptions)> {
-        let Policy { limit, headroom, arrival } = self.policy?;
-        if !place.state.is_without_permit() || place.has_left() || place.arrival > arrival {
+    fn terms_for(
+        &self,
+        place: &Place,
+        limits: &Limits,
+    ) -> Option<(u32, Option<Bound>, AcquireOptions)> {
+        if !place.state.is_without_permit() || place.has_left() {
             return None;
         }
-        let options = AcquireOptions { headroom, ..place.options };
-        let bound = place.bound.and_then(|_| options.bound(limit));
+        let (limit, options) = match self.policy.filter(|policy| place.arrival <= policy.arrival) {
+            Some(new) => (new.limit, place.options.reloaded(new.headroom, new.rate)),
+            None => (place.limit, place.options),
+        };
+        let rate = limits.rate_for(options.rate);
+        let bound = place.bound.and_then(|_| options.bound(limit, rate));
         (bound != place.bound).then_some((limit, bound, options))
     }
 
@@ -75,34 +87,47 @@ impl Reload {
 }
 
 impl Session {
-    /// Judges requests that wait by another limit and headroom from now on; they keep their turn. A request whose call is
-    /// unanswered adopts them once it is answered.
-    pub fn handle_policy(&mut self, limit: u32, headroom: u32, now: Time) {
-        let (before, after) = self.limits.handle_policy(limit);
+    /// Judges requests that wait by another limit, headroom and rate from now on; they keep their turn. A request whose
+    /// call is unanswered adopts them once it is answered. Requests without a claim adopt no rate.
+    pub fn handle_policy(&mut self, limit: u32, headroom: u32, rate: Option<Rate>, now: Time) {
+        let (before, after) = self.limits.handle_policy(limit, rate);
         self.movement.handle_change(now);
         self.reuse.handle_limit(before, after, now);
         let arrival = self.places.last_arrival();
-        self.reload.policy = Some(Policy { limit, headroom, arrival });
+        self.reload.policy = Some(Policy { limit, headroom, rate, arrival });
+        self.adopt_all(now);
+        self.admit_local(now);
+        self.want(now + IDLE);
+    }
+
+    /// An operator set another rate: requests that wait are judged by it from now on.
+    pub(super) fn handle_rate(&mut self, now: Time) {
+        self.reload.is_rate_changed = true;
+        self.movement.handle_change(now);
+        self.adopt_all(now);
+    }
+
+    fn adopt_all(&mut self, now: Time) {
         // Places that are about to return under ids that were never sent.
         let unsent: BTreeSet<u64> = self.revocations.numbers().collect();
         for index in self.indexes() {
             self.adopt(index, |n| unsent.contains(&n), now);
         }
-        self.admit_local(now);
-        self.want(now + IDLE);
     }
 
     /// The place at `index` was answered: it adopts what was reloaded meanwhile, and the place that it replaces leaves.
     pub(super) fn adopt_late(&mut self, index: usize, now: Time) {
         self.release_replaced(index);
-        if self.reload.policy.is_some() {
+        if self.reload.policy.is_some() || self.reload.is_rate_changed {
             self.adopt(index, |_| false, now);
         }
     }
 
     fn adopt(&mut self, index: usize, is_unsent: impl Fn(u64) -> bool, now: Time) {
         let Some(place) = self.places.get(index) else { return };
-        let Some((limit, bound, options)) = self.reload.terms_for(place) else { return };
+        let Some((limit, bound, options)) = self.reload.terms_for(place, &self.limits) else {
+            return;
+        };
         let (n, was_waiting) = (place.n, place.is_waiting());
         let is_new_to_the_backend = match place.state {
             State::Joining { sent, .. } if sent != Sent::No => return,

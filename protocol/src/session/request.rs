@@ -35,13 +35,14 @@ impl Session {
             return None;
         }
         options.fit_to_rate();
-        self.limits.handle_request(limit, options.headroom);
+        self.limits.handle_request(limit, options.headroom, options.rate);
         if let Some(index) = self.reuse.take(limit, &options, now, &mut self.places, &self.limits) {
             return Some(index);
         }
         let is_first = self.places.is_empty() && !self.releases.is_any();
         self.limits.handle_lease(options.lease, is_first);
-        let index = self.places.insert(limit, options, now);
+        let bound = options.bound(limit, self.limits.rate_for(options.rate));
+        let index = self.places.insert(limit, bound, options, now);
         self.counts.add_joining();
         self.reuse.follow(index, true, &self.places);
         let n = self.places.get(index).map_or(0, |place| place.n);
@@ -123,8 +124,18 @@ impl Session {
             _ => None,
         };
         let ends_in = end.map(|end| end.since(now));
+        let rate = self.limits.rate_for(place.options.rate);
         let (ahead, expected_wait) = self.tell(index, reason, now);
-        Progress::Refused { reason, usage, limit, is_tenant_full, ends_in, ahead, expected_wait }
+        Progress::Refused {
+            reason,
+            usage,
+            limit,
+            rate,
+            is_tenant_full,
+            ends_in,
+            ahead,
+            expected_wait,
+        }
     }
 
     /// Records that the request at `index` was broken off: its permit lingers once the request leaves, because the

@@ -8,7 +8,7 @@ use super::scripts::{self, By};
 use super::values::{listing, number, pairs, unexpected};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage};
 use crate::error::BackendError;
-use crate::protocol::{NodeId, Override, Pause, PlaceId};
+use crate::protocol::{NodeId, Override, Pause, PlaceId, Rate};
 
 /// The command of a query, and the decoder of its reply.
 pub(super) struct QueryCommand<T> {
@@ -109,7 +109,7 @@ pub(super) fn overrides_apart(key: &Arc<str>) -> [QueryCommand<Overrides>; 2] {
 /// Puts together what was read apart. The time is that of the pauses, whose ends are compared with it.
 pub(super) fn put_together(set: Overrides, pauses: Overrides) -> Overrides {
     let version = set.version.saturating_add(pauses.pauses_version);
-    Overrides { version, names: set.names, revoked: set.revoked, ..pauses }
+    Overrides { version, names: set.names, rates: set.rates, revoked: set.revoked, ..pauses }
 }
 
 pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> QueryCommand<()> {
@@ -121,6 +121,7 @@ pub(super) fn set_override(key: &Arc<str>, name: &Arc<str>, change: Change) -> Q
                 let why = format!("{process} {cause}");
                 pause(by, &pauses, &name, [*pause_ms, *slack_ms, *seen], &why)
             }
+            Change::Rate(_) => override_of(by, &key, &format!("{name}{RATE_FIELD}"), &change),
             _ => override_of(by, &key, &name, &change),
         },
         done,
@@ -133,17 +134,23 @@ fn pause(by: By, key: &str, name: &str, times: [u64; 3], why: &str) -> Cmd {
     command.arg(name).arg(&times).arg(why).arg(Overrides::PAUSES_MOST).take()
 }
 
+/// Ends the field that keeps the rate of a name. It is no tenant's: see [`limit_field`](crate::tenants::limit_field). A
+/// field of its own, because earlier versions read that of the name as a whole.
+const RATE_FIELD: &str = "@@rate";
+
 /// Calls `lua/override.lua`.
 fn override_of(by: By, key: &str, name: &str, change: &Change) -> Cmd {
     let mut command = scripts::call(&scripts::OVERRIDE, by, key, 7, 100 + name.len());
     command.arg(name);
     match change {
         Change::Limit(Some(limit)) => command.arg(limit).arg(&["=", "", "0"]),
+        // A mode that an override without it has.
+        Change::Rate(Some(rate)) => command.arg(rate.text()).arg(&["open", "", "0"]),
         Change::Mode(mode) => command.arg(&["=", mode.as_str(), "", "0"]),
         Change::Revoked { id, keep_ms, .. } => {
             command.arg(&["=", "="]).arg(id.text().as_bytes()).arg(keep_ms)
         }
-        Change::Limit(None) | Change::Resume | Change::Pause { .. } => {
+        Change::Limit(None) | Change::Rate(None) | Change::Resume | Change::Pause { .. } => {
             command.arg(&["-", "=", "", "0"])
         }
     };
@@ -200,6 +207,9 @@ fn read_overrides(read: &mut Overrides, items: &[Value]) {
             read.version = value.parse().unwrap_or_default();
         } else if let Some(place) = field.strip_prefix('@') {
             read.revoked.extend(revoked(place, value));
+        } else if let Some(name) = field.strip_suffix(RATE_FIELD) {
+            let rate = value.strip_suffix(" open").and_then(Rate::parse);
+            read.rates.extend(rate.map(|rate| (name.into(), rate)));
         } else if let Some(set) = Override::parse(value) {
             read.names.insert(field.into(), set);
         }
@@ -248,7 +258,7 @@ mod tests {
 
     use super::read_overrides;
     use crate::backend::Overrides;
-    use crate::protocol::Mode;
+    use crate::protocol::{Mode, Rate};
 
     /// Decodes a hash with these fields.
     fn read(fields: &[(&[u8], &[u8])]) -> Overrides {
@@ -261,15 +271,28 @@ mod tests {
 
     #[test]
     fn a_field_that_cannot_be_read_is_skipped() {
-        let good: [(&[u8], &[u8]); 3] =
-            [(b"@", b"5"), (b"x", b"2 paused"), (b"@00000000009:1 x", b"7")];
+        let good: [(&[u8], &[u8]); 4] = [
+            (b"@", b"5"),
+            (b"x", b"2 paused"),
+            (b"x@@rate", b"600/60000 open"),
+            (b"@00000000009:1 x", b"7"),
+        ];
         let all = read(&good);
         assert_eq!(all.version, 5);
         let set = all.of("x");
-        assert_eq!((set.limit, set.mode), (Some(2), Mode::Paused));
+        assert_eq!(
+            (set.limit, set.mode, set.rate),
+            (Some(2), Mode::Paused, Rate::parse("600/60000"))
+        );
         let place = ("00000000009:1".parse().unwrap(), "x".into());
         assert_eq!(all.revoked, [(place, 7)].into());
-        let foreign: [(&[u8], &[u8]); 14] = [
+        let foreign: [(&[u8], &[u8]); 20] = [
+            (b"x", b"600/60000 open"),
+            (b"y@@rate", b"600/60000"),
+            (b"y@@rate", b"0/60000 open"),
+            (b"y@@rate", b"1/0 open"),
+            (b"y@@rate", b"1/86400001 open"),
+            (b"y@@rate", b"9000/10 open"),
             (b"a\xff", b"1 open"),
             (b"b", b"\xff"),
             (b"c", b"?"),

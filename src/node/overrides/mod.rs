@@ -136,8 +136,10 @@ impl OverrideCache {
     /// Returns all known overrides of names.
     pub(crate) fn all(&self) -> Vec<(Arc<str>, Override)> {
         let state = lock(&self.state);
-        let all = state.overrides.names.iter();
-        all.map(|(name, set)| (Arc::clone(name), *set)).collect()
+        let overrides = &state.overrides;
+        let of_rates = overrides.rates.keys().filter(|name| !overrides.names.contains_key(*name));
+        let all = overrides.names.keys().chain(of_rates);
+        all.map(|name| (Arc::clone(name), overrides.of(name))).collect()
     }
 
     /// Returns the places of a name that are known to be revoked.
@@ -247,6 +249,7 @@ impl OverrideCache {
                 let old = std::mem::replace(&mut state.overrides, new);
                 let Known { overrides: new, pauses, .. } = &mut *state;
                 let names = old.names.keys().chain(new.names.keys());
+                let names = names.chain(old.rates.keys()).chain(new.rates.keys());
                 news.names.extend(names.filter(|name| old.of(name) != new.of(name)).cloned());
                 pauses.take_in(&Reading { old: &old, new, question, now }, &mut news.names);
                 let revoked =

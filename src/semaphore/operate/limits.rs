@@ -13,8 +13,8 @@ use crate::name::Name;
 use crate::node::overrides::pauses::{LONGEST_OF_OPERATOR as PAUSE_MAX, pause_by_operator};
 #[cfg(doc)]
 use crate::policy::Limit;
-use crate::policy::Policy;
-use crate::protocol::{self, Mode, Override, PauseCause};
+use crate::policy::{Policy, checked_rate};
+use crate::protocol::{self, BoundRate, Mode, Override, PauseCause};
 #[cfg(doc)]
 use crate::semaphore::Permit;
 use crate::semaphore::Semaphore;
@@ -95,6 +95,81 @@ impl Semaphore {
     /// ```
     pub async fn clear_limit(&self, name: impl Into<Name>) -> Result<(), BackendError> {
         self.change(name, Change::Limit(None)).await
+    }
+
+    /// Sets the rate of `name`, which replaces that of its policy: in no window of this length do more requests start.
+    /// Requests that wait keep their turns, and are judged by it at once.
+    ///
+    /// It replaces only what is there: requests whose policy has no rate have none. It is spread over its window if the
+    /// rate of the policy is [smooth](crate::PolicyBuilder::smooth), or if it is more than 4000. Requests that already
+    /// started count on. A request that costs more than a rate that is not spread is rejected.
+    ///
+    /// # Errors
+    ///
+    /// If the rate is 0, the window is not from 1 ms to 24 h, or more than 4000 requests may start in 10 ms; otherwise
+    /// as [`set_limit`](Self::set_limit). The limit and the rate of a name count as one name each.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::{Policy, Semaphore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// let minute = Duration::from_secs(60);
+    /// semaphore.set_rate("openai", 1, minute).await?;
+    ///
+    /// // The policy says 600, the operator 1.
+    /// let policy = Policy::builder(10).rate(600, minute).build()?;
+    /// let permit = semaphore.try_acquire("openai", &policy).await?;
+    /// assert!(semaphore.try_acquire("openai", &policy).await.is_err());
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    pub async fn set_rate(
+        &self,
+        name: impl Into<Name>,
+        starts: u32,
+        window: Duration,
+    ) -> Result<(), BackendError> {
+        let is_smooth = starts > BoundRate::STARTS_MAX;
+        let rate = checked_rate(starts, window, is_smooth);
+        let rate = rate.map_err(|error| BackendError::call(error.to_string()))?;
+        self.change(name, Change::Rate(Some(rate))).await
+    }
+
+    /// Clears the rate that [`set_rate`](Self::set_rate) set. The rate of the policy is in force again.
+    ///
+    /// # Errors
+    ///
+    /// If the backend cannot be asked.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped, it may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_semaphore::Semaphore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let semaphore = Semaphore::in_memory();
+    /// semaphore.set_rate("openai", 300, Duration::from_secs(60)).await?;
+    /// semaphore.clear_rate("openai").await?;
+    /// assert_eq!(semaphore.limit_of("openai").await?.rate, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn clear_rate(&self, name: impl Into<Name>) -> Result<(), BackendError> {
+        self.change(name, Change::Rate(None)).await
     }
 
     /// Returns the override of `name`.

@@ -106,6 +106,7 @@ fn whoever_leaves_the_queue_for_shares_makes_room_in_it() {
             reason,
             usage: Some(Usage { in_use: 1, waiting: 3 }),
             limit: None,
+            rate: None,
             is_tenant_full: false,
             ends_in: None,
             ahead: None,

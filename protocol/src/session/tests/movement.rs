@@ -225,7 +225,7 @@ const CHANGES: [Change; 7] = [
     }),
     ("a policy", |rig| {
         let now = rig.now();
-        rig.session.handle_policy(1, 0, now);
+        rig.session.handle_policy(1, 0, None, now);
     }),
     ("a pause", |rig| {
         let now = rig.now();

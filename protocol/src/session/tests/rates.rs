@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::bound::Bound;
+use crate::bound_rate::BoundRate;
 use crate::rate::Rate;
 
 /// This many starts in this many ms.
 fn rated(starts: u32, window_ms: u64) -> AcquireOptions {
-    AcquireOptions { rate: Rate::new(starts, ms(window_ms)), ..OPTIONS }
+    AcquireOptions { rate: Rate::parse(&format!("{starts}/{window_ms}")), ..OPTIONS }
 }
 
 fn waiting(rig: &mut Rig, places: &[usize]) -> usize {
@@ -83,7 +84,8 @@ fn a_request_that_costs_more_than_the_rate_is_refused() {
 
 /// A place of another process, with this rate. Returns its status.
 fn other(rig: &mut Rig, n: u64, starts: u32, window_ms: u64) -> PlaceStatus {
-    let bound = Bound { limit: rig.limit, headroom: 0, rate: Rate::new(starts, ms(window_ms)) };
+    let bound =
+        Bound { limit: rig.limit, headroom: 0, rate: BoundRate::new(starts, ms(window_ms)) };
     let claim = Some(Claim::without_tenant());
     let id = PlaceId { node: OTHER, poll_only: false, n, bound: Some(bound), claim };
     let caller = Caller { max_waiting: 100, ..rig.ask(OTHER, rig.limit) };

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::bound::Bound;
+use crate::rate::Rate;
 
 /// A place of another process, which knows this limit: it holds, or waits.
 fn other(rig: &mut Rig, n: u64, limit: u32, claim: Option<Claim>) -> PlaceId {
@@ -18,7 +19,7 @@ fn waits(rig: &Rig, id: PlaceId) -> bool {
 
 fn reload(rig: &mut Rig, limit: u32) {
     let now = rig.now();
-    rig.session.handle_policy(limit, 0, now);
+    rig.session.handle_policy(limit, 0, None, now);
     rig.limit = limit;
 }
 
@@ -49,7 +50,7 @@ fn requests_that_wait_are_judged_by_a_new_limit_and_keep_their_turn() {
     // While the backend is away, it is known when that is back.
     let now = rig.now();
     rig.session.handle_unreachable(now);
-    rig.session.handle_policy(3, 0, now);
+    rig.session.handle_policy(3, 0, None, now);
     rig.reconnect(same_data());
     rig.settle();
     assert_eq!(rig.progress(second), Progress::Held);
@@ -246,4 +247,163 @@ fn no_old_place_is_left_where_the_call_of_a_reload_fails() {
         assert_eq!(rig.id(waiting).bound, Some(bound));
         assert_eq!(rig.ledger.places().count(), 4, "carried out: {is_carried_out}, {again:?}");
     }
+}
+
+/// This many starts in this many ms.
+fn rated(rate: &str) -> AcquireOptions {
+    AcquireOptions { rate: Rate::parse(rate), ..OPTIONS }
+}
+
+/// An operator sets this rate; empty: none.
+fn set_rate(rig: &mut Rig, rate: &str) {
+    let now = rig.now();
+    let set = Override { rate: Rate::parse(rate), ..Override::default() };
+    rig.session.handle_override(set, now);
+}
+
+#[test]
+fn requests_that_wait_are_judged_by_the_rate_that_an_operator_sets_and_keep_their_turn() {
+    let mut rig = Rig::new(100);
+    let all: Vec<_> = (0..6).map(|_| rig.request_with(rated("1/60000"))).collect();
+    rig.settle();
+    let held = |rig: &mut Rig| {
+        let states: Vec<_> = all.iter().map(|index| rig.progress(*index)).collect();
+        let held = states.iter().take_while(|state| **state == Progress::Held).count();
+        assert!(states[held..].iter().all(|state| *state == Progress::Waiting), "{states:?}");
+        held
+    };
+    assert_eq!(held(&mut rig), 1);
+    set_rate(&mut rig, "3/60000");
+    rig.settle();
+    assert_eq!((held(&mut rig), rig.places().len()), (3, 6));
+    // The same once more changes nothing.
+    set_rate(&mut rig, "3/60000");
+    assert_eq!(rig.settle(), []);
+    set_rate(&mut rig, "2/60000");
+    rig.live(59_000);
+    assert_eq!(held(&mut rig), 3);
+    rig.live(1100);
+    assert_eq!(held(&mut rig), 5, "the first three starts have left the window");
+    set_rate(&mut rig, "");
+    rig.live(59_000);
+    assert_eq!((held(&mut rig), rig.places().len()), (5, 6));
+    rig.live(1100);
+    assert_eq!(held(&mut rig), 6);
+}
+
+#[test]
+fn a_rate_that_an_operator_sets_is_spread_as_that_of_the_policy_is() {
+    let second = Duration::from_secs(1);
+    let policy = Rate::new(std::num::NonZeroU32::MIN, second, true);
+    let mut rig = Rig::new(100);
+    set_rate(&mut rig, "10/1000");
+    let options = AcquireOptions { rate: Some(policy), ..OPTIONS };
+    let all: Vec<_> = (0..3).map(|_| rig.request_with(options)).collect();
+    rig.settle();
+    assert_eq!(rig.progress(all[1]), Progress::Waiting);
+    rig.live(110);
+    assert_eq!(rig.progress(all[1]), Progress::Held);
+    assert_eq!(rig.progress(all[2]), Progress::Waiting);
+    assert_eq!(rig.session.rate_in_force().map(Rate::starts), Some(10));
+    // More than the backend keeps is spread in any case.
+    set_rate(&mut rig, "60000/60000");
+    let exact = rig.request_with(rated("1/1000"));
+    let rate = rig.id(exact).rate().map(|rate| (rate.starts(), rate.window()));
+    assert_eq!(rate, Some((10, ms(10))));
+}
+
+#[test]
+fn a_request_whose_policy_has_no_rate_has_none_that_an_operator_sets() {
+    let mut rig = Rig::new(1);
+    set_rate(&mut rig, "1/60000");
+    rig.request();
+    let waits = rig.request();
+    let claim = Some(Claim::new(Tenant::of_hash(7)));
+    let fair = rig.request_with(AcquireOptions { claim, ..OPTIONS });
+    rig.settle();
+    assert_eq!(rig.session.rate_in_force(), None);
+    assert_eq!([waits, fair].map(|index| rig.id(index).rate()), [None, None]);
+    set_rate(&mut rig, "2/60000");
+    assert_eq!(rig.settle(), [], "nothing is to be replaced");
+}
+
+#[test]
+fn a_limit_and_a_rate_that_change_together_replace_a_place_once() {
+    let mut rig = Rig::new(1);
+    rig.request_with(rated("5/1000"));
+    let waits = rig.request_with(rated("5/1000"));
+    rig.settle();
+    let serial = rig.session.serial();
+    let now = rig.now();
+    rig.session.handle_policy(2, 0, Rate::parse("7/1000"), now);
+    rig.limit = 2;
+    assert_eq!(rig.session.serial(), serial + 1);
+    rig.settle();
+    assert_eq!(rig.progress(waits), Progress::Held);
+    let bound = rig.id(waits).bound.expect("a bound");
+    assert_eq!((bound.limit, bound.rate.map(|rate| rate.starts())), (2, Some(7)));
+    assert_eq!(rig.places().len(), 2);
+}
+
+#[test]
+fn a_request_whose_call_is_unanswered_adopts_the_rate_once_it_is() {
+    let mut rig = Rig::new(100);
+    let first = rig.request_with(rated("1/60000"));
+    let second = rig.request_with(rated("1/60000"));
+    let call = rig.call().expect("an acquire");
+    set_rate(&mut rig, "2/60000");
+    let (reply, sent) = (rig.carry_out(&call), rig.now());
+    rig.reply(&call.op, &reply, sent);
+    rig.settle();
+    assert_eq!([first, second].map(|index| rig.progress(index)), [Progress::Held; 2]);
+}
+
+#[test]
+fn a_request_that_costs_more_than_a_new_rate_is_refused() {
+    let mut rig = Rig::new(9);
+    let claim = Some(Claim::new(Tenant::of_hash(7)).with_cost(5));
+    let options = AcquireOptions { claim, ..rated("5/60000") };
+    rig.request_with(options);
+    let waits = rig.request_with(options);
+    rig.settle();
+    set_rate(&mut rig, "4/60000");
+    let Progress::Refused { reason, rate, .. } = rig.progress(waits) else { panic!() };
+    assert_eq!((reason, rate), (RejectReason::CostTooHigh, Rate::parse("4/60000")));
+    rig.settle();
+    assert_eq!(rig.places().len(), 1);
+    let later = rig.request_with(options);
+    assert!(is_refused(rig.progress(later), RejectReason::CostTooHigh));
+}
+
+#[test]
+fn a_share_has_its_part_of_the_rate_that_an_operator_sets() {
+    let mut rig = outage(4);
+    set_rate(&mut rig, "4/1000");
+    let options = AcquireOptions { on_unavailable: OnUnavailable::Local(2), ..rated("8/1000") };
+    let mut admit = || {
+        let index = rig.request_with(AcquireOptions { max_queue: None, ..options });
+        let is_admitted = rig.progress(index) == Progress::Admitted;
+        rig.leave(index);
+        is_admitted
+    };
+    assert_eq!([(); 3].map(|()| admit()), [true, true, false]);
+}
+
+#[test]
+fn a_reload_gives_and_takes_a_rate_where_requests_have_a_tenant() {
+    let mut rig = Rig::new(1);
+    let claim = Some(Claim::new(Tenant::of_hash(7)));
+    rig.request();
+    let fair = rig.request_with(AcquireOptions { claim, reuse_ms: 50, ..OPTIONS });
+    let plain = rig.request();
+    rig.settle();
+    let rates = |rig: &Rig| [fair, plain].map(|index| rig.id(index).rate().is_some());
+    let now = rig.now();
+    rig.session.handle_policy(1, 0, Rate::parse("1/1000"), now);
+    rig.settle();
+    assert_eq!(rates(&rig), [true, false]);
+    rig.session.handle_policy(1, 0, None, now);
+    rig.settle();
+    assert_eq!(rates(&rig), [false, false]);
+    assert_eq!(rig.places().len(), 3);
 }
