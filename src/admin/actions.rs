@@ -8,7 +8,9 @@ use http::StatusCode;
 use serde::Serialize;
 
 use super::Window;
-use super::extract::{Body, NewLimit, NewTenant, OfPlace, OfSemaphore, OfTenant, Patience, Target};
+use super::extract::{
+    Body, NewLimit, NewRate, NewTenant, OfPlace, OfSemaphore, OfTenant, Patience, Target,
+};
 use super::problem::Problem;
 use super::view::{SetView, TenantSetView};
 use crate::name::Name;
@@ -44,6 +46,23 @@ pub(super) async fn clear_limit(
     Target(OfSemaphore { name }): Target<OfSemaphore>,
 ) -> JsonResult<SetView> {
     window.semaphore.clear_limit(name.clone()).await?;
+    set_of(&window, name).await
+}
+
+pub(super) async fn set_rate(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+    Body(rate): Body<NewRate>,
+) -> JsonResult<SetView> {
+    window.semaphore.set_rate(name.clone(), rate.starts, rate.window()).await?;
+    set_of(&window, name).await
+}
+
+pub(super) async fn clear_rate(
+    State(window): State<Window>,
+    Target(OfSemaphore { name }): Target<OfSemaphore>,
+) -> JsonResult<SetView> {
+    window.semaphore.clear_rate(name.clone()).await?;
     set_of(&window, name).await
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Deserializer};
 use super::problem::Problem;
 use crate::ask::Ask;
 use crate::name::Name;
+use crate::policy::rate_in_place;
 use crate::semaphore::{Cursor, PlaceId};
 use crate::tenants::TenantChange;
 
@@ -152,6 +154,29 @@ impl Document for NewLimit {
 
     fn allowed() -> String {
         format!("{{\"limit\": N}}, with N from 0 to {}", u32::MAX)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewRate {
+    pub(super) starts: u32,
+    window_ms: u64,
+}
+
+impl NewRate {
+    pub(super) const fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
+    }
+}
+
+impl Document for NewRate {
+    fn is_allowed(&self) -> bool {
+        rate_in_place(self.starts, self.window()).is_ok()
+    }
+
+    fn allowed() -> String {
+        "{\"starts\": N, \"window_ms\": M}, with N from 1, M from 1 to 86400000, and at most 4000 in 10 ms".to_owned()
     }
 }
 

@@ -43,6 +43,8 @@
 //! | `GET /overrides` | what operators set in place of policies |
 //! | `PUT /semaphores/{name}/limit` | sets a limit: `{"limit": 5}` |
 //! | `DELETE /semaphores/{name}/limit` | clears the limit; that of the policy applies again |
+//! | `PUT /semaphores/{name}/rate` | sets a rate: `{"starts": 300, "window_ms": 60000}`. See [`Semaphore::set_rate`] |
+//! | `DELETE /semaphores/{name}/rate` | clears the rate; that of the policy applies again |
 //! | `PATCH /semaphores/{name}/tenants/{tenant}` | sets the cap and the weight of a tenant: `{"limit": 5, "weight": 2}`, or one of them; `null` clears it. See [`Semaphore::set_tenant`] |
 //! | `POST /semaphores/{name}/pause`, `…/resume` | see [`Semaphore::pause`] |
 //! | `POST /semaphores/{name}/drain` | drains, see [`Semaphore::drain`]; returns immediately unless `{"timeout_ms": 5000}` is set, at most 60000; `empty` says whether no request holds or waits |
@@ -102,6 +104,7 @@ fn routes(semaphore: Semaphore, access: Arc<Access>) -> Router {
         .route("/semaphores/{name}", get(view::inspect))
         .route("/overrides", get(view::overrides))
         .route("/semaphores/{name}/limit", put(actions::set_limit).delete(actions::clear_limit))
+        .route("/semaphores/{name}/rate", put(actions::set_rate).delete(actions::clear_rate))
         .route("/semaphores/{name}/tenants/{tenant}", patch(actions::set_tenant))
         .route("/semaphores/{name}/pause", post(actions::pause))
         .route("/semaphores/{name}/resume", post(actions::resume))

@@ -11,7 +11,7 @@ use super::extract::{Listing, OfSemaphore, Target};
 use super::fair_share::fair_shares;
 use super::problem::Problem;
 use crate::name::Name;
-use crate::protocol::Override;
+use crate::protocol::{Override, Rate};
 use crate::semaphore::{Holder, Inspection, Listed, Page, Paused, ProcessUse, TenantUse, Waiter};
 use crate::tenants::TenantOverride;
 
@@ -22,11 +22,24 @@ type Answer<T> = Result<Json<T>, Problem>;
 pub(super) struct SetView {
     limit: Option<u32>,
     mode: &'static str,
+    rate: Option<RateView>,
+}
+
+#[derive(Serialize)]
+struct RateView {
+    starts: u32,
+    window_ms: u64,
+}
+
+impl From<Rate> for RateView {
+    fn from(rate: Rate) -> Self {
+        Self { starts: rate.starts(), window_ms: ms(rate.window()) }
+    }
 }
 
 impl From<Override> for SetView {
     fn from(set: Override) -> Self {
-        Self { limit: set.limit, mode: set.mode.as_str() }
+        Self { limit: set.limit, mode: set.mode.as_str(), rate: set.rate.map(Into::into) }
     }
 }
 

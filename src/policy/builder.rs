@@ -371,16 +371,7 @@ impl PolicyBuilder {
     }
 }
 
-/// Returns this rate.
-///
-/// # Errors
-///
-/// If no request can be judged by it.
-pub(crate) fn checked_rate(
-    starts: u32,
-    window: Duration,
-    is_smooth: bool,
-) -> Result<Rate, ConfigError> {
+fn checked_rate(starts: u32, window: Duration, is_smooth: bool) -> Result<Rate, ConfigError> {
     let (shortest, longest) = (BoundRate::WINDOW_MIN, BoundRate::WINDOW_MAX);
     if !(shortest..=longest).contains(&window) {
         return Err(ConfigError::new(format!(
@@ -402,6 +393,16 @@ pub(crate) fn checked_rate(
         )));
     }
     Ok(rate)
+}
+
+/// Returns this rate, which replaces that of any policy.
+///
+/// # Errors
+///
+/// If it is out of range.
+pub(crate) fn rate_in_place(starts: u32, window: Duration) -> Result<Rate, ConfigError> {
+    // More than the backend keeps is spread in any case.
+    checked_rate(starts, window, starts > BoundRate::STARTS_MAX)
 }
 
 #[cfg(test)]

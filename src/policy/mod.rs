@@ -5,7 +5,7 @@ mod builder;
 use std::time::Duration;
 
 pub use self::builder::PolicyBuilder;
-pub(crate) use self::builder::checked_rate;
+pub(crate) use self::builder::rate_in_place;
 use crate::error::ConfigError;
 use crate::protocol::Rate;
 #[doc(inline)]

@@ -303,19 +303,19 @@ impl Semaphore {
         self.acquire(ask, &policy)
     }
 
-    /// Applies limit and headroom of `policy` to the requests for `name` that wait in this process.
+    /// Applies limit, headroom and rate of `policy` to the requests for `name` that wait in this process.
     ///
     /// A request is judged by the policy that it was made with. When you reload your settings, this applies the new
     /// ones to the requests that came before. They keep their turn, and those that the new limit admits get their
     /// permit a few round trips later. Permits that are held stay held. Other processes have to reload by themselves;
     /// [`set_limit`](Self::set_limit) changes the limit for all of them at once.
     ///
-    /// Limit and headroom are part of the id of a place, so each place that adopts another limit stands in the queue a
+    /// These are part of the id of a place, so each place that adopts others stands in the queue a
     /// second time until the backend has answered; its turn is never lost. Newcomers of any process are rejected
     /// meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). If a reload under load must not
     /// reject any request, set it to twice the number of requests that may wait.
     ///
-    /// Requests that wait keep the [rate](crate::PolicyBuilder::rate) with which they came.
+    /// Requests without a tenant that came with no [rate](crate::PolicyBuilder::rate) adopt none.
     ///
     /// # Examples
     ///

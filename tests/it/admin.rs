@@ -67,7 +67,7 @@ async fn an_operator_sees_and_steers_another_process() {
     let (status, list) = ask(&server, Method::GET, "/semaphores?most=10", "").await;
     assert_eq!(status, StatusCode::OK);
     let one = json!({ "name": "tenant:acme%2Feu", "in_use": 1, "waiting": 1, "limit": null,
-                      "set": { "limit": null, "mode": "open" } });
+                      "set": { "limit": null, "mode": "open", "rate": null } });
     assert_eq!(list, json!({ "semaphores": [one], "away": [], "next": null }));
 
     let (_, seen) = ask(&server, Method::GET, &path, "").await;
@@ -86,7 +86,7 @@ async fn an_operator_sees_and_steers_another_process() {
     assert!(!second.is_lost());
 
     let (_, set) = ask(&server, Method::POST, &format!("{path}/pause"), "").await;
-    assert_eq!(set, json!({ "limit": 2, "mode": "paused" }));
+    assert_eq!(set, json!({ "limit": 2, "mode": "paused", "rate": null }));
     assert_eq!(other.limit_of(name.clone()).await.unwrap().mode, Mode::Paused);
     let (_, all) = ask(&server, Method::GET, "/overrides", "").await;
     assert_eq!(all["overrides"][0]["name"], "tenant:acme%2Feu");
@@ -98,7 +98,14 @@ async fn an_operator_sees_and_steers_another_process() {
     assert_eq!(drained, json!({ "empty": true }));
     ask(&server, Method::POST, &format!("{path}/resume"), "").await;
     let (_, set) = ask(&server, Method::DELETE, &format!("{path}/limit"), "").await;
-    assert_eq!(set, json!({ "limit": null, "mode": "open" }));
+    assert_eq!(set, json!({ "limit": null, "mode": "open", "rate": null }));
+    let rate = json!({ "starts": 300, "window_ms": 60_000 });
+    let (_, set) = ask(&server, Method::PUT, &format!("{path}/rate"), &rate.to_string()).await;
+    assert_eq!(set, json!({ "limit": null, "mode": "open", "rate": rate }));
+    let set = other.limit_of(name.clone()).await.unwrap().rate.unwrap();
+    assert_eq!((set.starts(), set.window()), (300, Duration::from_secs(60)));
+    let (_, set) = ask(&server, Method::DELETE, &format!("{path}/rate"), "").await;
+    assert_eq!(set["rate"], json!(null));
     eventually("nothing is left", async || redis.is_clear()).await;
 }
 
@@ -200,6 +207,8 @@ async fn what_another_site_can_send_changes_nothing() {
     let changes = [
         (Method::PUT, "/limit"),
         (Method::DELETE, "/limit"),
+        (Method::PUT, "/rate"),
+        (Method::DELETE, "/rate"),
         (Method::POST, "/pause"),
         (Method::POST, "/resume"),
         (Method::POST, "/drain"),
@@ -248,6 +257,16 @@ async fn what_cannot_be_used_is_named() {
         (Method::PATCH, "/semaphores/x/tenants/t", r#"{"cap":1}"#, "unknown field `cap`"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":-1}"#, "0 to 4294967295"),
         (Method::PUT, "/semaphores/x/limit", r#"{"limit":4294967296}"#, "0 to 4294967295"),
+        (Method::PUT, "/semaphores/x/rate", r#"{"starts":1}"#, "missing field `window_ms`"),
+        (Method::PUT, "/semaphores/x/rate", r#"{"starts":0,"window_ms":1}"#, "N from 1"),
+        (
+            Method::PUT,
+            "/semaphores/x/rate",
+            r#"{"starts":1,"window_ms":0}"#,
+            "M from 1 to 86400000",
+        ),
+        (Method::PUT, "/semaphores/x/rate", r#"{"starts":1,"window_ms":86400001}"#, "M from 1 to"),
+        (Method::PUT, "/semaphores/x/rate", r#"{"starts":9000,"window_ms":10}"#, "4000 in 10 ms"),
         (Method::POST, "/semaphores/x/drain", r#"{"timeout_ms":60001}"#, "0 to 60000"),
         (Method::DELETE, "/semaphores/x/permits/1", "", "id is \"1\""),
     ];

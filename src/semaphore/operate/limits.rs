@@ -13,8 +13,8 @@ use crate::name::Name;
 use crate::node::overrides::pauses::{LONGEST_OF_OPERATOR as PAUSE_MAX, pause_by_operator};
 #[cfg(doc)]
 use crate::policy::Limit;
-use crate::policy::{Policy, checked_rate};
-use crate::protocol::{self, BoundRate, Mode, Override, PauseCause};
+use crate::policy::{Policy, rate_in_place};
+use crate::protocol::{self, Mode, Override, PauseCause};
 #[cfg(doc)]
 use crate::semaphore::Permit;
 use crate::semaphore::Semaphore;
@@ -104,6 +104,12 @@ impl Semaphore {
     /// rate of the policy is [smooth](crate::PolicyBuilder::smooth), or if it is more than 4000. Requests that already
     /// started count on. A request that costs more than a rate that is not spread is rejected.
     ///
+    /// Keep the window of the policy where you can. What has left a shorter one is forgotten, so once that is cleared, as
+    /// many can start at once as the policy allows; and a longer one counts from the moment at which it is set.
+    ///
+    /// Each request that waits stands in the queue a second time until the backend has answered: see
+    /// [`update_waiting`](Self::update_waiting).
+    ///
     /// # Errors
     ///
     /// If the rate is 0, the window is not from 1 ms to 24 h, or more than 4000 requests may start in 10 ms; otherwise
@@ -138,8 +144,7 @@ impl Semaphore {
         starts: u32,
         window: Duration,
     ) -> Result<(), BackendError> {
-        let is_smooth = starts > BoundRate::STARTS_MAX;
-        let rate = checked_rate(starts, window, is_smooth);
+        let rate = rate_in_place(starts, window);
         let rate = rate.map_err(|error| BackendError::call(error.to_string()))?;
         self.change(name, Change::Rate(Some(rate))).await
     }
