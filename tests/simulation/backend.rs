@@ -1124,7 +1124,13 @@ impl Store {
                 Response::Listing(list(self.ledgers.get(key), now, *most))
             }
             Question::Overrides { known } => {
-                let read = || Box::new(Overrides { now: now / 1000, ..self.overrides.clone() });
+                let read = || {
+                    let mut read = Overrides { now: now / 1000, ..self.overrides.clone() };
+                    if site.planted == Some(Planted::IgnoresPauses) {
+                        read.pauses.clear();
+                    }
+                    Box::new(read)
+                };
                 let news = (*known != self.overrides.version).then(read);
                 Response::Overrides(news)
             }

@@ -14,6 +14,8 @@ const MS: u64 = 1000;
 const S: u64 = 1_000_000;
 /// How long after a fault a process may be busy with its consequences.
 pub const SETTLE: u64 = 2 * S;
+/// Within this, each process that reaches the servers knows of a pause, even if the message is lost.
+const PAUSE_KNOWN: u64 = 1500 * MS;
 /// How long a permit may be idle while a live place waits.
 const IDLE: u64 = 2 * S;
 /// How long a place may be on a server without a request of its process.
@@ -77,6 +79,16 @@ impl Request {
     fn cost(&self) -> u64 {
         self.ask.map_or(1, |ask| u64::from(ask.cost))
     }
+}
+
+/// The pauses of a name until a time.
+#[derive(Clone, Debug, Default)]
+struct Pauses {
+    /// The longest that was asked for, in ms.
+    longest: u64,
+    /// From when on all processes know of one, unless something is wrong, and when it ends.
+    recorded: Vec<(u64, u64)>,
+    resumed: Vec<u64>,
 }
 
 /// What is known of a process.
@@ -235,6 +247,7 @@ pub struct Checker {
     shares: Vec<u64>,
     admits: Vec<bool>,
     paused: Vec<bool>,
+    pauses: Vec<Pauses>,
     drained: Vec<bool>,
     revoked: Vec<bool>,
     revocations: Vec<Vec<u64>>,
@@ -248,6 +261,11 @@ impl Checker {
     pub fn new(plan: &Plan) -> Self {
         let policies = |name: usize| plan.policies.iter().map(move |own| own[name]);
         let names = plan.names;
+        let pauses = |name: usize| {
+            // A refusal can be noted before the answer that asked for the pause.
+            let longest = policies(name).filter_map(|policy| policy.backoff).max().unwrap_or(0);
+            Pauses { longest, ..Pauses::default() }
+        };
         let share = |name: usize| {
             policies(name)
                 .map(|policy| match policy.outage {
@@ -322,6 +340,7 @@ impl Checker {
                 .map(|name| policies(name).any(|policy| policy.outage == OutagePolicy::Admit))
                 .collect(),
             paused: vec![false; names],
+            pauses: (0..names).map(pauses).collect(),
             drained: vec![false; names],
             revoked: vec![false; names],
             revocations: vec![Vec::new(); names],
@@ -517,6 +536,43 @@ impl Checker {
     /// Notes that an operator pauses a name, or sets its limit to 0.
     pub fn pauses(&mut self, name: usize) {
         self.paused[name] = true;
+    }
+
+    /// Notes that a pause for a time is asked for.
+    pub fn asks_for_pause(&mut self, name: usize, at: u64, ms: u64) {
+        let pauses = &mut self.pauses[name];
+        pauses.longest = pauses.longest.max(ms);
+        // Whatever else is set meanwhile.
+        self.unsettle(name, at + ms * MS + PAUSE_KNOWN + SETTLE);
+    }
+
+    /// Notes that a pause for a time was asked for at `at - took`, and is recorded.
+    pub fn is_paused(&mut self, process: usize, name: usize, (at, took): (u64, u64), ms: u64) {
+        if (0..self.disturbed[0].len()).all(|server| self.quiet_since(process, server) < at - took)
+        {
+            self.pauses[name].recorded.push((at + PAUSE_KNOWN, at - took + ms * MS));
+        }
+    }
+
+    /// Notes that an operator ends a pause.
+    pub fn resumes(&mut self, name: usize, at: u64) {
+        self.pauses[name].resumed.push(at);
+    }
+
+    /// Notes that a request has a permit that came while everybody knew of a pause.
+    fn is_granted_in_pause(&self, process: usize, request: &Request, at: u64) -> bool {
+        let pauses = &self.pauses[request.name];
+        let servers = self.disturbed[0].len();
+        pauses.recorded.iter().any(|(known, end)| {
+            let is_in = *known <= request.begun && at < *end;
+            let since = known.saturating_sub(PAUSE_KNOWN);
+            is_in
+                && !pauses
+                    .resumed
+                    .iter()
+                    .any(|resumed| *resumed + PAUSE_KNOWN > since && *resumed < at)
+                && (0..servers).all(|server| self.quiet_since(process, server) < since)
+        })
     }
 
     /// Notes that an operator drains a name.
@@ -839,6 +895,10 @@ impl Checker {
         match seen {
             Seen::Granted { is_own } => {
                 self.answered(number, &request, elapsed, frozen, at);
+                if self.is_granted_in_pause(process, &request, at) {
+                    let text = format!("request {number} of n{name} has a permit in a pause");
+                    self.flag("pause", at, text);
+                }
                 let is_handed = is_own && request.begun == at;
                 if let Some(request) = &mut self.requests[number] {
                     (request.granted, request.is_handed) = (Some(at), is_handed);
@@ -878,6 +938,10 @@ impl Checker {
                 self.over(number, at);
             }
             Seen::GivesBack => self.over(number, at),
+            Seen::BacksOff(ms) => {
+                self.count("backed off");
+                self.asks_for_pause(name, at, ms);
+            }
             Seen::BreaksOff => {
                 let how = if layered { "broken off in the response" } else { "broken off" };
                 self.breaks_off(&request, at, server, how);
@@ -952,6 +1016,7 @@ impl Checker {
             Refusal::Quarantine => "refused: quarantine",
             Refusal::Paused => "refused: paused",
             Refusal::Draining => "refused: draining",
+            Refusal::UpstreamPause => "refused: upstream pause",
             Refusal::Revoked => "refused: revoked",
             Refusal::TenantLimit => "refused: tenant limit",
             Refusal::CostTooHigh => "refused: cost too high",
@@ -983,6 +1048,9 @@ impl Checker {
             }
             Refusal::Paused if !self.paused[name] => {
                 self.flag("refusal", at, say(", and nobody pauses"));
+            }
+            Refusal::UpstreamPause if self.pauses[name].longest == 0 => {
+                self.flag("refusal", at, say(", and no pause was asked for"));
             }
             Refusal::Draining if !self.drained[name] => {
                 self.flag("refusal", at, say(", and nobody drains"));

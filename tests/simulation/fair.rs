@@ -343,8 +343,11 @@ impl Judge {
             .collect();
         let coming: HashMap<PlaceId, Option<u64>> = done.coming.iter().copied().collect();
         let mut breach = None;
-        for (id, ..) in done.after.iter().filter(|(.., ticket)| ticket.is_none()) {
-            let Some(rate) = id.rate() else { continue };
+        // Rates can differ while one is set. The order among grants is not known here: if any is right, this is.
+        let holds = done.after.iter().filter(|(.., ticket)| ticket.is_none());
+        let mut rated: Vec<_> = holds.filter_map(|(id, ..)| Some((id.rate()?, id))).collect();
+        rated.sort_unstable();
+        for (rate, id) in rated {
             let end = done.now + u64::try_from(rate.window().as_micros()).unwrap_or(u64::MAX);
             if held.contains(id) {
                 // A call that is repeated may move the start.

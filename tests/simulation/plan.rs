@@ -371,6 +371,8 @@ pub struct PolicyPlan {
     pub reuse: bool,
     /// How many requests may start within a time, in ms.
     pub rate: Option<(u32, u64)>,
+    /// For how long, in ms, the upstream wants no request, as one in ten is told.
+    pub backoff: Option<u64>,
 }
 
 /// How a permit is released.
@@ -420,6 +422,12 @@ pub enum Deed {
     ClearLimit,
     /// Pauses a name.
     Pause,
+    /// Pauses it for this many ms.
+    PauseFor(u64),
+    /// Sets a rate, in starts and ms.
+    SetRate(u32, u64),
+    /// Clears it.
+    ClearRate,
     /// Resumes it.
     Resume,
     /// Drains it, for at most this many ms.
@@ -516,6 +524,8 @@ pub enum Planted {
     NeverConnects,
     /// A process misses some answers.
     LosesAnswers,
+    /// A process does not learn of pauses.
+    IgnoresPauses,
     // From here on: a server whose ledger is [`Naive`](crate::naive::Naive).
     /// No fault: the test's own ledger, with all its rules. It has none for rates, so the plan's do not count.
     Naive,
@@ -556,7 +566,7 @@ impl Planted {
     /// process of their own.
     ///
     /// Each comes with the rule that it breaks.
-    pub const ALL: [(Self, &str); 45] = [
+    pub const ALL: [(Self, &str); 46] = [
         (Self::GrantsOneTooMany, "cap in the server"),
         (Self::PromotesOutOfOrder, "order"),
         (Self::ForgetsToPromote, "idle in the server"),
@@ -588,6 +598,7 @@ impl Planted {
         (Self::ComesLate, "own order"),
         (Self::NeverConnects, "admitted"),
         (Self::LosesAnswers, "work: reconnects"),
+        (Self::IgnoresPauses, "pause"),
         (Self::SettlesNothing, "turn"),
         (Self::StampsAnew, "turn"),
         (Self::LevelByWaiting, "turn"),
@@ -718,6 +729,7 @@ impl Plan {
         plan.add_lingers(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 83])));
         plan.add_reuse(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 97])));
         plan.add_rates(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 109])));
+        plan.add_pauses(&mut Rng::new(crate::chance::mix(&[seed, scenario as u64, 113])));
         plan
     }
 
@@ -789,11 +801,40 @@ impl Plan {
             if !rng.percent(20) {
                 continue;
             }
-            let rate = Some((rng.pick(&[5, 6, 9, 20]), rng.pick(&[50, 200, 700, 1500])));
+            let rate = Some(some_rate(rng));
             for policy in self.policies.iter_mut().map(|own| &mut own[name]) {
                 (policy.rate, policy.reuse) = (rate, false);
             }
         }
+    }
+
+    /// Has the upstreams of some names ask for pauses, and operators set pauses and rates.
+    fn add_pauses(&mut self, rng: &mut Rng) {
+        if matches!(self.scenario, Scenario::Large | Scenario::Tardy | Scenario::Layer) {
+            return;
+        }
+        for name in 0..self.names {
+            let backoff = rng.percent(10).then(|| rng.pick(&[100, 400, 1500, 4000]));
+            self.policies.iter_mut().for_each(|own| own[name].backoff = backoff);
+        }
+        if self.operations.is_empty() {
+            return;
+        }
+        let mut at = rng.between(100, 2000);
+        while at < self.load {
+            let (process, name) = (rng.index(self.processes), rng.index(self.common));
+            // What has left a shorter window is forgotten, so that of the policy stays.
+            let (starts, ms) = some_rate(rng);
+            let ms = self.policies[0][name].rate.map_or(ms, |(_, of_policy)| of_policy);
+            let deed = match rng.below(4) {
+                0 | 1 => Deed::PauseFor(rng.pick(&[100, 900, 3000, 6000])),
+                2 => Deed::SetRate(starts, ms),
+                _ => Deed::ClearRate,
+            };
+            self.operations.push(OperationPlan { at, process, name, deed });
+            at += rng.between(300, 4000);
+        }
+        self.operations.sort_by_key(|operation| operation.at);
     }
 
     /// Has permits of some names passed on; for some of these not by every process, as in a rolling change.
@@ -898,6 +939,7 @@ impl Plan {
                 linger: 0,
                 reuse: false,
                 rate: None,
+                backoff: None,
             })
             .collect();
         let differ = matches!(scenario, Scenario::Deploy | Scenario::All);
@@ -1195,4 +1237,8 @@ impl fmt::Display for Plan {
         }
         Ok(())
     }
+}
+
+fn some_rate(rng: &mut Rng) -> (u32, u64) {
+    (rng.pick(&[5, 6, 9, 20]), rng.pick(&[50, 200, 700, 1500]))
 }

@@ -21,8 +21,8 @@ use tokio::time::{Instant, Sleep, advance, sleep, sleep_until};
 use tower_layer::Layer;
 use tower_semaphore::limit::{Refusal as LayerRefusal, RefusalReason};
 use tower_semaphore::{
-    AcquireError, Ask, ConcurrencyLimitLayer, ConnectionState, Limit, Name, OnUnavailable, Permit,
-    Policy, RejectReason, Semaphore,
+    AcquireError, Ask, ConcurrencyLimitLayer, ConnectionState, Feedback, Limit, Name,
+    OnUnavailable, Permit, Policy, RejectReason, Semaphore,
 };
 use tower_service::Service;
 
@@ -59,6 +59,8 @@ pub enum Seen {
     Spins,
     /// An operator's call ended after this many µs; and whether it succeeded.
     Operated(u64, bool),
+    /// The upstream asked for a pause of this many ms.
+    BacksOff(u64),
     /// A place was revoked.
     Revoked,
     /// The process shuts down.
@@ -84,6 +86,8 @@ pub enum Refusal {
     Paused,
     /// The name was drained.
     Draining,
+    /// The name was paused until a time.
+    UpstreamPause,
     /// Its place was revoked.
     Revoked,
     /// The server could not be asked; and whether the process's health showed that.
@@ -209,6 +213,7 @@ struct Client {
     number: usize,
     plan: RequestPlan,
     policy: Policy,
+    backoff: Option<u64>,
     semaphore: Semaphore,
     journal: Arc<Journal>,
     planted: Option<Planted>,
@@ -359,6 +364,7 @@ impl Process {
             number,
             plan,
             policy: policy_of(policy, plan.wait, self.planted),
+            backoff: policy.backoff.filter(|_| number.is_multiple_of(10)),
             semaphore: self.semaphore.clone(),
             journal: Arc::clone(&self.journal),
             planted: self.planted,
@@ -624,6 +630,7 @@ impl Client {
                 RejectReason::Quarantine => Refusal::Quarantine,
                 RejectReason::Paused => Refusal::Paused,
                 RejectReason::Draining => Refusal::Draining,
+                RejectReason::UpstreamPause => Refusal::UpstreamPause,
                 RejectReason::Revoked => Refusal::Revoked,
                 RejectReason::TenantLimit => Refusal::TenantLimit,
                 RejectReason::CostTooHigh => Refusal::CostTooHigh,
@@ -663,6 +670,10 @@ impl Client {
         }
         if !held(&permit, self.plan.hold - half).await {
             return self.saw(Seen::Lost);
+        }
+        if let Some(ms) = self.backoff {
+            permit.feedback(Feedback::Backoff(Duration::from_millis(ms)));
+            self.saw(Seen::BacksOff(ms));
         }
         self.saw(if is_broken_off { Seen::BreaksOff } else { Seen::GivesBack });
         if self.planted == Some(Planted::KeepsTooLong) && self.number % 10 == 7 {
@@ -838,6 +849,11 @@ async fn operate(
         Deed::SetLimit(limit) => semaphore.set_limit(name, limit).await.is_ok(),
         Deed::ClearLimit => semaphore.clear_limit(name).await.is_ok(),
         Deed::Pause => semaphore.pause(name).await.is_ok(),
+        Deed::PauseFor(ms) => semaphore.pause_for(name, Duration::from_millis(ms)).await.is_ok(),
+        Deed::SetRate(starts, ms) => {
+            semaphore.set_rate(name, starts, Duration::from_millis(ms)).await.is_ok()
+        }
+        Deed::ClearRate => semaphore.clear_rate(name).await.is_ok(),
         Deed::Resume => semaphore.resume(name).await.is_ok(),
         Deed::Drain(ms) => semaphore.drain(name, Duration::from_millis(ms)).await.is_ok(),
         Deed::Inspect => semaphore.inspect(name).await.is_ok(),

@@ -483,7 +483,11 @@ impl<'a> World<'a> {
         match entry.seen {
             Seen::Operated(took, well) => {
                 self.checker.count(if well { "operated" } else { "operation failed" });
-                let deed = self.plan.operations.get(entry.number).map(|o| o.deed);
+                let operation = self.plan.operations.get(entry.number);
+                let deed = operation.map(|o| o.deed);
+                if let (true, Some(Deed::PauseFor(ms)), Some(o)) = (well, deed, operation) {
+                    self.checker.is_paused(process, o.name, (entry.at, took), ms);
+                }
                 let drain = if let Some(Deed::Drain(ms)) = deed { ms * MS } else { 0 };
                 let frozen = self.checker.lives[process].frozen;
                 if took > drain + 6_000 * MS + frozen {
@@ -1232,6 +1236,9 @@ impl<'a> World<'a> {
             Deed::SetLimit(_) => "deed: set limit",
             Deed::ClearLimit => "deed: clear limit",
             Deed::Pause => "deed: pause",
+            Deed::PauseFor(_) => "deed: pause for",
+            Deed::SetRate(..) => "deed: set rate",
+            Deed::ClearRate => "deed: clear rate",
             Deed::Resume => "deed: resume",
             Deed::Drain(_) => "deed: drain",
             Deed::Revoke => "deed: revoke",
@@ -1249,6 +1256,8 @@ impl<'a> World<'a> {
                 }
             }
             Deed::Pause => self.checker.pauses(operation.name),
+            Deed::PauseFor(ms) => self.checker.asks_for_pause(operation.name, self.now, ms),
+            Deed::Resume => self.checker.resumes(operation.name, self.now),
             Deed::Drain(_) => self.checker.drains(operation.name),
             Deed::Revoke => self.checker.revokes(operation.name, self.now),
             _ => {}
