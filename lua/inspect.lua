@@ -1,16 +1,25 @@
--- inspect: list the places that hold and that wait. Reads only; other scripts sweep expired places.
+-- inspect: list the places that hold and that wait, and tell how much of a rate is used. Reads only; other scripts
+-- sweep expired places.
 --
 -- KEYS[1]   <prefix>:{<name>}  zset  the semaphore
 -- ARGV[1]   most        integer >= 1, members of each kind to list
+-- ARGV[2]   starts      integer >= 0, the most grants in a window of the rate; 0: it is that of the listed place whose
+--                       lease ends last, of those that have one
+-- ARGV[3]   window      of the rate, in us; read if there are starts
 --
--- Returns   {now in us, in_use, waiting, leases listed, id, lease_end ..., q<id>, ticket ...}
+-- Returns   {now in us, in_use, waiting, leases listed, starts, window, started, opening, id, lease_end ..., q<id>,
+--           ticket ...}
+--           starts, window: of the rate; starts is 0 if there is none. started: the permits that were granted in the
+--           window that ends now. opening: from when on the rate allows one more, in us; 0: now
 --           lease_end and ticket are raw scores; see fair/acquire.lua for those of places with a claim. Up to `most`
 --           of these are listed after the others; one that holds has the score of its permit instead of a ticket
 -- Errors    none of its own
--- Cost      5 commands, 4 more with tenants; O(log n + members listed)
+-- Cost      5 commands, 4 more with tenants, 1 more with a rate, 1 more if it allows no start now;
+--           O(log n + members listed + starts)
 -- Retry     safe
 
 local key, most = KEYS[1], tonumber(ARGV[1])
+local starts, window = tonumber(ARGV[2]), tonumber(ARGV[3])
 --@clock
 local from = '(' .. string.format('%.0f', now_ms)
 local waiting = redis.call('ZCOUNT', key, '100000000000000', '(4503599627370496')
@@ -36,8 +45,25 @@ if count == 2 * most or count > 0 and tonumber(leases[count]) >= 1e13 then
     end
   end
   for i = 1, #fair do leases[#leases + 1] = fair[i] end
+  for i = #fair - 1, 1, -2 do
+    local at = starts == 0 and string.find(fair[i], '/', 13, true)
+    if at then
+      starts = tonumber(string.sub(fair[i], at + 1, at + 3), 36)
+      window = tonumber(string.sub(fair[i], at + 4, at + 11), 36)
+    end
+  end
 end
-local reply = { now, in_use, waiting, #leases / 2 }
+local started, opening = 0, 0
+if starts > 0 then
+  -- See fair/rate.lua. A start that is more than a second ahead counts for none: the clock has stepped back since.
+  local latest, left = (now + 1e6) / -1e6, '(' .. string.format('%.17g', (window - now) / 1e6)
+  started = redis.call('ZCOUNT', key, latest, left)
+  if started >= starts then
+    local score = redis.call('ZRANGEBYSCORE', key, latest, left, 'WITHSCORES', 'LIMIT', starts - 1, 1)[2]
+    opening = math.floor(-score * 1e6 + 0.5) + window
+  end
+end
+local reply = { now, in_use, waiting, #leases / 2, starts, window, started, opening }
 for i = 1, #leases do reply[#reply + 1] = leases[i] end
 for i = 1, #tickets do reply[#reply + 1] = tickets[i] end
 return reply

@@ -47,7 +47,9 @@ impl BoundRate {
         Duration::from_micros(self.window_us())
     }
 
-    pub(crate) const fn window_us(self) -> u64 {
+    /// The same in µs.
+    #[must_use]
+    pub const fn window_us(self) -> u64 {
         self.0.get() & ((1 << WINDOW_BITS) - 1)
     }
 

@@ -29,8 +29,8 @@ pub use self::call::{Call, Op};
 pub use self::claim::{Claim, Tenant};
 pub use self::id::{IdText, Ids, NodeId, Numbered, ParsePlaceIdError, PlaceId};
 pub use self::ledger::{
-    Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, Reply, TICKET_MIN, Usage,
-    WORK_MAX,
+    Caller, Grant, HINT_WORK, Hint, LINE_MAX, Ledger, PlaceStatus, Post, RateUsage, Reply,
+    TICKET_MIN, Usage, WORK_MAX,
 };
 pub use self::overrides::{Mode, Override, Pause, PauseCause};
 pub use self::rate::Rate;

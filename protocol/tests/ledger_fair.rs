@@ -1,11 +1,12 @@
 //! The ledger with tenants: each rule of their turns, and invariants of generated histories.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_semaphore_protocol::{
-    Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN,
-    Tenant, WORK_MAX,
+    Bound, BoundRate, Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus,
+    RateUsage, Reply, TICKET_MIN, Tenant, WORK_MAX,
 };
 
 const NODE: NodeId = NodeId::new(1);
@@ -477,6 +478,41 @@ enum Step {
     Revoke(usize),
     Limit(u32, u32),
     Pass(u64),
+}
+
+/// Of a rate of 3 in a minute: grants of 1 and 2 permits, a second apart.
+#[test]
+fn a_ledger_tells_how_much_of_a_rate_is_used() {
+    let rate = BoundRate::new(3, Duration::from_secs(60)).unwrap();
+    let (second, minute) = (1_000_000, 60_000_000);
+    let mut desk = Desk::new(10);
+    assert_eq!(desk.ledger.usage_of(rate, BEGAN), RateUsage::unused(rate));
+    let mut starts = Vec::new();
+    for cost in [1, 2] {
+        let mut id = desk.id(claim(1).with_cost(cost));
+        id.bound = Some(Bound { limit: 10, headroom: 0, rate: Some(rate) });
+        assert_eq!(desk.acquire_all(None, &[id]).statuses[..], [PlaceStatus::Held]);
+        starts.push(desk.now);
+        // What is given back has started all the same.
+        desk.release(&[id]);
+        desk.now += second;
+    }
+    let used = |at: u64| {
+        let usage = desk.ledger.usage_of(rate, at);
+        (usage.started, usage.opens_at)
+    };
+    let [first, last] = starts[..] else { panic!("{starts:?}") };
+    assert_eq!(used(last), (3, Some(first + minute)));
+    assert_eq!(used(first + minute - 1), (3, Some(first + minute)));
+    assert_eq!(used(first + minute), (2, None), "it is open at the moment that was told");
+    assert_eq!(used(last + minute), (0, None));
+    // The clock has stepped back: to before the last, to a second before it, and to before both.
+    assert_eq!(used(last - second), (3, Some(first + minute)));
+    assert_eq!(used(last - second - 1), (1, None), "the last one counts for nothing");
+    assert_eq!(used(first - second - 1), (0, None));
+    let one = BoundRate::new(1, Duration::from_secs(10)).unwrap();
+    let usage = desk.ledger.usage_of(one, last);
+    assert_eq!((usage.started, usage.opens_at), (3, Some(last + 10 * second)), "of another rate");
 }
 
 fn a_claim() -> impl Strategy<Value = Option<Claim>> {

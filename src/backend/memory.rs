@@ -14,7 +14,7 @@ use super::{
     PeerMessage, Queries, Query, QueryError, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, Reply, Time};
+use crate::protocol::{BoundRate, Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, Reply, Time};
 use crate::sharded::{self, Guard, Sharded};
 use crate::sync::{Mutex, lock};
 
@@ -259,10 +259,11 @@ impl Embedded for MemoryBackend {
 }
 
 impl Queries for MemoryBackend {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
         let now = self.shared.now();
-        let listing = self.shared.with(key, |ledger| list(ledger, now, most));
-        ready(Ok(listing.unwrap_or_else(|| Listing { now, ..Listing::default() }))).boxed()
+        let listing = self.shared.with(key, |ledger| list(ledger, now, most, rate));
+        let none = || list(&Ledger::new(), now, most, rate);
+        ready(Ok(listing.unwrap_or_else(none))).boxed()
     }
 
     fn list(&self, _: &Arc<str>, from: u64, most: u32) -> Query<Names> {
@@ -332,7 +333,7 @@ fn is_unused(ledger: &Arc<Mutex<Ledger>>, now: u64) -> bool {
         && lock(ledger).counts_starts_until().is_none_or(|end| end <= now)
 }
 
-fn list(ledger: &Ledger, now: u64, most: u32) -> Listing {
+fn list(ledger: &Ledger, now: u64, most: u32, rate: Option<BoundRate>) -> Listing {
     let mut places: Vec<_> =
         ledger.places().filter(|(_, lease_end, _)| *lease_end > now / 1000).collect();
     places.sort_unstable_by_key(|(id, lease_end, _)| (*lease_end, *id));
@@ -340,7 +341,9 @@ fn list(ledger: &Ledger, now: u64, most: u32) -> Listing {
     let held = places.iter().filter(|(_, _, ticket)| ticket.is_none());
     let in_use = held.map(|(id, ..)| u64::from(id.cost())).sum();
     places.truncate(most as usize);
-    Listing { now, in_use, waiting, places }
+    let rate = rate.or_else(|| places.iter().rev().find_map(|(id, ..)| id.rate()));
+    let rate = rate.map(|rate| ledger.usage_of(rate, now));
+    Listing { now, in_use, waiting, places, rate }
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -393,7 +396,7 @@ mod tests {
                 }
             });
             while !uses.is_finished() {
-                drop(backend.inspect(&key, 10));
+                drop(backend.inspect(&key, 10, None));
             }
         });
     }

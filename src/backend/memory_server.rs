@@ -13,7 +13,7 @@ use super::{
     MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{NodeId, PlaceId, Time};
+use crate::protocol::{BoundRate, NodeId, PlaceId, Time};
 
 /// A stand-in for Redis in tests: it counts permits in this process, as [`MemoryBackend`] does, but is reached over
 /// connections, which a test can break.
@@ -240,8 +240,8 @@ impl Connection for MemoryConnection {
 }
 
 impl Queries for MemoryConnection {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.ask(|memory| memory.inspect(key, most))
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
+        self.ask(|memory| memory.inspect(key, most, rate))
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {

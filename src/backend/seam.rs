@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub use super::overrides::{Change, Overrides};
 pub use super::peer_message::PeerMessage;
 use crate::error::BackendError;
-use crate::protocol::{Call, Hint, NodeId, PlaceId, Reply, Time};
+use crate::protocol::{BoundRate, Call, Hint, NodeId, PlaceId, RateUsage, Reply, Time};
 
 /// Stands for the overrides in place of a name. No encoded name is equal to it.
 pub const OVERRIDES: &str = "!overrides";
@@ -164,8 +164,9 @@ pub trait Counter: Send + Sync + 'static {
 /// Each fails with [`QueryError::Moved`], having done nothing, if another server counts the semaphore now; and with
 /// [`QueryError::Failed`] if the server refuses or cannot be reached.
 pub trait Queries: Send + Sync + 'static {
-    /// Lists holders and waiters, at most `most` of each.
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing>;
+    /// Lists holders and waiters, at most `most` of each, and how much of the rate is used; without one, of that of the
+    /// listed place whose lease ends last, of those that have one.
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing>;
 
     /// Lists the names of semaphores in use, about `most` of them, from the position `from` on; 0 is the start.
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names>;
@@ -279,6 +280,8 @@ pub struct Listing {
     pub waiting: u64,
     /// Places with their lease ends (ms) and, where they wait, tickets (µs).
     pub places: Vec<(PlaceId, u64, Option<u64>)>,
+    /// How much of the rate is used; `None`: there is none.
+    pub rate: Option<RateUsage>,
 }
 
 /// Some of the semaphores in use.

@@ -52,7 +52,7 @@ enum Step {
     Release { node: usize, picks: Vec<Pick> },
     Renew { node: usize, picks: Vec<Pick>, lease_ms: u64 },
     Reassert { node: usize, proofs: Vec<(Pick, Proof)>, lease_ms: u64 },
-    Inspect { most: usize },
+    Inspect { most: usize, rate: Option<BoundRate> },
     Revoke { pick: Pick },
     Limit(u32),
     Headroom(u32),
@@ -266,7 +266,7 @@ fn step(of: Of, batch: RangeInclusive<usize>) -> impl Strategy<Value = Step> {
             .prop_map(|(node, picks, lease_ms)| Step::Renew { node, picks, lease_ms }),
         8 => (node.clone(), proofs, lease())
             .prop_map(|(node, proofs, lease_ms)| Step::Reassert { node, proofs, lease_ms }),
-        4 => (1..=4 * most).prop_map(|most| Step::Inspect { most }),
+        4 => (1..=4 * most, rate(Of::Rates)).prop_map(|(most, rate)| Step::Inspect { most, rate }),
         4 => pick(of).prop_map(|pick| Step::Revoke { pick }),
         4 => limit().prop_map(Step::Limit),
         2 => any::<bool>().prop_map(Step::ForAll),

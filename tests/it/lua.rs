@@ -170,6 +170,7 @@ fn no_number_becomes_text_inaccurately() {
         "inspect: local from = '(' .. string.format('%.0f', now_ms)",
         "inspect: local running = '(' .. string.format('%.0f', 1e13 + now_ms)",
         "inspect: for j = i, math.min(i + 1998, #fair - 1), 2 do members[#members + 1] = queued .. fair[j] end",
+        "inspect: local latest, left = (now + 1e6) / -1e6, '(' .. string.format('%.17g', (window - now) / 1e6)",
         "override: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "pause: local channel = string.match(key, '^(.-):{') .. ':@overrides'",
         "revoke: if take then redis.call('ZREM', key, id, queued .. id) end",
@@ -451,11 +452,44 @@ fn calls_cost_what_the_headers_say() {
     );
     let reassert = commands(&server, "reassert", &["10", "0", "5000", "1", node, &one, "1"]);
     assert!(reassert.abs_diff(cost("reassert")) <= 1, "{reassert}");
-    assert_eq!(commands(&server, "inspect", &["10"]), cost("inspect"));
+    assert_eq!(commands(&server, "inspect", &["10", "0", "0"]), cost("inspect"));
     assert_eq!(commands(&server, "release", &["10", "0", "1", node, &one]), cost("release"));
     let last = commands(&server, "release", &["10", "0", "1", node, &two, &three]);
     assert!(last <= cost("release"), "{last}");
     assert_eq!(server.keys(), 0);
+}
+
+/// Returns the score of a start that was so long ago.
+fn seconds_ago(server: &TestRedis, seconds: f64) -> String {
+    let [at, us] = server.command::<[f64; 2]>(&["TIME"]);
+    (seconds - at - us / 1e6).to_string()
+}
+
+/// How much of a rate is used, in a set with starts alone.
+#[test]
+fn an_inspection_counts_the_starts_of_a_window() {
+    let server = TestRedis::start();
+    // The last would keep others back for an hour, if the clock had not stepped back since.
+    for (i, ago) in [90.0, 20.0, 10.0, -0.5, -3600.0].into_iter().enumerate() {
+        let score = seconds_ago(&server, ago);
+        let _: u64 = server.command(&["ZADD", "semaphore:{x}", &score, &format!("r:{i}")]);
+    }
+    let mut connection = connection(&server);
+    let mut used = |starts: &str| -> [i64; 8] {
+        let (reply, members) = call(&mut connection, "inspect", &["10", starts, "60000000"]);
+        assert_eq!(members, 5, "it only reads");
+        FromRedisValue::from_redis_value(Value::Array(reply)).unwrap()
+    };
+    let [now, in_use, waiting, listed, none @ ..] = used("0");
+    assert_eq!([in_use, waiting, listed], [0; 3]);
+    assert_eq!(none, [0, 60_000_000, 0, 0], "no rate is known");
+    assert_eq!(used("4")[4..], [4, 60_000_000, 3, 0]);
+    for (starts, opens_in) in [("3", 40.0), ("2", 50.0), ("1", 60.5)] {
+        let [.., started, opening] = used(starts);
+        let differs = (opening - now) as f64 / 1e6 - opens_in;
+        assert_eq!(started, 3);
+        assert!(differs.abs() < 0.4, "{starts}: {differs}");
+    }
 }
 
 #[test]
@@ -478,7 +512,14 @@ fn calls_of_tenants_cost_what_the_headers_say() {
     assert_eq!(acquire(&[], &[&one, &three, &four]), 6, "one tenant of two has a cap");
     let renew = ["10", "0", "0", "5000", "1", node, &one, &two];
     assert_eq!(commands(&server, "fair/renew", &renew), cost("fair/renew"));
-    assert_eq!(commands(&server, "inspect", &["10"]), cost("inspect") + 4);
+    let inspect =
+        |starts: &str| commands(&server, "inspect", &["10", starts, "60000000"]) - cost("inspect");
+    assert_eq!(inspect("0"), 4, "no place has a rate");
+    assert_eq!(inspect("3"), 4 + 1, "and no start is left");
+    let started: u64 =
+        server.command(&["ZADD", "semaphore:{x}", &seconds_ago(&server, 1.0), "r:1"]);
+    assert_eq!((started, inspect("2"), inspect("1")), (1, 4 + 1, 4 + 2));
+    let _: u64 = server.command(&["ZREM", "semaphore:{x}", "r:1"]);
     let release = ["10", "0", "0", "1", node, &one, &two, &three, &four];
     assert_eq!(commands(&server, "fair/release", &release), cost("fair/release"));
     assert_eq!(server.keys(), 0);

@@ -592,8 +592,13 @@ impl Connection for AskedTwiceConnection {
 
 #[cfg(feature = "redis")]
 impl Queries for AskedTwiceConnection {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.0.inspect(key, most)
+    fn inspect(
+        &self,
+        key: &Arc<str>,
+        most: u32,
+        rate: Option<protocol::BoundRate>,
+    ) -> Query<Listing> {
+        self.0.inspect(key, most, rate)
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {

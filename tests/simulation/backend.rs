@@ -18,7 +18,8 @@ use tower_semaphore::backend::seam::{
     PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use tower_semaphore_protocol::{
-    Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, Reply, WORK_MAX,
+    BoundRate, Call, Caller, Grant, Ledger, NodeId, Op, PlaceId, PlaceStatus, RateUsage, Reply,
+    WORK_MAX,
 };
 
 use crate::fair::{Breach, Done, Judge, Stored};
@@ -141,7 +142,7 @@ enum Request {
 /// A query or a command that belongs to no place.
 #[derive(Clone, Debug)]
 enum Question {
-    Inspect { most: u32 },
+    Inspect { most: u32, rate: Option<BoundRate> },
     List { from: u64, most: u32 },
     Overrides { known: u64 },
     Override { name: Arc<str>, change: Change },
@@ -650,8 +651,8 @@ impl Connection for SimLane {
 }
 
 impl Queries for SimLane {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.ask(key, Question::Inspect { most }, |response| match response {
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
+        self.ask(key, Question::Inspect { most, rate }, |response| match response {
             Response::Listing(listing) => Ok(listing),
             other => Err(other),
         })
@@ -851,6 +852,13 @@ impl Book {
             Kind::Naive(ledger) => (None, Some(ledger.places())),
         };
         shipped.into_iter().flatten().chain(naive.into_iter().flatten())
+    }
+
+    fn usage_of(&self, rate: BoundRate, now: u64) -> RateUsage {
+        match &self.ledger {
+            Kind::Shipped(ledger) => ledger.usage_of(rate, now),
+            Kind::Naive(_) => RateUsage::unused(rate),
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -1120,8 +1128,8 @@ impl Store {
     ) -> Response {
         let now = site.now;
         match question {
-            Question::Inspect { most } => {
-                Response::Listing(list(self.ledgers.get(key), now, *most))
+            Question::Inspect { most, rate } => {
+                Response::Listing(list(self.ledgers.get(key), now, *most, *rate))
             }
             Question::Overrides { known } => {
                 let read = || {
@@ -1456,15 +1464,19 @@ fn refused(request: &Request, refuses: Refuses) -> Option<&'static str> {
     }
 }
 
-fn list(ledger: Option<&Book>, now: u64, most: u32) -> Listing {
-    let Some(ledger) = ledger else { return Listing { now, ..Listing::default() } };
+fn list(ledger: Option<&Book>, now: u64, most: u32, rate: Option<BoundRate>) -> Listing {
+    let Some(ledger) = ledger else {
+        return Listing { now, rate: rate.map(RateUsage::unused), ..Listing::default() };
+    };
     let mut places: Vec<_> = ledger.places().filter(|(_, end, _)| *end > now / 1000).collect();
     places.sort_unstable_by_key(|(id, end, _)| (*end, *id));
     let waiting = places.iter().filter(|(_, _, ticket)| ticket.is_some()).count() as u64;
     let held = places.iter().filter(|(_, _, ticket)| ticket.is_none());
     let in_use = held.map(|(id, ..)| u64::from(id.cost())).sum();
     places.truncate(most as usize);
-    Listing { now, in_use, waiting, places }
+    let rate = rate.or_else(|| places.iter().rev().find_map(|(id, ..)| id.rate()));
+    let rate = rate.map(|rate| ledger.usage_of(rate, now));
+    Listing { now, in_use, waiting, places, rate }
 }
 
 impl std::fmt::Debug for PortState {

@@ -39,9 +39,10 @@ use std::hash::{Hash, Hasher};
 
 pub use self::fair::LINE_MAX;
 use self::fair::{FairPlaces, ticket_of};
-pub use self::reply::{Grant, Hint, PlaceStatus, Reply, Usage};
+pub use self::reply::{Grant, Hint, PlaceStatus, RateUsage, Reply, Usage};
 use self::starts::Starts;
 use super::bound::Bound;
+use super::bound_rate::BoundRate;
 use super::claim::{Claim, Tenant};
 use super::id::{NodeId, PlaceId};
 use foldhash::fast::RandomState;
@@ -166,6 +167,13 @@ impl Ledger {
     /// leaves its window (µs).
     pub fn starts(&self) -> impl Iterator<Item = (NodeId, u64, u64, u64)> + '_ {
         self.starts.iter().flat_map(|starts| starts.iter())
+    }
+
+    /// How much of this rate is used at `now`, in µs since 1970.
+    #[must_use]
+    pub fn usage_of(&self, rate: BoundRate, now: u64) -> RateUsage {
+        let starts = self.starts.as_ref();
+        starts.map_or_else(|| RateUsage::unused(rate), |starts| starts.usage(rate, now))
     }
 
     /// When the last grant that counts for a rate leaves its window, in µs; `None`: there is none.

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 #[cfg(doc)]
 use super::Ledger;
 use crate::bound::Bound;
+use crate::bound_rate::BoundRate;
 use crate::claim::Claim;
 use crate::id::PlaceId;
 
@@ -64,6 +65,25 @@ pub struct Usage {
     pub in_use: u64,
     /// Places that wait.
     pub waiting: u64,
+}
+
+/// How much of a rate is used at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RateUsage {
+    /// The rate.
+    pub rate: BoundRate,
+    /// The permits that were granted in the window that ends at the moment.
+    pub started: u64,
+    /// From when on the rate allows one more, µs; `None`: now.
+    pub opens_at: Option<u64>,
+}
+
+impl RateUsage {
+    /// Of this rate, nothing is used.
+    #[must_use]
+    pub const fn unused(rate: BoundRate) -> Self {
+        Self { rate, started: 0, opens_at: None }
+    }
 }
 
 /// The reply to an operation. A release only reports its grants.

@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
 
+use super::reply::RateUsage;
 use crate::bound_rate::BoundRate;
 use crate::id::{NodeId, PlaceId};
 
@@ -74,6 +75,17 @@ impl Starts {
         let at = self.by_time.len().checked_sub(1 + from_last)?;
         let opening = self.by_time.get(at)?.at.saturating_add(rate.window_us());
         (opening > now).then_some(opening)
+    }
+
+    /// How much of this rate is used. Also called when nothing was forgotten lately.
+    pub(super) fn usage(&self, rate: BoundRate, now: u64) -> RateUsage {
+        let end_of = |at: u64| at.saturating_add(rate.window_us());
+        let latest_first = self.by_time.iter().rev().map(|start| start.at);
+        let counts = latest_first
+            .skip_while(|at| *at > now.saturating_add(AHEAD))
+            .take_while(|at| end_of(*at) > now);
+        let must_leave = counts.clone().nth((rate.starts() - 1) as usize);
+        RateUsage { rate, started: counts.count() as u64, opens_at: must_leave.map(end_of) }
     }
 
     /// Notes that the place was granted. A call that is repeated moves its start.

@@ -60,7 +60,8 @@ pub(super) fn command(addressed: &AddressedCall, by: By, family: Family, counted
     let id = if is_plain { ID } else { FAIR_ID };
     let mut command = scripts::call(script, by, key, 9 + places, REST + places * id);
     if let Op::Audit { most } = &call.op {
-        command.arg(*most);
+        // The rate does not matter.
+        command.arg(*most).arg(0).arg(0);
         return command;
     }
     let (node, counted) = (node.text(), u8::from(counted));

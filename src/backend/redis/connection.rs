@@ -28,7 +28,7 @@ use crate::backend::{
     Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{NodeId, PlaceId};
+use crate::protocol::{BoundRate, NodeId, PlaceId};
 
 /// A connection to Redis.
 pub(super) struct RedisConnection {
@@ -139,8 +139,8 @@ impl Connection for RedisConnection {
 }
 
 impl Queries for RedisConnection {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.query(queries::inspect(key, most))
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
+        self.query(queries::inspect(key, most, rate))
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {

@@ -8,7 +8,7 @@ use super::scripts::{self, By};
 use super::values::{listing, number, pairs, unexpected};
 use crate::backend::{Change, Listing, Names, Overrides, PeerMessage};
 use crate::error::BackendError;
-use crate::protocol::{NodeId, Override, Pause, PlaceId, Rate};
+use crate::protocol::{BoundRate, NodeId, Override, Pause, PlaceId, Rate};
 
 /// The command of a query, and the decoder of its reply.
 pub(super) struct QueryCommand<T> {
@@ -36,10 +36,15 @@ impl<T> QueryCommand<T> {
     }
 }
 
-pub(super) fn inspect(key: &Arc<str>, most: u32) -> QueryCommand<Listing> {
+pub(super) fn inspect(key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> QueryCommand<Listing> {
     let key = Arc::clone(key);
+    let starts = rate.map_or(0, BoundRate::starts);
+    let window_us = rate.map_or(0, BoundRate::window_us);
     QueryCommand::new(
-        move |by| scripts::call(&scripts::INSPECT, by, &key, 1, 10).arg(most).take(),
+        move |by| {
+            let mut call = scripts::call(&scripts::INSPECT, by, &key, 3, 25);
+            call.arg(most).arg(starts).arg(window_us).take()
+        },
         move |value| match value {
             Value::Array(items) => listing(items, most),
             _ => None,

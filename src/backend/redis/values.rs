@@ -1,12 +1,15 @@
 //! Decodes replies of scripts from values of the redis crate.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use redis::Value;
 
 use crate::backend::Listing;
 use crate::error::BackendError;
-use crate::protocol::{Claim, Grant, LINE_MAX, PlaceId, PlaceStatus, Reply, TICKET_MIN, Usage};
+use crate::protocol::{
+    BoundRate, Claim, Grant, LINE_MAX, PlaceId, PlaceStatus, RateUsage, Reply, TICKET_MIN, Usage,
+};
 
 /// The prefix of members that are tickets: see `lua/queued.lua`.
 const QUEUED: [u8; 52] = [b'q'; 52];
@@ -50,7 +53,9 @@ pub(super) fn grants(items: &[Value]) -> Option<Vec<Grant>> {
 type Place = (PlaceId, u64, Option<u64>);
 
 pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
-    let [now, in_use, waiting, leases, rest @ ..] = items else { return None };
+    let [now, in_use, waiting, leases, starts, window, started, opens_at, rest @ ..] = items else {
+        return None;
+    };
     let leases = usize::try_from(number(leases)?).ok()?;
     let (leases, tickets) = rest.split_at_checked(leases.checked_mul(2)?)?;
     let mut places: Vec<Place> = Vec::with_capacity(leases.len() / 2);
@@ -83,7 +88,16 @@ pub(super) fn listing(items: &[Value], most: u32) -> Option<Listing> {
     // Places with a claim are listed separately.
     places.sort_by_key(|(_, lease_end, _)| *lease_end);
     places.truncate(most);
-    Some(Listing { now, in_use, waiting, places })
+    let rate = match number(starts)? {
+        0 => None,
+        starts => {
+            let rate =
+                BoundRate::new(starts.try_into().ok()?, Duration::from_micros(number(window)?))?;
+            let opens_at = Some(number(opens_at)?).filter(|at| *at > 0);
+            Some(RateUsage { rate, started: number(started)?, opens_at })
+        }
+    };
+    Some(Listing { now, in_use, waiting, places, rate })
 }
 
 /// Returns the ticket of a place in a tenant's line from its score, -f + k·2⁻²⁸. A held place has the score f.
@@ -145,8 +159,10 @@ pub(super) fn unexpected(value: &Value) -> BackendError {
 mod tests {
     use redis::Value;
 
+    use std::time::Duration;
+
     use super::{Listing, listing};
-    use crate::protocol::{Claim, PlaceId, TICKET_MIN, Tenant};
+    use crate::protocol::{BoundRate, Claim, PlaceId, RateUsage, TICKET_MIN, Tenant};
 
     #[test]
     fn places_of_tenants_are_listed_among_the_others() {
@@ -158,8 +174,9 @@ mod tests {
         let text = |text: String| Value::BulkString(text.into_bytes());
         let queued = |id: PlaceId| text(format!("{}{id}", "q".repeat(52)));
         let line = -5.0 + 7.0 / f64::from(1 << 28);
-        let items = |most: u32| {
+        let items = |most: u32, used: [i64; 4]| {
             let mut items = [1_795_169_853_126_543, 40, 30, 3].map(Value::Int).to_vec();
+            items.extend(used.map(Value::Int));
             for (id, end) in
                 [(plain, "1795169853999"), (holds, "11795169853127"), (waits, "11795169854000")]
             {
@@ -174,9 +191,17 @@ mod tests {
             (plain, 1_795_169_853_999, None),
             (waits, 1_795_169_854_000, Some(TICKET_MIN + 7)),
         ];
-        let all = Listing { now: 1_795_169_853_126_543, in_use: 4, waiting: 1, places };
-        assert_eq!(items(10), Some(all.clone()));
-        let two = Listing { in_use: 40, waiting: 30, places: all.places[..2].to_vec(), ..all };
-        assert_eq!(items(2), Some(two));
+        let all = Listing { now: 1_795_169_853_126_543, in_use: 4, waiting: 1, places, rate: None };
+        assert_eq!(items(10, [0; 4]), Some(all.clone()));
+        let two =
+            Listing { in_use: 40, waiting: 30, places: all.places[..2].to_vec(), ..all.clone() };
+        assert_eq!(items(2, [0; 4]), Some(two));
+        let rate = BoundRate::new(2, Duration::from_secs(60)).unwrap();
+        let open = Listing { rate: Some(RateUsage { rate, started: 1, opens_at: None }), ..all };
+        assert_eq!(items(10, [2, 60_000_000, 1, 0]), Some(open.clone()));
+        let (opens_at, end) = (Some(1_795_169_903_000_001), 1_795_169_903_000_001);
+        let full = Listing { rate: Some(RateUsage { rate, started: 2, opens_at }), ..open };
+        assert_eq!(items(10, [2, 60_000_000, 2, end]), Some(full));
+        assert_eq!(items(10, [4001, 60_000_000, 2, end]), None);
     }
 }

@@ -12,7 +12,7 @@ use crate::backend::{
     MemoryBackend, Names, Overrides, PeerMessage, Queries, Query, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{NodeId, Op, PlaceId, Reply, Time};
+use crate::protocol::{BoundRate, NodeId, Op, PlaceId, Reply, Time};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Clone)]
@@ -166,8 +166,8 @@ impl Connection for TestBackend {
 }
 
 impl Queries for TestBackend {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.0.memory.inspect(key, most)
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
+        self.0.memory.inspect(key, most, rate)
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {

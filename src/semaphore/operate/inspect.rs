@@ -12,8 +12,8 @@ use crate::backend::{ALL_NAMES, Listing, Names, PeerMessage};
 use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::node::Node;
-use crate::protocol::Override;
 use crate::protocol::session::Session;
+use crate::protocol::{self, Override};
 use crate::tenants::TenantOverride;
 
 /// The most semaphores that a page lists.
@@ -32,8 +32,18 @@ impl Node {
 
     /// Returns the holders and waiters of a semaphore.
     pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
+        self.inspect_rate(name, most, None).await
+    }
+
+    /// The same with how much of this rate is used.
+    async fn inspect_rate(
+        &self,
+        name: &str,
+        most: u32,
+        rate: Option<protocol::BoundRate>,
+    ) -> Result<Listing, BackendError> {
         let key = self.backend().key(name);
-        self.query(None, &key, |server| server.inspect(&key, most)).await
+        self.query(None, &key, |server| server.inspect(&key, most, rate)).await
     }
 }
 

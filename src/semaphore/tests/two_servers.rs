@@ -15,7 +15,7 @@ use crate::backend::{
     Names, OVERRIDES, Overrides, PeerMessage, Queries, Query, QueryError, ServerInfo, Shard,
 };
 use crate::error::BackendError;
-use crate::protocol::{NodeId, PlaceId, Time};
+use crate::protocol::{BoundRate, NodeId, PlaceId, Time};
 
 /// Servers `a`, which counts `x` at first, and `b`, which counts all else.
 #[derive(Clone, Default)]
@@ -207,8 +207,8 @@ impl OneConnection {
 }
 
 impl Queries for OneConnection {
-    fn inspect(&self, key: &Arc<str>, most: u32) -> Query<Listing> {
-        self.ask(|memory| memory.inspect(key, most))
+    fn inspect(&self, key: &Arc<str>, most: u32, rate: Option<BoundRate>) -> Query<Listing> {
+        self.ask(|memory| memory.inspect(key, most, rate))
     }
 
     fn list(&self, key: &Arc<str>, from: u64, most: u32) -> Query<Names> {

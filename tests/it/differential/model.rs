@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use deadpool_redis::redis::{Cmd, cmd};
 use tower_semaphore::protocol::{
-    Bound, Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply, TICKET_MIN,
+    Bound, BoundRate, Caller, Claim, Grant, LINE_MAX, Ledger, NodeId, PlaceId, PlaceStatus, Reply,
+    TICKET_MIN,
 };
 
 use super::wire::{Item, Lua, QUEUED, Told};
@@ -141,7 +142,7 @@ impl<'a> Model<'a> {
                     ids.iter().zip(proofs).map(|(id, (_, p))| (*id, self.prove(*id, p))).collect();
                 self.reassert(i, *node, &proofs, *lease_ms);
             }
-            Step::Inspect { most } => self.inspect(i, *most),
+            Step::Inspect { most, rate } => self.inspect(i, *most, *rate),
             Step::Revoke { pick } => {
                 let present = self.present();
                 let id = self.pick(pick, &present);
@@ -544,9 +545,11 @@ impl<'a> Model<'a> {
         );
     }
 
-    fn inspect(&mut self, i: usize, most: usize) {
-        let what = self.what(i, "inspect", 0, &[], &format!("most {most}"));
-        let command = self.lua.call("inspect", u32::try_from(most).unwrap());
+    fn inspect(&mut self, i: usize, most: usize, rate: Option<BoundRate>) {
+        let what = self.what(i, "inspect", 0, &[], &format!("most {most}, rate {rate:?}"));
+        let mut command = self.lua.call("inspect", u32::try_from(most).unwrap());
+        let words = |rate: BoundRate| [rate.starts().into(), rate.window_us()];
+        command.arg(&rate.map_or([0; 2], words)[..]);
         let (mut leases, mut fair, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
         for (id, lease_end, ticket) in self.ledger.places() {
             let (list, above) = match id.claim {
@@ -577,9 +580,19 @@ impl<'a> Model<'a> {
             tickets.push((score, format!("{QUEUED}{id}")));
         }
         leases.extend(fair);
+        let of_place = |id: &str| id.parse::<PlaceId>().unwrap().rate();
+        let rate = rate.or_else(|| leases.iter().rev().find_map(|(_, id, ..)| of_place(id)));
         let leases: Vec<_> = leases.into_iter().map(|(score, id, ..)| (score, id)).collect();
         let counts = [self.now, self.ledger.in_use(), self.ledger.waiting(), leases.len() as u64];
         let mut items: Vec<Item> = counts.map(number).into();
+        items.extend(match rate {
+            Some(rate) => {
+                let usage = self.ledger.usage_of(rate, self.now);
+                let opening = usage.opens_at.unwrap_or_default();
+                [rate.starts().into(), rate.window_us(), usage.started, opening].map(number)
+            }
+            None => [0; 4].map(number),
+        });
         for (score, member) in leases.into_iter().chain(tickets) {
             items.push(Item::Text(member));
             items.push(Item::Text(score.to_string()));

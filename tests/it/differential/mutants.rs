@@ -268,7 +268,7 @@ const FAIR_BOUND_MUTANTS: [(&str, &str, &str); 7] = [
 ];
 
 /// The same for places with rates.
-const RATE_MUTANTS: [(&str, &str, &str); 25] = [
+const RATE_MUTANTS: [(&str, &str, &str); 31] = [
     ("fair/rate", "  if opening > now then\n", "  if false then\n"),
     ("fair/rate", "  if rank < 0 then return math.huge end\n", ""),
     ("fair/rate", "+ 0.5) + window", "+ 0.5)"),
@@ -294,6 +294,16 @@ const RATE_MUTANTS: [(&str, &str, &str); 25] = [
     ("fair/answer", "'-33554432', '(0'", "'-inf', '(0'"),
     ("fair/answer", "      earliest = -math.ceil", "      earliest = 0 * math.ceil"),
     ("fair/release", "    own[#own + 1] = -math.ceil", "    own[#own + 1] = 0 * math.ceil"),
+    ("inspect", "local at = starts == 0 and", "local at ="),
+    (
+        "inspect",
+        "for i = #fair - 1, 1, -2 do\n    local at",
+        "for i = 1, #fair - 1, 2 do\n    local at",
+    ),
+    ("inspect", "'%.17g', (window - now) / 1e6", "'%.17g', -now / 1e6"),
+    ("inspect", "if started >= starts then", "if started > starts then"),
+    ("inspect", "'LIMIT', starts - 1, 1", "'LIMIT', starts, 1"),
+    ("inspect", "+ 0.5) + window", "+ 0.5)"),
 ];
 
 /// Scripts that need more than one replacement.
