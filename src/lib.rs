@@ -239,8 +239,8 @@ pub mod operate {
     #[doc(inline)]
     pub use crate::protocol::{Mode, Override, PauseCause};
     pub use crate::semaphore::{
-        Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse, TenantId, TenantUse,
-        Waiter,
+        Cursor, Holder, Inspection, Listed, Page, Paused, PlaceId, ProcessUse, RateUse, TenantId,
+        TenantUse, Waiter,
     };
     pub use crate::tenants::{TenantChange, TenantOverride};
 }

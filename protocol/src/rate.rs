@@ -48,6 +48,13 @@ impl Rate {
         self.window_ms & SMOOTH != 0
     }
 
+    /// The same, spread over its window.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn spread(self) -> Self {
+        Self { window_ms: self.window_ms | SMOOTH, ..self }
+    }
+
     /// Returns the rate by which the backend judges a request of this cost; `None` if it is out of range.
     ///
     /// A smooth rate is that of a part of its window: k starts in a time w, so that no window has more than k·⌈window ÷
@@ -77,7 +84,7 @@ impl Rate {
     /// more starts than the backend keeps.
     pub(crate) fn in_place_of(self, policy: Self) -> Self {
         let is_smooth = policy.is_smooth() || self.starts() > BoundRate::STARTS_MAX;
-        Self { window_ms: if is_smooth { self.window_ms | SMOOTH } else { self.window_ms }, ..self }
+        if is_smooth { self.spread() } else { self }
     }
 
     /// The text in Redis: the starts, a slash, the window in ms.

@@ -12,7 +12,9 @@ use super::fair_share::fair_shares;
 use super::problem::Problem;
 use crate::name::Name;
 use crate::protocol::{Override, Rate};
-use crate::semaphore::{Holder, Inspection, Listed, Page, Paused, ProcessUse, TenantUse, Waiter};
+use crate::semaphore::{
+    Holder, Inspection, Listed, Page, Paused, ProcessUse, RateUse, TenantUse, Waiter,
+};
 use crate::tenants::TenantOverride;
 
 type Answer<T> = Result<Json<T>, Problem>;
@@ -54,6 +56,29 @@ struct PausedView {
 impl From<Paused> for PausedView {
     fn from(paused: Paused) -> Self {
         Self { left_ms: ms(paused.left), by: paused.by, cause: paused.cause.to_string() }
+    }
+}
+
+/// How much of a rate is used.
+#[derive(Serialize)]
+struct RateUseView {
+    starts: u32,
+    window_ms: u64,
+    smooth: bool,
+    started: u64,
+    opens_in_ms: Option<u64>,
+}
+
+impl From<RateUse> for RateUseView {
+    fn from(RateUse { rate, started, opens_in }: RateUse) -> Self {
+        Self {
+            starts: rate.starts(),
+            window_ms: ms(rate.window()),
+            smooth: rate.is_smooth(),
+            started,
+            // Rounded up: a start is allowed once it is over.
+            opens_in_ms: opens_in.map(|left| ms(left + Duration::from_nanos(999_999))),
+        }
     }
 }
 
@@ -127,6 +152,7 @@ pub(super) struct InspectionView {
     longest_wait_ms: Option<u64>,
     limit: Option<u32>,
     last_limit: Option<u32>,
+    rate: Option<RateUseView>,
     set: SetView,
     paused: Option<PausedView>,
     is_cut: bool,
@@ -265,6 +291,7 @@ impl InspectionView {
             longest_wait_ms: seen.waiters.iter().filter_map(|one| one.waited).max().map(ms),
             limit: seen.limit,
             last_limit: seen.last_limit,
+            rate: seen.rate.map(Into::into),
             set: seen.set.into(),
             paused: seen.paused.map(Into::into),
             is_cut: seen.is_cut,

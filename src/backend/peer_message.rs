@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::name::Name;
-use crate::protocol::{NodeId, Tenant};
+use crate::protocol::{NodeId, Rate, Tenant};
 
 /// A message from one process to another about one semaphore. Like a hint, it may arrive late, twice or never.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum PeerMessage {
         /// Its waiting places by number, and how long each has been waiting, in ms.
         waiting: Vec<(u64, u64)>,
     },
-    /// Sent before [`Held`](Self::Held): the limit of the process's policy, and its counts.
+    /// Sent before [`Held`](Self::Held): the limit of the process's policy, its counts, and its rate.
     Counted {
         /// The process that answers.
         by: NodeId,
@@ -44,6 +44,9 @@ pub enum PeerMessage {
         lost: u64,
         /// How many permits it keeps for its next requests; 0 from a process of an older version.
         kept: u64,
+        /// The rate in force for its requests; `None` if they have none, it has not used the semaphore lately, or it is
+        /// of an older version.
+        rate: Option<Rate>,
     },
 }
 
@@ -70,11 +73,14 @@ impl fmt::Display for PeerMessage {
                 names.iter().try_for_each(|(tenant, name)| write!(f, " {tenant} {name}"))?;
                 waiting.iter().try_for_each(|(n, ms)| write!(f, " {n} {ms}"))
             }
-            Self::Counted { by, limit: Some(limit), refused, lost, kept } => {
-                write!(f, "# {by} {limit} {refused} {lost} {kept}")
-            }
-            Self::Counted { by, limit: None, refused, lost, kept } => {
-                write!(f, "# {by} - {refused} {lost} {kept}")
+            Self::Counted { by, limit, refused, lost, kept, rate } => {
+                match limit {
+                    Some(limit) => write!(f, "# {by} {limit} {refused} {lost} {kept}")?,
+                    None => write!(f, "# {by} - {refused} {lost} {kept}")?,
+                }
+                rate.map_or(Ok(()), |rate| {
+                    write!(f, " {}{}", rate.text(), if rate.is_smooth() { " smooth" } else { "" })
+                })
             }
         }
     }
@@ -121,7 +127,10 @@ impl PeerMessage {
                 let mut count = || words.next()?.parse().ok();
                 let (refused, lost) = (count()?, count()?);
                 let kept = count().unwrap_or_default();
-                Some(Self::Counted { by, limit, refused, lost, kept })
+                let rate = words.next().and_then(Rate::parse);
+                let is_smooth = words.next() == Some("smooth");
+                let rate = rate.map(|rate| if is_smooth { rate.spread() } else { rate });
+                Some(Self::Counted { by, limit, refused, lost, kept, rate })
             }
             _ => None,
         }
@@ -137,12 +146,12 @@ fn is_plain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::PeerMessage;
-    use crate::protocol::{NodeId, Tenant};
+    use crate::protocol::{NodeId, Rate, Tenant};
 
     #[test]
     fn a_message_is_parsed_as_it_was_written() {
         let by = NodeId::new(7);
-        let held = vec![(1, 0), (u64::MAX, u64::MAX)];
+        let (held, rate) = (vec![(1, 0), (u64::MAX, u64::MAX)], Rate::parse("600/60000"));
         let messages = [
             PeerMessage::AskHeld { by },
             PeerMessage::Held { by, process: "host:1".into(), held: Vec::new() },
@@ -153,14 +162,32 @@ mod tests {
                 names: vec![(Tenant::of_hash(7), "acme%2Feu".into())],
                 waiting: held,
             },
-            PeerMessage::Counted { by, limit: None, refused: 0, lost: u64::MAX, kept: 3 },
-            PeerMessage::Counted { by, limit: Some(u32::MAX), refused: 1, lost: 0, kept: 0 },
+            PeerMessage::Counted {
+                by,
+                limit: None,
+                refused: 0,
+                lost: u64::MAX,
+                kept: 3,
+                rate: None,
+            },
+            PeerMessage::Counted { by, limit: Some(u32::MAX), refused: 1, lost: 0, kept: 0, rate },
+            PeerMessage::Counted {
+                by,
+                limit: None,
+                refused: 1,
+                lost: 0,
+                kept: 0,
+                rate: rate.map(Rate::spread),
+            },
         ];
         for message in messages {
             assert_eq!(PeerMessage::parse(&message.to_string()), Some(message));
         }
-        let older = PeerMessage::Counted { by, limit: Some(4), refused: 1, lost: 2, kept: 0 };
-        assert_eq!(PeerMessage::parse("# 00000000007 4 1 2"), Some(older));
+        let older =
+            PeerMessage::Counted { by, limit: Some(4), refused: 1, lost: 2, kept: 0, rate: None };
+        for text in ["# 00000000007 4 1 2", "# 00000000007 4 1 2 0 0/60000 smooth"] {
+            assert_eq!(PeerMessage::parse(text).as_ref(), Some(&older), "{text}");
+        }
         for other in [
             "",
             "?",

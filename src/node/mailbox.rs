@@ -49,9 +49,12 @@ impl Mailbox for Node {
                     self.send_message(name, by, tenants);
                 }
                 let limit = self.read_session(name, Session::policy_limit).flatten();
+                let rate = self.read_session(name, Session::rate_in_force).flatten();
                 let kept = self.read_session(name, Session::kept).unwrap_or_default() as u64;
                 let Tally { refused, lost, .. } = self.counts.tallies.of(name);
-                let counted = PeerMessage::Counted { by: self.id(), limit, refused, lost, kept };
+                let by_this = self.id();
+                let counted =
+                    PeerMessage::Counted { by: by_this, limit, refused, lost, kept, rate };
                 self.send_message(name, by, counted);
                 let (held, process) = (held.unwrap_or_default(), Arc::clone(process()));
                 self.send_message(name, by, PeerMessage::Held { by: self.id(), process, held });
@@ -65,9 +68,10 @@ impl Mailbox for Node {
                 let waiting = waiting.into_iter().map(|(n, ms)| (n, Duration::from_millis(ms)));
                 self.questions.on_tenants(name, by, &names, &waiting.collect());
             }
-            PeerMessage::Counted { by, limit, refused, lost, kept } => {
-                let tally = Tally { refused, lost, limit: None };
-                self.questions.on_counts(name, by, limit, tally, kept);
+            PeerMessage::Counted { by, limit, refused, lost, kept, rate } => {
+                let tally = Some(Tally { refused, lost, ..Tally::default() });
+                let counts = PeerAnswer { limit, rate, tally, kept, ..PeerAnswer::default() };
+                self.questions.on_counts(name, by, &counts);
             }
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::tallies::Tally;
-use crate::protocol::{NodeId, Tenant};
+use crate::protocol::{NodeId, Rate, Tenant};
 use crate::sync::{Mutex, lock};
 
 /// How long to wait for all answers. A process that does not answer is only missing on the page.
@@ -43,8 +43,9 @@ pub(crate) struct PeerAnswer {
     pub(crate) waiting: HashMap<u64, Duration>,
     /// The names of tenants that it knows.
     pub(crate) tenants: Vec<(Tenant, Arc<str>)>,
-    /// The limit of its policy, and its counts.
+    /// The limit of its policy, the rate in force there, and its counts.
     pub(crate) limit: Option<u32>,
+    pub(crate) rate: Option<Rate>,
     pub(crate) tally: Option<Tally>,
     /// The number of permits that it keeps for its next requests.
     pub(crate) kept: u64,
@@ -102,20 +103,14 @@ impl Questions {
         }
     }
 
-    /// Takes in the limit and the counts that a process sends ahead of its answer.
-    pub(crate) fn on_counts(
-        &self,
-        name: &str,
-        by: NodeId,
-        limit: Option<u32>,
-        tally: Tally,
-        kept: u64,
-    ) {
+    /// Takes in the limit, the rate and the counts that a process sends ahead of its answer.
+    pub(crate) fn on_counts(&self, name: &str, by: NodeId, counts: &PeerAnswer) {
         for question in &*lock(&self.open) {
             if *question.name == *name && lock(&question.missing).contains(&by) {
                 let mut answers = lock(&question.answers);
                 let answer = answers.entry(by).or_default();
-                (answer.limit, answer.tally, answer.kept) = (limit, Some(tally), kept);
+                (answer.limit, answer.rate) = (counts.limit, counts.rate);
+                (answer.tally, answer.kept) = (counts.tally, counts.kept);
             }
         }
     }

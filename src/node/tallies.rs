@@ -7,6 +7,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use quick_cache::unsync::Cache;
 
+use crate::protocol::Rate;
 use crate::sharded::part_of;
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -31,6 +32,8 @@ pub(crate) struct Tally {
     pub(crate) lost: u64,
     /// The limit of the last request, once the session is retired.
     pub(crate) limit: Option<u32>,
+    /// The rate of the last request, likewise.
+    pub(crate) rate: Option<Rate>,
 }
 
 impl Tallies {
@@ -42,9 +45,9 @@ impl Tallies {
         self.change(name, |tally| tally.lost = tally.lost.saturating_add(1));
     }
 
-    /// Keeps the limit of a session that is retired.
-    pub(crate) fn on_retired(&self, name: &str, limit: u32) {
-        self.change(name, |tally| tally.limit = Some(limit));
+    /// Keeps the limit and the rate of a session that is retired.
+    pub(crate) fn on_retired(&self, name: &str, limit: u32, rate: Option<Rate>) {
+        self.change(name, |tally| (tally.limit, tally.rate) = (Some(limit), rate));
     }
 
     pub(crate) fn of(&self, name: &str) -> Tally {
@@ -79,6 +82,7 @@ impl fmt::Debug for Tallies {
 #[cfg(test)]
 mod tests {
     use super::{NAMES_MAX, Tallies, Tally};
+    use crate::protocol::Rate;
 
     #[test]
     fn names_are_counted_apart_and_bounded() {
@@ -87,8 +91,9 @@ mod tests {
         tallies.on_refused("a");
         tallies.on_lost("b");
         assert_eq!(tallies.of("a"), Tally { refused: 2, ..Tally::default() });
-        tallies.on_retired("b", 5);
-        assert_eq!(tallies.of("b"), Tally { refused: 0, lost: 1, limit: Some(5) });
+        let rate = Rate::parse("600/60000");
+        tallies.on_retired("b", 5, rate);
+        assert_eq!(tallies.of("b"), Tally { refused: 0, lost: 1, limit: Some(5), rate });
         assert_eq!(tallies.of("c"), Tally::default());
         for i in 0..3 * NAMES_MAX {
             tallies.on_refused(&i.to_string());

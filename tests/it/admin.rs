@@ -110,6 +110,34 @@ async fn an_operator_sees_and_steers_another_process() {
 }
 
 #[tokio::test]
+async fn the_used_part_of_a_rate_is_shown() {
+    let semaphore = Semaphore::in_memory();
+    let server = window(&semaphore).await;
+    let _other = semaphore.acquire("y", &policy(2)).await.unwrap();
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/y", "").await;
+    assert_eq!(seen["rate"], json!(null));
+    assert!(!page(&server, "/page/y").await.contains("id=\"rate\""));
+
+    let policy = Policy::builder(9).rate(2, Duration::from_secs(60)).build().unwrap();
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    let rate = json!({
+        "starts": 2, "window_ms": 60_000, "smooth": false, "started": 1, "opens_in_ms": null,
+    });
+    assert_eq!(seen["rate"], rate);
+    let html = page(&server, "/page/x").await;
+    assert!(html.contains("id=\"rate\">2 in 60s<"), "{html}");
+    assert!(html.contains("1 started; the next can start now<"), "{html}");
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    let (_, seen) = ask(&server, Method::GET, "/semaphores/x", "").await;
+    assert_eq!(seen["rate"]["started"], 2);
+    let opens_in = seen["rate"]["opens_in_ms"].as_u64().unwrap();
+    assert!((30_000..=60_000).contains(&opens_in), "{seen}");
+    let html = page(&server, "/page/x").await;
+    assert!(html.contains("2 started; the next can start in "), "{html}");
+}
+
+#[tokio::test]
 async fn tenants_are_shown_and_steered() {
     let semaphore = Semaphore::in_memory();
     let server = window(&semaphore).await;

@@ -13,12 +13,13 @@ use tokio::time::{Instant, timeout};
 use tower::{ServiceBuilder, ServiceExt};
 use tower_semaphore::backend::MemoryBackend;
 use tower_semaphore::limit::{Refusal, RefusalReason};
+use tower_semaphore::operate::RateUse;
 use tower_semaphore::{
     AcquireError, Ask, ConcurrencyLimitLayer, Limit, Policy, PolicyBuilder, RejectReason, Semaphore,
 };
 
-use crate::support::on_both;
 use crate::support::semaphore::{rejection, waiting};
+use crate::support::{eventually, on_both};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -30,6 +31,9 @@ on_both! {
     a_smooth_rate_is_spread_over_its_window
     tenants_share_the_starts
     a_cost_counts_as_many_starts
+    an_inspection_tells_how_much_of_the_rate_is_used
+    an_inspection_of_the_fleet_tells_a_smooth_rate_as_the_policy_has_it
+    a_rate_is_told_when_its_last_request_is_long_over
     an_operator_sets_a_rate_in_the_whole_fleet
 }
 
@@ -209,6 +213,71 @@ async fn an_operator_sets_a_rate_in_the_whole_fleet(node: &dyn Fn() -> Semaphore
     assert_eq!((set.limit, set.rate), (Some(7), None));
     own.overrides().await.unwrap();
     assert_eq!(rejection(own.try_acquire("x", &now).await).rate(), rate_of(1));
+}
+
+async fn rate_of(semaphore: &Semaphore) -> Option<RateUse> {
+    semaphore.inspect("x").await.unwrap().rate
+}
+
+async fn an_inspection_tells_how_much_of_the_rate_is_used(node: &dyn Fn() -> Semaphore) {
+    let (own, operator) = (node(), node());
+    let policy = Policy::builder(10).rate(3, 30 * SECOND).build().unwrap();
+    assert_eq!(rate_of(&own).await, None, "nothing is known");
+    let held = own.acquire("x", &policy).await.unwrap();
+    drop(own.acquire("x", &policy).await.unwrap());
+    // The operator's process knows no policy: the rate is that of the place.
+    for semaphore in [&own, &operator] {
+        let used = rate_of(semaphore).await.unwrap();
+        assert_eq!((Some(used.rate), used.started), (policy.rate(), 2));
+        assert_eq!(used.opens_in, None);
+    }
+    drop(own.acquire("x", &policy).await.unwrap());
+    drop(held);
+    eventually("nothing is in use", async || operator.inspect("x").await.unwrap().in_use == 0)
+        .await;
+    let used = rate_of(&own).await.unwrap();
+    assert_eq!((Some(used.rate), used.started), (policy.rate(), 3));
+    let opens_in = used.opens_in.unwrap();
+    assert!((10 * SECOND..=30 * SECOND).contains(&opens_in), "{opens_in:?}");
+    assert_eq!(rate_of(&operator).await, None, "no place is left");
+
+    operator.set_rate("x", 4, 30 * SECOND).await.unwrap();
+    let used = rate_of(&operator).await.unwrap();
+    assert_eq!((used.rate.starts(), used.started, used.opens_in), (4, 3, None));
+    operator.set_rate("x", 2, 20 * SECOND).await.unwrap();
+    let used = rate_of(&operator).await.unwrap();
+    assert_eq!((used.rate.starts(), used.started), (2, 3), "more than are allowed now");
+    assert!(used.opens_in.unwrap() <= 20 * SECOND, "{used:?}");
+    operator.set_rate("x", 5000, 30 * SECOND).await.unwrap();
+    let used = rate_of(&operator).await.unwrap();
+    assert_eq!((used.rate.starts(), used.rate.is_smooth()), (5000, true));
+}
+
+async fn an_inspection_of_the_fleet_tells_a_smooth_rate_as_the_policy_has_it(
+    node: &dyn Fn() -> Semaphore,
+) {
+    let (own, operator) = (node(), node());
+    let policy = Policy::builder(10).rate(6, 120 * SECOND).smooth().build().unwrap();
+    let _held = own.acquire("x", &policy).await.unwrap();
+    let part = rate_of(&operator).await.unwrap();
+    assert_eq!((part.rate.starts(), part.rate.window()), (1, 20 * SECOND));
+    // On a busy machine the answer may come too late.
+    eventually("it tells", async || {
+        let used = operator.inspect_fleet("x").await.unwrap().rate.unwrap();
+        assert_eq!(used.started, 1);
+        assert!(used.opens_in.is_some_and(|left| left <= 20 * SECOND), "{used:?}");
+        Some(used.rate) == policy.rate()
+    })
+    .await;
+}
+
+async fn a_rate_is_told_when_its_last_request_is_long_over(node: &dyn Fn() -> Semaphore) {
+    let semaphore = node();
+    let policy = Policy::builder(10).rate(3, 60 * SECOND).build().unwrap();
+    drop(semaphore.acquire("x", &policy).await.unwrap());
+    eventually("its record is gone", async || semaphore.health().semaphores == 0).await;
+    let used = rate_of(&semaphore).await.unwrap();
+    assert_eq!((Some(used.rate), used.started), (policy.rate(), 1));
 }
 
 #[tokio::test]

@@ -20,7 +20,9 @@ use crate::admin::problem::Problem;
 use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
 use crate::protocol::{Mode, PauseCause};
-use crate::semaphore::{Holder, Inspection, PlaceId, ProcessUse, TenantId, TenantUse, Waiter};
+use crate::semaphore::{
+    Holder, Inspection, PlaceId, ProcessUse, RateUse, TenantId, TenantUse, Waiter,
+};
 
 pub(in crate::admin) async fn one(
     State(window): State<Window>,
@@ -64,6 +66,24 @@ fn cause(cause: PauseCause) -> String {
         PauseCause::Status(status) => format!("the upstream answered {status}"),
         // There are no others.
         _ => "the upstream asked for it".to_owned(),
+    }
+}
+
+/// The rate, and how much of it is used.
+fn rate_use(RateUse { rate, started, opens_in }: &RateUse) -> Markup {
+    html! {
+        div {
+            dt { "Rate" }
+            dd #rate { (rate.starts()) " in " (format!("{:?}", rate.window())) }
+            dd.note #rate-use {
+                @if rate.is_smooth() { "spread over the window; " }
+                @else { (started) " started; " }
+                @match opens_in {
+                    Some(left) => { "the next can start in " (seconds(*left)) }
+                    None => "the next can start now",
+                }
+            }
+        }
     }
 }
 
@@ -137,6 +157,7 @@ impl One<'_> {
                         @else { "no process that uses it responded" }
                     }
                 }
+                @if let Some(rate) = &seen.rate { (rate_use(rate)) }
                 div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
                 div { dt { "Waiting" } dd #waiting { (seen.waiting) } }
                 div {

@@ -13,7 +13,7 @@ use crate::error::{BackendError, ConfigError};
 use crate::name::Name;
 use crate::node::Node;
 use crate::protocol::session::Session;
-use crate::protocol::{self, Override};
+use crate::protocol::{Override, Rate};
 use crate::tenants::TenantOverride;
 
 /// The most semaphores that a page lists.
@@ -30,19 +30,35 @@ impl Node {
         limit.filter(|limit| *limit < u32::MAX)
     }
 
+    /// Returns the rate that an operator set or, without one, that of the policy in this process.
+    fn rate_in_force(&self, name: &str) -> Option<Rate> {
+        let own = self.read_session(name, Session::rate_in_force).flatten();
+        own.or_else(|| {
+            // Which policies it replaces is not known here.
+            let set = self.overrides.of(name).rate?;
+            Some(if set.of_cost(1).is_none() { set.spread() } else { set })
+        })
+    }
+
+    /// Returns the rate of the policy that this process used last, if it does not use the semaphore now.
+    fn last_rate(&self, name: &str) -> Option<Rate> {
+        let is_in_use = self.read_session(name, |_| ()).is_some();
+        self.counts.tallies.of(name).rate.filter(|_| !is_in_use)
+    }
+
     /// Returns the holders and waiters of a semaphore.
     pub(super) async fn inspect(&self, name: &str, most: u32) -> Result<Listing, BackendError> {
         self.inspect_rate(name, most, None).await
     }
 
-    /// The same with how much of this rate is used.
+    /// The same with how much of this rate is used; without one, of that of a listed place.
     async fn inspect_rate(
         &self,
         name: &str,
         most: u32,
-        rate: Option<protocol::BoundRate>,
+        rate: Option<Rate>,
     ) -> Result<Listing, BackendError> {
-        let key = self.backend().key(name);
+        let (key, rate) = (self.backend().key(name), rate.and_then(|rate| rate.of_cost(1)));
         self.query(None, &key, |server| server.inspect(&key, most, rate)).await
     }
 }
@@ -78,12 +94,14 @@ impl Semaphore {
     /// ```
     pub async fn inspect(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
-        let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
-        Ok(Inspection::new(name.as_str(), listing, node, &self.tenants, &HashMap::new()))
+        let name = name.as_str();
+        let rate = node.rate_in_force(name).or_else(|| node.last_rate(name));
+        let listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
+        Ok(Inspection::new(name, listing, rate, node, &self.tenants, &HashMap::new()))
     }
 
     /// Like [`inspect`](Self::inspect), and asks the other processes for what only they know: their names, how long
-    /// they have held their permits, and the limits of their policies.
+    /// they have held their permits, and the limits and rates of their policies.
     ///
     /// Asks up to 64 processes and waits up to 200 ms for their answers. For a process that is gone, that is stopped,
     /// or that may not subscribe in Redis, the result has no more than that of `inspect`.
@@ -114,14 +132,28 @@ impl Semaphore {
     /// ```
     pub async fn inspect_fleet(&self, name: impl Into<Name>) -> Result<Inspection, BackendError> {
         let (name, node) = (name.into(), self.running_node()?);
-        let listing = node.inspect(name.as_str(), INSPECTED_MAX).await?;
+        let name = name.as_str();
+        let in_force = node.rate_in_force(name);
+        let mut rate = in_force.or_else(|| node.last_rate(name));
+        let mut listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
         let others = listing.places.iter().map(|(place, ..)| place);
         let others = others.filter(|place| place.node != node.id() && !place.poll_only);
         let others = others.map(|place| place.node).collect();
-        let name = name.as_str();
         let ask = |to| node.send_message(name, to, PeerMessage::AskHeld { by: node.id() });
         let answers = node.questions.ask(name, others, ask).await;
-        Ok(Inspection::new(name, listing, node, &self.tenants, &answers))
+        if in_force.is_none() {
+            // The highest; complete, so that it does not depend on the order of the answers.
+            let step =
+                |rate: &Rate| (rate.window() / rate.starts(), rate.starts(), rate.is_smooth());
+            let reported = answers.values().filter_map(|answer| answer.rate);
+            if let Some(reported) = reported.min_by_key(step) {
+                rate = Some(reported);
+                if listing.rate.map(|usage| usage.rate) != reported.of_cost(1) {
+                    listing = node.inspect_rate(name, INSPECTED_MAX, rate).await?;
+                }
+            }
+        }
+        Ok(Inspection::new(name, listing, rate, node, &self.tenants, &answers))
     }
 
     /// Lists about `most` semaphores whose permits are held or waited for. [`Cursor::default`] is the beginning, and

@@ -1,6 +1,7 @@
 //! The state of a semaphore at one moment, from the backend's listing and from what processes know.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 #[cfg(doc)]
@@ -12,7 +13,7 @@ use crate::node::Node;
 use crate::node::peers::{PeerAnswer, process};
 use crate::node::tallies::Tally;
 use crate::protocol::session::Session;
-use crate::protocol::{self, Claim, NodeId, Override, PauseCause, Tenant, Time};
+use crate::protocol::{self, Claim, NodeId, Override, PauseCause, Rate, RateUsage, Tenant, Time};
 use crate::tenants::{TenantNumbers, TenantOverride};
 
 /// The most holders and waiters that an inspection lists.
@@ -46,8 +47,43 @@ pub struct Inspection {
     /// The limit of the policy that this process used last, known some seconds after its last request: the best guess
     /// for a semaphore that is not in use. Kept for about a thousand semaphores, those that are counted most often.
     pub last_limit: Option<u32>,
+    /// How much of the rate is used. `None` if nothing tells that there is one: none is set, and none is known of a
+    /// policy or of a listed request.
+    pub rate: Option<RateUse>,
     /// The processes that hold or wait for permits, and this one, by id.
     pub processes: Vec<ProcessUse>,
+}
+
+/// How much of a [rate](crate::PolicyBuilder::rate) is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RateUse {
+    /// The rate in force: the one that an operator set; else that of the policy in this process; else the highest that
+    /// another process [reported](Semaphore::inspect_fleet); else that of the policy that this process used last, which
+    /// is kept as [`last_limit`](Inspection::last_limit) is; else the one by which the listed request whose lease ends
+    /// last is judged, which is a part of a smooth rate.
+    pub rate: Rate,
+    /// The number of starts in the window that ends now, by the backend's clock. Of a smooth rate these are the starts in
+    /// the part of its window by which requests are judged: in the last 100 ms, if it is 600 in 60 s. May be higher than
+    /// the rate, if that was lowered.
+    pub started: u64,
+    /// How long it takes until the rate allows the next start of a request that costs one permit; `None` if it does now.
+    pub opens_in: Option<Duration>,
+}
+
+impl RateUse {
+    /// `rate` is the one that `usage` was judged by, if that is known other than by a place.
+    fn new(usage: RateUsage, rate: Option<Rate>, now_us: u64) -> Self {
+        let of_place = || {
+            let starts = NonZeroU32::new(usage.rate.starts()).unwrap_or(NonZeroU32::MIN);
+            Rate::new(starts, usage.rate.window(), false)
+        };
+        Self {
+            rate: rate.unwrap_or_else(of_place),
+            started: usage.started,
+            opens_in: usage.opens_at.map(|at| Duration::from_micros(at.saturating_sub(now_us))),
+        }
+    }
 }
 
 /// A pause until a time, which a response of the upstream [asked for](crate::Permit::feedback) or an operator
@@ -163,6 +199,7 @@ impl Inspection {
     pub(super) fn new(
         name: &str,
         listing: Listing,
+        rate: Option<Rate>,
         own: &Node,
         numbers: &TenantNumbers,
         answers: &HashMap<NodeId, PeerAnswer>,
@@ -202,6 +239,7 @@ impl Inspection {
                 .limit_in_force(name)
                 .or_else(|| processes.values().filter_map(|process| process.limit).max()),
             last_limit: own.counts.tallies.of(name).limit,
+            rate: listing.rate.map(|usage| RateUse::new(usage, rate, listing.now)),
             processes: processes.into_values().collect(),
         }
     }
