@@ -152,12 +152,14 @@ dialog.addEventListener("close", () => {
   if (!dialog.open) answer(null);
 });
 
-async function send({ method, url, field, clears }, number) {
+async function send({ method, url, field, clears, windowMs }, number) {
   const headers = { "x-semaphore-admin": "1" };
   let body;
   if (field !== undefined || clears !== undefined) {
     headers["content-type"] = "application/json";
-    body = JSON.stringify(field === undefined ? { [clears]: null } : { [field]: number });
+    // A rate is set with its window.
+    const rest = windowMs === undefined ? {} : { window_ms: Number(windowMs) };
+    body = JSON.stringify(field === undefined ? { [clears]: null } : { [field]: number, ...rest });
   }
   let response;
   try {

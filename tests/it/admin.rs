@@ -135,6 +135,12 @@ async fn the_used_part_of_a_rate_is_shown() {
     assert!((30_000..=60_000).contains(&opens_in), "{seen}");
     let html = page(&server, "/page/x").await;
     assert!(html.contains("2 started; the next can start in "), "{html}");
+    assert!(!html.contains("Clear rate"), "{html}");
+    semaphore.set_rate("x", 7, Duration::from_secs(60)).await.unwrap();
+    let html = page(&server, "/page/x").await;
+    assert!(html.contains("set here, in place of policies; 2 started"), "{html}");
+    assert!(html.contains("Clear rate"), "{html}");
+    assert!(page(&server, "/page/").await.contains("rate 7/60s<"));
 }
 
 #[tokio::test]

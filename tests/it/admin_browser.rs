@@ -1,10 +1,12 @@
 //! The operator's page in a browser: it stays up to date, says what it cannot show, and does what was confirmed and
 //! nothing else.
 
+use std::time::Duration;
+
 use axum::Router;
 use serde_json::Value;
 use tower_semaphore::operate::{Mode, TenantChange};
-use tower_semaphore::{Ask, Name, Semaphore, admin};
+use tower_semaphore::{Ask, Name, Policy, Semaphore, admin};
 
 use crate::support::admin::{HOSTILE, policy, segment, window};
 use crate::support::browser::Browser;
@@ -131,10 +133,12 @@ async fn what_is_no_number_in_range_sets_nothing() {
     let server = window(&semaphore).await;
     let tenant = Name::new(HOSTILE[0]);
     let asked = Ask::of("x").by(tenant.clone());
-    let _held = semaphore.acquire(asked, &policy(2)).await.unwrap();
+    let rated = Policy::builder(2).rate(9, Duration::from_secs(60)).build().unwrap();
+    let _held = semaphore.acquire(asked, &rated).await.unwrap();
     browser.open(&server.url("/ops/page/x")).await;
     for (button, wrong, right) in [
         ("Set limit", &["", " ", "-1", "1.5", "4294967296", "many", "1e99"][..], "0"),
+        ("Set rate", &["", "0", "-1", "1.5", "24000001"], "24000000"),
         ("Set cap", &["", "-1", "0.1", "4294967296"], "4294967295"),
         ("Set weight", &["", "0", "65", "-1", "1.5"], "64"),
     ] {
@@ -160,6 +164,11 @@ async fn what_is_no_number_in_range_sets_nothing() {
             "Set limit" => {
                 assert_eq!(semaphore.limit_of("x").await.unwrap().limit, Some(0));
                 semaphore.clear_limit("x").await.unwrap();
+            }
+            "Set rate" => {
+                let set = semaphore.limit_of("x").await.unwrap().rate.unwrap();
+                assert_eq!((set.starts(), set.window()), (24_000_000, Duration::from_secs(60)));
+                semaphore.clear_rate("x").await.unwrap();
             }
             "Set cap" => {
                 let set = semaphore.tenant_override_of("x", tenant.clone()).await.unwrap();

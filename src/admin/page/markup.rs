@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::links::Root;
 use crate::ask::Ask;
 use crate::name::Name;
-use crate::protocol::{Mode, Override};
+use crate::protocol::{Mode, Override, Rate};
 use crate::semaphore::Health;
 use crate::semaphore::TenantUse;
 use crate::tenants::TenantOverride;
@@ -35,6 +35,8 @@ pub(super) struct Action<'a> {
     text: String,
     /// The number that the request carries: field name, label, range, current value.
     field: Option<(&'static str, &'static str, u32, u32, Option<u32>)>,
+    /// The window of the rate whose starts that number is, in ms.
+    window_ms: Option<u64>,
     /// The field that the request clears.
     clears: Option<&'static str>,
     is_grave: bool,
@@ -48,7 +50,17 @@ impl<'a> Action<'a> {
         title: String,
         text: String,
     ) -> Self {
-        Self { label, method, url, title, text, field: None, clears: None, is_grave: false }
+        Self {
+            label,
+            method,
+            url,
+            title,
+            text,
+            field: None,
+            window_ms: None,
+            clears: None,
+            is_grave: false,
+        }
     }
 
     pub(super) fn limit(mut self, label: &'static str, now: Option<u32>) -> Self {
@@ -59,6 +71,16 @@ impl<'a> Action<'a> {
     pub(super) fn weight(mut self, now: u32) -> Self {
         let label = "Weight, from 1 to 64";
         self.field = Some(("weight", label, 1, Ask::MAX_WEIGHT, Some(now)));
+        self
+    }
+
+    pub(super) fn starts(mut self, rate: Rate) -> Self {
+        let window_ms = u64::try_from(rate.window().as_millis()).unwrap_or(u64::MAX);
+        // At most 4000 in 10 ms.
+        let most = u32::try_from(window_ms.saturating_mul(400)).unwrap_or(u32::MAX).max(4000);
+        self.field =
+            Some(("starts", "Starts in the window of the rate", 1, most, Some(rate.starts())));
+        self.window_ms = Some(window_ms);
         self
     }
 
@@ -84,7 +106,7 @@ impl<'a> Action<'a> {
             button type="button" class=[self.is_grave.then_some("grave")]
                 data-method=(self.method) data-url=(self.url)
                 data-title=(self.title) data-text=(self.text)
-                data-clears=[self.clears]
+                data-clears=[self.clears] data-window-ms=[self.window_ms]
                 data-field=[name] data-label=[label] data-min=[least] data-max=[most] data-now=[now] {
                 (self.label)
                 @if let Some(of) = of { span.unseen { " " (of) } }
@@ -120,9 +142,11 @@ pub(super) fn badge(mode: Mode) -> Markup {
 
 pub(super) fn set(set: Override) -> Markup {
     html! {
-        @if let Some(limit) = set.limit { "limit " (limit) @if set.mode != Mode::Open { ", " } }
-        @if set.mode != Mode::Open { (set.mode.as_str()) }
-        @if set.limit.is_none() && set.mode == Mode::Open { "–" }
+        @let limit = set.limit.map(|limit| format!("limit {limit}"));
+        @let rate = set.rate.map(|rate| format!("rate {rate}"));
+        @let mode = (set.mode != Mode::Open).then(|| set.mode.as_str().to_owned());
+        @let all: Vec<_> = limit.into_iter().chain(rate).chain(mode).collect();
+        @if all.is_empty() { "–" } @else { (all.join(", ")) }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::admin::plot::Plot;
 use crate::admin::problem::Problem;
 use crate::admin::view::{limit_of, limit_of_policies};
 use crate::name::Name;
-use crate::protocol::{Mode, PauseCause};
+use crate::protocol::{Mode, PauseCause, Rate};
 use crate::semaphore::{
     Holder, Inspection, PlaceId, ProcessUse, RateUse, TenantId, TenantUse, Waiter,
 };
@@ -70,12 +70,13 @@ fn cause(cause: PauseCause) -> String {
 }
 
 /// The rate, and how much of it is used.
-fn rate_use(RateUse { rate, started, opens_in }: &RateUse) -> Markup {
+fn rate_use(RateUse { rate, started, opens_in }: &RateUse, is_set: bool) -> Markup {
     html! {
         div {
             dt { "Rate" }
             dd #rate { (rate.starts()) " in " (format!("{:?}", rate.window())) }
             dd.note #rate-use {
+                @if is_set { "set here, in place of policies; " }
                 @if rate.is_smooth() { "spread over the window; " }
                 @else { (started) " started; " }
                 @match opens_in {
@@ -157,7 +158,7 @@ impl One<'_> {
                         @else { "no process that uses it responded" }
                     }
                 }
-                @if let Some(rate) = &seen.rate { (rate_use(rate)) }
+                @if let Some(rate) = &seen.rate { (rate_use(rate, seen.set.rate.is_some())) }
                 div { dt { "In use" } dd #in-use { (seen.in_use) } dd { (bar(seen.in_use, limit, "in use")) } }
                 div { dt { "Waiting" } dd #waiting { (seen.waiting) } }
                 div {
@@ -218,7 +219,26 @@ impl One<'_> {
             }
             (limit.limit("Permits, from 0 (none is granted) to 4294967295", self.limit()).render(None))
             @if set.limit.is_some() { (clear.render(None)) }
+            @if let Some(used) = &self.seen.rate { (self.rate_action(used.rate)) }
+            @if set.rate.is_some() { (self.clear_rate_action()) }
         }
+    }
+
+    fn rate_action(&self, rate: Rate) -> Markup {
+        let url = format!("{}/rate", self.root.semaphore(self.name));
+        let title = format!("Set the rate of {}", readable(self.name));
+        let text = format!(
+            "Starts in {:?}. Applies to the whole fleet, in place of the rate of every policy that has one, until it is cleared.",
+            rate.window()
+        );
+        Action::new("Set rate", "PUT", url, title, text).starts(rate).render(None)
+    }
+
+    fn clear_rate_action(&self) -> Markup {
+        let url = format!("{}/rate", self.root.semaphore(self.name));
+        let title = format!("Clear the rate of {}?", readable(self.name));
+        let text = "The rate of each request's own policy applies again.".to_owned();
+        Action::new("Clear rate", "DELETE", url, title, text).render(None)
     }
 
     fn plots(&self, window: &Window) -> Markup {
