@@ -19,6 +19,11 @@ const REST: u8 = 24;
 /// The number of rounds in which everything is done that can be done without time passing.
 const ROUNDS: usize = 40;
 
+/// Whether grants are paused until a time, as the process knows it.
+fn is_paused(p: &Process) -> bool {
+    p.session.as_ref().is_some_and(|session| session.paused_until().is_some())
+}
+
 fn tenant_of(stored: &Stored) -> Option<Tenant> {
     stored.place.claim.map(Claim::tenant)
 }
@@ -182,6 +187,7 @@ impl World {
             s.breaks(match rule {
                 "order" => Rule::Order,
                 "each in the server" => Rule::Each,
+                "rate in the server" => Rule::Rate,
                 "cap in the server" => Rule::CapByLedger,
                 "idle in the server" => Rule::NoIdlePermit,
                 _ => Rule::Turn,
@@ -197,6 +203,11 @@ impl World {
         waiting.dedup_by_key(|stored| tenant_of(stored));
         if waiting.len() > 1 {
             self.saw(Seen::TenantsWait);
+        }
+        let of_rate = waiting.iter().filter_map(|stored| stored.place.rate());
+        let is_full = |rate| s.server.ledger.usage_of(rate, now_ms * 1000).opens_at.is_some();
+        if units < limit && of_rate.into_iter().any(is_full) {
+            self.saw(Seen::RateWaits);
         }
         if units < limit && waiting.iter().any(|stored| units + cost(&stored.place) > limit) {
             self.saw(Seen::BigWaits);
@@ -375,7 +386,7 @@ impl World {
 
     /// Checks that in an outage the policy admits requests at once.
     fn is_kept_waiting(&self, p: &Process, now: u8) -> bool {
-        let is_paused = self.config.set(p.set).in_place() == Some(0);
+        let is_paused = self.config.set(p.set).in_place() == Some(0) || is_paused(p);
         let works = |slot: &Slot| p.works(slot, now, None);
         let mut asking = p.slots.iter().filter(|slot| slot.is_asking() && !slot.napping);
         asking.any(|slot| match slot.options.on_unavailable {
@@ -427,6 +438,8 @@ impl World {
         let limits = &self.config.limits;
         if s.set_at == s.now && self.config.faults.sets > 0
             || limits.iter().any(|l| *l != limits[0])
+            // It asks once the pause is over for it.
+            || s.processes.iter().any(|p| is_paused(p))
         {
             return false;
         }
@@ -440,8 +453,11 @@ impl World {
         s.server.places.iter().any(|place| {
             let p = &s.processes[usize::from(place.id.0)];
             let limit = p.session.as_ref().map_or(0, Session::limit_in_force);
+            // Once the window opens, it is asked again.
+            let is_full = |rate| s.server.ledger.usage_of(rate, now_ms * 1000).opens_at.is_some();
             place.ticket.is_some()
                 && place.end > now_ms
+                && !place.place.rate().is_some_and(is_full)
                 && p.is_awake()
                 && p.knows(place.id)
                 && holders < limit as usize

@@ -21,7 +21,7 @@ use std::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model};
 
 use tower_semaphore_protocol::session::{AcquireOptions, OnUnavailable};
-use tower_semaphore_protocol::{Claim, Mode, Override, Tenant};
+use tower_semaphore_protocol::{Claim, Mode, Override, Rate, Tenant};
 
 use self::world::{Action, Rule, Seen, World};
 
@@ -46,6 +46,8 @@ pub(crate) struct Config {
     timeouts: Option<(u8, u8)>,
     /// By process: the claims of its requests, in turn.
     asks: [&'static [Ask]; 3],
+    /// How many requests may start in this many ticks.
+    rate: Option<(u32, u8)>,
     /// By process: for how many ticks permits are passed on; its requests use them in turn.
     reuse: [&'static [u8]; 3],
     /// Whether some requests may not wait.
@@ -74,6 +76,8 @@ pub(crate) struct Config {
     steps: &'static [i8],
     /// The overrides that operators may set.
     sets: &'static [(Option<u32>, Mode)],
+    /// The starts of the rates that they may set after those, in the same window.
+    rates: &'static [u32],
     /// One in this number of last states is checked for whether everything comes to rest from there.
     drained: u64,
     /// How it begins: what can happen is explored from there.
@@ -126,6 +130,8 @@ pub(crate) struct Faults {
     moves: u8,
     steps: u8,
     sets: u8,
+    /// How often a process learns that grants are paused for a tick.
+    pauses: u8,
     revokes: u8,
 }
 
@@ -177,6 +183,7 @@ pub(crate) enum Bug {
     NewcomerBarges,
     TryBarges,
     GoneNotPassedOver,
+    StartsForgotten,
 }
 
 const NONE: Faults = Faults {
@@ -200,6 +207,7 @@ const NONE: Faults = Faults {
     moves: 0,
     steps: 0,
     sets: 0,
+    pauses: 0,
     revokes: 0,
 };
 
@@ -215,6 +223,7 @@ const BASE: Config = Config {
     policies: [OnUnavailable::Refuse; 3],
     timeouts: None,
     asks: [&[]; 3],
+    rate: None,
     reuse: [&[]; 3],
     tries: false,
     lazy: false,
@@ -230,6 +239,7 @@ const BASE: Config = Config {
     moves_lose_data: false,
     steps: &[],
     sets: &[],
+    rates: &[],
     drained: 16,
     beginning: &[],
     faults: NONE,
@@ -249,10 +259,16 @@ impl Config {
             on_unavailable: self.policies[process],
             max_waiting: 100,
             headroom: 0,
-            rate: None,
+            rate: self.rate_of(self.rate.map_or(0, |(starts, _)| starts)),
             claim: ask.and_then(Ask::claim),
             patience_ms: 0,
         }
+    }
+
+    /// Returns the rate of this many starts; `None`: there are none.
+    fn rate_of(&self, starts: u32) -> Option<Rate> {
+        let (_, window) = self.rate?;
+        Rate::parse(&format!("{starts}/{}", process::ticks(window).as_millis()))
     }
 
     fn reuse_of(&self, process: usize, request: u8) -> u8 {
@@ -269,16 +285,20 @@ impl Config {
         self.longest_reuse() > 0
     }
 
-    /// Returns whether tenants share the semaphore.
+    /// Returns whether places have claims, as those of tenants and those with a rate.
     const fn is_fair(&self) -> bool {
-        !(self.asks[0].is_empty() && self.asks[1].is_empty() && self.asks[2].is_empty())
+        self.rate.is_some()
+            || !(self.asks[0].is_empty() && self.asks[1].is_empty() && self.asks[2].is_empty())
     }
 
     /// Returns the number of overrides that operators may set.
     fn set(&self, set: u8) -> Override {
         let mut of_operators = Override::default();
         if let Some(set) = usize::from(set).checked_sub(1) {
-            (of_operators.limit, of_operators.mode) = self.sets[set];
+            match self.sets.get(set) {
+                Some(set) => (of_operators.limit, of_operators.mode) = *set,
+                None => of_operators.rate = self.rate_of(self.rates[set - self.sets.len()]),
+            }
         }
         of_operators
     }
@@ -575,6 +595,60 @@ fn configs() -> Vec<Config> {
             ticks: 2,
             away: true,
             faults: Faults { sets: 2, cuts: 1, outages: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "pauses",
+            tries: true,
+            requests: [2, 1, 0],
+            ticks: 2,
+            faults: Faults { pauses: 2, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "pauses, quarantine",
+            quarantine: true,
+            requests: [1, 1, 0],
+            leases: &[2],
+            ticks: 3,
+            faults: Faults { pauses: 1, restarts: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "rate",
+            rate: Some((1, 1)),
+            limits: [2; 3],
+            requests: [2, 1, 0],
+            ticks: 2,
+            faults: Faults { slow: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "rate, crash, lost hint",
+            rate: Some((1, 1)),
+            limits: [2; 3],
+            requests: [1, 2, 0],
+            ticks: 3,
+            faults: Faults { crashes: 1, lost_hints: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "rate, pauses",
+            rate: Some((2, 2)),
+            requests: [2, 1, 0],
+            ticks: 3,
+            faults: Faults { pauses: 1, ..NONE },
+            ..BASE
+        },
+        Config {
+            name: "rate, set",
+            differ: true,
+            rate: Some((1, 2)),
+            rates: &[2],
+            limits: [2; 3],
+            requests: [2, 1, 0],
+            ticks: 2,
+            faults: Faults { sets: 2, slow: 1, ..NONE },
             ..BASE
         },
         Config {
@@ -1092,6 +1166,12 @@ const SHOWN: &[(&str, &[Seen])] = &[
     ("another server, slow call", &[Seen::Rehomed, Seen::OldStay, Seen::Restored]),
     ("overrides", &[Seen::Raised, Seen::Paused, Seen::Refused]),
     ("overrides, outage", &[Seen::Paused, Seen::Admitted, Seen::Shared]),
+    ("pauses", &[Seen::PausedForATime, Seen::Refused]),
+    ("pauses, quarantine", &[Seen::PausedForATime, Seen::Restored, Seen::Quarantined]),
+    ("rate", &[Seen::RateWaits]),
+    ("rate, crash, lost hint", &[Seen::RateWaits, Seen::HintLost]),
+    ("rate, pauses", &[Seen::RateWaits, Seen::PausedForATime]),
+    ("rate, set", &[Seen::RateWaits, Seen::RateSet]),
     ("revoke", &[Seen::Revoked, Seen::RevokedWaiter]),
     ("revoke, flush", &[Seen::Revoked, Seen::Restored]),
     ("mixed leases", &[Seen::Restored]),
@@ -1171,7 +1251,7 @@ fn the_protocol_keeps_its_rules_through_every_fault() {
 }
 
 /// Each rule undone, the scope in which it is, and the rule that must break.
-const MUTANTS: [(Bug, &str, Rule); 47] = [
+const MUTANTS: [(Bug, &str, Rule); 48] = [
     (Bug::RejoinWithSameId, "flush, slow call, late hint, again", Rule::Grounded),
     (Bug::RejoinWithNewTicket, "restart, order", Rule::Order),
     (Bug::HintWithoutLeaseEnd, "granted while away", Rule::Grounded),
@@ -1219,6 +1299,7 @@ const MUTANTS: [(Bug, &str, Rule); 47] = [
     (Bug::KeptTooLong, "reuse, three processes", Rule::KeptInTime),
     (Bug::ClockStandsStill, "reuse, freeze", Rule::NotPassedBy),
     (Bug::TenantsAlike, "reuse, tenants", Rule::OwnTurn),
+    (Bug::StartsForgotten, "rate", Rule::Rate),
 ];
 
 #[test]

@@ -163,6 +163,9 @@ pub(crate) fn carry_out(
         recalls: call.recalls,
     };
     let has = |asked| bug == Some(asked);
+    if has(Bug::StartsForgotten) {
+        *ledger = rebuilt(ledger.places());
+    }
     match &call.op {
         Op::Acquire { leaving, lease_ms, max_queue, ids } => {
             let lease = *lease_ms;

@@ -66,6 +66,8 @@ pub(crate) enum Rule {
     Turn,
     /// No tenant is granted more than its own cap.
     Each,
+    /// In no window do more requests start than the rate of the one that starts.
+    Rate,
     /// A process passes a permit on, or keeps it, only if a call that it sent less than that time ago found no other
     /// process waiting.
     NotPassedBy,
@@ -102,7 +104,7 @@ macro_rules! rules {
 
 rules![CapByLedger CapByBelief Grounded CapByProcess Order NoIdlePermit DeadStayDead NoLeak Aware
     Served NotLostEarly GonePassedOver Answered Watched Work LocalShare LocalOrder Policy Revoked Turn
-    Each NotPassedBy Recalled KeptInTime OwnTurn];
+    Each Rate NotPassedBy Recalled KeptInTime OwnTurn];
 
 macro_rules! seen {
     ($($what:ident)*) => {
@@ -119,7 +121,7 @@ seen![LimitReached SomeoneWaits HintLost HintRepaired Restored Rejoined LateSock
     Admitted Counted Shared ShareWaited ShareRefused Failed CallFailed QueueFull Late OldStay
     Rehomed TimedOutJoining TimedOutWaiting Revoked RevokedWaiter Raised Paused LeaveWithJoin
     SeveralInOne Retired Acknowledged Stepped PollOnly Closed TenantsWait PassedByTurn BigWaits Capped PassedOn Kept
-    Reused TakenOver KeptRecalled KeptReleased RecallLost];
+    Reused TakenOver KeptRecalled KeptReleased RecallLost PausedForATime RateWaits RateSet];
 
 pub(crate) struct World {
     pub(crate) config: Config,
@@ -293,6 +295,10 @@ pub(crate) enum Action {
     /// An operator records a revocation, and then removes the place.
     Revoke(usize),
     TakeOut,
+    /// A process learns that grants are paused for a tick.
+    Pause {
+        process: usize,
+    },
     /// A process reads the overrides.
     Learn {
         process: usize,
@@ -411,7 +417,8 @@ impl Model for World {
             }
         }
         if left.sets > 0 {
-            let sets = u8::try_from(self.config.sets.len()).expect("a few");
+            let sets = self.config.sets.len() + self.config.rates.len();
+            let sets = u8::try_from(sets).expect("a few");
             actions.extend((0..=sets).filter(|set| *set != s.set).map(Action::Set));
         }
         if usize::from(s.taken_out) < s.revoked.len() {
@@ -565,6 +572,9 @@ impl World {
         }
         if p.is_up() && (s.is_stale(p) || p.checking.is_some()) {
             actions.push(Action::Learn { process });
+        }
+        if left.pauses > 0 && p.is_up() && p.session.is_some() {
+            actions.push(Action::Pause { process });
         }
         if !p.slots.is_empty() || !p.kept.is_empty() {
             if left.crashes > 0 {
@@ -768,6 +778,12 @@ impl World {
                     };
                     self.judge_turns(s, &call, &before);
                 }
+            }
+            Action::Pause { process } => {
+                s.left.pauses -= 1;
+                self.saw(Seen::PausedForATime);
+                let until = time(s.now + 1);
+                self.act(s, process, |session, now| session.handle_pause(Some(until), now));
             }
             Action::Learn { process } => self.learn(s, process),
             Action::Tick => self.tick(s),
@@ -1125,6 +1141,9 @@ impl World {
             let before = s.processes[process].session.as_ref().map(Session::limit_in_force);
             self.act(s, process, |session, now| session.handle_override(set, now));
             let after = s.processes[process].session.as_ref().map(Session::limit_in_force);
+            if set.rate.is_some() {
+                self.saw(Seen::RateSet);
+            }
             if after > before {
                 self.saw(Seen::Raised);
             } else if after == Some(0) {
