@@ -238,8 +238,9 @@ impl Rejected {
     /// process that had waited, within 30 s. With a [tenant](crate::Ask::by), from those of the tenant, and from how many
     /// requests of the tenant wait in this process.
     ///
-    /// `None` where [`ahead`](Self::ahead) is, except for a tenant; and if this process has not seen that many since
-    /// something changed how fast permits come free: another limit, a pause, an outage, a loss of data, a new connection.
+    /// `None` where [`ahead`](Self::ahead) is, except for a tenant in a semaphore without a rate; and if this process has
+    /// not seen that many since something changed how fast permits come free: another limit, a pause, an outage, a loss
+    /// of data, a new connection.
     ///
     /// # Examples
     ///

@@ -187,8 +187,8 @@ impl PolicyBuilder {
     }
 
     /// Sets whether a request is rejected at once, with [`RejectReason::Hopeless`], if it is expected to wait more than
-    /// twice as long as it may: see [`Rejected::expected_wait`]. A request for which nothing is known waits as usual. The
-    /// default is `false`.
+    /// twice as long as it may: see [`Rejected::expected_wait`]. A request for which nothing is known waits as usual, and
+    /// so does each under a [rate](Self::rate). The default is `false`.
     ///
     /// Use it only where requests of one name may wait for *different* times, by policy or by the deadlines of their
     /// callers: a caller with one second then learns immediately that twenty seconds of others are ahead of it. Where all

@@ -2,7 +2,7 @@
 //!
 //! Each grant of a place that waited is a sample: which turn was its own when it joined, and how long that took. Nothing
 //! is asked and nothing is sent for it. Where the queue cannot be seen as a whole, nothing is told: in an outage, after
-//! anything that changes how fast permits come free, and where permits are passed on.
+//! anything that changes how fast permits come free, where permits are passed on, and under a rate.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU32;
@@ -19,7 +19,7 @@ use crate::time::Time;
 /// The last grants of a line that count.
 const SAMPLES_MAX: usize = 16;
 /// Fewer say nothing.
-const SAMPLES_MIN: usize = 5;
+const SAMPLES_MIN: u32 = 5;
 /// Older ones say nothing.
 const AGE_MAX: Duration = Duration::from_secs(30);
 /// The lines that have samples; beyond it, the one with the oldest is forgotten.
@@ -41,6 +41,8 @@ struct Parts {
     lines: Vec<Line>,
     /// The numbers of the places that left the queue, and that the backend still counts.
     left: BTreeSet<u64>,
+    /// How many places were granted, or taken out by the backend, since a reply last had the length of the queue.
+    gone: u64,
 }
 
 /// The samples of one line: that of a tenant, or the queue.
@@ -79,7 +81,15 @@ impl Movement {
     #[inline]
     pub(super) fn handle_left(&mut self, n: u64) {
         if let Some(parts) = &mut self.0 {
-            parts.left.remove(&n);
+            parts.gone += u64::from(parts.left.remove(&n));
+        }
+    }
+
+    /// A reply has the length of the queue.
+    #[inline]
+    pub(super) fn handle_length(&mut self) {
+        if let Some(parts) = &mut self.0 {
+            parts.gone = 0;
         }
     }
 
@@ -91,6 +101,11 @@ impl Movement {
     /// How many places left the queue that the backend still counts.
     fn left(&self) -> u64 {
         self.0.as_ref().map_or(0, |parts| parts.left.len() as u64)
+    }
+
+    /// How many places of this process do not wait any more of those in the last length of the queue.
+    fn left_since(&self) -> u64 {
+        self.left() + self.0.as_ref().map_or(0, |parts| parts.gone)
     }
 
     /// Returns what is known under this limit.
@@ -124,8 +139,15 @@ impl Parts {
         self.lines.push(line);
     }
 
-    /// How long the request with this turn waits, if that can be told.
-    fn expected_wait(&self, tenant: Option<Tenant>, turn: u32, now: Time) -> Option<Duration> {
+    /// How long the request with this turn waits, if that can be told. `is_least`: not longer than those of its line did on
+    /// average, because a turn is one in this process, and places of others can be ahead of all of them.
+    fn expected_wait(
+        &self,
+        tenant: Option<Tenant>,
+        turn: u32,
+        is_least: bool,
+        now: Time,
+    ) -> Option<Duration> {
         let line = self.lines.iter().find(|line| line.tenant == tenant)?;
         let (mut count, mut turns, mut waited) = (0, 0, Duration::ZERO);
         for sample in line.samples.iter().filter(|sample| now.since(sample.at) <= AGE_MAX) {
@@ -137,7 +159,8 @@ impl Parts {
             return None;
         }
         let nanos = (waited.as_nanos() * u128::from(turn)).checked_div(turns)?;
-        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+        let expected = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        Some(if is_least { expected.min(waited / count) } else { expected })
     }
 }
 
@@ -211,7 +234,7 @@ impl Session {
         };
         let Some(patience) = place.options.patience() else { return false };
         let left = patience.saturating_sub(now.since(place.held_at));
-        let expected = self.expected_wait(place, place.turn, now);
+        let expected = self.expected_wait(place, place.turn, place.options.claim.is_some(), now);
         expected.is_some_and(|expected| expected > left * MARGIN)
     }
 
@@ -223,12 +246,14 @@ impl Session {
         let Some(turn) = place.turn.take() else { return };
         let (tenant, came) = (place.options.claim.map(Claim::tenant), place.held_at);
         let sample = Sample { turn: turn.get(), waited: now.since(came), at: now };
-        self.movement.begin(limit, now).push(tenant, came, sample);
+        let parts = self.movement.begin(limit, now);
+        parts.gone += 1;
+        parts.push(tenant, came, sample);
     }
 
     /// Notes which turn a request would have that came now, in place of the one that was refused.
     pub(super) fn note_refusal(&mut self, index: usize) {
-        let left = self.movement.left();
+        let left = self.movement.left_since();
         let Some(place) = self.places.get_mut(index).filter(|place| place.turn.is_some()) else {
             return;
         };
@@ -253,7 +278,7 @@ impl Session {
         let Some(place) = self.places.get(index).filter(|_| is_known) else { return (None, None) };
         let State::Refused { next, .. } = place.state else { return (None, None) };
         let ahead = place.turn.filter(|_| place.options.claim.is_none());
-        (ahead.map(|turn| turn.get() - 1), self.expected_wait(place, next, now))
+        (ahead.map(|turn| turn.get() - 1), self.expected_wait(place, next, false, now))
     }
 
     /// How long a request like this one waits that has this turn, if that can be told.
@@ -261,12 +286,15 @@ impl Session {
         &self,
         place: &Place,
         turn: Option<NonZeroU32>,
+        is_least: bool,
         now: Time,
     ) -> Option<Duration> {
         let parts = self.movement.0.as_ref()?;
-        let is_known = !self.reuse.is_on() && parts.limit == self.limits.in_force();
+        // A window opens for all its starts at once, however long each of them has waited.
+        let is_even = !self.reuse.is_on() && place.options.rate.is_none();
+        let is_known = is_even && parts.limit == self.limits.in_force();
         let turn = turn.filter(|_| is_known)?.get();
-        parts.expected_wait(place.options.claim.map(Claim::tenant), turn, now)
+        parts.expected_wait(place.options.claim.map(Claim::tenant), turn, is_least, now)
     }
 }
 

@@ -41,10 +41,15 @@ impl Session {
         if self.reuse.is_on() {
             self.note_who_waits(op, reply, late, (sent, now));
         }
-        self.seen = reply.usage.or(self.seen);
+        if let Op::Acquire { leaving, .. } = op {
+            self.end_releases(leaving);
+        }
+        if reply.usage.is_some() {
+            self.seen = reply.usage;
+            self.movement.handle_length();
+        }
         match op {
-            Op::Acquire { leaving, ids, .. } => {
-                self.end_releases(leaving);
+            Op::Acquire { ids, .. } => {
                 let is_full = reply.usage.is_some()
                     && reply.statuses.iter().any(|status| *status != PlaceStatus::Held);
                 if is_full {
@@ -72,6 +77,10 @@ impl Session {
         }
         for grant in &reply.granted {
             self.process_grant(grant.id, grant.lease_end, now);
+        }
+        if reply.usage.is_some() {
+            // It does not contain what the call granted.
+            self.movement.handle_length();
         }
         self.end_refusals(op, now);
         if let Some(at) = self.probe.handle_reply(op, reply, self.counts.has_waiting(), now) {

@@ -1,6 +1,7 @@
 //! How fast the queue moves, what a refusal tells of it, and who waits in vain.
 
 use super::*;
+use crate::rate::Rate;
 
 /// How many were ahead of a request that waits no longer, and how long one that comes now would wait, in ms.
 fn told(rig: &mut Rig, index: usize) -> (Option<u32>, Option<u64>) {
@@ -175,6 +176,37 @@ fn own_places_that_left_are_not_ahead() {
     let last = rig.request();
     rig.settle();
     assert_eq!(told(&mut rig, last), (Some(1), Some(200)));
+}
+
+#[test]
+fn those_that_gave_up_since_the_last_count_are_not_ahead_of_one_that_comes_now() {
+    let mut rig = Rig::new(1);
+    moving(&mut rig, OPTIONS, 5, 100);
+    let waits = waiters(&mut rig, 6);
+    let expected = |rig: &mut Rig, index| {
+        let expected = told(rig, index).1;
+        // Their releases are answered, and nothing is counted.
+        rig.leave(index);
+        rig.settle();
+        expected
+    };
+    let all: Vec<_> = waits.into_iter().map(|index| expected(&mut rig, index)).collect();
+    assert_eq!(all, [600, 500, 400, 300, 200, 100].map(Some));
+}
+
+#[test]
+fn those_that_were_granted_since_the_last_count_are_not_ahead_either() {
+    let mut rig = Rig::new(1);
+    let holds = moving(&mut rig, OPTIONS, 5, 100);
+    let waits = waiters(&mut rig, 4);
+    rig.leave(holds);
+    rig.settle();
+    assert_eq!(rig.progress(waits[0]), Progress::Held);
+    assert_eq!(
+        told(&mut rig, waits[3]),
+        (Some(3), Some(270)),
+        "two are left, and one waited for 40 ms"
+    );
 }
 
 #[test]
@@ -413,4 +445,87 @@ fn requests_that_may_wait_for_different_times_share_a_call() {
         rig.request_with(patient(patience_ms));
     }
     assert_eq!(rig.settle().len(), 1);
+}
+
+#[test]
+fn places_whose_releases_were_not_answered_in_time_are_not_taken_off_for_ever() {
+    let mut rig = Rig::new(1);
+    let held: Vec<_> = (0..4).map(|_| rig.other()).collect();
+    let leaves = rig.request();
+    rig.settle();
+    let now = rig.now();
+    rig.session.handle_unreachable(now);
+    rig.leave(leaves);
+    // Its release is over one lease after its own.
+    rig.pass(6_000);
+    rig.reconnect(same_data());
+    rig.settle();
+    let asks = rig.request();
+    rig.settle();
+    assert_eq!(told(&mut rig, asks).0, Some(3));
+    assert_eq!(held.len(), 4);
+}
+
+#[test]
+fn where_a_window_opens_soon_nobody_waits_in_vain_because_others_waited_for_all_of_it() {
+    let rated = AcquireOptions { rate: Rate::parse("1/4000"), ..OPTIONS };
+    let mut rig = Rig::new(100);
+    let mut holds = rig.request_with(rated);
+    rig.settle();
+    for _ in 0..5 {
+        let next = rig.request_with(rated);
+        rig.live(4_010);
+        assert_eq!(rig.progress(next), Progress::Held);
+        rig.leave(holds);
+        holds = next;
+    }
+    rig.live(3_800);
+    let asks = rig.request_with(AcquireOptions { patience_ms: 1_000, ..rated });
+    rig.settle();
+    assert_eq!(rig.progress(asks), Progress::Waiting);
+    rig.live(200);
+    assert_eq!(rig.progress(asks), Progress::Held);
+    assert!(rig.session.is_held(holds));
+}
+
+#[test]
+fn a_tenant_whose_line_is_mostly_elsewhere_does_not_wait_in_vain_for_a_few_more() {
+    let tenant = AcquireOptions { max_queue: Some(100), max_waiting: 1000, ..of_tenant(1) };
+    let mut rig = Rig::new(1);
+    let mut elsewhere = VecDeque::new();
+    let other = |rig: &mut Rig, elsewhere: &mut VecDeque<PlaceId>| {
+        rig.others += 1;
+        let (node, claim) = (OTHER, tenant.claim);
+        let id = PlaceId { node, poll_only: false, n: rig.others, bound: None, claim };
+        let caller = Caller { max_waiting: 1000, ..rig.ask(OTHER, 1) };
+        rig.ledger.acquire(caller, 3_600_000, Some(500), &[], &[id], &mut |_, _| true);
+        elsewhere.push_back(id);
+    };
+    for _ in 0..10 {
+        other(&mut rig, &mut elsewhere);
+    }
+    // Each permit is given back after 100 ms. One request of this process waits at a time, behind ten of another.
+    for _ in 0..6 {
+        let own = rig.request_with(tenant);
+        rig.settle();
+        for _ in 0..10 {
+            other(&mut rig, &mut elsewhere);
+        }
+        for _ in 0..10 {
+            rig.live(100);
+            let id = elsewhere.pop_front().expect("ten of them");
+            rig.other_leaves(id).into_iter().for_each(|grant| rig.hint(grant));
+        }
+        assert_eq!(rig.progress(own), Progress::Held);
+        rig.live(100);
+        rig.leave(own);
+        rig.settle();
+    }
+    // Five come together: the last one will have its permit after 1.5 s.
+    let asks: Vec<_> =
+        (0..5).map(|_| rig.request_with(AcquireOptions { patience_ms: 2_000, ..tenant })).collect();
+    rig.settle();
+    for index in asks {
+        assert_eq!(rig.progress(index), Progress::Waiting);
+    }
 }
