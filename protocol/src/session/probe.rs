@@ -15,9 +15,9 @@ const AFTER_LEASE_END: Duration = Duration::from_millis(2);
 const GAP: Duration = Duration::from_millis(100);
 /// Grants that a rate allows at short intervals are probed for together: no more often than this.
 const OPENING_GAP: Duration = Duration::from_millis(10);
-/// A process without a waiting place probes for an opening as far off as this, because it may be the only one that knows
-/// of it: places that wait elsewhere are renewed each second, and the reply tells their processes.
-const OPENING_OF_OTHERS: Duration = Duration::from_secs(1);
+/// How long a process without a waiting place probes for openings after it gave something back, because it may be the only
+/// one that knows of them: places that wait elsewhere are renewed each second, and the reply tells their processes.
+const OPENINGS_OF_OTHERS: Duration = Duration::from_secs(1);
 
 /// When a probe is due. It renews one place that waits: every call sweeps and promotes, and its reply says when the next
 /// lease ends.
@@ -29,11 +29,11 @@ pub(super) struct Probe {
     last_at: Option<Time>,
     /// When the rate allows the next grant.
     opens_at: Option<Time>,
-    /// Places wait for that, as far as is known.
-    others_wait: bool,
+    /// Until when this is asked for others.
+    others_until: Option<Time>,
     /// The server stopped promoting at its bound: it is to be called again at once, with any call.
     has_more: bool,
-    /// Something was given back by a call that could grant nothing to anybody.
+    /// Something was given back by a call under a limit that may have been raised meanwhile.
     withheld: bool,
 }
 
@@ -86,11 +86,11 @@ impl Probe {
         place.map(|(_, place)| place.n)
     }
 
-    /// A call that promotes is sent. If it stops at its bound again, its reply says so. `can_grant`: its limit for all is
-    /// not 0.
-    pub(super) fn handle_call(&mut self, op: &Op, can_grant: bool) {
+    /// A call that promotes is sent. If it stops at its bound again, its reply says so. `is_for_all`: its limit is in
+    /// place of the limits that places bring.
+    pub(super) fn handle_call(&mut self, op: &Op, is_for_all: bool) {
         self.has_more = false;
-        self.withheld = !can_grant && (self.withheld || gives_back(op));
+        self.withheld = is_for_all && (self.withheld || gives_back(op));
     }
 
     /// When the rate allows the next grant, by the last reply that said so.
@@ -111,9 +111,14 @@ impl Probe {
             let at = now + Duration::from_millis(reply.opens_in);
             let at = self.last_at.map_or(at, |last_at| at.max(last_at + OPENING_GAP));
             self.opens_at = Some(at);
-            // Once for what it gave back: the reply to a call for others tells nobody anything new.
-            self.others_wait = gives_back(op) && reply.usage.is_none_or(|usage| usage.waiting > 0);
-            return self.is_opening_awaited(has_waiting, at, now).then_some(at);
+            if gives_back(op) && reply.usage.is_none_or(|usage| usage.waiting > 0) {
+                self.others_until = Some(now + OPENINGS_OF_OTHERS);
+            }
+            return self.is_opening_awaited(has_waiting, at).then_some(at);
+        }
+        if reply.usage.is_some() {
+            // Something else keeps the next in turn back, whatever an earlier reply said.
+            self.opens_at = None;
         }
         if reply.earliest == 0 {
             return None;
@@ -125,8 +130,8 @@ impl Probe {
         self.at.filter(|_| has_waiting)
     }
 
-    fn is_opening_awaited(&self, has_waiting: bool, at: Time, now: Time) -> bool {
-        has_waiting || self.others_wait && at.since(now) <= OPENING_OF_OTHERS
+    fn is_opening_awaited(&self, has_waiting: bool, at: Time) -> bool {
+        has_waiting || self.others_until.is_some_and(|until| at <= until)
     }
 
     /// Returns when to call this again.
@@ -137,7 +142,7 @@ impl Probe {
 
     fn handle_opening(&mut self, has_waiting: bool, now: Time) -> Option<Time> {
         let at = self.opens_at?;
-        let is_awaited = self.is_opening_awaited(has_waiting, at, now);
+        let is_awaited = self.is_opening_awaited(has_waiting, at);
         if now < at {
             return is_awaited.then_some(at);
         }
@@ -165,7 +170,8 @@ impl Probe {
     pub(super) fn coarsen(&mut self, round: impl Fn(Time) -> Time, now: Time) {
         self.at = self.at.map(&round);
         self.last_at = self.last_at.filter(|at| now < *at + GAP).map(&round);
-        self.opens_at = self.opens_at.map(round);
+        self.opens_at = self.opens_at.map(&round);
+        self.others_until = self.others_until.filter(|until| now <= *until).map(round);
     }
 }
 

@@ -201,7 +201,7 @@ impl Session {
             (call.limit, call.for_all) = (limit, true);
         }
         if !matches!(call.op, Op::Audit { .. }) {
-            self.probe.handle_call(&call.op, !call.for_all || call.limit > 0);
+            self.probe.handle_call(&call.op, call.for_all);
         }
         call
     }

@@ -365,3 +365,23 @@ fn what_was_given_back_is_asked_for_once_both_a_pause_and_a_quarantine_have_ende
         assert!(!rig.waits(other), "paused for {pause_ms} ms");
     }
 }
+
+#[test]
+fn what_was_given_back_under_a_lower_limit_is_asked_for_once_that_is_raised() {
+    let mut rig = Rig::new(2);
+    let held = [(); 2].map(|()| rig.request());
+    rig.settle();
+    let other = rig.other();
+    let set = |rig: &mut Rig, limit| {
+        let now = rig.now();
+        rig.session.handle_override(Override { limit: Some(limit), ..Override::default() }, now);
+    };
+    set(&mut rig, 1);
+    // The limit is 2 again. The process of the place that waits has learned of that, and asked.
+    rig.leave(held[0]);
+    rig.settle();
+    assert!(rig.waits(other), "this process does not know of it yet");
+    set(&mut rig, 2);
+    rig.settle();
+    assert!(!rig.waits(other));
+}

@@ -276,3 +276,97 @@ fn the_queue_of_requests_without_a_tenant_is_as_long_as_it_says() {
     assert_eq!(waiting(&mut rig, &all), 3);
     assert!(is_refused(rig.progress(all[4]), RejectReason::QueueFull));
 }
+
+#[test]
+fn once_only_the_limit_keeps_a_request_back_no_rate_is_blamed() {
+    let mut rig = Rig::new(1);
+    for _ in 0..2 {
+        let first = rig.request_with(rated(2, 60_000));
+        rig.settle();
+        rig.leave(first);
+    }
+    let next = rig.request_with(rated(2, 60_000));
+    rig.settle();
+    assert_eq!(rig.progress(next), Progress::Waiting, "the window is full");
+    // The server loses its data, and with them the starts.
+    rig.ledger = Ledger::new();
+    rig.reconnect(Connected::default());
+    rig.live(1_000);
+    assert_eq!(rig.progress(next), Progress::Held);
+    let waits = rig.request_with(rated(2, 60_000));
+    rig.live(1_000);
+    let now = rig.now();
+    rig.session.handle_wait_timeout(waits, now);
+    let Progress::Refused { reason, ends_in, .. } = rig.progress(waits) else { panic!() };
+    assert_eq!((reason, ends_in), (RejectReason::QueueTimeout, None));
+}
+
+/// Another process, whose places wait in the same ledger.
+struct Peer {
+    session: Session,
+    places: Vec<usize>,
+}
+
+impl Peer {
+    fn new(rig: &Rig, options: AcquireOptions, count: usize) -> Self {
+        let mut session = Session::new(OTHER, 1, Connected::default(), false);
+        let join = |_| session.handle_request(rig.limit, options, rig.now()).expect("room");
+        let places = (0..count).map(join).collect();
+        Self { session, places }
+    }
+
+    /// Sends and answers what is due. Returns how many of its places have a permit.
+    fn live(&mut self, rig: &mut Rig) -> usize {
+        let now = rig.now();
+        if self.session.poll_timeout().is_some_and(|at| at <= now) {
+            self.session.handle_timeout(now);
+        }
+        while let Some(call) = self.session.poll_call(now) {
+            let caller = Caller { max_waiting: call.max_waiting, ..rig.ask(OTHER, call.limit) };
+            let post: crate::ledger::Post<'_> = &mut |_, _| true;
+            let reply = match &call.op {
+                Op::Acquire { leaving, lease_ms, max_queue, ids } => {
+                    rig.ledger.acquire(caller, *lease_ms, *max_queue, leaving, ids, post)
+                }
+                Op::Release { ids } => rig.ledger.release(caller, ids, post),
+                Op::Renew { lease_ms, ids } => rig.ledger.renew(caller, *lease_ms, ids, post),
+                other => panic!("{other:?}"),
+            };
+            self.session.handle_reply(&call.op, &reply, false, now, now);
+        }
+        self.places.iter().filter(|index| self.session.is_held(**index)).count()
+    }
+}
+
+#[test]
+fn places_that_wait_elsewhere_are_granted_at_each_opening_once_permits_are_free() {
+    let rated = AcquireOptions { max_queue: Some(100), ..rated(2, 100) };
+    let mut rig = Rig::new(6);
+    let own: Vec<_> = (0..6)
+        .map(|_| {
+            let index = rig.request_with(rated);
+            rig.live(60);
+            assert_eq!(rig.progress(index), Progress::Held);
+            index
+        })
+        .collect();
+    let mut peer = Peer::new(&rig, rated, 6);
+    assert_eq!(peer.live(&mut rig), 0);
+    rig.live(200);
+    // All permits are given back at once: two start at once, and two each 100 ms.
+    for index in own {
+        rig.leave(index);
+    }
+    let mut granted = Vec::new();
+    for _ in 0..30 {
+        rig.pass(10);
+        rig.settle();
+        for (id, _, ticket) in rig.ledger.places().collect::<Vec<_>>() {
+            if ticket.is_none() && id.node == OTHER && !granted.contains(&id) {
+                granted.push(id);
+            }
+        }
+        peer.live(&mut rig);
+    }
+    assert_eq!(granted.len(), 6);
+}
