@@ -26,6 +26,7 @@ impl Session {
             self.expire(index, now);
         }
         self.release_idle(now);
+        self.expire_local_starts(now);
         let idle_until = self.idle_until(now);
         if now < idle_until {
             self.want(idle_until);
@@ -135,10 +136,13 @@ impl Session {
     }
 
     /// Until when the session is kept though it is unused; in an outage, until what was released just before it can do
-    /// no harm.
+    /// no harm, and what its own share has started counts no more.
     pub(super) fn idle_until(&self, now: Time) -> Time {
-        let kept = if self.is_outage() { self.limits.longest_lease().max(IDLE) } else { IDLE };
-        self.audit.kept_until(kept, now)
+        if !self.is_outage() {
+            return self.audit.kept_until(IDLE, now);
+        }
+        let until = self.audit.kept_until(self.limits.longest_lease().max(IDLE), now);
+        self.next_local_start().map_or(until, |start| start.max(until))
     }
 
     /// Has [`handle_timeout`](Self::handle_timeout) called then, or earlier.

@@ -370,3 +370,20 @@ fn places_that_wait_elsewhere_are_granted_at_each_opening_once_permits_are_free(
     }
     assert_eq!(granted.len(), 6);
 }
+
+#[test]
+fn what_a_share_started_counts_though_nothing_is_in_flight() {
+    let mut rig = outage(4);
+    let options = AcquireOptions {
+        on_unavailable: OnUnavailable::Local(1),
+        max_queue: None,
+        ..rated(4, 60_000)
+    };
+    let index = rig.request_with(options);
+    assert_eq!(rig.progress(index), Progress::Admitted);
+    rig.leave(index);
+    rig.pass(59_000);
+    assert!(!rig.is_over(), "a new session would know of no starts");
+    rig.pass(2_000);
+    assert!(rig.is_over());
+}
