@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, block_in_place};
 
 use crate::support::gateway::{Client, Gateway, Upstream};
 use crate::support::redis::TestRedis;
+use crate::support::until;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_gateways_start_no_more_than_the_rate_and_one_that_is_killed_gives_nothing_back() {
@@ -37,6 +38,58 @@ async fn two_gateways_start_no_more_than_the_rate_and_one_that_is_killed_gives_n
     }
     assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
     assert_eq!(upstream.seen().total, 12);
+}
+
+/// Keeps forty requests waiting before two gateways with a rate of 20 in two seconds while Redis is killed and started
+/// again. Returns the most that came to the upstream in any window.
+async fn through_a_restart(redis: &[&str], args: &[&str], meanwhile: usize) -> usize {
+    const RATE: usize = 20;
+    let mut redis = TestRedis::start_with(redis);
+    let (upstream, url) = (Upstream::start().await, redis.url());
+    let rate = ["--limit", "100", "--rate", "20/2s", "--wait", "60s", "--redis", &url];
+    let args = [&rate, args].concat();
+    let gateways: Vec<_> = (0..2).map(|_| Gateway::start(&upstream.url(), &args)).collect();
+    let mut requests = JoinSet::new();
+    let client = Client::new();
+    for gateway in gateways.iter().cycle().take(40) {
+        let (client, url) = (client.clone(), gateway.url().to_owned());
+        // While Redis is away, those without a share are told so.
+        requests.spawn(async move { while client.try_get(&url).await.is_some() {} });
+    }
+    let reach = |total: usize| {
+        block_in_place(|| until("they come", || upstream.seen().total >= total));
+        upstream.seen().total
+    };
+    let before = reach(2 * RATE);
+    redis.kill();
+    let gone = reach(before + meanwhile);
+    redis.restart();
+    reach(gone + 3 * RATE);
+    requests.shutdown().await;
+    let starts = upstream.starts();
+    // A request comes somewhat later than it is granted, and not always as much.
+    let window = Duration::from_millis(1500);
+    let most = starts
+        .iter()
+        .enumerate()
+        .map(|(at, from)| starts[at..].partition_point(|start| *start - *from < window));
+    most.max().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_keeps_the_data_keeps_the_rate() {
+    let keeps = ["--appendonly", "yes", "--appendfsync", "always"];
+    let most = through_a_restart(&keeps, &[], 0).await;
+    assert!(most <= 20, "{most} in a window");
+}
+
+/// While it is away each has half of the rate, and the window is empty afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_without_data_allows_at_most_twice_the_rate() {
+    let share = ["--on-unavailable", "local", "--local-limit", "50"];
+    // Longer than a window.
+    let most = through_a_restart(&[], &share, 40).await;
+    assert!(most <= 40, "{most} in a window");
 }
 
 #[test]

@@ -187,6 +187,14 @@ impl Upstream {
         self.state.lock().unwrap().seen.clone()
     }
 
+    /// Returns when each request came.
+    pub(crate) fn starts(&self) -> Vec<Instant> {
+        let changes = &self.state.lock().unwrap().changes;
+        let before = std::iter::once(0).chain(changes.iter().map(|change| change.1));
+        let starts = changes.iter().zip(before).filter(|(change, before)| change.1 > *before);
+        starts.map(|(change, _)| change.0).collect()
+    }
+
     /// Returns the requests in flight of an `x-tenant`.
     #[cfg(feature = "admin")]
     pub(crate) fn in_flight_of(&self, tenant: &str) -> usize {
