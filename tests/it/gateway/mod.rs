@@ -10,6 +10,7 @@ mod paths;
 mod pauses;
 mod peers;
 mod protocols;
+mod quota;
 mod rates;
 mod requests;
 mod shutdown;
