@@ -132,6 +132,8 @@ impl Session {
         let is_new_to_the_backend = match place.state {
             State::Joining { sent, .. } if sent != Sent::No => return,
             State::Joining { .. } => true,
+            // Only an answer tells its turn: a place that replaced it would come last.
+            State::Waiting { ticket: None } if !place.restoring => return,
             _ if place.restoring && !is_unsent(n) => return,
             _ => place.restoring,
         };

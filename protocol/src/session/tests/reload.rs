@@ -407,3 +407,45 @@ fn a_reload_gives_and_takes_a_rate_where_requests_have_a_tenant() {
     assert_eq!(rates(&rig), [false, false]);
     assert_eq!(rig.places().len(), 3);
 }
+
+#[test]
+fn a_request_that_waits_through_an_outage_keeps_its_turn_where_a_rate_was_set_meanwhile() {
+    for is_set in [false, true] {
+        let mut rig = Rig::new(1);
+        let holder = other(&mut rig, 1, 1, Some(Claim::without_tenant()));
+        let waits = rig.request_with(rated("9/1000"));
+        rig.settle();
+        // The server has forgotten it, and the answer to its return is lost.
+        let id = rig.id(waits);
+        let caller = rig.ask(NODE, 1);
+        rig.ledger.release(caller, &[id], &mut |_, _| true);
+        rig.pass(1000);
+        rig.answer();
+        rig.session
+            .places
+            .iter_mut()
+            .for_each(|place| place.state = State::Waiting { ticket: None });
+        let question = rig.session.poll_revocation_check().expect("a question");
+        let now = rig.now();
+        rig.session.handle_revocations_known(question, now);
+        let call = rig.call().expect("a join");
+        assert!(matches!(call.op, Op::Acquire { .. }), "{call:?}");
+        rig.carry_out(&call);
+        let now = rig.now();
+        rig.session.handle_unreachable(now);
+        rig.now_ms += 1;
+        let later = other(&mut rig, 2, 1, Some(Claim::without_tenant()));
+        rig.reconnect(same_data());
+        if is_set {
+            set_rate(&mut rig, "8/1000");
+        }
+        rig.settle();
+        rig.now_ms += 1;
+        for grant in rig.other_leaves(holder) {
+            rig.hint(grant);
+        }
+        rig.live(1500);
+        assert_eq!(rig.progress(waits), Progress::Held, "{is_set}");
+        assert!(rig.waits(later), "{is_set}");
+    }
+}
