@@ -12,7 +12,7 @@ use crate::time::Time;
 /// The grants of the process's own share that count for a rate. They count on when the backend is back and fails again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct LocalStarts {
-    /// Until when each counts, and for how many.
+    /// Until when each counts, and for how many. The first to end is the first.
     ends: VecDeque<(Time, u32)>,
     count: u64,
 }
@@ -78,7 +78,9 @@ impl Session {
         let (Some(part), cost) = (self.part_of(place), place.cost()) else { return };
         let until = now + part.counts_for(cost);
         let starts = self.local_starts.get_or_insert_default();
-        starts.ends.push_back((until, cost));
+        // A start by a longer window, of another policy or of a rate that an operator set, can end later than this one.
+        let at = starts.ends.partition_point(|(end, _)| *end <= until);
+        starts.ends.insert(at, (until, cost));
         starts.count += u64::from(cost);
     }
 

@@ -449,3 +449,24 @@ fn a_request_that_waits_through_an_outage_keeps_its_turn_where_a_rate_was_set_me
         assert!(rig.waits(later), "{is_set}");
     }
 }
+
+#[test]
+fn what_started_by_a_rate_that_is_cleared_does_not_use_up_a_share() {
+    let mut rig = outage(2);
+    let try_at = |rig: &mut Rig, rate: &str| {
+        let on_unavailable = OnUnavailable::Local(2);
+        let options = AcquireOptions { on_unavailable, max_queue: None, ..rated(rate) };
+        let index = rig.request_with(options);
+        let is_admitted = rig.progress(index) == Progress::Admitted;
+        rig.leave(index);
+        is_admitted
+    };
+    set_rate(&mut rig, "1/86400000");
+    assert_eq!([(); 2].map(|()| try_at(&mut rig, "4/1000")), [true, false]);
+    set_rate(&mut rig, "");
+    for second in 0..3 {
+        let admitted = (0..4).filter(|_| try_at(&mut rig, "4/1000")).count();
+        assert!(admitted >= 3, "{admitted} in second {second}: the one of before may count on");
+        rig.pass(1001);
+    }
+}
