@@ -315,7 +315,8 @@ impl Semaphore {
     /// meanwhile if that exceeds their [`max_queue`](crate::PolicyBuilder::max_queue). If a reload under load must not
     /// reject any request, set it to twice the number of requests that may wait.
     ///
-    /// Requests without a tenant that came with no [rate](crate::PolicyBuilder::rate) adopt none.
+    /// Requests without a tenant that came with no [rate](crate::PolicyBuilder::rate) adopt none. A policy without a rate
+    /// takes it from all that wait.
     ///
     /// # Examples
     ///

@@ -98,6 +98,14 @@ impl Probe {
         self.opens_at
     }
 
+    /// Another rate is in force: when it allows the next grant is not known before the next answer.
+    pub(super) fn handle_rate(&mut self, has_waiting: bool) {
+        if self.opens_at.take().is_some() {
+            self.want(has_waiting);
+            self.has_more |= self.others_until.is_some() && !has_waiting;
+        }
+    }
+
     /// Notes when the next lease ends, or when the rate allows the next grant. Returns when to probe, if a reply says so.
     pub(super) fn handle_reply(
         &mut self,

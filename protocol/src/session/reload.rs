@@ -90,7 +90,11 @@ impl Session {
     /// Judges requests that wait by another limit, headroom and rate from now on; they keep their turn. A request whose
     /// call is unanswered adopts them once it is answered. Requests without a claim adopt no rate.
     pub fn handle_policy(&mut self, limit: u32, headroom: u32, rate: Option<Rate>, now: Time) {
+        let rate_before = self.limits.rate_in_force();
         let (before, after) = self.limits.handle_policy(limit, rate);
+        if self.limits.rate_in_force() != rate_before {
+            self.probe.handle_rate(self.counts.has_waiting());
+        }
         self.movement.handle_change(now);
         self.reuse.handle_limit(before, after, now);
         let arrival = self.places.last_arrival();
@@ -103,6 +107,7 @@ impl Session {
     /// An operator set another rate: requests that wait are judged by it from now on.
     pub(super) fn handle_rate(&mut self, now: Time) {
         self.reload.is_rate_changed = true;
+        self.probe.handle_rate(self.counts.has_waiting());
         self.movement.handle_change(now);
         self.adopt_all(now);
     }

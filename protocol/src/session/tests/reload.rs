@@ -470,3 +470,28 @@ fn what_started_by_a_rate_that_is_cleared_does_not_use_up_a_share() {
         rig.pass(1001);
     }
 }
+
+#[test]
+fn nobody_is_told_to_come_back_when_a_rate_opens_that_is_no_longer_in_force() {
+    for is_reload in [false, true] {
+        let mut rig = Rig::new(2);
+        rig.request_with(rated("1/86400000"));
+        let second = rig.request_with(rated("1/86400000"));
+        rig.settle();
+        assert_eq!(rig.progress(second), Progress::Waiting);
+        if is_reload {
+            let now = rig.now();
+            rig.session.handle_policy(2, 0, Rate::parse("1000/60000"), now);
+        } else {
+            set_rate(&mut rig, "1000/60000");
+        }
+        rig.live(100);
+        assert_eq!(rig.progress(second), Progress::Held);
+        let third = rig.request_with(rated("1000/60000"));
+        rig.live(100);
+        let now = rig.now();
+        rig.session.handle_wait_timeout(third, now);
+        let Progress::Refused { reason, ends_in, .. } = rig.progress(third) else { panic!() };
+        assert_eq!((reason, ends_in), (RejectReason::QueueTimeout, None), "{is_reload}");
+    }
+}
