@@ -559,7 +559,7 @@ impl Checker {
         self.pauses[name].resumed.push(at);
     }
 
-    /// Notes that a request has a permit that came while everybody knew of a pause.
+    /// Returns whether a request that came while everybody knew of a pause has a permit in it.
     fn is_granted_in_pause(&self, process: usize, request: &Request, at: u64) -> bool {
         let pauses = &self.pauses[request.name];
         let servers = self.disturbed[0].len();

@@ -305,14 +305,27 @@ fn the_end_of_a_pause_refuses_no_request_for_its_cost() {
     assert_eq!(rig.progress(index), Progress::Held);
 }
 
-/// Another process has ended the pause already, and asked before this one gave anything back.
-#[test]
-fn what_was_given_back_in_a_pause_is_asked_for_at_its_end_though_nobody_waits_here() {
+/// The only permit is held here, and a place of another process waits for it.
+fn held_and_waited_for() -> (Rig, usize, PlaceId) {
     let mut rig = Rig::new(1);
     let held = rig.request();
     rig.settle();
     rig.progress(held);
     let other = rig.other();
+    (rig, held, other)
+}
+
+/// Data were lost: nothing is granted for five seconds.
+fn begin_quarantine(rig: &mut Rig) {
+    let quarantine = Quarantine { is_on: true, at_least: ms(5000), lost_at: Some(rig.now()) };
+    rig.reconnect(Connected { quarantine, ..Connected::default() });
+    rig.settle();
+}
+
+/// Another process has ended the pause already, and asked before this one gave anything back.
+#[test]
+fn what_was_given_back_in_a_pause_is_asked_for_at_its_end_though_nobody_waits_here() {
+    let (mut rig, held, other) = held_and_waited_for();
     let now = rig.now();
     rig.session.handle_pause(Some(now + ms(1000)), now);
     rig.leave(held);
@@ -331,14 +344,8 @@ fn what_was_given_back_in_a_pause_is_asked_for_at_its_end_though_nobody_waits_he
 
 #[test]
 fn what_was_given_back_in_a_quarantine_is_asked_for_at_its_end() {
-    let mut rig = Rig::new(1);
-    let held = rig.request();
-    rig.settle();
-    rig.progress(held);
-    let other = rig.other();
-    let quarantine = Quarantine { is_on: true, at_least: ms(5000), lost_at: Some(rig.now()) };
-    rig.reconnect(Connected { quarantine, ..Connected::default() });
-    rig.settle();
+    let (mut rig, held, other) = held_and_waited_for();
+    begin_quarantine(&mut rig);
     rig.leave(held);
     rig.settle();
     assert!(rig.waits(other));
@@ -349,14 +356,8 @@ fn what_was_given_back_in_a_quarantine_is_asked_for_at_its_end() {
 #[test]
 fn what_was_given_back_is_asked_for_once_both_a_pause_and_a_quarantine_have_ended() {
     for pause_ms in [4000, 6000] {
-        let mut rig = Rig::new(1);
-        let held = rig.request();
-        rig.settle();
-        rig.progress(held);
-        let other = rig.other();
-        let quarantine = Quarantine { is_on: true, at_least: ms(5000), lost_at: Some(rig.now()) };
-        rig.reconnect(Connected { quarantine, ..Connected::default() });
-        rig.settle();
+        let (mut rig, held, other) = held_and_waited_for();
+        begin_quarantine(&mut rig);
         let now = rig.now();
         rig.session.handle_pause(Some(now + ms(pause_ms)), now);
         rig.leave(held);

@@ -466,7 +466,10 @@ fn what_started_by_a_rate_that_is_cleared_does_not_use_up_a_share() {
     set_rate(&mut rig, "");
     for second in 0..3 {
         let admitted = (0..4).filter(|_| try_at(&mut rig, "4/1000")).count();
-        assert!(admitted >= 3, "{admitted} in second {second}: the one of before may count on");
+        assert!(
+            admitted >= 3,
+            "{admitted} in second {second}: one start of the former rate may still count"
+        );
         rig.pass(1001);
     }
 }
