@@ -436,13 +436,15 @@ impl<'a> World<'a> {
             if stands {
                 process.frozen += window;
                 let resumes = if process.is_suspended { RESUMES * MS } else { 0 };
-                self.checker.lives[number].frozen = process.frozen;
-                self.checker.lives[number].awake_since = to + resumes;
+                let life = &mut self.checker.lives[number];
+                life.frozen = process.frozen;
+                // Standing still again does not shorten the time in which a suspension must be noticed.
+                life.awake_since = life.awake_since.max(to + resumes);
                 continue;
             }
             let entries = process.run(from, to, news_first, stops);
             if process.has_stopped {
-                // A freeze after a suspension does not shorten the time in which that must be noticed.
+                // Nor does this.
                 let awake_since = &mut self.checker.lives[number].awake_since;
                 *awake_since = to.max(*awake_since);
             }
@@ -1283,7 +1285,10 @@ impl<'a> World<'a> {
         if let Some(process) = first.and_then(|number| self.processes[number].as_ref()) {
             process.clear(names);
         }
-        (0..self.plan.names).for_each(|name| self.checker.unsettle(name, self.now + 3000 * MS));
+        for name in 0..self.plan.names {
+            self.checker.resumes(name, self.now);
+            self.checker.unsettle(name, self.now + 3000 * MS);
+        }
     }
 
     // ===== the checker's eyes =====
